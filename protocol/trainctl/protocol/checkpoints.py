@@ -1,0 +1,103 @@
+"""Checkpoint folders: the manifest that makes one complete, and which of a run's is the newest.
+
+A checkpoint is `checkpoints/step-N/`. It appears under that name only when whole, and its manifest.json names every
+other file with its size and SHA-256, so one that was torn later (a full disk, a copy broken off) is told from a
+complete one."""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from trainctl.protocol.errors import InvalidInputError
+
+MANIFEST_NAME: Final = "manifest.json"
+MANIFEST_FORMAT: Final = 1
+_STEP_FOLDER = re.compile(r"^step-(\d+)$")
+_CHUNK_BYTES = 1 << 20
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """One file of a checkpoint."""
+
+    size_bytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What manifest.json holds."""
+
+    format: int = MANIFEST_FORMAT
+    run: str
+    step: int
+    written_at: float  # Unix seconds
+    files: dict[str, FileEntry]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(entry.size_bytes for entry in self.files.values())
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint. Raises InvalidInputError if there is none or it is of another format."""
+    path = folder / MANIFEST_NAME
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        raise InvalidInputError(str(folder), f"not a complete checkpoint: no {MANIFEST_NAME}") from None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidInputError(str(path), f"not a readable manifest: {error}") from None
+    if manifest.format != MANIFEST_FORMAT:
+        raise InvalidInputError(str(path), f"format {manifest.format}, this program reads {MANIFEST_FORMAT}")
+    for name in manifest.files:
+        if Path(name).name != name:
+            raise InvalidInputError(str(path), f"{name!r} is not a file name")
+    return manifest
+
+
+def verify(folder: Path, *, hashes: bool = True) -> Manifest:
+    """The manifest of a checkpoint whose every file is there and as it was written (`hashes=False`: of the right size).
+
+    Raises InvalidInputError naming the file that is missing, cut or altered.
+    """
+    manifest = read_manifest(folder)
+    for name, entry in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise InvalidInputError(str(folder), f"torn checkpoint: {name} is missing")
+        size = path.stat().st_size
+        if size != entry.size_bytes:
+            raise InvalidInputError(str(folder), f"torn checkpoint: {name} is {size:,} of {entry.size_bytes:,} bytes")
+        if hashes and digest_of(path) != entry.sha256:
+            raise InvalidInputError(str(folder), f"altered checkpoint: {name} does not match its SHA-256")
+    return manifest
+
+
+def listed(checkpoints: Path) -> list[Path]:
+    """The folders named `step-N`, newest step first, complete or not."""
+    if not checkpoints.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in checkpoints.iterdir() if (match := _STEP_FOLDER.match(path.name))]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def newest_complete(checkpoints: Path, *, hashes: bool = True) -> Path | None:
+    """The folder of the highest step that verifies, None if none does."""
+    for folder in listed(checkpoints):
+        try:
+            verify(folder, hashes=hashes)
+        except InvalidInputError:
+            continue
+        return folder
+    return None
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,346 @@
+"""The asyncio client of an agent: requests, commands, and an attachment that never skips a live message.
+
+async with Client("tcp://127.0.0.1:7474") as client:
+    reply = await client.send("resize-batch", {"micro": 4})
+    print(reply.state, reply.step)
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import getpass
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+import zmq
+import zmq.asyncio
+
+from trainctl.protocol import codec, sockets
+from trainctl.protocol import messages as m
+from trainctl.protocol.attachment import Attachment, Gap
+from trainctl.protocol.errors import ExpiredError, ProtocolError, RefusedError, UnreachableError, VersionError
+
+DEFAULT_TIMEOUT_SECONDS = 5.0
+SILENT_AFTER_SECONDS = 3.5
+"""An agent beats at 1 Hz; after this long without a message it counts as silent."""
+GAP_PAGE = 400
+"""Most live messages fetched by one gap request."""
+
+R = TypeVar("R", bound=m.Reply)
+
+
+@dataclasses.dataclass(frozen=True)
+class Connection:
+    """How the line to the agent is; `since_monotonic` is a reading of `time.monotonic`."""
+
+    state: Literal["connecting", "connected", "silent"]
+    since_monotonic: float
+    why: str = ""
+
+
+def user_name() -> str:
+    """Who is asking, for the record; "unknown" where the system won't say."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return "unknown"
+
+
+def check_reply(reply: m.AgentReply, wanted: type[R]) -> R:
+    """The reply as the type that was asked for. Raises RefusedError, VersionError or ProtocolError."""
+    if isinstance(reply, m.Refusal):
+        raise (VersionError if reply.code == "version" else RefusedError)(reply.text)
+    if not isinstance(reply, wanted):
+        raise ProtocolError(f"asked for {wanted.__name__}, got {type(reply).__name__}")
+    return reply
+
+
+def make_command(
+    verb: str,
+    args: dict[str, Any],
+    *,
+    by: str,
+    node: str | None = None,
+    run: str | None = None,
+    if_plan: int | None = None,
+    ttl_seconds: float = 60.0,
+    id: str | None = None,
+) -> m.Command:
+    """A command with an id of its own, unless one is given to repeat it by."""
+    return m.Command(
+        rid=uuid.uuid4().hex, id=id or str(uuid.uuid4()), verb=verb, args=args, by=by, node=node, run=run,
+        if_plan=if_plan, issued_at=time.time(), ttl_seconds=ttl_seconds,
+    )  # fmt: skip
+
+
+class Client:
+    """One agent, over one DEALER socket (and a SUB socket while attached). Belongs to one event loop."""
+
+    def __init__(
+        self, address: str, *, by: str | None = None, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    ) -> None:
+        sockets.split(address)
+        self.address, self.by, self.timeout_seconds = address, by if by is not None else user_name(), timeout_seconds
+        self._waiting: dict[str, asyncio.Queue[m.AgentReply | ProtocolError]] = {}
+
+    async def __aenter__(self) -> Self:
+        self._context = zmq.asyncio.Context()
+        self._socket = sockets.new_socket(self._context, zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, uuid.uuid4().bytes)
+        self._socket.connect(self.address)
+        self._receiver = asyncio.create_task(self._receive(), name="trainctl-client-receive")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._receiver.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._receiver
+        self._context.destroy(linger=0)
+
+    # ------------------------------------------------------------ requests
+
+    async def snapshot(self, columns: int = 120, run: str | None = None) -> m.Snapshot:
+        """State and history of the run (default: the active one, or the newest), `columns` buckets a series."""
+        return await self._ask(m.SnapshotRequest(rid=_rid(), columns=columns, run=run), m.Snapshot)
+
+    async def history(
+        self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
+    ) -> m.History:
+        """Series of `messages.METRICS` between two steps, at most `columns` buckets each."""
+        request = m.HistoryRequest(
+            rid=_rid(), run=run, metrics=metrics, first_step=first_step, last_step=last_step, columns=columns
+        )
+        return await self._ask(request, m.History)
+
+    async def runs(self) -> m.Runs:
+        """The runs the agent knows, newest first."""
+        return await self._ask(m.RunsRequest(rid=_rid()), m.Runs)
+
+    async def events(
+        self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
+    ) -> m.Events:
+        """A page of a run's events, oldest first; `newest` gives the last `limit`."""
+        return await self._ask(
+            m.EventsRequest(rid=_rid(), run=run, after_id=after_id, limit=limit, newest=newest), m.Events
+        )
+
+    async def steps(self, run: str | None = None, after_step: int = 0, limit: int = 500) -> m.Steps:
+        """A page of committed steps, oldest first."""
+        return await self._ask(m.StepsRequest(rid=_rid(), run=run, after_step=after_step, limit=limit), m.Steps)
+
+    async def log(
+        self, run: str | None = None, rank: int = 0, offset_bytes: int = -65536, limit_bytes: int = 65536
+    ) -> m.LogPart:
+        """Part of a trainer's log; a negative offset counts from the end."""
+        request = m.LogRequest(rid=_rid(), run=run, rank=rank, offset_bytes=offset_bytes, limit_bytes=limit_bytes)
+        return await self._ask(request, m.LogPart)
+
+    async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
+        """Send a command; yields its first reply and, if that was `accepted`, the one it ends with.
+
+        `options` are those of `make_command`. Raises UnreachableError if no first reply comes; past that it waits as
+        long as the caller does, asking again (the same id) should the agent be restarted meanwhile.
+        """
+        command = make_command(verb, args, by=self.by, **options)
+        with self._conversation(command) as replies:
+            await self._transmit(command)
+            reply = check_reply(await self._next(replies, self.timeout_seconds), m.CommandReply)
+            yield reply
+            while reply.state not in m.FINAL_COMMAND_STATES:
+                try:
+                    again = await self._next(replies, self.timeout_seconds)
+                except UnreachableError:
+                    with contextlib.suppress(UnreachableError):
+                        await self._transmit(command)
+                    continue
+                reply = check_reply(again, m.CommandReply)
+                if reply.state in m.FINAL_COMMAND_STATES:
+                    yield reply
+
+    async def send(
+        self,
+        verb: str,
+        args: dict[str, Any],
+        *,
+        wait: Literal["applied", "accepted", "none"] = "applied",
+        timeout_seconds: float = 60.0,
+        **options: Any,
+    ) -> m.CommandReply:
+        """Send a command and give its last reply. Raises ExpiredError when it hasn't ended within the timeout.
+
+        With `wait="none"` nothing is awaited but the hand-over to the socket; the reply given says `accepted` of
+        nothing but that.
+        """
+        if wait == "none":
+            command = make_command(verb, args, by=self.by, **options)
+            await self._transmit(command)
+            return m.CommandReply(rid=command.rid, id=command.id, state="accepted", reason="sent, not awaited")
+        reply = None
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                async for reply in self.command(verb, args, **options):  # noqa: B007  the last one is what counts
+                    if wait == "accepted":
+                        break
+        except TimeoutError:
+            raise ExpiredError(f"{verb}: {_so_far(reply)} after {timeout_seconds:g} s") from None
+        assert reply is not None
+        return reply
+
+    # ------------------------------------------------------------ live
+
+    async def attach(self, columns: int = 120) -> AsyncIterator[m.Snapshot | m.Live | m.Heartbeat | Connection]:
+        """A snapshot, then every live message after it in order, and how the line is whenever that changes.
+
+        A fresh Snapshot follows an agent's restart or a gap too old to fill. Never raises for a lost agent (it says
+        `silent` and keeps trying); raises VersionError for one of another protocol version.
+        """
+        yield Connection("connecting", time.monotonic())
+        while True:
+            try:
+                snapshot = await self.snapshot(columns)
+            except (UnreachableError, RefusedError) as error:
+                yield Connection("silent", time.monotonic(), str(error))
+                continue
+            live = _LiveQueue(self._context, snapshot.node.live_address)
+            try:
+                # Subscribed before this snapshot was asked for: what is published meanwhile waits in the queue.
+                snapshot = await self.snapshot(columns)
+                yield Connection("connected", time.monotonic())
+                yield snapshot
+                async for item in self._deltas(Attachment(snapshot), live):
+                    yield item
+            except UnreachableError as error:
+                yield Connection("silent", time.monotonic(), str(error))
+            finally:
+                await live.close()
+
+    async def _deltas(
+        self, attachment: Attachment, live: "_LiveQueue"
+    ) -> AsyncIterator[m.Live | m.Heartbeat | Connection]:
+        """Until the agent's boot changes, a gap can't be filled, or it is silent and answers nothing."""
+        while True:
+            message = await live.get(SILENT_AFTER_SECONDS)
+            if message is None:
+                yield Connection("silent", time.monotonic(), f"no message from {self.address}")
+                await self.snapshot(0)  # raises UnreachableError: attach again
+                return
+            verdict = attachment.judge(message)
+            while isinstance(verdict, Gap):
+                fill = await self._fill(verdict)
+                if fill is None:
+                    return
+                for missed in fill:
+                    if attachment.judge(missed) == "deliver":
+                        yield missed
+                verdict = attachment.judge(message)
+            if verdict == "reattach":
+                return
+            if verdict == "deliver":
+                yield message
+
+    async def _fill(self, gap: Gap) -> tuple[m.Live, ...] | None:
+        last = min(gap.last, gap.first + GAP_PAGE - 1)
+        request = m.GapRequest(rid=_rid(), boot=gap.boot, first_seq=gap.first, last_seq=last)
+        fill = await self._ask(request, m.GapFill)
+        return fill.messages if fill.complete and fill.messages else None
+
+    # ------------------------------------------------------------ the wire
+
+    async def _ask(self, request: m.Request, wanted: type[R]) -> R:
+        with self._conversation(request) as replies:
+            await self._transmit(request)
+            return check_reply(await self._next(replies, self.timeout_seconds), wanted)
+
+    @contextlib.contextmanager
+    def _conversation(self, request: m.Request) -> Any:
+        replies: asyncio.Queue[m.AgentReply | ProtocolError] = asyncio.Queue()
+        self._waiting[request.rid] = replies
+        try:
+            yield replies
+        finally:
+            del self._waiting[request.rid]
+
+    async def _transmit(self, request: m.Request) -> None:
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                await self._socket.send(codec.encode(request))
+        except TimeoutError:
+            raise UnreachableError(f"no agent at {self.address}: is one running? (trainctl-agent run)") from None
+
+    async def _next(self, replies: "asyncio.Queue[m.AgentReply | ProtocolError]", seconds: float) -> m.AgentReply:
+        try:
+            async with asyncio.timeout(seconds):
+                reply = await replies.get()
+        except TimeoutError:
+            raise UnreachableError(f"no answer from {self.address} within {seconds:g} s") from None
+        if isinstance(reply, ProtocolError):
+            raise reply
+        return reply
+
+    async def _receive(self) -> None:
+        while True:
+            frames = await sockets.receive(self._socket)
+            try:
+                reply: m.AgentReply | ProtocolError = codec.decode_reply(sockets.check_frames(frames, 1)[0])
+            except ProtocolError as error:
+                reply = type(error)(f"{self.address}: {error}")
+            if isinstance(reply, ProtocolError) or not reply.rid:
+                for queue in self._waiting.values():
+                    queue.put_nowait(reply)
+            elif reply.rid in self._waiting:
+                self._waiting[reply.rid].put_nowait(reply)
+
+
+class _LiveQueue:
+    """A SUB socket with its one receive task; when the reader is slow, ZeroMQ drops and the gap is noticed."""
+
+    def __init__(self, context: Any, address: str) -> None:
+        self._socket = sockets.new_socket(context, zmq.SUB)
+        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+        self._socket.connect(address)
+        self._queue: asyncio.Queue[m.Live | m.Heartbeat | VersionError] = asyncio.Queue(maxsize=4096)
+        self._task = asyncio.create_task(self._pump(), name="trainctl-client-live")
+
+    async def get(self, seconds: float) -> m.Live | m.Heartbeat | None:
+        try:
+            async with asyncio.timeout(seconds):
+                item = await self._queue.get()
+        except TimeoutError:
+            return None
+        if isinstance(item, VersionError):
+            raise item
+        return item
+
+    async def _pump(self) -> None:
+        while True:
+            frames = await sockets.receive(self._socket)
+            try:
+                message = codec.decode_live(sockets.check_frames(frames, 2)[1])
+            except VersionError as error:
+                await self._queue.put(error)
+            except ProtocolError:
+                continue  # not ours; a message of ours that is lost shows as a gap
+            else:
+                await self._queue.put(message)
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._socket.close(linger=0)
+
+
+def _rid() -> str:
+    return uuid.uuid4().hex
+
+
+def _so_far(reply: m.CommandReply | None) -> str:
+    return f"{reply.state}, not applied" if reply is not None else "no answer"
+
+
+ClientFactory = Callable[[], Client]

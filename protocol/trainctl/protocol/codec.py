@@ -1,0 +1,122 @@
+"""Bytes to messages and back, with every size capped before a message type is looked at."""
+
+import math
+from typing import Any, TypeVar
+
+import msgpack
+import msgspec
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import ProtocolError, VersionError
+from trainctl.protocol.version import PROTOCOL_VERSION
+
+CONTROL_FRAME_BYTES = 64 * 1024
+"""Largest frame an agent takes from a client."""
+FRAME_BYTES = 1024 * 1024
+"""Largest frame on any other socket."""
+MAX_DEPTH = 8
+
+_CONTROL_CAPS: dict[str, Any] = {
+    "max_str_len": 4096,
+    "max_bin_len": 65536,
+    "max_array_len": 4096,
+    "max_map_len": 256,
+    "max_ext_len": 0,
+}
+_BULK_CAPS: dict[str, Any] = {**_CONTROL_CAPS, "max_str_len": 262144 * 4, "max_array_len": 16384}
+
+M = TypeVar("M")
+
+
+def encode(message: m.Message) -> bytes:
+    """One frame. Raises ProtocolError if it would be over FRAME_BYTES."""
+    frame = msgspec.msgpack.encode(message)
+    if len(frame) > FRAME_BYTES:
+        raise ProtocolError(
+            f"{type(message).__name__} is {len(frame):,} bytes, over the frame limit of {FRAME_BYTES:,}"
+        )
+    return frame
+
+
+def decode_request(frame: bytes) -> m.ClientRequest:
+    """What a client sent, under the tight limits. Raises ProtocolError (VersionError for another version)."""
+    raw = _unpack(frame, CONTROL_FRAME_BYTES, _CONTROL_CAPS)
+    _check_depth(raw, 0)
+    _check_finite(raw)
+    message: m.ClientRequest = _convert(raw, m.ClientRequest)
+    return message
+
+
+def decode_reply(frame: bytes) -> m.AgentReply:
+    """What an agent answered. Raises ProtocolError."""
+    message: m.AgentReply = _convert(_unpack(frame, FRAME_BYTES, _BULK_CAPS), m.AgentReply)
+    return message
+
+
+def decode_live(frame: bytes) -> m.Live | m.Heartbeat:
+    """What an agent published; unknown fields are ignored and NaN may appear. Raises ProtocolError."""
+    message: m.Live | m.Heartbeat = _convert(_unpack(frame, FRAME_BYTES, _CONTROL_CAPS), m.Live | m.Heartbeat)
+    return message
+
+
+def decode_order(frame: bytes) -> m.ToTrainer:
+    """What an agent told a trainer. Raises ProtocolError."""
+    message: m.ToTrainer = _convert(_unpack(frame, FRAME_BYTES, _BULK_CAPS), m.ToTrainer)
+    return message
+
+
+def decode_answer(frame: bytes) -> m.FromTrainer:
+    """What a trainer told its agent. Raises ProtocolError."""
+    message: m.FromTrainer = _convert(_unpack(frame, FRAME_BYTES, _BULK_CAPS), m.FromTrainer)
+    return message
+
+
+def peek_rid(frame: bytes) -> str:
+    """The request id in a frame that may be malformed, so that a refusal can be addressed; else an empty string."""
+    try:
+        raw = _unpack(frame, CONTROL_FRAME_BYTES, _CONTROL_CAPS)
+    except ProtocolError:
+        return ""
+    rid = raw.get("rid")
+    return rid if isinstance(rid, str) and len(rid) <= 64 else ""
+
+
+def _unpack(frame: bytes, limit: int, caps: dict[str, Any]) -> dict[str, Any]:
+    if len(frame) > limit:
+        raise ProtocolError(f"frame of {len(frame):,} bytes, over the limit of {limit:,}")
+    try:
+        raw = msgpack.unpackb(frame, raw=False, strict_map_key=True, **caps)
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise ProtocolError(f"not a msgpack message within limits: {error or type(error).__name__}") from None
+    if not isinstance(raw, dict):
+        raise ProtocolError(f"a message is a map, not {type(raw).__name__}")
+    return raw
+
+
+def _convert(raw: dict[str, Any], union: Any) -> Any:
+    version = raw.get("v")
+    if version != PROTOCOL_VERSION:
+        raise VersionError(f"protocol version {version!r}, this side speaks {PROTOCOL_VERSION}")
+    try:
+        return msgspec.convert(raw, union)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(str(error)) from None
+
+
+def _check_depth(value: Any, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise ProtocolError(f"nested deeper than {MAX_DEPTH}")
+    if isinstance(value, dict):
+        for item in value.values():
+            _check_depth(item, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            _check_depth(item, depth + 1)
+
+
+def _check_finite(value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ProtocolError(f"{value} where a finite number is required")
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for item in items:
+        _check_finite(item)

@@ -1,0 +1,254 @@
+"""`python -m trainctl.protocol.docs [--check] [PATH]`: writes docs/protocol.md from the message types themselves.
+
+Types and limits come from the code at run time, the meaning of each field from the comment beside it in the source.
+With `--check` nothing is written and the exit status says whether the page is as it would be.
+"""
+
+import argparse
+import ast
+import inspect
+import io
+import sys
+import tokenize
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+from msgspec import inspect as shape
+
+from trainctl.protocol import codec, examples, prose, verbs
+from trainctl.protocol import messages as m
+from trainctl.protocol.version import HISTORY, PROTOCOL_VERSION
+
+DEFAULT_PATH = Path("docs/protocol.md")
+Comments = dict[str, dict[str, str]]
+"""Class -> field -> the comment beside it."""
+
+
+def page() -> str:
+    """The whole page."""
+    comments = field_comments(m)
+    parts = [
+        prose.INTRODUCTION.format(version=PROTOCOL_VERSION),
+        prose.SOCKETS,
+        prose.ENCODING,
+        _limits(),
+        prose.CONVERSATIONS,
+        prose.ATTACHING,
+        "## Messages\n\n"
+        + prose.MESSAGES
+        + "\n\n"
+        + "\n\n".join(_conversation(talk, comments) for talk in examples.UNIONS),
+        "## Parts of messages\n\n" + "\n\n".join(_type(kind, comments) for kind in _parts()),
+        _metrics(),
+        _verbs(field_comments(verbs)),
+        _bytes(),
+        _history(),
+    ]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+# ---------------------------------------------------------------- what the source says
+
+
+def field_comments(module: ModuleType) -> Comments:
+    """The comments at the ends of the lines of each class's fields."""
+    source = inspect.getsource(module)
+    by_line = {
+        token.start[0]: token.string.lstrip("# ").strip()
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    found: Comments = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            found[node.name] = {
+                field.target.id: " ".join(by_line[line] for line in _lines(field) if line in by_line)
+                for field in node.body
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+            }
+    return found
+
+
+def _lines(field: ast.AnnAssign) -> range:
+    return range(field.lineno, (field.end_lineno or field.lineno) + 1)
+
+
+def _comment(kind: type, name: str, comments: Comments) -> str:
+    told = (comments[base.__name__][name] for base in kind.__mro__ if name in comments.get(base.__name__, {}))
+    return next(told, "").replace("|", r"\|")
+
+
+def _parts() -> list[type[msgspec.Struct]]:
+    """The structs inside messages, in the order of the source."""
+    structs = [kind for kind in vars(m).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
+    return [kind for kind in structs if kind.__module__ == m.__name__ and not issubclass(kind, m.Message)]
+
+
+# ---------------------------------------------------------------- types in words
+
+
+def words(kind: shape.Type) -> str:
+    """A field's type as a person of any language reads it."""
+    match kind:
+        case shape.UnionType(types):
+            return " or ".join(words(part) for part in sorted(types, key=lambda part: isinstance(part, shape.NoneType)))
+        case shape.NoneType():
+            return "null"
+        case shape.BoolType():
+            return "bool"
+        case shape.IntType():
+            return f"int{_bounds(kind)}"
+        case shape.FloatType():
+            return f"float{_bounds(kind)}"
+        case shape.StrType():
+            return f"string{_length(kind.min_length, kind.max_length)}{_pattern(kind.pattern)}"
+        case shape.LiteralType(values):
+            return r" \| ".join(f'"{value}"' for value in sorted(map(str, values)))
+        case shape.VarTupleType(item_type=item) | shape.ListType(item_type=item):
+            return f"array{_length(None, kind.max_length)} of {words(item)}"
+        case shape.DictType(key_type=key, value_type=value):
+            return f"map of {words(key)} to {words(value)}"
+        case shape.StructType(cls=cls):
+            return f"[{cls.__name__}](#{cls.__name__.lower()})"
+        case shape.AnyType():
+            return "any"
+        case _:
+            raise TypeError(f"no words for {kind}")
+
+
+def _bounds(kind: shape.IntType | shape.FloatType) -> str:
+    limits = ((">", kind.gt), ("≥", kind.ge), ("<", kind.lt), ("≤", kind.le))
+    said = [
+        f"{sign} {limit:g}" if isinstance(limit, float) else f"{sign} {limit}"
+        for sign, limit in limits
+        if limit is not None
+    ]
+    return f" {', '.join(said)}" if said else ""
+
+
+def _length(low: int | None, high: int | None) -> str:
+    if low is None and high is None:
+        return ""
+    return f" ({low or 0} to {high})" if high is not None else f" ({low} or more)"
+
+
+def _pattern(pattern: str | None) -> str:
+    return f" matching `{pattern}`" if pattern else ""
+
+
+def _default(field: shape.Field) -> str:
+    if field.required:
+        return "required"
+    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    plain = msgspec.to_builtins(value)
+    return f"`{msgspec.json.encode(plain).decode()}`" if not isinstance(value, msgspec.Struct) else "its defaults"
+
+
+# ---------------------------------------------------------------- sections
+
+
+def _conversation(talk: str, comments: Comments) -> str:
+    kinds = examples.types_of(talk)
+    return f"### {talk[0].upper()}{talk[1:]}\n\n" + "\n\n".join(_type(kind, comments) for kind in kinds)
+
+
+def _type(kind: type[msgspec.Struct], comments: Comments) -> str:
+    info = shape.type_info(kind)
+    assert isinstance(info, shape.StructType)
+    tag = f"`type` is `{info.tag}`. " if info.tag is not None else ""
+    purpose = kind.__doc__ if "__doc__" in vars(kind) else None
+    head = f"#### {kind.__name__}\n\n{tag}{_flat(purpose or '')}".rstrip()
+    order = "\n\nAn array, in this order." if info.array_like else ""
+    fields = [field for field in info.fields if field.encode_name != "v"]
+    return f"{head}{order}\n\n{_fields(kind, fields, comments)}" if fields else f"{head}{order}"
+
+
+def _fields(kind: type, fields: list[shape.Field], comments: Comments) -> str:
+    rows = [
+        f"| `{field.encode_name}` | {words(field.type)} | {_default(field)} | {_comment(kind, field.name, comments)} |"
+        for field in fields
+    ]
+    return "\n".join(["| field | type | default | meaning |", "| --- | --- | --- | --- |", *rows])
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _limits() -> str:
+    control, bulk = codec._CONTROL_CAPS, codec._BULK_CAPS
+    named = (
+        ("string, bytes", "max_str_len"),
+        ("binary, bytes", "max_bin_len"),
+        ("array, items", "max_array_len"),
+        ("map, entries", "max_map_len"),
+        ("extension type, bytes", "max_ext_len"),
+    )
+    rows = [
+        ("frame, bytes", codec.CONTROL_FRAME_BYTES, codec.FRAME_BYTES, codec.FRAME_BYTES),
+        *((what, control[cap], control[cap], bulk[cap]) for what, cap in named),
+        ("nesting, levels", codec.MAX_DEPTH, "", ""),
+    ]
+    lines = ["| " + " | ".join([what, *map(_number, values)]) + " |" for what, *values in rows]
+    header = ["| of a | from a client | published | anywhere else |", "| --- | ---: | ---: | ---: |"]
+    return "\n".join([prose.LIMITS.strip(), "", *header, *lines])
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _metrics() -> str:
+    rows = [
+        f"| `{name}` | {unit or '—'} | {'rank' if by_rank else 'run'} |" for name, (unit, by_rank) in m.METRICS.items()
+    ]
+    return "\n".join(["## Metrics", "", prose.METRICS, "", "| metric | unit | of a |", "| --- | --- | --- |", *rows])
+
+
+def _verbs(comments: Comments) -> str:
+    parts = ["## Verbs\n\n" + prose.VERBS]
+    for verb in verbs.VERBS.values():
+        info = shape.type_info(verb.args)
+        assert isinstance(info, shape.StructType)
+        takes = " Takes a `node`." if verb.takes_node else ""
+        table = _fields(verb.args, list(info.fields), comments) if info.fields else "No arguments."
+        parts.append(f"### {verb.name}\n\n{verb.summary[0].upper()}{verb.summary[1:]}.{takes}\n\n{table}")
+    return "\n\n".join(parts)
+
+
+def _bytes() -> str:
+    parts = ["## Bytes\n\n" + prose.BYTES]
+    for talk, name in prose.SHOWN:
+        vector = examples.vector(talk, name)
+        text = msgspec.json.format(msgspec.json.encode(vector["message"]), indent=2).decode()
+        frame = str(vector["frame"])
+        lines = "\n".join(frame[start : start + 96] for start in range(0, len(frame), 96))
+        parts.append(f"### `{name}`, {talk}\n\n```json\n{text}\n```\n\n```\n{lines}\n```")
+    return "\n\n".join(parts)
+
+
+def _history() -> str:
+    rows = [f"| {number} | {date} | {what} |" for number, date, what in HISTORY]
+    return "\n".join(["## Versions", "", "| version | since | what it added |", "| ---: | --- | --- |", *rows])
+
+
+def main() -> int:
+    """Write or check the page; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m trainctl.protocol.docs")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is out of date")
+    parser.add_argument("path", nargs="?", type=Path, default=DEFAULT_PATH)
+    given = parser.parse_args()
+    made = page()
+    if not given.check:
+        given.path.write_text(made, "utf-8")
+        return 0
+    if not given.path.is_file() or given.path.read_text("utf-8") != made:
+        print(f"{given.path} is out of date: run python -m trainctl.protocol.docs", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""The exceptions that cross a room's edge, each with the exit code the command line gives it.
+
+TrainctlError
+├── InvalidInputError       exit 2   a file, argument or address that can be judged where it was given
+├── RefusedError            exit 3   the agent rejected the request, or it failed there
+├── ExpiredError            exit 4   not applied within the time asked for
+├── UnreachableError        exit 5   nothing answered at the address, or the connection was lost
+├── NotAuthorisedError      exit 6   the peer's key does not allow it
+└── ProtocolError           exit 5   what arrived is not this protocol
+    └── VersionError        exit 5   it is, in another version
+"""
+
+
+class TrainctlError(Exception):
+    """Anything this program says no with; its text is one line that names what, where and what would be right."""
+
+    exit_code = 1
+
+
+class InvalidInputError(TrainctlError):
+    """A file, argument or address that is wrong by itself. `where` names it: `run.toml: batch.global`."""
+
+    exit_code = 2
+
+    def __init__(self, where: str, problem: str) -> None:
+        self.where, self.problem = where, problem
+        super().__init__(f"{where}: {problem}")
+
+
+class RefusedError(TrainctlError):
+    """The agent rejected the request, or it failed there."""
+
+    exit_code = 3
+
+
+class ExpiredError(TrainctlError):
+    """Not applied within the time asked for."""
+
+    exit_code = 4
+
+
+class UnreachableError(TrainctlError):
+    """Nothing answered at the address, or the connection was lost."""
+
+    exit_code = 5
+
+
+class NotAuthorisedError(TrainctlError):
+    """The peer's key does not allow what was asked."""
+
+    exit_code = 6
+
+
+class ProtocolError(TrainctlError):
+    """A frame that is not a message of this protocol: malformed, over a limit, or of an unknown type."""
+
+    exit_code = 5
+
+
+class VersionError(ProtocolError):
+    """A message of another protocol version."""

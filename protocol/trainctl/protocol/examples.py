@@ -1,0 +1,213 @@
+"""Examples of every message: the golden byte vectors in tests/golden/wire and the bytes in docs/protocol.md.
+
+`python -m trainctl.protocol.examples FOLDER` writes the vectors. A version's vectors change only when its version does.
+"""
+
+import json
+import sys
+import typing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainctl.protocol import codec
+from trainctl.protocol import messages as m
+
+UNIONS: dict[str, Any] = {
+    "client to agent": m.ClientRequest,
+    "agent to client": m.AgentReply,
+    "published by an agent": m.Live | m.Heartbeat,
+    "agent to trainer": m.ToTrainer,
+    "trainer to agent": m.FromTrainer,
+}
+"""The five conversations and the types each takes."""
+DECODERS: dict[str, Any] = {
+    "client to agent": codec.decode_request,
+    "agent to client": codec.decode_reply,
+    "published by an agent": codec.decode_live,
+    "agent to trainer": codec.decode_order,
+    "trainer to agent": codec.decode_answer,
+}
+
+_RUN, _BOOT, _AT = "sft-1b-20261120-143107-9f3c", "5f3a9c0de1b24786", 1795185067.25
+_ID, _RID = "6c1e4f0a-52d3-4b8e-9a77-0d3c5be2f914", "0f8b2c6d4e1a49d7a3c5b7e9f1d20364"
+_GENERATION = m.Generation(1, 4)
+_PHASES = m.Phases(data=0.004, forward=0.31, backward=0.62, sync=0.05, optimizer=0.02, wait=0.001)
+_GIGABYTE = 10**9
+
+_PLAN = m.StepPlan(
+    run=_RUN, generation=_GENERATION, seq=128, kind="train", step=121, plan_version=3, cursor=2880, global_batch=24,
+    work=(
+        m.RankWork(rank=0, ranges=(m.Range(2880, 16),), micro_batch=8),
+        m.RankWork(rank=1, ranges=(m.Range(2896, 8),), micro_batch=4),
+    ),
+    learning_rate=0.00162, divisor=4096.0, finishes=m.Generation(1, 3), commands=(_ID,),
+)  # fmt: skip
+_READY = m.Ready(
+    run=_RUN, rank=0, pid=4711, backend="torch", device="cpu", parameters=833_408, samples=81_920, held_out=820,
+    mean_weight=128.0, layout_digest="a" * 64, model_digest="b" * 64, data_digest="c" * 64, last_step=120,
+    cursor=2880, memory_cap_bytes=16 * _GIGABYTE,
+)  # fmt: skip
+_REPORT = m.Report(
+    run=_RUN, rank=0, generation=_GENERATION, seq=128, kind="train", step=121, loss_sum=6604.8, weight=3072.0,
+    own_weight=2048.0, own_samples=16, grad_norm=0.71, clip_scale=1.0, micro_batch=8, replays=0, phases=_PHASES,
+    step_seconds=1.005, finished_at=_AT, memory_bytes=_GIGABYTE, memory_peak_bytes=2 * _GIGABYTE,
+    memory_cap_bytes=16 * _GIGABYTE,
+)  # fmt: skip
+_RANK = m.RankView(
+    rank=0, node="studio", state="run", since_at=_AT, share=16, micro_batch=8, backend="torch", device="cpu", pid=4711
+)
+_VIEW = m.RunView(
+    run=_RUN, name="sft-1b", state="running", lead="studio", engine="gloo", generation=_GENERATION, step=121,
+    steps=60_000, plan_version=3, global_batch=24, samples=81_920, cursor=2904, learning_rate=0.00162,
+    started_at=_AT - 400, ranks=(_RANK,), directory=f"/var/lib/trainctl/studio/runs/{_RUN}", eval_loss=1.903,
+    eval_step=100, boot=_BOOT, seq=901,
+)  # fmt: skip
+_STEP = m.StepCommitted(
+    run=_RUN, generation=_GENERATION, step=121, committed_at=_AT, loss=2.15, weight=3072.0, samples=24,
+    learning_rate=0.00162, grad_norm=0.71, cursor=2904, global_batch=24, plan_version=3, step_seconds=1.005,
+    tokens_total=371_712.0, boot=_BOOT, seq=902,
+)  # fmt: skip
+_RANK_STEP = m.RankStep(
+    run=_RUN, generation=_GENERATION, step=121, rank=0, node="studio", tokens=2048.0, samples=16, micro_batch=8,
+    replays=0, step_seconds=1.005, phases=_PHASES, memory_bytes=_GIGABYTE, memory_cap_bytes=16 * _GIGABYTE,
+    boot=_BOOT, seq=903,
+)  # fmt: skip
+_HOST = m.HostReading(
+    node="studio", read_at=_AT, cpu_percent=93.5, memory_used_bytes=9 * _GIGABYTE, memory_total_bytes=64 * _GIGABYTE,
+    disk_free_bytes=512 * _GIGABYTE, load_1min=7.9, boot=_BOOT, seq=904,
+    gpus=(m.GpuReading(name="Apple M2 Ultra", utilization_percent=89.0, clock_mhz=1398.0, power_watts=61.5),),
+)  # fmt: skip
+_EVENT = m.Event(
+    id=17, at=_AT, kind="command", severity="info", by="anna", text="resize-batch studio=8 → studio=4", run=_RUN,
+    step=121, generation=_GENERATION, command=_ID, verb="resize-batch", before="studio=8", after="studio=4",
+    outcome="applied", boot=_BOOT, seq=905,
+)  # fmt: skip
+_SERIES = m.Series(
+    metric="loss", rank=None, bucket_steps=10, steps=(1, 11, 31), minimum=(4.1, 3.0, 2.4), maximum=(5.5, 4.0, 2.9),
+    mean=(4.8, 3.5, 2.6), last=(4.1, 3.0, 2.5),
+)  # fmt: skip
+
+EXAMPLES: dict[str, dict[str, m.Message]] = {
+    "client to agent": {
+        "snapshot-request": m.SnapshotRequest(rid=_RID, columns=120),
+        "history-request": m.HistoryRequest(rid=_RID, run=_RUN, metrics=("loss", "wait_seconds"), last_step=121),
+        "gap-request": m.GapRequest(rid=_RID, boot=_BOOT, first_seq=880, last_seq=901),
+        "runs-request": m.RunsRequest(rid=_RID),
+        "events-request": m.EventsRequest(rid=_RID, run=_RUN, limit=100, newest=True),
+        "steps-request": m.StepsRequest(rid=_RID, after_step=100),
+        "log-request": m.LogRequest(rid=_RID, rank=0, offset_bytes=-4096),
+        "command": m.Command(
+            rid=_RID, id=_ID, verb="resize-batch", args={"micro": 4}, by="anna", node="studio", run=_RUN, if_plan=2,
+            issued_at=_AT, ttl_seconds=30.0,
+        ),
+        "command-bare": m.Command(rid=_RID, id=_ID, verb="checkpoint"),
+    },
+    "agent to client": {
+        "snapshot": m.Snapshot(
+            rid=_RID, boot=_BOOT, seq=905, at=_AT, run=_VIEW, last_step=_STEP, rank_steps=(_RANK_STEP,),
+            events=(_EVENT,), series=(_SERIES,),
+            node=m.NodeView(
+                node="studio", boot=_BOOT, address="tcp://127.0.0.1:7474", live_address="tcp://127.0.0.1:7475",
+                host=_HOST, version="0.1.0",
+            ),
+        ),
+        "history": m.History(rid=_RID, series=(_SERIES,)),
+        "gap-fill": m.GapFill(rid=_RID, complete=True, messages=(_STEP, _RANK_STEP)),
+        "runs": m.Runs(
+            rid=_RID,
+            runs=(
+                m.RunSummary(
+                    run=_RUN, name="sft-1b", state="running", step=121, steps=60_000, last_loss=2.15,
+                    started_at=_AT - 400, directory=_VIEW.directory,
+                ),
+            ),
+        ),
+        "events": m.Events(rid=_RID, run=_RUN, events=(_EVENT,), more=False),
+        "steps": m.Steps(rid=_RID, run=_RUN, steps=(_STEP,), more=True),
+        "log-part": m.LogPart(rid=_RID, run=_RUN, rank=0, offset_bytes=8192, size_bytes=8204, text="model loaded"),
+        "command-reply": m.CommandReply(
+            rid=_RID, id=_ID, state="applied", step=121, before="studio=8", after="studio=4", plan_version=3, run=_RUN
+        ),
+        "command-reply-rejected": m.CommandReply(
+            rid=_RID, id=_ID, state="rejected", reason="64 is over studio's share of 16 samples", field="micro"
+        ),
+        "refusal": m.Refusal(rid=_RID, code="unknown-run", text="run: no run 'sft-2b' on this node"),
+    },
+    "published by an agent": {
+        "run-view": _VIEW,
+        "step-committed": _STEP,
+        "step-committed-nan": msgspec.structs.replace(_STEP, loss=float("nan"), skipped="nan"),
+        "rank-step": _RANK_STEP,
+        "host-reading": _HOST,
+        "event": _EVENT,
+        "heartbeat": m.Heartbeat(
+            node="studio", at=_AT, step_age_seconds=0.4, loop_lag_seconds=0.0008, boot=_BOOT, seq=905
+        ),
+    },
+    "agent to trainer": {
+        "step-plan": _PLAN,
+        "step-plan-checkpoint": msgspec.structs.replace(
+            _PLAN, kind="checkpoint", work=(), finishes=None, writers=(0,), commands=()
+        ),
+        "form": m.Form(run=_RUN, generation=_GENERATION, engine="none", ranks=(0,)),
+        "fence": m.Fence(run=_RUN, generation=_GENERATION.next()),
+        "leave": m.Leave(run=_RUN, reason="the run was stopped"),
+    },
+    "trainer to agent": {
+        "ready": _READY,
+        "alive": m.Alive(run=_RUN, rank=0, generation=_GENERATION, step=121, phase="backward", ready=_READY),
+        "alive-unformed": m.Alive(run=_RUN, rank=0, generation=None, step=0, phase="starting"),
+        "soon": m.Soon(run=_RUN, rank=0, generation=_GENERATION, seq=128),
+        "report": _REPORT,
+        "report-checkpoint": msgspec.structs.replace(
+            _REPORT,
+            kind="checkpoint",
+            checkpoint=m.CheckpointInfo(
+                path=f"{_VIEW.directory}/checkpoints/step-121", step=121, size_bytes=9_900_000, loop_seconds=0.054
+            ),
+        ),
+        "fenced": m.Fenced(
+            run=_RUN, rank=0, generation=_GENERATION.next(), last_step=120, held_from=_GENERATION,
+            held=(m.Range(2880, 8),), reports=(_REPORT,),
+        ),
+        "formed": m.Formed(run=_RUN, rank=0, generation=_GENERATION),
+        "trainer-failed": m.TrainerFailed(run=_RUN, rank=0, reason="model.safetensors: a tensor is missing"),
+    },
+}  # fmt: skip
+"""Conversation -> name -> message; a name is the message's tag, and what sets a variant of it apart."""
+
+
+def types_of(conversation: str) -> tuple[type[m.Message], ...]:
+    """The message types of a conversation, in the order of its union."""
+    return typing.get_args(UNIONS[conversation])
+
+
+def tag_of(kind: type[m.Message]) -> str:
+    """The value of a message's `type`."""
+    return str(kind.__struct_config__.tag)
+
+
+def vector(conversation: str, name: str) -> dict[str, str | dict[str, Any]]:
+    """What a golden file holds: the message as plain values (NaN as null) and its frame in hexadecimal."""
+    message = EXAMPLES[conversation][name]
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(message))
+    return {"conversation": conversation, "message": plain, "frame": codec.encode(message).hex()}
+
+
+def write(folder: Path) -> None:
+    """Write every vector, and remove those of messages that are gone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    named = {f"{name}.json": (talk, name) for talk, examples in EXAMPLES.items() for name in examples}
+    for old in folder.glob("*.json"):
+        if old.name not in named:
+            old.unlink()
+    for file, (talk, name) in named.items():
+        (folder / file).write_text(json.dumps(vector(talk, name), indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m trainctl.protocol.examples FOLDER")
+    write(Path(sys.argv[1]))

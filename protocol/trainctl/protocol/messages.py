@@ -1,0 +1,599 @@
+"""The closed union of everything that crosses a socket, with the unit or meaning of each field beside it.
+
+Three conversations share it: a client and an agent (requests, replies, live messages), and an agent and a trainer
+(orders down, answers up). Times named `*_at` are Unix seconds; every other duration is in seconds by a monotonic clock.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from trainctl.protocol.version import PROTOCOL_VERSION
+
+Count = Annotated[int, Meta(ge=0)]
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+RunState = Literal["starting", "running", "pausing", "paused", "stopping", "stopped", "finished", "failed"]
+RankState = Literal["starting", "ready", "run", "paused", "away", "lost", "failed", "done"]
+CommandState = Literal["accepted", "applied", "rejected", "expired", "failed", "conflict"]
+Severity = Literal["info", "good", "warning", "error"]
+PlanKind = Literal["train", "evaluate", "checkpoint"]
+
+ACTIVE_RUN_STATES: frozenset[str] = frozenset({"starting", "running", "pausing", "paused", "stopping"})
+FINAL_COMMAND_STATES: frozenset[str] = frozenset({"applied", "rejected", "expired", "failed", "conflict"})
+
+
+class Generation(msgspec.Struct, array_like=True, frozen=True, order=True, kw_only=False):
+    """One formation of the group. Compares as (term, n); everything between ranks and agents carries it."""
+
+    term: Count  # grows by promotion or handover only
+    n: Count  # grows at every fence, failed formation and resume
+
+    def next(self) -> "Generation":
+        return Generation(self.term, self.n + 1)
+
+    def __str__(self) -> str:
+        return f"g{self.term}.{self.n}"
+
+
+class Range(msgspec.Struct, array_like=True, frozen=True, order=True):
+    """Positions start, start + 1, ..., start + count - 1."""
+
+    start: Count
+    count: Annotated[int, Meta(ge=1)]
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.count
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=str.lower):
+    """The root of every message; `v` is the sender's protocol version."""
+
+    v: int = PROTOCOL_VERSION
+
+
+# ---------------------------------------------------------------- agent -> trainer
+
+
+class RankWork(msgspec.Struct, frozen=True):
+    """What one rank does in a plan."""
+
+    rank: Count
+    ranges: tuple[Range, ...]  # positions (train) or indices of held-out samples (evaluate)
+    micro_batch: Annotated[int, Meta(ge=1)]  # samples per forward/backward
+
+
+class StepPlan(Message, tag="step-plan", frozen=True):
+    """One message for all ranks; its identity is (generation, seq)."""
+
+    run: Name
+    generation: Generation
+    seq: Count  # place in the run's journal of plans
+    kind: PlanKind
+    step: Count  # train: the step it commits, from 1; otherwise the last committed step
+    plan_version: Count  # grows with each edit of shares, micro-batches, G, learning-rate rule or ranks
+    cursor: Count  # first position of the step's global batch
+    global_batch: Annotated[int, Meta(ge=1)]  # G, samples
+    work: tuple[RankWork, ...]
+    learning_rate: float
+    divisor: Annotated[float, Meta(gt=0)]  # D: the constant each loss sum is divided by before backward
+    finishes: Generation | None = None  # the generation whose half-done batch this completes
+    writers: tuple[int, ...] = ()  # checkpoint: the ranks that write
+    commands: tuple[str, ...] = ()  # ids of the commands that take effect with it
+
+
+class Form(Message, tag="form", frozen=True):
+    """Join a generation: forget any older one and answer Formed."""
+
+    run: Name
+    generation: Generation
+    engine: Literal["none", "gloo", "ring"]
+    ranks: tuple[int, ...]  # live ranks, ascending; a rank's index here is its place in the engine
+
+
+class Fence(Message, tag="fence", frozen=True):
+    """Leave the generation before this one at once and answer Fenced."""
+
+    run: Name
+    generation: Generation
+
+
+class Leave(Message, tag="leave", frozen=True):
+    """End the trainer process with exit status 0."""
+
+    run: Name
+    reason: str
+
+
+ToTrainer = StepPlan | Form | Fence | Leave
+
+# ---------------------------------------------------------------- trainer -> agent
+
+
+class Phases(msgspec.Struct, frozen=True):
+    """Where one rank's step went, in seconds."""
+
+    data: float = 0.0  # reading and collating samples
+    forward: float = 0.0
+    backward: float = 0.0
+    sync: float = 0.0  # all-reduce, the wait for slower ranks included
+    optimizer: float = 0.0  # scale, clip and update
+    wait: float = 0.0  # for the next plan
+
+
+class Ready(Message, tag="ready", frozen=True):
+    """The trainer has loaded its model and data and can join a generation."""
+
+    run: Name
+    rank: Count
+    pid: Count
+    backend: Literal["torch", "mlx"]
+    device: str  # "cpu", "cuda:0 NVIDIA H200", "gpu Apple M2 Ultra"
+    parameters: Count  # trainable scalars
+    samples: Count  # N: samples of one epoch
+    held_out: Count  # samples kept for evaluation
+    mean_weight: float  # mean loss weight (tokens) of a sample
+    layout_digest: str  # of (name, shape, offset) sorted by Hugging Face name
+    model_digest: str  # of the model directory's configuration and weights
+    data_digest: str
+    last_step: Count  # last committed step in its parameters
+    cursor: Count  # first position after that step
+    memory_cap_bytes: Count | None = None
+
+
+class Alive(Message, tag="alive", frozen=True):
+    """Sent at 1 Hz from the control thread, also while the main thread computes."""
+
+    run: Name
+    rank: Count
+    generation: Generation | None
+    step: Count  # the step in progress
+    phase: str
+    ready: Ready | None = None  # repeated so that an agent that restarted learns it
+
+
+class Soon(Message, tag="soon", frozen=True):
+    """Gradients of this plan are accumulated: the rank is about to need the next plan."""
+
+    run: Name
+    rank: Count
+    generation: Generation
+    seq: Count
+
+
+class CheckpointInfo(msgspec.Struct, frozen=True):
+    """A complete checkpoint on disk."""
+
+    path: str
+    step: Count
+    size_bytes: Count
+    loop_seconds: float  # what the training loop paid for it
+
+
+class Report(Message, tag="report", frozen=True):
+    """A rank has done a plan. The sums of `train` are global (after the reduce), those of `evaluate` the rank's own."""
+
+    run: Name
+    rank: Count
+    generation: Generation
+    seq: Count
+    kind: PlanKind
+    step: Count
+    loss_sum: float  # sum of the weighted per-token losses, nats
+    weight: float  # global weight of the batch (tokens)
+    own_weight: float  # this rank's part of it
+    own_samples: Count
+    grad_norm: float = 0.0  # before clipping
+    clip_scale: float = 1.0  # what the gradient was multiplied by
+    skipped: str | None = None  # why parameters were not updated: "nan", "overflow"
+    micro_batch: Count = 0  # in use at the end of the step
+    replays: Count = 0  # micro-batches run again after an out-of-memory error
+    phases: Phases = Phases()
+    step_seconds: float = 0.0  # from this plan's start to its end, plan wait included
+    finished_at: float = 0.0
+    memory_bytes: Count | None = None  # held by the trainer on its device
+    memory_peak_bytes: Count | None = None
+    memory_cap_bytes: Count | None = None
+    checkpoint: CheckpointInfo | None = None
+
+
+class Fenced(Message, tag="fenced", frozen=True):
+    """The answer to Fence: nothing is committed or added under an older generation from here on."""
+
+    run: Name
+    rank: Count
+    generation: Generation  # the one fenced to
+    last_step: Count  # last committed step
+    held_from: Generation | None = None  # the generation of the batch the accumulators belong to
+    held: tuple[Range, ...] = ()  # positions whose gradients they hold, of step last_step + 1
+    reports: tuple[Report, ...] = ()  # the newest ones, oldest first: the agent may have missed them
+
+
+class Formed(Message, tag="formed", frozen=True):
+    """The rank has joined the generation."""
+
+    run: Name
+    rank: Count
+    generation: Generation
+
+
+class TrainerFailed(Message, tag="trainer-failed", frozen=True):
+    """The trainer cannot go on; it exits after this."""
+
+    run: Name
+    rank: Count
+    reason: str  # one line
+
+
+FromTrainer = Ready | Alive | Soon | Report | Fenced | Formed | TrainerFailed
+
+# ---------------------------------------------------------------- what clients see
+
+
+class RankView(msgspec.Struct, frozen=True):
+    """One rank as the lead knows it."""
+
+    rank: Count
+    node: str
+    state: RankState
+    since_at: float
+    share: Count  # samples of the global batch
+    micro_batch: Count
+    why: str = ""  # of a state that is not "run"
+    backend: str | None = None
+    device: str | None = None
+    pid: Count | None = None
+
+
+class RunView(Message, tag="run-view", frozen=True):
+    """One run as its lead knows it; published whenever it changes other than by a committed step."""
+
+    run: Name
+    name: str
+    state: RunState
+    lead: str  # node
+    engine: str
+    generation: Generation
+    step: Count  # last committed
+    steps: Count  # total
+    plan_version: Count
+    global_batch: Count
+    samples: Count | None  # N of one epoch, None until a trainer is ready
+    cursor: Count
+    learning_rate: float
+    started_at: float
+    ranks: tuple[RankView, ...]
+    directory: str
+    eval_loss: float | None = None
+    eval_step: Count | None = None
+    reason: str = ""  # of a failed or stopped run
+    boot: str = ""
+    seq: Count = 0
+
+
+class StepCommitted(Message, tag="step-committed", frozen=True):
+    """The run has committed a step."""
+
+    run: Name
+    generation: Generation
+    step: Count
+    committed_at: float
+    loss: float  # weighted mean, nats per unit of weight
+    weight: float  # tokens
+    samples: Count
+    learning_rate: float
+    grad_norm: float  # before clipping
+    cursor: Count  # first position after the step
+    global_batch: Count
+    plan_version: Count
+    step_seconds: float  # from the commit before it, pauses excluded
+    tokens_total: float  # weight committed since the run began
+    skipped: str | None = None
+    boot: str = ""
+    seq: Count = 0
+
+
+class RankStep(Message, tag="rank-step", frozen=True):
+    """One rank's part of a committed step."""
+
+    run: Name
+    generation: Generation
+    step: Count
+    rank: Count
+    node: str
+    tokens: float  # weight of its share
+    samples: Count
+    micro_batch: Count
+    replays: Count
+    step_seconds: float
+    phases: Phases
+    memory_bytes: Count | None = None
+    memory_peak_bytes: Count | None = None
+    memory_cap_bytes: Count | None = None
+    boot: str = ""
+    seq: Count = 0
+
+    @property
+    def own_tokens_per_second(self) -> float | None:
+        """What the rank would do alone: tokens / (data + forward + backward)."""
+        busy_seconds = self.phases.data + self.phases.forward + self.phases.backward
+        return self.tokens / busy_seconds if busy_seconds > 0 else None
+
+
+class GpuReading(msgspec.Struct, frozen=True):
+    """One device; what could not be read is None, never zero."""
+
+    name: str
+    utilization_percent: float | None = None
+    clock_mhz: float | None = None
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
+    memory_used_bytes: Count | None = None
+    memory_total_bytes: Count | None = None
+
+
+class HostReading(Message, tag="host-reading", frozen=True):
+    """The machine's own state, at 1 Hz."""
+
+    node: str
+    read_at: float
+    cpu_percent: float | None
+    memory_used_bytes: Count | None
+    memory_total_bytes: Count | None
+    disk_free_bytes: Count | None
+    load_1min: float | None = None
+    temperature_celsius: float | None = None
+    gpus: tuple[GpuReading, ...] = ()
+    boot: str = ""
+    seq: Count = 0
+
+
+class Event(Message, tag="event", frozen=True):
+    """Something that happened; kept in the record."""
+
+    id: Count  # grows within a run's record
+    at: float
+    kind: Name  # "command", "run", "rank", "checkpoint", "evaluation", "agent"
+    severity: Severity
+    by: str  # who or what caused it: a user name, "auto", a node
+    text: str
+    run: str = ""
+    step: Count | None = None
+    generation: Generation | None = None
+    command: str | None = None  # its id
+    verb: str | None = None
+    before: str | None = None
+    after: str | None = None
+    outcome: CommandState | None = None
+    boot: str = ""
+    seq: Count = 0
+
+
+class Heartbeat(Message, tag="heartbeat", frozen=True):
+    """Sent at 1 Hz; `seq` is the last sequence number published before it, so a lost message is noticed."""
+
+    node: str
+    at: float
+    step_age_seconds: float | None  # since the last commit of a running run
+    loop_lag_seconds: float  # how late the agent's event loop ran its last timer
+    boot: str = ""
+    seq: Count = 0
+
+
+Live = RunView | StepCommitted | RankStep | HostReading | Event
+"""What is published with a sequence number of its own."""
+
+# ---------------------------------------------------------------- client -> agent
+
+
+class Request(Message, frozen=True, forbid_unknown_fields=True):
+    """The root of what a client asks; `rid` comes back in the reply."""
+
+    rid: Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class SnapshotRequest(Request, tag="snapshot-request", frozen=True, forbid_unknown_fields=True):
+    """State and history at a resolution; the first half of an attach."""
+
+    columns: Annotated[int, Meta(ge=0, le=2000)] = 120  # buckets wanted in each series
+    run: str | None = None  # None: the active run, or else the newest
+
+
+class HistoryRequest(Request, tag="history-request", frozen=True, forbid_unknown_fields=True):
+    """Series of one run between two steps, from the record."""
+
+    run: Name
+    metrics: Annotated[tuple[Name, ...], Meta(max_length=16)]  # names of `METRICS`
+    first_step: Count = 0
+    last_step: Count | None = None
+    columns: Annotated[int, Meta(ge=1, le=2000)] = 120
+
+
+class GapRequest(Request, tag="gap-request", frozen=True, forbid_unknown_fields=True):
+    """Live messages that were missed."""
+
+    boot: Name
+    first_seq: Count
+    last_seq: Count
+
+
+class RunsRequest(Request, tag="runs-request", frozen=True, forbid_unknown_fields=True):
+    """The runs this agent knows."""
+
+
+class EventsRequest(Request, tag="events-request", frozen=True, forbid_unknown_fields=True):
+    """A page of a run's events, oldest first."""
+
+    run: str | None = None
+    after_id: Count = 0
+    limit: Annotated[int, Meta(ge=1, le=500)] = 200
+    newest: bool = False  # the last `limit` instead of the first
+
+
+class StepsRequest(Request, tag="steps-request", frozen=True, forbid_unknown_fields=True):
+    """A page of committed steps, oldest first."""
+
+    run: str | None = None
+    after_step: Count = 0
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 500
+
+
+class LogRequest(Request, tag="log-request", frozen=True, forbid_unknown_fields=True):
+    """Part of a trainer's log file."""
+
+    run: str | None = None
+    rank: Count = 0
+    offset_bytes: int = -65536  # negative: from the end
+    limit_bytes: Annotated[int, Meta(ge=1, le=262144)] = 65536
+
+
+class Command(Request, tag="command", frozen=True, forbid_unknown_fields=True):
+    """A request to change something. The same id again gives the same outcome; `rid` is only the reply's address."""
+
+    id: Annotated[str, Meta(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]  # UUID
+    verb: Name
+    args: dict[str, Any] = {}
+    by: Annotated[str, Meta(max_length=64)] = ""  # who, as the client tells it
+    node: str | None = None
+    run: str | None = None
+    if_plan: Count | None = None  # refused if the plan version has moved on
+    issued_at: float = 0.0
+    ttl_seconds: Annotated[float, Meta(gt=0, le=86400)] = 60.0  # from receipt
+
+
+ClientRequest = (
+    SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | LogRequest | Command
+)
+
+# ---------------------------------------------------------------- agent -> client
+
+
+class Series(msgspec.Struct, frozen=True):
+    """One metric in buckets of `bucket_steps` steps; the lists run in parallel."""
+
+    metric: Name
+    rank: Count | None  # None: of the run
+    bucket_steps: Annotated[int, Meta(ge=1)]
+    steps: tuple[int, ...]  # first step of each bucket; a bucket without a step is absent
+    minimum: tuple[float, ...]
+    maximum: tuple[float, ...]
+    mean: tuple[float, ...]
+    last: tuple[float, ...]
+
+
+class Reply(Message, frozen=True):
+    """The root of what an agent answers."""
+
+    rid: str
+
+
+class NodeView(msgspec.Struct, frozen=True):
+    """One agent."""
+
+    node: str
+    boot: str
+    address: str
+    live_address: str  # where it publishes
+    host: HostReading | None
+    version: str  # of the program
+
+
+class Snapshot(Reply, tag="snapshot", frozen=True):
+    """All a screen needs to open; live messages at or below `seq` are already in it."""
+
+    boot: str
+    seq: Count
+    at: float
+    node: NodeView
+    run: RunView | None
+    last_step: StepCommitted | None
+    rank_steps: tuple[RankStep, ...]
+    events: tuple[Event, ...]  # newest 100, oldest first
+    series: tuple[Series, ...]
+
+
+class History(Reply, tag="history", frozen=True):
+    series: tuple[Series, ...]
+
+
+class GapFill(Reply, tag="gap-fill", frozen=True):
+    """`complete` is False when some are no longer kept: attach again."""
+
+    complete: bool
+    messages: tuple[Live, ...]
+
+
+class RunSummary(msgspec.Struct, frozen=True):
+    """One line of `trainctl ls`."""
+
+    run: Name
+    name: str
+    state: RunState
+    step: Count
+    steps: Count
+    last_loss: float | None
+    started_at: float
+    directory: str
+
+
+class Runs(Reply, tag="runs", frozen=True):
+    runs: tuple[RunSummary, ...]  # newest first
+
+
+class Events(Reply, tag="events", frozen=True):
+    run: str | None
+    events: tuple[Event, ...]
+    more: bool
+
+
+class Steps(Reply, tag="steps", frozen=True):
+    run: str | None
+    steps: tuple[StepCommitted, ...]
+    more: bool
+
+
+class LogPart(Reply, tag="log-part", frozen=True):
+    run: str | None
+    rank: Count
+    offset_bytes: Count  # of the first byte of text
+    size_bytes: Count  # of the whole file
+    text: str
+
+
+class CommandReply(Reply, tag="command-reply", frozen=True):
+    """Sent once when a command is accepted or refused, and once more when an accepted one ends."""
+
+    id: str
+    state: CommandState
+    step: Count | None = None  # applied: the step it took effect at
+    reason: str = ""
+    field: str | None = None  # rejected: the argument at fault
+    before: str | None = None
+    after: str | None = None
+    plan_version: Count | None = None
+    run: str | None = None  # the run it was about
+
+
+class Refusal(Reply, tag="refusal", frozen=True):
+    """The request was understood, and the answer is no."""
+
+    code: Literal["version", "malformed", "unknown-run", "unknown-rank", "unknown-type", "busy"]
+    text: str
+
+
+AgentReply = Snapshot | History | GapFill | Runs | Events | Steps | LogPart | CommandReply | Refusal
+
+METRICS: dict[str, tuple[str, bool]] = {
+    "loss": ("nats per token", False),
+    "grad_norm": ("", False),
+    "learning_rate": ("", False),
+    "step_seconds": ("s", False),
+    "tokens_per_second": ("tokens/s", False),
+    "eval_loss": ("nats per token", False),
+    "rank_step_seconds": ("s", True),
+    "own_tokens_per_second": ("tokens/s", True),
+    "wait_seconds": ("s", True),
+    "memory_bytes": ("B", True),
+}
+"""What history can be asked for: name -> (unit, whether it is kept per rank)."""

@@ -1,0 +1,135 @@
+"""Where each metric comes from in a record, and the SQL that keeps its rollups.
+
+A value that is missing, NaN or infinite (from 1e300 on) stays in its row but is in no rollup and no series.
+"""
+
+import sqlite3
+from typing import Final, NamedTuple
+
+from trainctl.protocol.record import ROLLUP_LEVELS
+
+RUN_RANK: Final = -1
+"""The rank under which the rollups keep a metric of the whole run."""
+
+STEP_EXPRESSIONS: Final[dict[str, str]] = {
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "learning_rate": "learning_rate",
+    "step_seconds": "step_seconds",
+    "tokens_per_second": "CASE WHEN step_seconds > 0 THEN weight / step_seconds END",
+}
+"""Metrics of a row of `steps`, in SQL."""
+
+RANK_EXPRESSIONS: Final[dict[str, str]] = {
+    "rank_step_seconds": "r.step_seconds",
+    "own_tokens_per_second": "CASE WHEN r.data_seconds + r.forward_seconds + r.backward_seconds > 0 "
+    "THEN r.tokens / (r.data_seconds + r.forward_seconds + r.backward_seconds) END",
+    "wait_seconds": "r.wait_seconds",
+    "memory_bytes": "r.memory_bytes",
+}
+"""Metrics of a row `r` of `rank_steps`, in SQL."""
+
+EVALUATION_METRIC: Final = "eval_loss"
+"""The one metric without rollups: evaluations are few, and a repeated one replaces the one before it."""
+
+FINITE: Final = "value IS NOT NULL AND abs(value) < 1e300"
+"""Below where a sum of many would be infinite itself."""
+
+LIVE_RANK_STEPS: Final = (
+    "rank_steps r JOIN steps s ON s.step = r.step AND s.term = r.term AND s.n = r.n AND NOT s.retracted"
+)
+"""The rank rows of steps that stand, as `r`."""
+
+
+class Evaluation(NamedTuple):
+    """One pass over the held-out samples."""
+
+    step: int
+    at: float  # Unix seconds
+    loss: float  # nats per unit of weight; NaN if it was
+    weight: float  # tokens
+    seconds: float
+
+
+def _add_rollups(values: str) -> str:
+    levels = ", ".join(f"({level})" for level in ROLLUP_LEVELS)
+    return f"""
+        WITH levels(size) AS (VALUES {levels})
+        INSERT INTO rollups
+          SELECT metric, rank, size, step / size, 1, value, value, value, value FROM ({values}) CROSS JOIN levels
+          WHERE :level IN (0, size) AND {FINITE} ORDER BY step
+        ON CONFLICT (metric, rank, bucket_steps, bucket) DO UPDATE SET
+          count = count + 1, minimum = min(minimum, excluded.minimum), maximum = max(maximum, excluded.maximum),
+          mean = mean + (excluded.mean - mean) / (count + 1), last = excluded.last
+    """  # noqa: S608  constants of this file
+
+
+_ADD_RUN: Final = _add_rollups(
+    " UNION ALL ".join(
+        f"SELECT step, {RUN_RANK} AS rank, '{name}' AS metric, {sql} AS value FROM steps"  # noqa: S608
+        " WHERE NOT retracted AND step BETWEEN :first AND :last"
+        for name, sql in STEP_EXPRESSIONS.items()
+    )
+)
+_ADD_RANK: Final = _add_rollups(
+    " UNION ALL ".join(
+        f"SELECT r.step AS step, r.rank AS rank, '{name}' AS metric, {sql} AS value FROM {LIVE_RANK_STEPS}"  # noqa: S608
+        " WHERE r.rank = :rank AND r.step BETWEEN :first AND :last"
+        for name, sql in RANK_EXPRESSIONS.items()
+    )
+)
+_DELETE_ROLLUPS: Final = """
+    DELETE FROM rollups WHERE metric = :metric AND rank = :rank AND bucket_steps = :level
+      AND bucket BETWEEN :low / :level AND :high / :level
+"""
+_MERGE_ROLLUPS: Final = """
+    INSERT INTO rollups
+      SELECT metric, rank, :level, bucket * bucket_steps / :level, count, minimum, maximum, mean, last FROM rollups
+      WHERE metric = :metric AND rank = :rank AND bucket_steps = :finer
+        AND bucket BETWEEN :low / :finer AND :high / :finer ORDER BY bucket
+    ON CONFLICT (metric, rank, bucket_steps, bucket) DO UPDATE SET
+      minimum = min(minimum, excluded.minimum), maximum = max(maximum, excluded.maximum),
+      mean = mean + (excluded.mean - mean) * excluded.count / (count + excluded.count),
+      count = count + excluded.count, last = excluded.last
+"""
+
+
+def add_run_to_rollups(connection: sqlite3.Connection, step: int) -> None:
+    """Add a step that is new in `steps`; if one after it was added before, its buckets are made anew."""
+    later = f"SELECT 1 FROM steps WHERE NOT retracted AND step > ? AND step < ? + {ROLLUP_LEVELS[-1]} LIMIT 1"  # noqa: S608
+    if connection.execute(later, (step, step)).fetchone():
+        rebuild_rollups(connection, step, step)
+    else:
+        connection.execute(_ADD_RUN, {"first": step, "last": step, "level": 0})
+
+
+def add_rank_to_rollups(connection: sqlite3.Connection, step: int, rank: int) -> None:
+    """Add a rank's part that is new in `rank_steps`; if one after it was added before, its buckets are made anew."""
+    later = (
+        f"SELECT 1 FROM {LIVE_RANK_STEPS}"  # noqa: S608
+        f" WHERE r.rank = ? AND r.step > ? AND r.step < ? + {ROLLUP_LEVELS[-1]} LIMIT 1"
+    )
+    if connection.execute(later, (rank, step, step)).fetchone():
+        rebuild_rollups(connection, step, step)
+    else:
+        connection.execute(_ADD_RANK, {"rank": rank, "first": step, "last": step, "level": 0})
+
+
+def rebuild_rollups(connection: sqlite3.Connection, first: int, last: int) -> None:
+    """Make every bucket that holds one of the steps first..last anew, the finest from the rows that stand, each coarser
+    one from the finer: about ten rows a metric and level, whatever the length of the run."""
+    finer = 0
+    for level in ROLLUP_LEVELS:
+        low, high = first // level * level, (last // level + 1) * level - 1
+        found = connection.execute("SELECT DISTINCT rank FROM rank_steps WHERE step BETWEEN ? AND ?", (low, high))
+        ranks = [rank for (rank,) in found]
+        span = {"level": level, "finer": finer, "low": low, "high": high, "first": low, "last": high}
+        series = [{**span, "metric": name, "rank": RUN_RANK} for name in STEP_EXPRESSIONS]
+        series += [{**span, "metric": name, "rank": rank} for name in RANK_EXPRESSIONS for rank in ranks]
+        connection.executemany(_DELETE_ROLLUPS, series)
+        if finer:
+            connection.executemany(_MERGE_ROLLUPS, series)
+        else:
+            connection.execute(_ADD_RUN, span)
+            connection.executemany(_ADD_RANK, [{**span, "rank": rank} for rank in ranks])
+        finer = level

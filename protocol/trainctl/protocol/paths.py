@@ -1,0 +1,69 @@
+"""Where a node keeps its runs and its sockets."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import platformdirs
+
+
+def state_root() -> Path:
+    """The folder that holds every node's folder: $TRAINCTL_STATE, or the platform's state folder."""
+    chosen = os.environ.get("TRAINCTL_STATE")
+    return Path(chosen) if chosen else platformdirs.user_state_path("trainctl")
+
+
+def node_directory(node: str, root: Path | None = None) -> Path:
+    return (root or state_root()) / node
+
+
+def runs_directory(node_dir: Path) -> Path:
+    return node_dir / "runs"
+
+
+def runtime_directory(node_dir: Path) -> Path:
+    """A short folder for this node's sockets (macOS allows 104 bytes of socket path), made 0700."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    if len(base) > 40:
+        base = "/tmp"  # noqa: S108  the sockets' own folder below is private
+    digest = format(abs(hash_text(str(node_dir.resolve()))) % 16**8, "08x")
+    folder = Path(base) / f"trainctl-{os.getuid()}-{digest}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user")
+    return folder
+
+
+def hash_text(text: str) -> int:
+    """A hash that is the same in every process, unlike `hash`."""
+    import hashlib
+
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+class RunPaths:
+    """The files of one run directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.run_file = directory / "run.toml"
+        self.record = directory / "record.db"
+        self.checkpoints = directory / "checkpoints"
+        self.logs = directory / "logs"
+        self.data = directory / "data"
+
+    def rank_record(self, rank: int) -> Path:
+        return self.directory / f"rank-{rank}.db"
+
+    def status_page(self, rank: int) -> Path:
+        return self.directory / f"rank-{rank}.status"
+
+    def log(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank}.log"
+
+    def process(self, rank: int) -> Path:
+        """Who runs the rank: written by the keeper (pid, start time, boot id, and at the end the exit status)."""
+        return self.directory / f"rank-{rank}.process.json"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step}"

@@ -1,0 +1,200 @@
+"""A read-only view of a run's record: its steps, events and evaluations, and any metric at any zoom.
+
+Every method is one or a few short queries, so no transaction outlives it; all raise InvalidInputError if the record
+cannot be read. Steps that were retracted are left out everywhere.
+"""
+
+import math
+import sqlite3
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.metrics import EVALUATION_METRIC, LIVE_RANK_STEPS, RUN_RANK, Evaluation
+from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record import open_for_reading
+from trainctl.protocol.zoom import choose, pieces, series_query
+
+_STEP_COLUMNS = (
+    "term, n, step, committed_at, loss, weight, samples, learning_rate, grad_norm, cursor, global_batch, plan_version,"
+    " step_seconds, tokens_total, skipped"
+)
+_RANK_COLUMNS = (
+    "r.term, r.n, r.step, r.rank, r.node, r.tokens, r.samples, r.micro_batch, r.replays, r.step_seconds,"
+    " r.data_seconds, r.forward_seconds, r.backward_seconds, r.sync_seconds, r.optimizer_seconds, r.wait_seconds,"
+    " r.memory_bytes, r.memory_peak_bytes, r.memory_cap_bytes"
+)
+_EVENT_COLUMNS = "id, at, kind, severity, by, text, step, term, n, command, verb, before, after, outcome"
+_RANKS = """
+    WITH RECURSIVE found(rank) AS (
+      SELECT min(rank) FROM rollups WHERE metric = 'rank_step_seconds' AND rank >= 0
+      UNION ALL
+      SELECT (SELECT min(rank) FROM rollups WHERE metric = 'rank_step_seconds' AND rank > found.rank)
+      FROM found WHERE found.rank IS NOT NULL
+    )
+    SELECT rank FROM found WHERE rank IS NOT NULL
+"""  # a seek per rank, where DISTINCT would read every row
+
+
+class RecordReader:
+    """The record in a run directory; threads may share it, and take turns.
+
+    Raises InvalidInputError if there is no record, or it is of a newer schema.
+    """
+
+    def __init__(self, directory: RunPaths | Path) -> None:
+        paths = directory if isinstance(directory, RunPaths) else RunPaths(directory)
+        self.path = paths.record
+        self._run = paths.directory.name
+        self._turn = threading.Lock()
+        self._connection = open_for_reading(self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self._turn:
+            self._connection.close()
+
+    def meta(self, key: str) -> str | None:
+        """What the writer keeps under `key`, None if nothing."""
+        rows = self._rows("SELECT value FROM meta WHERE key = ?", (key,))
+        return rows[0][0] if rows else None
+
+    def last_step(self) -> m.StepCommitted | None:
+        """The newest committed step, or None before the first."""
+        rows = self._rows(
+            f"SELECT {_STEP_COLUMNS} FROM steps WHERE NOT retracted ORDER BY step DESC, term DESC, n DESC LIMIT 1"  # noqa: S608
+        )
+        return self._step(rows[0]) if rows else None
+
+    def steps(self, after: int = 0, limit: int = 500) -> tuple[tuple[m.StepCommitted, ...], bool]:
+        """Up to `limit` steps above `after`, ascending, and whether there are more."""
+        rows = self._rows(
+            f"SELECT {_STEP_COLUMNS} FROM steps WHERE step > ? AND NOT retracted ORDER BY step LIMIT ?",  # noqa: S608
+            (after, limit + 1),
+        )
+        return tuple(self._step(row) for row in rows[:limit]), len(rows) > limit
+
+    def rank_steps(self, step: int) -> tuple[m.RankStep, ...]:
+        """Each rank's part of a committed step, by rank; empty if the step is not in the record."""
+        rows = self._rows(f"SELECT {_RANK_COLUMNS} FROM {LIVE_RANK_STEPS} WHERE r.step = ? ORDER BY r.rank", (step,))  # noqa: S608
+        return tuple(self._rank_step(row) for row in rows)
+
+    def ranks(self) -> tuple[int, ...]:
+        """Every rank that had a part in a step, ascending."""
+        return tuple(rank for (rank,) in self._rows(_RANKS))
+
+    def events(self, after_id: int = 0, limit: int = 200, newest: bool = False) -> tuple[tuple[m.Event, ...], bool]:
+        """Up to `limit` events above `after_id`, oldest first, and whether there are more of them.
+
+        They are the first ones, or with `newest` the last ones.
+        """
+        order = "DESC" if newest else "ASC"
+        rows = self._rows(
+            f"SELECT {_EVENT_COLUMNS} FROM events WHERE id > ? ORDER BY id {order} LIMIT ?",  # noqa: S608
+            (after_id, limit + 1),
+        )
+        kept = rows[:limit]
+        return tuple(self._event(row) for row in (reversed(kept) if newest else kept)), len(rows) > limit
+
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """The newest evaluation of each step, ascending."""
+        rows = self._rows("SELECT step, max(at), loss, weight, seconds FROM evaluations GROUP BY step ORDER BY step")
+        return tuple(Evaluation(step, at, _number(loss), weight, seconds) for step, at, loss, weight, seconds in rows)
+
+    def series(
+        self,
+        metric: str,
+        rank: int | None = None,
+        first_step: int = 0,
+        last_step: int | None = None,
+        columns: int = 120,
+    ) -> m.Series:
+        """A metric between two steps (None: the newest) in at most `columns` buckets, whatever the span.
+
+        Buckets without a finite value are absent. Raises InvalidInputError naming the metric, rank or columns at fault.
+        """
+        _check_series(metric, rank, columns)
+        oldest, newest = self._ends()
+        of_steps = metric != EVALUATION_METRIC  # an evaluation can come before the first step
+        first = max(first_step, oldest if of_steps else 0)
+        last = newest if last_step is None else min(last_step, newest)
+        if last < first:
+            return m.Series(metric, rank, 1, (), (), (), (), ())
+        zoom = choose(first, last, columns, rollups=of_steps)
+        cut = pieces(first, last, zoom.level, oldest=oldest, newest=newest)
+        values: dict[str, Any] = {
+            **cut._asdict(), "level": zoom.level, "rank": RUN_RANK if rank is None else rank, "size": zoom.bucket_steps
+        }  # fmt: skip
+        rows = self._rows(series_query(metric), values)
+        buckets, minimum, maximum, mean, newest_value = zip(*rows, strict=True) if rows else ((), (), (), (), ())
+        starts = tuple(bucket * zoom.bucket_steps for bucket in buckets)
+        return m.Series(metric, rank, zoom.bucket_steps, starts, *map(_floats, (minimum, maximum, mean, newest_value)))
+
+    def _ends(self) -> tuple[int, int]:
+        """The first and last committed step; (1, 0) if there is none."""
+        ends = [
+            self._rows(f"SELECT step FROM steps WHERE NOT retracted ORDER BY step {order} LIMIT 1")  # noqa: S608
+            for order in ("ASC", "DESC")
+        ]
+        return (ends[0][0][0], ends[1][0][0]) if all(ends) else (1, 0)
+
+    def _rows(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
+        with self._turn:
+            try:
+                return self._connection.execute(sql, values).fetchall()
+            except sqlite3.DatabaseError as error:
+                raise InvalidInputError(str(self.path), f"cannot be read: {error}") from None
+
+    def _step(self, row: tuple[Any, ...]) -> m.StepCommitted:
+        names = (name.strip() for name in _STEP_COLUMNS.split(",")[2:])
+        fields = dict(zip(names, row[2:], strict=True))
+        fields["loss"], fields["grad_norm"] = _number(fields["loss"]), _number(fields["grad_norm"])
+        return m.StepCommitted(run=self._run, generation=m.Generation(row[0], row[1]), **fields)
+
+    def _rank_step(self, row: tuple[Any, ...]) -> m.RankStep:
+        term, n, step, rank, node, tokens, samples, micro_batch, replays, seconds, *phases = row[:16]
+        used, peak, cap = row[16:]
+        return m.RankStep(
+            run=self._run, generation=m.Generation(term, n), step=step, rank=rank, node=node, tokens=tokens,
+            samples=samples, micro_batch=micro_batch, replays=replays, step_seconds=seconds, phases=m.Phases(*phases),
+            memory_bytes=used, memory_peak_bytes=peak, memory_cap_bytes=cap,
+        )  # fmt: skip
+
+    def _event(self, row: tuple[Any, ...]) -> m.Event:
+        number, at, kind, severity, by, text, step, term, n, command, verb, before, after, outcome = row
+        return m.Event(
+            id=number, at=at, kind=kind, severity=severity, by=by, text=text, run=self._run, step=step,
+            generation=None if term is None else m.Generation(term, n), command=command, verb=verb, before=before,
+            after=after, outcome=outcome,
+        )  # fmt: skip
+
+
+def _check_series(metric: str, rank: int | None, columns: int) -> None:
+    if metric not in m.METRICS:
+        raise InvalidInputError("metric", f"unknown metric {metric!r}; there are {', '.join(m.METRICS)}")
+    if m.METRICS[metric][1] != (rank is not None):
+        raise InvalidInputError(
+            "rank", f"{metric} is kept {'per rank' if rank is None else 'for the run, not per rank'}"
+        )
+    if columns < 1:
+        raise InvalidInputError("columns", f"{columns} is below 1")
+
+
+def _number(value: float | None) -> float:
+    """SQLite keeps a NaN as NULL."""
+    return math.nan if value is None else value
+
+
+def _floats(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)

@@ -1,0 +1,160 @@
+"""The record: the SQLite files of a run directory and of an agent, their schema and how they are opened.
+
+`record.db` has one writer, the agent; `rank-R.db` has one writer, that trainer. A reader opens read-only and holds no
+transaction longer than a query.
+"""
+
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Final
+
+from trainctl.protocol.errors import InvalidInputError
+
+SCHEMA_VERSION: Final = 1
+ROLLUP_LEVELS: Final = (10, 100, 1000)
+"""Bucket sizes in steps for which min, max, mean and last are kept."""
+
+_RANK_STEPS = """
+CREATE TABLE IF NOT EXISTS rank_steps (
+  step INTEGER NOT NULL, rank INTEGER NOT NULL, term INTEGER NOT NULL, n INTEGER NOT NULL, node TEXT NOT NULL,
+  tokens REAL NOT NULL, samples INTEGER NOT NULL, micro_batch INTEGER NOT NULL, replays INTEGER NOT NULL,
+  step_seconds REAL NOT NULL, data_seconds REAL NOT NULL, forward_seconds REAL NOT NULL,
+  backward_seconds REAL NOT NULL, sync_seconds REAL NOT NULL, optimizer_seconds REAL NOT NULL,
+  wait_seconds REAL NOT NULL, memory_bytes INTEGER, memory_peak_bytes INTEGER, memory_cap_bytes INTEGER,
+  finished_at REAL NOT NULL,
+  PRIMARY KEY (step, rank, term, n)
+) WITHOUT ROWID;
+"""
+RANK_STEP_COLUMNS: Final = 20
+
+RUN_SCHEMA: Final = (
+    """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS plans (
+  seq INTEGER NOT NULL, term INTEGER NOT NULL, n INTEGER NOT NULL, kind TEXT NOT NULL, step INTEGER NOT NULL,
+  plan_version INTEGER NOT NULL, cursor INTEGER NOT NULL, journaled_at REAL NOT NULL,
+  body BLOB NOT NULL,                      -- the StepPlan as sent
+  PRIMARY KEY (term, n, seq)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS steps (
+  step INTEGER NOT NULL, term INTEGER NOT NULL, n INTEGER NOT NULL, committed_at REAL NOT NULL,
+  loss REAL, weight REAL NOT NULL, samples INTEGER NOT NULL, learning_rate REAL NOT NULL, grad_norm REAL,
+  cursor INTEGER NOT NULL, global_batch INTEGER NOT NULL, plan_version INTEGER NOT NULL,
+  step_seconds REAL NOT NULL, tokens_total REAL NOT NULL, skipped TEXT,
+  retracted INTEGER NOT NULL DEFAULT 0,    -- 1: only lost ranks had committed it; a redo follows
+  PRIMARY KEY (step, term, n)
+) WITHOUT ROWID;
+"""
+    + _RANK_STEPS
+    + """
+CREATE TABLE IF NOT EXISTS evaluations (
+  step INTEGER NOT NULL, at REAL NOT NULL, loss REAL, weight REAL NOT NULL, seconds REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS events (
+  id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, severity TEXT NOT NULL, by TEXT NOT NULL,
+  text TEXT NOT NULL, step INTEGER, term INTEGER, n INTEGER, command TEXT, verb TEXT, before TEXT, after TEXT,
+  outcome TEXT
+);
+CREATE TABLE IF NOT EXISTS host (
+  at REAL NOT NULL, node TEXT NOT NULL, cpu_percent REAL, memory_used_bytes INTEGER, disk_free_bytes INTEGER,
+  body BLOB NOT NULL                       -- the HostReading as sent
+);
+CREATE TABLE IF NOT EXISTS rollups (
+  metric TEXT NOT NULL, rank INTEGER NOT NULL,       -- rank -1: of the run
+  bucket_steps INTEGER NOT NULL, bucket INTEGER NOT NULL, count INTEGER NOT NULL,
+  minimum REAL NOT NULL, maximum REAL NOT NULL, mean REAL NOT NULL, last REAL NOT NULL,
+  PRIMARY KEY (metric, rank, bucket_steps, bucket)
+) WITHOUT ROWID;
+"""
+)
+"""`record.db` of a run."""
+
+REPORTS_KEPT: Final = 64
+"""Newest train reports in `rank-R.db`: more than can be under way when agent and trainer are lost together."""
+
+RANK_SCHEMA: Final = (
+    _RANK_STEPS
+    + """
+CREATE TABLE IF NOT EXISTS reports (
+  step INTEGER NOT NULL, term INTEGER NOT NULL, n INTEGER NOT NULL,
+  body BLOB NOT NULL,                      -- the Report as sent
+  PRIMARY KEY (step, term, n)
+) WITHOUT ROWID;
+"""
+)
+"""`rank-R.db` of a run."""
+
+AGENT_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS commands (
+  id TEXT PRIMARY KEY, digest TEXT NOT NULL, verb TEXT NOT NULL, args TEXT NOT NULL, by TEXT NOT NULL, run TEXT,
+  node TEXT, if_plan INTEGER, received_at REAL NOT NULL, ttl_seconds REAL NOT NULL, state TEXT NOT NULL,
+  step INTEGER, reason TEXT NOT NULL DEFAULT '', field TEXT, before TEXT, after TEXT, ended_at REAL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS runs (
+  run TEXT PRIMARY KEY, name TEXT NOT NULL, directory TEXT NOT NULL, started_at REAL NOT NULL, state TEXT NOT NULL,
+  reason TEXT NOT NULL DEFAULT ''
+) WITHOUT ROWID;
+"""
+"""`agent.db`."""
+
+
+def open_for_writing(path: Path, schema: str, *, durable: bool = False) -> sqlite3.Connection:
+    """The one writer's connection, in WAL mode and autocommit (the caller says BEGIN and COMMIT).
+
+    With `durable` each commit survives a power cut (synchronous=FULL); without, it survives the process.
+    Raises InvalidInputError if the file is of a newer schema or is no database.
+    """
+    try:
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+    except sqlite3.OperationalError as error:
+        raise InvalidInputError(str(path), f"cannot be opened: {error}") from None
+    try:
+        _check_version(connection, path)
+        connection.execute("PRAGMA journal_mode=WAL")
+        if sys.platform == "darwin":
+            connection.execute("PRAGMA fullfsync=1")
+            connection.execute("PRAGMA checkpoint_fullfsync=1")
+        set_durable(connection, durable)
+        connection.executescript(schema)
+        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise InvalidInputError(str(path), f"not a usable record: {error}") from None
+    except InvalidInputError:
+        connection.close()
+        raise
+    return connection
+
+
+def set_durable(connection: sqlite3.Connection, durable: bool) -> None:
+    """Choose, outside a transaction, what the next commits survive."""
+    connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """A read-only connection, which threads may take turns at. Raises InvalidInputError if there is no such record or
+    it is of a newer schema."""
+    if not path.is_file():
+        raise InvalidInputError(str(path), "no such record")
+    address = f"{path.resolve().as_uri()}?mode=ro"
+    try:
+        connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False, timeout=5)
+    except sqlite3.OperationalError as error:
+        raise InvalidInputError(str(path), f"cannot be opened: {error}") from None
+    try:
+        _check_version(connection, path)
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise InvalidInputError(str(path), f"not a usable record: {error}") from None
+    except InvalidInputError:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_version(connection: sqlite3.Connection, path: Path) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        raise InvalidInputError(str(path), f"schema {version} is newer than this program's {SCHEMA_VERSION}")

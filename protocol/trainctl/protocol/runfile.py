@@ -1,0 +1,200 @@
+"""The run file: one TOML document that describes a training run, its types, defaults and checks."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from trainctl.protocol.errors import InvalidInputError
+
+PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
+NonNegativeInt = Annotated[int, Meta(ge=0, le=2**40)]
+PathText = Annotated[str, Meta(min_length=1, max_length=4096)]
+NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The root of the tables below."""
+
+
+class RunTable(_Table, frozen=True):
+    name: Annotated[str, Meta(pattern=NAME_PATTERN)]
+    steps: PositiveInt
+    seed: NonNegativeInt = 0
+    orphan_seconds: Annotated[float, Meta(ge=1, le=86400)] = 1800.0  # a trainer whose agent is gone this long exits
+
+
+class ModelTable(_Table, frozen=True):
+    path: PathText  # a Hugging Face directory: config.json, model.safetensors
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of compute; accumulators are always float32
+
+
+class DataTable(_Table, frozen=True):
+    path: PathText  # text: a file or a folder of *.txt; samples: a JSON-lines file
+    kind: Literal["text", "samples"] = (
+        "text"  # text is packed into blocks; a sample is {"tokens": [...], "mask": [...]}
+    )
+    tokenizer: Literal["bytes", "model"] = (
+        "model"  # bytes: 256 values and specials; model: tokenizer.json in model.path
+    )
+    sequence_length: Annotated[int, Meta(ge=2, le=1_048_576)] = 512  # tokens a sample has at most
+    held_out: Annotated[float, Meta(ge=0, le=0.5)] = 0.01  # fraction of samples kept for evaluation
+
+
+class BatchTable(_Table, frozen=True):
+    global_: PositiveInt = msgspec.field(name="global")  # G, samples per step over all ranks
+    micro: PositiveInt = 8  # samples per forward/backward, where [nodes.NAME] says nothing
+
+
+class OptimizerTable(_Table, frozen=True):
+    """AdamW (Loshchilov and Hutter 2019) with bias correction, after clipping by the global norm."""
+
+    learning_rate: Annotated[float, Meta(gt=0, le=100)]
+    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
+    epsilon: Annotated[float, Meta(gt=0, le=1)] = 1e-8
+    weight_decay: Annotated[float, Meta(ge=0, le=10)] = 0.0  # on matrices only, not on norms and biases
+    clip_norm: Annotated[float, Meta(ge=0)] = 1.0  # 0: no clipping
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup_steps: NonNegativeInt = 0
+    final_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.1  # of the peak, at the last step
+
+
+class CheckpointTable(_Table, frozen=True):
+    every_steps: NonNegativeInt = 0  # 0: only when asked and at the end
+    keep_last: PositiveInt = 2
+    at_end: bool = True
+
+
+class EvaluateTable(_Table, frozen=True):
+    every_steps: NonNegativeInt = 0  # 0: only when asked
+
+
+class NodeTable(_Table, frozen=True):
+    share: PositiveInt | None = None  # samples of the global batch; None: what others leave
+    micro: PositiveInt | None = None
+    backend: Literal["auto", "torch", "mlx"] = "auto"
+    device: Annotated[str, Meta(pattern=r"^(auto|cpu|gpu|mps|cuda(:\d+)?)$")] = "auto"
+    threads: Annotated[int, Meta(ge=0, le=1024)] = 0  # 0: the backend's default
+    memory_limit_gb: Annotated[float, Meta(gt=0)] | None = None  # 10^9 bytes the trainer may take on its device
+
+
+class RunFile(_Table, frozen=True):
+    run: RunTable
+    model: ModelTable
+    data: DataTable
+    batch: BatchTable
+    optimizer: OptimizerTable
+    checkpoint: CheckpointTable = CheckpointTable()
+    evaluate: EvaluateTable = EvaluateTable()
+    nodes: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], NodeTable] = {}
+
+
+def read(path: Path, overrides: dict[str, str] | None = None) -> RunFile:
+    """The run file at `path`, its relative paths made absolute from its folder, `table.key` overrides laid over it.
+
+    Raises InvalidInputError naming the file and the field.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidInputError(str(path), "no such run file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidInputError(str(path), f"not a readable TOML file: {error}") from None
+    for key, text in (overrides or {}).items():
+        _override(raw, key, text)
+    return parse(_absolute(raw, path.resolve().parent), str(path))
+
+
+def parse(raw: dict[str, Any], where: str = "run file") -> RunFile:
+    """A run file as parsed TOML. Raises InvalidInputError naming `where` and the field."""
+    try:
+        config = msgspec.convert(raw, RunFile)
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).partition(" - at `$")
+        field = path.rstrip("`").lstrip(".")
+        missing = re.fullmatch(r"Object missing required field `(.+)`", problem)
+        if missing:
+            field, problem = f"{field}.{missing[1]}".lstrip("."), "Is required and not there"
+        raise InvalidInputError(f"{where}: {field}" if field else where, problem[0].lower() + problem[1:]) from None
+    _check_sense(config, where)
+    return config
+
+
+def to_dict(config: RunFile) -> dict[str, Any]:
+    """As TOML would hold it: no None."""
+
+    def without_none(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: without_none(item) for key, item in value.items() if item is not None}
+        return value
+
+    cleaned: dict[str, Any] = without_none(msgspec.to_builtins(config))
+    return cleaned
+
+
+def check_paths(config: RunFile, where: str = "run file") -> None:
+    """Whether model and data are there and not empty. Raises InvalidInputError naming the field and the path."""
+    model = Path(config.model.path)
+    if not (model / "config.json").is_file():
+        raise InvalidInputError(
+            f"{where}: model.path", f"no Hugging Face model (config.json and *.safetensors) in {model}"
+        )
+    if not any(model.glob("*.safetensors")):
+        raise InvalidInputError(f"{where}: model.path", f"{model} has a config.json but no *.safetensors weights")
+    data = Path(config.data.path)
+    if not data.exists():
+        raise InvalidInputError(f"{where}: data.path", f"no such file or folder: {data}")
+    files = sorted(data.rglob("*.txt")) if data.is_dir() else [data]
+    if config.data.kind == "samples" and data.is_dir():
+        raise InvalidInputError(f"{where}: data.path", f"samples are one JSON-lines file, {data} is a folder")
+    if not any(file.stat().st_size for file in files):
+        what = "holds no *.txt file with text" if data.is_dir() else "is empty"
+        raise InvalidInputError(f"{where}: data.path", f"{data} {what}")
+    if config.data.kind == "text" and config.data.tokenizer == "model" and not (model / "tokenizer.json").is_file():
+        raise InvalidInputError(
+            f"{where}: data.tokenizer", f'"model" needs {model / "tokenizer.json"}; use "bytes" for a byte-level model'
+        )
+
+
+def _check_sense(config: RunFile, where: str) -> None:
+    optimizer, batch = config.optimizer, config.batch
+    if optimizer.warmup_steps >= config.run.steps:
+        raise InvalidInputError(
+            f"{where}: optimizer.warmup_steps", f"{optimizer.warmup_steps} must be below run.steps = {config.run.steps}"
+        )
+    fixed = sum(node.share for node in config.nodes.values() if node.share is not None)
+    if fixed > batch.global_:
+        raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, over batch.global = {batch.global_}")
+    if config.nodes and all(node.share is not None for node in config.nodes.values()) and fixed != batch.global_:
+        raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, not to batch.global = {batch.global_}")
+    if batch.micro > batch.global_:
+        raise InvalidInputError(f"{where}: batch.micro", f"{batch.micro} is over batch.global = {batch.global_}")
+
+
+def _absolute(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+    made = dict(raw)
+    for table in ("model", "data"):
+        value = made.get(table)
+        if isinstance(value, dict) and isinstance(value.get("path"), str) and value["path"]:
+            made[table] = {**value, "path": str(folder / Path(value["path"]).expanduser())}
+    return made
+
+
+def _override(raw: dict[str, Any], key: str, text: str) -> None:
+    table, _, name = key.rpartition(".")
+    if not table or not name:
+        raise InvalidInputError("--set", f"{key!r} is not of the form table.key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    target = raw
+    for part in table.split("."):
+        target = target.setdefault(part, {})
+        if not isinstance(target, dict):
+            raise InvalidInputError("--set", f"{part!r} in {key!r} is a value, not a table")
+    target[name] = value

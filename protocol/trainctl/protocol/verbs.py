@@ -1,0 +1,139 @@
+"""The verbs a command may carry: their arguments, what each is for, and the check that both ends make.
+
+A verb that isn't here doesn't exist. Arguments are absolute values, so that a command repeated is a command done once.
+"""
+
+import dataclasses
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from trainctl.protocol.errors import InvalidInputError
+
+MAX_SAMPLES = 1_048_576
+
+
+class Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The root of all arguments."""
+
+
+class StartRun(Args, frozen=True):
+    """Exactly one of the two is given."""
+
+    config: dict[str, Any] | None = None  # a run file as parsed
+    resume: str | None = None  # the id of a run to take up again
+
+
+class ResizeBatch(Args, frozen=True):
+    micro: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)]  # samples per forward/backward
+
+
+class SetGlobalBatch(Args, frozen=True):
+    value: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)]  # samples per step over all ranks
+    schedule: Literal["set", "scale"] = "set"  # scale: learning rate times new G / old G
+
+
+class SetLr(Args, frozen=True):
+    value: Annotated[float, Meta(ge=0, le=100)]
+    schedule: Literal["scale", "set"] = "scale"  # scale: the rest of the schedule, scaled; set: constant from here
+
+
+class Checkpoint(Args, frozen=True):
+    """No arguments."""
+
+
+class Evaluate(Args, frozen=True):
+    """No arguments."""
+
+
+class Pause(Args, frozen=True):
+    """No arguments."""
+
+
+class Resume(Args, frozen=True):
+    """No arguments."""
+
+
+class Stop(Args, frozen=True):
+    checkpoint: bool = True  # write one before ending
+
+
+class Note(Args, frozen=True):
+    text: Annotated[str, Meta(min_length=1, max_length=500)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verb:
+    """One row of the table: what the CLI, the palette, the docs and the agent's dispatch are made from."""
+
+    name: str
+    args: type[Args]
+    summary: str
+    takes_node: bool = False
+
+
+VERBS: dict[str, Verb] = {
+    verb.name: verb
+    for verb in (
+        Verb("start-run", StartRun, "start a run from a run file, or take up an old one"),
+        Verb("resize-batch", ResizeBatch, "micro-batch of a node: speed and memory only, never the loss", True),
+        Verb("set-global-batch", SetGlobalBatch, "samples per step: changes the optimisation"),
+        Verb("set-lr", SetLr, "learning rate: changes the optimisation"),
+        Verb("checkpoint", Checkpoint, "write a checkpoint at the next step boundary"),
+        Verb("evaluate", Evaluate, "loss on the held-out samples at the next step boundary; works while paused"),
+        Verb("pause", Pause, "stop after the step in progress; commands then apply at once"),
+        Verb("resume", Resume, "go on from where the run was paused"),
+        Verb("stop", Stop, "end the run, with a checkpoint first"),
+        Verb("note", Note, "write a line into the run's events"),
+    )
+}
+"""Every verb there is, by name."""
+
+
+def check(verb: str, args: dict[str, Any], node: str | None = None) -> Args:
+    """The arguments as their type. Raises InvalidInputError naming the verb or the field that is wrong."""
+    entry = VERBS.get(verb)
+    if entry is None:
+        raise InvalidInputError("verb", f"unknown verb {verb!r}; there are {', '.join(VERBS)}")
+    if node is not None and not entry.takes_node:
+        raise InvalidInputError("node", f"{verb} is for the whole run and takes no node")
+    try:
+        typed: Args = msgspec.convert(args, entry.args)
+    except msgspec.ValidationError as error:
+        raise InvalidInputError(*_field_and_problem(entry, str(error))) from None
+    if isinstance(typed, StartRun) and (typed.config is None) == (typed.resume is None):
+        raise InvalidInputError("config", "start-run takes exactly one of config and resume")
+    return typed
+
+
+def parse_args(verb: str, pairs: dict[str, str]) -> dict[str, Any]:
+    """`key=value` texts as the values the verb's fields want. Raises InvalidInputError as `check` does."""
+    entry = VERBS.get(verb)
+    if entry is None:
+        check(verb, {})
+        raise AssertionError(verb)
+    known = {field.name for field in msgspec.structs.fields(entry.args)}
+    for name in pairs:
+        if name not in known:
+            raise InvalidInputError(name, f"{verb} has no argument {name!r}; {_takes(entry)}")
+    try:
+        typed = msgspec.convert(pairs, entry.args, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidInputError(*_field_and_problem(entry, str(error))) from None
+    values: dict[str, Any] = msgspec.to_builtins(typed)
+    return {name: values[name] for name in pairs}
+
+
+def _takes(entry: Verb) -> str:
+    names = [field.name for field in msgspec.structs.fields(entry.args)]
+    return f"it takes {', '.join(names)}" if names else "it takes none"
+
+
+def _field_and_problem(entry: Verb, text: str) -> tuple[str, str]:
+    """msgspec's "Expected `int` >= 1 - at `$.micro`" as ("micro", "expected `int` >= 1")."""
+    problem, _, path = text.partition(" - at `$.")
+    field = path.rstrip("`")
+    if not field and "`" in problem:
+        field = problem.split("`")[1]
+    return field or entry.name, problem[0].lower() + problem[1:]

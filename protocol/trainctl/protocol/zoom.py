@@ -1,0 +1,112 @@
+"""How a span of steps is cut into about as many buckets as a screen has columns, and the query that fills them.
+
+Buckets start at multiples of their size, so they don't move while a run grows. Up to RAW_STEPS_PER_COLUMN steps a
+bucket they are made from the steps themselves; above, from the rollups, with the few steps that a rollup would take in
+from outside the span read one by one: a spike is in its bucket's maximum at any zoom, and in no other's.
+"""
+
+from typing import Final, NamedTuple
+
+from trainctl.protocol.metrics import (
+    EVALUATION_METRIC,
+    FINITE,
+    LIVE_RANK_STEPS,
+    RANK_EXPRESSIONS,
+    STEP_EXPRESSIONS,
+)
+from trainctl.protocol.record import ROLLUP_LEVELS
+
+RAW_STEPS_PER_COLUMN: Final = 30
+_LEAST_ROLLUPS_PER_COLUMN: Final = 3
+"""Fewer would make rounding up to whole rollups leave too many columns empty."""
+
+
+class Zoom(NamedTuple):
+    """Buckets of `bucket_steps` steps, made from rollups of `level` steps, or from the steps themselves if it is 0."""
+
+    bucket_steps: int
+    level: int
+
+
+def choose(first: int, last: int, columns: int, *, rollups: bool = True) -> Zoom:
+    """The finest zoom that shows the steps first..last in at most `columns` buckets."""
+    zoom = _of_size(-(-(last - first + 1) // columns), rollups)
+    if last // zoom.bucket_steps - first // zoom.bucket_steps < columns:
+        return zoom
+    # The span straddles one bucket more than it fills; one more than columns - 1 can fill always fits.
+    return _of_size(-(-(last - first + 1) // (columns - 1)) if columns > 1 else last + 1, rollups)
+
+
+def _of_size(wanted: int, rollups: bool) -> Zoom:
+    if not rollups or wanted <= RAW_STEPS_PER_COLUMN:
+        return Zoom(wanted, 0)
+    level = max(level for level in ROLLUP_LEVELS if level * _LEAST_ROLLUPS_PER_COLUMN <= wanted)
+    return Zoom(-(-wanted // level) * level, level)
+
+
+class Pieces(NamedTuple):
+    """A span as steps, then whole rollup buckets, then steps; a piece whose last is below its first is empty."""
+
+    head_first: int
+    head_last: int
+    bucket_first: int
+    bucket_last: int
+    tail_first: int
+    tail_last: int
+
+
+def pieces(first: int, last: int, level: int, *, oldest: int, newest: int) -> Pieces:
+    """Cut first..last for rollups of `level` steps; oldest and newest are the ends of the record.
+
+    A rollup bucket that the span covers only in part still counts as whole if the record has no step outside the span
+    in it.
+    """
+    if level == 0:
+        return Pieces(first, last, 1, 0, 1, 0)
+    bucket_first = first // level if first <= oldest else -(-first // level)
+    bucket_last = last // level if last >= newest else (last + 1) // level - 1
+    if bucket_last < bucket_first:
+        return Pieces(first, last, 1, 0, 1, 0)
+    return Pieces(first, bucket_first * level - 1, bucket_first, bucket_last, (bucket_last + 1) * level, last)
+
+
+def series_query(metric: str) -> str:
+    """Rows (bucket, minimum, maximum, mean, last) of a metric, ascending.
+
+    Its parameters are the fields of Pieces, `level`, `rank` and `size`, the steps in a bucket.
+    """
+    steps = _steps_query(metric)
+    columns = "step, 1 AS count, value AS minimum, value AS maximum, value AS mean, value AS last"
+    return f"""
+        WITH pieces AS MATERIALIZED (
+          SELECT {columns} FROM ({steps.format(piece="head")}) WHERE {FINITE}
+          UNION ALL
+          SELECT bucket * bucket_steps, count, minimum, maximum, mean, last FROM rollups
+          WHERE metric = '{metric}' AND rank = :rank AND bucket_steps = :level
+            AND bucket BETWEEN :bucket_first AND :bucket_last
+          UNION ALL
+          SELECT {columns} FROM ({steps.format(piece="tail")}) WHERE {FINITE}
+        ), buckets AS MATERIALIZED (
+          SELECT step / :size AS bucket, min(minimum) AS minimum, max(maximum) AS maximum,
+            sum(mean * count) / sum(count) AS mean, max(step) AS newest
+          FROM pieces GROUP BY 1
+        )
+        SELECT bucket, buckets.minimum, buckets.maximum, buckets.mean, last
+        FROM buckets JOIN pieces ON pieces.step = newest ORDER BY bucket
+    """  # noqa: S608  every part is a constant of this program; values are parameters
+
+
+def _steps_query(metric: str) -> str:
+    between = "BETWEEN :{piece}_first AND :{piece}_last"
+    if metric == EVALUATION_METRIC:
+        # max(at) alone makes SQLite take the other columns from its row: the newest evaluation of each step.
+        newest = f"SELECT step, loss, max(at) FROM evaluations WHERE step {between} GROUP BY step"  # noqa: S608
+        return f"SELECT step, loss AS value FROM ({newest})"  # noqa: S608
+    if metric in STEP_EXPRESSIONS:
+        expression = STEP_EXPRESSIONS[metric]
+        return f"SELECT step, {expression} AS value FROM steps WHERE NOT retracted AND step {between}"  # noqa: S608
+    expression = RANK_EXPRESSIONS[metric]
+    return (
+        f"SELECT r.step AS step, {expression} AS value FROM {LIVE_RANK_STEPS}"  # noqa: S608
+        f" WHERE r.rank = :rank AND r.step {between}"
+    )

@@ -1,0 +1,83 @@
+"""What holds for every test: a leaked process or thread fails it; with --fail-on-skip a skipped test does too."""
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Generator, Iterator
+
+import psutil
+import pytest
+
+MARK = "TRAINCTL_TEST_SESSION"
+"""Every process that a test starts inherits this variable, however it detaches itself."""
+GRACE_SECONDS = 5.0
+os.environ[MARK] = secrets.token_hex(8)
+SHARED_PIDS: set[int] = set()
+"""Processes that a session's fixture keeps beyond the test that first asked for it."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fail-on-skip", action="store_true", help="a skipped test fails the session")
+
+
+def our_processes() -> dict[int, str]:
+    """Live processes of this session other than this one: pid and command line."""
+    found = {}
+    for process in psutil.process_iter(["pid", "status"]):
+        if process.pid in (os.getpid(), *SHARED_PIDS) or process.info["status"] == psutil.STATUS_ZOMBIE:
+            continue
+        try:
+            if process.environ().get(MARK) == os.environ[MARK]:
+                found[process.pid] = " ".join(process.cmdline())[:200]
+        except psutil.Error:
+            continue
+    return found
+
+
+def our_threads() -> dict[int, str]:
+    return {thread.ident: thread.name for thread in threading.enumerate() if thread.ident is not None}
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    item.stash[_before] = (set(our_processes()), set(our_threads()))
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    yield
+    pids, threads = item.stash[_before]
+    deadline = time.monotonic() + GRACE_SECONDS
+    while True:
+        left = {pid: line for pid, line in our_processes().items() if pid not in pids}
+        running = {i: name for i, name in our_threads().items() if i not in threads and not _is_pool(name)}
+        if not left and not running:
+            return
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    for pid in left:
+        psutil.Process(pid).kill()
+    pytest.fail(f"left behind: processes {left}, threads {running}", pytrace=False)
+
+
+def _is_pool(name: str) -> bool:
+    """Worker threads that a library keeps for the life of the process."""
+    return name.startswith(("ThreadPoolExecutor", "asyncio_", "tqdm", "pymp", "Thread-auto"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    if config.getoption("--fail-on-skip") and skipped:
+        terminalreporter.write_line(f"{len(skipped)} skipped, and --fail-on-skip was given", red=True)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if session.config.getoption("--fail-on-skip") and reporter and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+_before: pytest.StashKey[tuple[set[int], set[int]]] = pytest.StashKey()

@@ -1,0 +1,52 @@
+"""Hypothesis strategies for any message, made from what msgspec knows of its type."""
+
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+from msgspec import inspect as shape
+
+CHARACTERS = st.characters(exclude_categories=("Cs",))
+TEXT = st.text(CHARACTERS, max_size=40)
+LARGE = 2**53
+
+
+def of(kind: type[msgspec.Struct], *, finite: bool) -> st.SearchStrategy[Any]:
+    """Messages of a type; floats are finite or anything but NaN (which equals nothing)."""
+    return _struct(shape.type_info(kind), finite)
+
+
+def _struct(info: Any, finite: bool) -> st.SearchStrategy[Any]:
+    fields = {field.name: _value(field.type, finite) for field in info.fields if field.name != "v"}
+    return st.builds(info.cls, **fields)
+
+
+def _value(kind: Any, finite: bool) -> st.SearchStrategy[Any]:
+    match kind:
+        case shape.UnionType(types):
+            return st.one_of([_value(part, finite) for part in types])
+        case shape.NoneType():
+            return st.none()
+        case shape.BoolType():
+            return st.booleans()
+        case shape.IntType(ge=low, le=high):
+            return st.integers(-LARGE if low is None else low, LARGE if high is None else high)
+        case shape.FloatType(gt=above, ge=low, le=high):
+            bound = low if above is None else above
+            bounded = bound is not None or high is not None
+            return st.floats(
+                bound, high, exclude_min=above is not None, allow_nan=False, allow_infinity=not (finite or bounded)
+            )
+        case shape.StrType(pattern=str()):
+            return st.uuids().map(str)
+        case shape.StrType(min_length=low, max_length=high):
+            return st.text(CHARACTERS, min_size=low or 0, max_size=min(high or 40, 40))
+        case shape.LiteralType(values):
+            return st.sampled_from(values)
+        case shape.VarTupleType(item_type=item):
+            return st.lists(_value(item, finite), max_size=3).map(tuple)
+        case shape.DictType():
+            return st.dictionaries(TEXT, st.none() | st.booleans() | st.integers(-LARGE, LARGE) | TEXT, max_size=3)
+        case shape.StructType():
+            return _struct(kind, finite)
+    raise TypeError(f"no strategy for {kind}")

@@ -1,0 +1,242 @@
+"""The codec: what is said arrives, and whatever else arrives is a ProtocolError that names the reason."""
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainctl.protocol import codec, examples
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import ProtocolError, VersionError
+
+from . import strategies
+
+KINDS = [(talk, kind) for talk in examples.UNIONS for kind in examples.types_of(talk)]
+ALL = list(examples.DECODERS.values())
+OFTEN = settings(max_examples=40, deadline=None)
+COMMAND = examples.EXAMPLES["client to agent"]["command"]
+
+
+def plain(**changes: Any) -> dict[str, Any]:
+    return {**msgspec.to_builtins(COMMAND), **changes}
+
+
+def packed(value: Any) -> bytes:
+    frame: bytes = msgpack.packb(value)
+    return frame
+
+
+def refused(frame: bytes, why: str, decode: Callable[[bytes], Any] = codec.decode_request) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        decode(frame)
+
+
+@pytest.mark.parametrize(("talk", "kind"), KINDS, ids=lambda value: getattr(value, "__name__", ""))
+@OFTEN
+@given(data=st.data())
+def test_round_trip(talk: str, kind: type[m.Message], data: st.DataObject) -> None:
+    message = data.draw(strategies.of(kind, finite=talk == "client to agent"))
+    assert examples.DECODERS[talk](codec.encode(message)) == message
+
+
+@pytest.mark.parametrize("decode", ALL)
+@OFTEN
+@given(frame=st.binary(max_size=300))
+def test_random_bytes_are_refused(decode: Callable[[bytes], Any], frame: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(frame)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | strategies.TEXT
+    | st.binary(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(strategies.TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize("talk", examples.DECODERS)
+@OFTEN
+@given(data=st.data())
+def test_a_message_with_one_field_replaced_is_read_or_refused(talk: str, data: st.DataObject) -> None:
+    message = examples.EXAMPLES[talk][data.draw(st.sampled_from(sorted(examples.EXAMPLES[talk])))]
+    fields = msgspec.to_builtins(message)
+    fields[data.draw(st.sampled_from(sorted(fields)))] = data.draw(JSON)
+    try:
+        read = examples.DECODERS[talk](packed(fields))
+    except ProtocolError as error:
+        assert str(error) and "\n" not in str(error)
+    else:
+        assert isinstance(read, m.Message)
+
+
+@pytest.mark.parametrize("talk", examples.DECODERS)
+@OFTEN
+@given(data=st.data())
+def test_a_frame_cut_or_flipped_is_read_or_refused(talk: str, data: st.DataObject) -> None:
+    frame = bytearray(
+        codec.encode(examples.EXAMPLES[talk][data.draw(st.sampled_from(sorted(examples.EXAMPLES[talk])))])
+    )
+    place = data.draw(st.integers(0, len(frame) - 1))
+    frame[place] ^= data.draw(st.integers(1, 255))
+    for broken in (bytes(frame), bytes(frame[:place])):
+        try:
+            examples.DECODERS[talk](broken)
+        except ProtocolError:
+            continue
+
+
+# ---------------------------------------------------------------- limits, one by one
+
+
+def test_largest_frame_from_a_client() -> None:
+    padding = codec.CONTROL_FRAME_BYTES - len(packed(plain(args={"a": ""}))) - 2
+    texts = ["x" * 4096] * (padding // 4100)
+    frame = packed(plain(args={"a": texts}))
+    assert len(frame) <= codec.CONTROL_FRAME_BYTES
+    codec.decode_request(frame)
+    refused(packed(plain(args={"a": [*texts, *texts[:2]]})), "over the limit of 65,536")
+
+
+def test_largest_frame_elsewhere() -> None:
+    refused(b"\x80" * (codec.FRAME_BYTES + 1), "over the limit of 1,048,576", codec.decode_reply)
+
+
+def test_a_message_too_large_to_send_says_so() -> None:
+    with pytest.raises(ProtocolError, match=r"LogPart is .* over the frame limit"):
+        codec.encode(m.LogPart(rid="1", run=None, rank=0, offset_bytes=0, size_bytes=0, text="x" * codec.FRAME_BYTES))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param("x" * 4097, id="string"),
+        pytest.param([0] * 4097, id="array"),
+        pytest.param({str(key): 0 for key in range(257)}, id="map"),
+        pytest.param(msgpack.ExtType(5, b"x"), id="extension"),
+        pytest.param(msgpack.Timestamp(1, 2), id="timestamp"),
+        pytest.param({1: 2}, id="key that is no string"),
+    ],
+)
+def test_caps_of_what_a_client_sends(value: Any) -> None:
+    refused(packed(plain(args={"a": value})), "not a msgpack message within limits")
+
+
+def test_what_is_within_the_caps_passes() -> None:
+    for value in ("x" * 4096, [0] * 4096, {str(key): 0 for key in range(256)}, b"x" * 40000):
+        assert codec.decode_request(packed(plain(args={"a": value}))).args == {"a": value}  # type: ignore[union-attr]
+
+
+def test_nesting() -> None:
+    def nested(levels: int) -> Any:
+        return [] if levels == 1 else [nested(levels - 1)]
+
+    codec.decode_request(packed(plain(args={"a": nested(codec.MAX_DEPTH - 2)})))
+    refused(packed(plain(args={"a": nested(codec.MAX_DEPTH)})), "nested deeper than 8")
+    refused(b"\x91" * 60_000 + b"\x90", "not a msgpack message")
+    refused(b"\x91" * 60_000 + b"\x90", "not a msgpack message", codec.decode_reply)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_of_a_command_are_finite(value: float) -> None:
+    refused(packed(plain(args={"a": {"b": [value]}})), "where a finite number is required")
+    refused(packed(plain(issued_at=value)), "where a finite number is required")
+
+
+def test_telemetry_may_hold_nan() -> None:
+    step = codec.decode_live(codec.encode(examples.EXAMPLES["published by an agent"]["step-committed-nan"]))
+    assert isinstance(step, m.StepCommitted)
+    assert step.loss != step.loss
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"type": "no-such"}, "no-such"),
+        ({"type": 7}, "str"),
+        ({"type": "step-plan"}, "step-plan"),
+        ({"extra": 1}, "extra"),
+        ({"verb": 7}, "verb"),
+        ({"args": [1]}, "args"),
+        ({"id": "not-a-uuid"}, "id"),
+        ({"rid": ""}, "rid"),
+        ({"rid": "x" * 65}, "rid"),
+        ({"by": "x" * 65}, "by"),
+        ({"if_plan": -1}, "if_plan"),
+        ({"ttl_seconds": 0}, "ttl_seconds"),
+        ({"ttl_seconds": 86401}, "ttl_seconds"),
+    ],
+)
+def test_a_bad_field_is_named(changes: dict[str, Any], why: str) -> None:
+    refused(packed(plain(**changes)), why)
+
+
+@pytest.mark.parametrize("field", ["rid", "id", "verb"])
+def test_a_missing_field_is_named(field: str) -> None:
+    fields = plain()
+    del fields[field]
+    refused(packed(fields), field)
+
+
+def test_unknown_fields_are_ignored_in_what_an_agent_says() -> None:
+    for talk in ("agent to client", "published by an agent", "agent to trainer", "trainer to agent"):
+        for message in examples.EXAMPLES[talk].values():
+            fields = {**msgspec.to_builtins(message), "added_later": [1]}
+            assert codec.encode(examples.DECODERS[talk](packed(fields))) == codec.encode(message)
+
+
+@pytest.mark.parametrize("version", [0, 2, -1, "1", None, True, 1.5, [1]])
+@pytest.mark.parametrize("decode", ALL)
+def test_other_versions_are_refused(decode: Callable[[bytes], Any], version: Any) -> None:
+    error = ProtocolError if version is True else VersionError
+    with pytest.raises(error):
+        decode(packed(plain(v=version)))
+
+
+def test_a_message_without_a_version_is_refused() -> None:
+    fields = plain()
+    del fields["v"]
+    with pytest.raises(VersionError, match="None, this side speaks 1"):
+        codec.decode_request(packed(fields))
+
+
+@pytest.mark.parametrize("value", [None, 1, "text", [1], b"bytes", True, 1.5])
+def test_only_maps_are_messages(value: Any) -> None:
+    refused(packed(value), "a message is a map")
+
+
+def test_trailing_bytes_are_refused() -> None:
+    refused(packed(plain()) + b"\x00", "not a msgpack message")
+
+
+def test_bad_utf8_is_refused() -> None:
+    refused(packed(plain()).replace(b"anna", b"an\xff\xff"), "not a msgpack message")
+
+
+# ---------------------------------------------------------------- whom to answer
+
+
+def test_the_request_id_of_a_malformed_request_is_found() -> None:
+    assert codec.peek_rid(packed(plain(verb=7))) == plain()["rid"]
+    assert codec.peek_rid(packed({"rid": "r", "v": 99})) == "r"
+
+
+@pytest.mark.parametrize(
+    "frame", [b"", b"\xc1", packed([1]), packed({"rid": 7}), packed({"rid": "x" * 65}), packed({})]
+)
+def test_no_request_id_is_an_empty_one(frame: bytes) -> None:
+    assert codec.peek_rid(frame) == ""
+
+
+def test_a_timestamp_is_not_read_as_a_date() -> None:
+    frame = msgpack.packb(plain(args={"a": datetime.datetime.now(datetime.UTC)}), datetime=True)
+    refused(frame, "not a msgpack message within limits")

@@ -1,0 +1,135 @@
+"""Wire vectors: every message has some, they decode, and their bytes don't change while the version doesn't."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from trainctl.protocol import codec, docs, examples, verbs
+from trainctl.protocol import messages as m
+
+ROOT = Path(__file__).resolve().parents[2]
+WIRE = ROOT / "tests" / "golden" / "wire"
+NAMES = [(talk, name) for talk, found in examples.EXAMPLES.items() for name in found]
+AGAIN = "python -m trainctl.protocol.examples tests/golden/wire"
+
+
+def vector(name: str) -> dict[str, Any]:
+    file = WIRE / f"{name}.json"
+    assert file.is_file(), f"{name} has no golden vector; write it with {AGAIN}"
+    return json.loads(file.read_text("utf-8"))
+
+
+def without_nulls_for_nan(plain: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in plain.items() if not (name.endswith("-nan") and key == "loss")}
+
+
+@pytest.mark.parametrize("talk", examples.UNIONS)
+def test_every_message_type_has_an_example_under_its_tag(talk: str) -> None:
+    kinds = {type(message) for message in examples.EXAMPLES[talk].values()}
+    assert kinds == set(examples.types_of(talk))
+    for name, message in examples.EXAMPLES[talk].items():
+        assert name.startswith(examples.tag_of(type(message)))
+
+
+def test_every_concrete_message_is_in_a_conversation() -> None:
+    spoken = {kind for talk in examples.UNIONS for kind in examples.types_of(talk)}
+    roots = {m.Message, m.Request, m.Reply}
+    defined = {kind for kind in vars(m).values() if isinstance(kind, type) and issubclass(kind, m.Message)}
+    assert defined - roots == spoken
+
+
+def test_tags_are_unique() -> None:
+    tags = [examples.tag_of(kind) for talk in examples.UNIONS for kind in examples.types_of(talk)]
+    assert len(set(tags)) == len(tags)
+
+
+@pytest.mark.parametrize(("talk", "name"), NAMES)
+def test_bytes_are_those_of_the_vector(talk: str, name: str) -> None:
+    kept = vector(name)
+    assert kept["conversation"] == talk
+    assert codec.encode(examples.EXAMPLES[talk][name]).hex() == kept["frame"]
+
+
+@pytest.mark.parametrize(("talk", "name"), NAMES)
+def test_vector_decodes_to_the_message_beside_it(talk: str, name: str) -> None:
+    kept = vector(name)
+    message = examples.DECODERS[talk](bytes.fromhex(kept["frame"]))
+    plain = msgspec.json.decode(msgspec.json.encode(message))
+    assert without_nulls_for_nan(plain, name) == without_nulls_for_nan(kept["message"], name)
+    assert codec.encode(message).hex() == kept["frame"]
+
+
+@pytest.mark.parametrize(("talk", "name"), NAMES)
+def test_other_conversations_refuse_it(talk: str, name: str) -> None:
+    frame = bytes.fromhex(vector(name)["frame"])
+    for other, decode in examples.DECODERS.items():
+        if other != talk:
+            with pytest.raises(codec.ProtocolError):
+                decode(frame)
+
+
+def test_no_vector_is_left_of_a_message_that_is_gone() -> None:
+    assert {file.stem for file in WIRE.glob("*.json")} == {name for _, name in NAMES}
+
+
+def test_example_commands_are_valid() -> None:
+    for message in examples.EXAMPLES["client to agent"].values():
+        if isinstance(message, m.Command):
+            verbs.check(message.verb, message.args, message.node)
+
+
+def test_written_vectors_are_those_kept(tmp_path: Path) -> None:
+    (tmp_path / "gone.json").write_text("{}")
+    examples.write(tmp_path)
+    assert {file.name: file.read_text("utf-8") for file in tmp_path.iterdir()} == {
+        file.name: file.read_text("utf-8") for file in WIRE.iterdir()
+    }
+
+
+# ---------------------------------------------------------------- docs/protocol.md
+
+
+def test_page_is_up_to_date() -> None:
+    kept = (ROOT / "docs" / "protocol.md").read_text("utf-8")
+    assert kept == docs.page(), "write it again with python -m trainctl.protocol.docs"
+
+
+def test_page_names_every_type_field_verb_and_version() -> None:
+    page = docs.page()
+    for talk in examples.UNIONS:
+        for kind in examples.types_of(talk):
+            assert f"#### {kind.__name__}\n\n`type` is `{examples.tag_of(kind)}`" in page
+            for field in msgspec.structs.fields(kind):
+                assert field.name == "v" or f"| `{field.encode_name}` |" in page
+    for verb in verbs.VERBS:
+        assert f"### {verb}\n" in page
+
+
+def test_links_of_the_page_lead_somewhere() -> None:
+    page = docs.page()
+    anchors = {
+        re.sub(r"[^\w\- ]", "", line.lstrip("# ")).lower().replace(" ", "-")
+        for line in page.splitlines()
+        if line.startswith("#")
+    }
+    assert set(re.findall(r"\]\(#([^)]+)\)", page)) <= anchors
+
+
+def test_comments_beside_fields_reach_the_page() -> None:
+    comments = docs.field_comments(m)
+    assert comments["StepCommitted"]["loss"] == "weighted mean, nats per unit of weight"
+    assert "| weighted mean, nats per unit of weight |" in docs.page()
+
+
+def test_check_tells_an_old_page_from_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "protocol.md"
+    for arguments, status in ((["--check"], 1), ([], 0), (["--check"], 0)):
+        monkeypatch.setattr("sys.argv", ["docs", *arguments, str(page)])
+        assert docs.main() == status
+    page.write_text(page.read_text("utf-8") + "by hand\n", "utf-8")
+    monkeypatch.setattr("sys.argv", ["docs", "--check", str(page)])
+    assert docs.main() == 1

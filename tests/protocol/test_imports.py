@@ -1,0 +1,60 @@
+"""Who imports whom: the rooms keep apart, and the command line starts without what only other commands need."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("protocol", "trainer", "node_agent", "tui")
+PATHS = [str(ROOT / room) for room in ROOMS]
+HEAVY = ("textual", "torch", "mlx", "transformers", "zmq", "numpy", "sqlite3")
+
+
+def loaded_by(module: str) -> set[str]:
+    """Top-level names that a fresh interpreter has loaded after importing `module`."""
+    code = f"import sys, json; sys.path[:0] = {PATHS!r}; import {module}; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    return {*(names := json.loads(done.stdout)), *(name.split(".")[0] for name in names)}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_namespace_has_no_file_of_its_own(room: str) -> None:
+    assert not (ROOT / room / "trainctl" / "__init__.py").exists()
+    assert (ROOT / room / "trainctl" / room / "__init__.py").is_file()
+    assert (ROOT / room / "trainctl" / room / "py.typed").is_file()
+
+
+def test_the_command_line_starts_light() -> None:
+    loaded = loaded_by("trainctl.tui.cli")
+    assert not loaded & set(HEAVY)
+    assert not {name for name in loaded if name.startswith(("trainctl.trainer", "trainctl.node_agent"))}
+
+
+@pytest.mark.parametrize(
+    "module", ["trainctl.node_agent.cli", "trainctl.node_agent.daemon", "trainctl.protocol.client"]
+)
+def test_what_does_not_compute_loads_no_backend(module: str) -> None:
+    assert not loaded_by(module) & {"torch", "mlx", "transformers", "textual"}
+
+
+def test_the_protocol_loads_none_of_the_rooms() -> None:
+    names = ", ".join(
+        f"trainctl.protocol.{file.stem}"
+        for file in sorted((ROOT / "protocol" / "trainctl" / "protocol").glob("*.py"))
+        if file.stem != "__init__"
+    )
+    loaded = loaded_by(names)
+    assert not {name for name in loaded if name.startswith(tuple(f"trainctl.{room}" for room in ROOMS[1:]))}
+    assert not loaded & {"torch", "mlx", "textual"}
+
+
+def test_the_import_contracts_hold() -> None:
+    pytest.importorskip("importlinter")
+    code = f"import sys; sys.path[:0] = {PATHS!r}; from importlinter.cli import lint_imports_command as run; run()"
+    command = [sys.executable, "-c", code, "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 kept, 0 broken" in done.stdout

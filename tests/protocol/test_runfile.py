@@ -1,0 +1,277 @@
+"""Run files: what a good one means, and the line that each bad one gets, which names the file and the field."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import tomli_w
+
+from trainctl.protocol import runfile
+from trainctl.protocol.errors import InvalidInputError
+
+
+def good() -> dict[str, Any]:
+    return {
+        "run": {"name": "sft-1b", "steps": 100},
+        "model": {"path": "model"},
+        "data": {"path": "data"},
+        "batch": {"global": 24},
+        "optimizer": {"learning_rate": 1e-3},
+    }
+
+
+def with_value(raw: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    *tables, name = key.split(".")
+    target = raw
+    for table in tables:
+        target = target.setdefault(table, {})
+    target[name] = value
+    return raw
+
+
+def write(folder: Path, raw: dict[str, Any]) -> Path:
+    path = folder / "run.toml"
+    path.write_bytes(tomli_w.dumps(raw).encode())
+    return path
+
+
+def problem_of(path: Path, overrides: dict[str, str] | None = None) -> str:
+    with pytest.raises(InvalidInputError) as caught:
+        runfile.read(path, overrides)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.count("Traceback") == 0
+    return text
+
+
+def test_the_least_there_can_be(tmp_path: Path) -> None:
+    config = runfile.read(write(tmp_path, good()))
+    assert config.batch.global_ == 24
+    assert config.batch.micro == 8
+    assert config.model.path == str(tmp_path / "model")
+    assert config.optimizer.schedule == "cosine"
+    assert config.nodes == {}
+
+
+def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
+    raw = with_value(good(), "nodes.studio", {"share": 24, "backend": "mlx", "memory_limit_gb": 1.5})
+    config = runfile.read(write(tmp_path, raw))
+    assert runfile.parse(runfile.to_dict(config)) == config
+    assert tomli_w.dumps(runfile.to_dict(config))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("run.name", "Bad Name", "matching regex"),
+        ("run.name", "", "matching regex"),
+        ("run.name", 7, "`str`, got `int`"),
+        ("run.steps", 0, ">= 1"),
+        ("run.steps", 1.5, "`int`"),
+        ("run.steps", "many", "`int`, got `str`"),
+        ("run.seed", -1, ">= 0"),
+        ("run.orphan_seconds", 0, ">= 1"),
+        ("model.path", "", "length >= 1"),
+        ("model.path", 3, "`str`"),
+        ("model.dtype", "float8", "'float8'"),
+        ("data.path", "", "length >= 1"),
+        ("data.kind", "pictures", "'pictures'"),
+        ("data.tokenizer", "words", "'words'"),
+        ("data.sequence_length", 1, ">= 2"),
+        ("data.held_out", 0.6, "<= 0.5"),
+        ("data.held_out", -0.1, ">= 0"),
+        ("batch.global", 0, ">= 1"),
+        ("batch.global", "24", "`int`, got `str`"),
+        ("batch.micro", 0, ">= 1"),
+        ("batch.micro", 25, "over batch.global = 24"),
+        ("optimizer.learning_rate", 0, "> 0"),
+        ("optimizer.learning_rate", float("nan"), "float"),
+        ("optimizer.learning_rate", float("inf"), "<= 100"),
+        ("optimizer.beta1", 1, "< 1"),
+        ("optimizer.beta2", -0.1, ">= 0"),
+        ("optimizer.epsilon", 0, "> 0"),
+        ("optimizer.weight_decay", 11, "<= 10"),
+        ("optimizer.clip_norm", -1, ">= 0"),
+        ("optimizer.schedule", "square", "'square'"),
+        ("optimizer.warmup_steps", -1, ">= 0"),
+        ("optimizer.warmup_steps", 100, "below run.steps = 100"),
+        ("optimizer.final_fraction", 1.1, "<= 1"),
+        ("checkpoint.every_steps", -1, ">= 0"),
+        ("checkpoint.keep_last", 0, ">= 1"),
+        ("checkpoint.at_end", "yes", "`bool`"),
+        ("evaluate.every_steps", -1, ">= 0"),
+        ("nodes.studio.share", 0, ">= 1"),
+        ("nodes.studio.micro", 0, ">= 1"),
+        ("nodes.studio.backend", "jax", "'jax'"),
+        ("nodes.studio.device", "tpu", "matching regex"),
+        ("nodes.studio.threads", -1, ">= 0"),
+        ("nodes.studio.memory_limit_gb", 0, "> 0"),
+    ],
+)  # fmt: skip
+def test_each_bad_field_is_named_with_its_file(tmp_path: Path, key: str, value: Any, says: str) -> None:
+    path = write(tmp_path, with_value(good(), key, value))
+    text = problem_of(path)
+    assert text.startswith(f"{path}: ")
+    # A table of names is reported as a map of them: nodes[...].share
+    assert (key if not key.startswith("nodes") else key.rpartition(".")[2]) in text
+    assert says in text
+
+
+def test_every_field_of_the_run_file_is_tried_above() -> None:
+    marks = test_each_bad_field_is_named_with_its_file.pytestmark
+    tried = {key for key, _, _ in next(mark for mark in marks if mark.name == "parametrize").args[1]}
+    for table in msgspec.structs.fields(runfile.RunFile):
+        kind = runfile.NodeTable if table.name == "nodes" else table.type
+        prefix = "nodes.studio" if table.name == "nodes" else table.name
+        for field in msgspec.structs.fields(kind):
+            assert f"{prefix}.{field.encode_name}" in tried
+
+
+@pytest.mark.parametrize("table", ["run", "model", "data", "batch", "optimizer"])
+def test_a_missing_table_is_named(tmp_path: Path, table: str) -> None:
+    raw = good()
+    del raw[table]
+    assert problem_of(write(tmp_path, raw)) == f"{tmp_path / 'run.toml'}: {table}: is required and not there"
+
+
+@pytest.mark.parametrize("key", ["run.name", "run.steps", "model.path", "data.path", "optimizer.learning_rate"])
+def test_a_missing_field_is_named(tmp_path: Path, key: str) -> None:
+    raw = good()
+    table, name = key.split(".")
+    del raw[table][name]
+    assert problem_of(write(tmp_path, raw)) == f"{tmp_path / 'run.toml'}: {key}: is required and not there"
+
+
+@pytest.mark.parametrize("key", ["run.stepz", "models.path", "batch.global_", "nodes.studio.shares"])
+def test_an_unknown_field_is_named(tmp_path: Path, key: str) -> None:
+    text = problem_of(write(tmp_path, with_value(good(), key, 1)))
+    assert "unknown field" in text
+    assert any(part in text for part in key.split("."))
+
+
+def test_a_bad_node_name_is_refused(tmp_path: Path) -> None:
+    assert "nodes" in problem_of(write(tmp_path, with_value(good(), "nodes.Studio 1", {"share": 24})))
+
+
+@pytest.mark.parametrize(
+    ("shares", "says"),
+    [({"a": 20, "b": 5}, "sum to 25, over"), ({"a": 10, "b": 5}, "sum to 15, not to"), ({"a": 25}, "sum to 25, over")],
+)
+def test_shares_that_do_not_add_up(tmp_path: Path, shares: dict[str, int], says: str) -> None:
+    raw = good() | {"nodes": {name: {"share": share} for name, share in shares.items()}}
+    assert says in problem_of(write(tmp_path, raw))
+
+
+def test_shares_may_leave_a_rest_to_a_node_without_one(tmp_path: Path) -> None:
+    raw = good() | {"nodes": {"a": {"share": 20}, "b": {}}}
+    assert runfile.read(write(tmp_path, raw)).nodes["b"].share is None
+
+
+@pytest.mark.parametrize("text", ["[run", "run = ", "\x00", "[run]\nname = 'a'\nname = 'b'"])
+def test_no_toml_at_all(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    assert problem_of(path).startswith(f"{path}: not a readable TOML file")
+
+
+def test_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"\xff\xfe")
+    assert "not a readable TOML file" in problem_of(path)
+
+
+def test_no_file_and_a_folder(tmp_path: Path) -> None:
+    assert "no such run file" in problem_of(tmp_path / "none.toml")
+    assert "not a readable" in problem_of(tmp_path)
+
+
+# ---------------------------------------------------------------- overrides
+
+
+def test_overrides_are_toml_values_or_else_text(tmp_path: Path) -> None:
+    overrides = {"run.steps": "7", "optimizer.learning_rate": "1e-4", "model.dtype": "bfloat16", "nodes.a.share": "24"}
+    config = runfile.read(write(tmp_path, good()), overrides)
+    assert (config.run.steps, config.optimizer.learning_rate, config.model.dtype) == (7, 1e-4, "bfloat16")
+    assert config.nodes["a"].share == 24
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("steps", "7", "table.key=value"),
+        ("run.", "7", "table.key=value"),
+        ("run.steps.more", "7", "a value, not a table"),
+        ("run.steps", "0", "run.steps"),
+        ("run.stepz", "1", "stepz"),
+    ],
+)
+def test_bad_overrides_are_named(tmp_path: Path, key: str, value: str, says: str) -> None:
+    assert says in problem_of(write(tmp_path, good()), {key: value})
+
+
+# ---------------------------------------------------------------- what it points at
+
+
+def assets(folder: Path) -> runfile.RunFile:
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}")
+    (folder / "model" / "model.safetensors").write_bytes(b"x")
+    (folder / "data").mkdir()
+    (folder / "data" / "a.txt").write_text("text")
+    return runfile.read(write(folder, with_value(good(), "data.tokenizer", "bytes")))
+
+
+def test_paths_that_are_in_order(tmp_path: Path) -> None:
+    runfile.check_paths(assets(tmp_path))
+
+
+def _remove_config(folder: Path) -> None:
+    (folder / "model" / "config.json").unlink()
+
+
+def _remove_weights(folder: Path) -> None:
+    (folder / "model" / "model.safetensors").unlink()
+
+
+def _remove_text(folder: Path) -> None:
+    (folder / "data" / "a.txt").unlink()
+
+
+def _empty_text(folder: Path) -> None:
+    (folder / "data" / "a.txt").write_text("")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "field", "says"),
+    [
+        (_remove_config, "model.path", "no Hugging Face model"),
+        (_remove_weights, "model.path", "no *.safetensors"),
+        (_remove_text, "data.path", "holds no *.txt"),
+        (_empty_text, "data.path", "holds no *.txt"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path: Path, spoil: Any, field: str, says: str) -> None:
+    config = assets(tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(InvalidInputError) as caught:
+        runfile.check_paths(config, "run.toml")
+    assert str(caught.value).startswith(f"run.toml: {field}: ")
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field", "says"),
+    [
+        ({"data.path": "nowhere"}, "data.path", "no such file or folder"),
+        ({"data.kind": "samples"}, "data.path", "is a folder"),
+        ({"data.tokenizer": "model"}, "data.tokenizer", "tokenizer.json"),
+        ({"model.path": "data"}, "model.path", "no Hugging Face model"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path: Path, overrides: dict[str, str], field: str, says: str) -> None:
+    assets(tmp_path)
+    with pytest.raises(InvalidInputError) as caught:
+        runfile.check_paths(runfile.read(tmp_path / "run.toml", overrides), "run.toml")
+    assert str(caught.value).startswith(f"run.toml: {field}: ")
+    assert says in str(caught.value)

@@ -1,0 +1,109 @@
+"""Verbs: what each takes, and the field that is named when it is given something else."""
+
+from typing import Any
+
+import pytest
+
+from trainctl.protocol import verbs
+from trainctl.protocol.errors import InvalidInputError
+
+GOOD: dict[str, dict[str, Any]] = {
+    "start-run": {"resume": "sft-1b-1"},
+    "resize-batch": {"micro": 4},
+    "set-global-batch": {"value": 48, "schedule": "scale"},
+    "set-lr": {"value": 1e-4},
+    "checkpoint": {},
+    "evaluate": {},
+    "pause": {},
+    "resume": {},
+    "stop": {"checkpoint": False},
+    "note": {"text": "a warm day"},
+}
+
+
+def test_these_are_all_the_verbs() -> None:
+    assert set(GOOD) == set(verbs.VERBS)
+
+
+@pytest.mark.parametrize("verb", GOOD)
+def test_good_arguments_become_their_type(verb: str) -> None:
+    args = verbs.check(verb, GOOD[verb])
+    assert type(args) is verbs.VERBS[verb].args
+    for name, value in GOOD[verb].items():
+        assert getattr(args, name) == value
+
+
+@pytest.mark.parametrize("verb", GOOD)
+def test_typed_words_mean_the_same(verb: str) -> None:
+    words = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in GOOD[verb].items()}
+    assert verbs.parse_args(verb, words) == GOOD[verb]
+
+
+@pytest.mark.parametrize("verb", GOOD)
+def test_an_argument_that_a_verb_does_not_have_is_named(verb: str) -> None:
+    with pytest.raises(InvalidInputError, match="frobnicate"):
+        verbs.check(verb, {**GOOD[verb], "frobnicate": 1})
+    with pytest.raises(InvalidInputError) as caught:
+        verbs.parse_args(verb, {"frobnicate": "1"})
+    assert caught.value.where == "frobnicate"
+
+
+@pytest.mark.parametrize(
+    ("verb", "args", "field"),
+    [
+        ("resize-batch", {}, "micro"),
+        ("resize-batch", {"micro": 0}, "micro"),
+        ("resize-batch", {"micro": -1}, "micro"),
+        ("resize-batch", {"micro": 1.5}, "micro"),
+        ("resize-batch", {"micro": True}, "micro"),
+        ("resize-batch", {"micro": "8"}, "micro"),
+        ("resize-batch", {"micro": 2**80}, "micro"),
+        ("resize-batch", {"micro": None}, "micro"),
+        ("set-global-batch", {"value": 0}, "value"),
+        ("set-global-batch", {"value": 8, "schedule": "halve"}, "schedule"),
+        ("set-lr", {"value": -1e-9}, "value"),
+        ("set-lr", {"value": 101}, "value"),
+        ("set-lr", {"value": float("nan")}, "value"),
+        ("set-lr", {"value": float("inf")}, "value"),
+        ("stop", {"checkpoint": 1}, "checkpoint"),
+        ("note", {}, "text"),
+        ("note", {"text": ""}, "text"),
+        ("note", {"text": "x" * 501}, "text"),
+        ("start-run", {}, "config"),
+        ("start-run", {"config": {}, "resume": "a"}, "config"),
+        ("start-run", {"config": "run.toml"}, "config"),
+        ("start-run", {"resume": 7}, "resume"),
+    ],
+)
+def test_the_argument_at_fault_is_named(verb: str, args: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        verbs.check(verb, args)
+    assert caught.value.where == field
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("verb", ["", "frobnicate", "resize_batch", "RESIZE-BATCH", "__class__"])
+def test_an_unknown_verb_names_those_there_are(verb: str) -> None:
+    for call in (verbs.check, verbs.parse_args):
+        with pytest.raises(InvalidInputError, match="there are start-run, resize-batch") as caught:
+            call(verb, {})
+        assert caught.value.where == "verb"
+
+
+@pytest.mark.parametrize("verb", GOOD)
+def test_only_some_verbs_take_a_node(verb: str) -> None:
+    if verbs.VERBS[verb].takes_node:
+        verbs.check(verb, GOOD[verb], "studio")
+        return
+    with pytest.raises(InvalidInputError) as caught:
+        verbs.check(verb, GOOD[verb], "studio")
+    assert caught.value.where == "node"
+
+
+def test_words_left_out_are_not_filled_in() -> None:
+    assert verbs.parse_args("set-lr", {"value": "1e-4"}) == {"value": 1e-4}
+
+
+@pytest.mark.parametrize(("word", "value"), [("true", True), ("false", False), ("1", True), ("0", False)])
+def test_words_for_yes_and_no(word: str, value: bool) -> None:
+    assert verbs.parse_args("stop", {"checkpoint": word}) == {"checkpoint": value}
