@@ -1,0 +1,164 @@
+"""What it costs to be hosted: tokens/s of a run under an agent, recorded and watched, over the backend's bare loop.
+
+    python benchmarks/hosted_overhead.py [--backend torch|mlx] [--steps N] [--rounds N] [--threads N]
+
+Both sides train the demo's model on the demo's text with the same batches, in turns within one run, so that whatever
+else the machine does weighs on both. The bare loop is the backend's own calls and nothing else: no agent, no record, no
+messages, no phases. The hosted side is `trainctl-agent` with a client attached to every live message. Prints a table,
+then one JSON object; exits 1 if the median ratio of the rounds is under the bar.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from trainctl.protocol import messages as m
+from trainctl.protocol import runfile
+from trainctl.protocol.blocking import BlockingClient
+from trainctl.trainer import demo_assets
+from trainctl.trainer.backend import load
+from trainctl.trainer.dataset import open_dataset
+from trainctl.trainer.permutation import positions_of, samples_at
+
+BAR = 0.97
+NODE = "bench"
+GLOBAL_BATCH, MICRO_BATCH, SEQUENCE = 24, 8, 128
+WARM_STEPS = 3
+"""Steps at the start of each side that are not counted: allocators and caches settle."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", choices=["torch", "mlx"], default="torch")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        rounds = measure(Path(folder), options)
+    ratio = statistics.median(row["ratio"] for row in rounds)
+    print(f"{'round':>5} {'bare tok/s':>12} {'hosted tok/s':>13} {'ratio':>7}")
+    for number, row in enumerate(rounds, 1):
+        print(f"{number:>5} {row['bare']:>12,.0f} {row['hosted']:>13,.0f} {row['ratio']:>7.3f}")
+    result = {"backend": options.backend, "median_ratio": round(ratio, 4), "bar": BAR, "rounds": rounds}
+    print(json.dumps(result))
+    return 0 if ratio >= BAR else 1
+
+
+def measure(folder: Path, options: argparse.Namespace) -> list[dict[str, float]]:
+    """Rounds of (bare, hosted) in alternating order; both stay loaded throughout, one idles while the other runs."""
+    demo_assets.make_model(folder / "model")
+    demo_assets.make_text(folder / "data")
+    config = write_config(folder, options)
+    bare = Bare(config, folder)
+    hosted = Hosted(config, folder / "state")
+    try:
+        rounds = []
+        for number in range(options.rounds):
+            sides = [bare.tokens_per_second, hosted.tokens_per_second]
+            order = sides if number % 2 == 0 else sides[::-1]
+            got = {side.__qualname__.split(".")[0]: side(options.steps) for side in order}
+            row = {"bare": got["Bare"], "hosted": got["Hosted"], "ratio": got["Hosted"] / got["Bare"]}
+            rounds.append(row)
+        return rounds
+    finally:
+        hosted.close()
+
+
+def write_config(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "run": {"name": "bench", "steps": 1_000_000},
+        "model": {"path": str(folder / "model")},
+        "data": {"path": str(folder / "data"), "tokenizer": "bytes", "sequence_length": SEQUENCE},
+        "batch": {"global": GLOBAL_BATCH, "micro": MICRO_BATCH},
+        "optimizer": {"learning_rate": 1e-3, "schedule": "constant"},
+        "checkpoint": {"at_end": False},
+        "nodes": {NODE: {"backend": options.backend, "device": "cpu", "threads": options.threads}},
+    }
+
+
+class Bare:
+    """The backend's own loop in this process."""
+
+    def __init__(self, raw: dict[str, Any], folder: Path) -> None:
+        self._config = runfile.parse(raw)
+        self._dataset = open_dataset(self._config, folder / "tokens", "bench")
+        self._backend = load(self._config, self._config.nodes[NODE], "bench")
+        self._cursor = 0
+
+    def tokens_per_second(self, steps: int) -> float:
+        for _ in range(WARM_STEPS):
+            self._step()
+        begun = time.perf_counter()
+        tokens = sum(self._step() for _ in range(steps))
+        return tokens / (time.perf_counter() - begun)
+
+    def _step(self) -> float:
+        self._backend.clear()
+        expected, weight = float(GLOBAL_BATCH * SEQUENCE), 0.0
+        for start in range(self._cursor, self._cursor + GLOBAL_BATCH, MICRO_BATCH):
+            positions = positions_of((m.Range(start, MICRO_BATCH),))
+            batch = self._dataset.batch(samples_at(positions, self._dataset.samples, 0))
+            self._backend.forward(batch, 1 / expected)
+            self._backend.backward()
+            self._backend.accumulate()
+            weight += batch.weight
+        factor = expected / weight
+        norm = self._backend.gradient_norm() * factor
+        self._backend.update(1e-3, factor * min(1.0, 1.0 / (norm + 1e-6)))
+        self._cursor += GLOBAL_BATCH
+        return weight
+
+
+class Hosted:
+    """A paused run under an agent with a watcher; each measurement resumes it for a while."""
+
+    def __init__(self, raw: dict[str, Any], state: Path) -> None:
+        command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", NODE]
+        self._agent = subprocess.Popen(
+            [*command, "--listen", "tcp://127.0.0.1:0", "--state", str(state)], stdout=subprocess.PIPE, text=True
+        )
+        assert self._agent.stdout is not None
+        self._address = json.loads(self._agent.stdout.readline())["listen"]
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._client = BlockingClient(self._address).__enter__()
+        self._client.send("start-run", {"config": raw}, timeout_seconds=120)
+        self._client.send("pause", {})
+        self._watcher.start()
+
+    def tokens_per_second(self, steps: int) -> float:
+        """From the record: tokens between two commits over the time between them."""
+        first = self._client.snapshot(0).run.step + WARM_STEPS
+        self._client.send("resume", {})
+        while self._client.snapshot(0).run.step < first + steps:
+            time.sleep(0.2)
+        self._client.send("pause", {})
+        rows = self._client.steps(after_step=first - 1, limit=steps + 1).steps
+        assert len(rows) == steps + 1
+        return (rows[-1].tokens_total - rows[0].tokens_total) / (rows[-1].committed_at - rows[0].committed_at)
+
+    def _watch(self) -> None:
+        with BlockingClient(self._address) as client:
+            for item in client.attach():
+                if isinstance(item, m.RunView) and item.state not in m.ACTIVE_RUN_STATES:
+                    return
+
+    def close(self) -> None:
+        self._client.send("stop", {"checkpoint": False})
+        self._watcher.join(10)
+        while self._client.snapshot(0).run.state in m.ACTIVE_RUN_STATES:
+            time.sleep(0.05)
+        self._client.__exit__(None, None, None)
+        self._agent.terminate()
+        self._agent.wait(20)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

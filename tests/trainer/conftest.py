@@ -1,0 +1,179 @@
+"""A small model, small data, and one rank whose plans a test hands out itself."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import tomli_w
+
+from trainctl.protocol import messages as m
+from trainctl.protocol import runfile
+from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.statuspage import StatusWriter
+from trainctl.trainer import demo_assets
+from trainctl.trainer.backend import Backend, load
+from trainctl.trainer.dataset import Dataset, open_dataset
+from trainctl.trainer.ledger import Ledger
+from trainctl.trainer.step import Executor, Identity, Settings
+
+GENERATION = m.Generation(1, 1)
+G = 12
+RATE = 3e-3
+
+
+@dataclass
+class Rig:
+    """One rank without a process: a backend, a data set, and plans made by the test."""
+
+    config: runfile.RunFile
+    backend: Backend
+    dataset: Dataset
+    ledger: Ledger
+    executor: Executor
+    sent: list[m.FromTrainer] = field(default_factory=list)
+    seq: int = 0
+
+    def plan(self, step: int, micro: int, **changes: Any) -> m.StepPlan:
+        """A train plan of G samples, all of them rank 0's unless `changes` say otherwise."""
+        self.seq += 1
+        cursor = (step - 1) * G
+        plan = m.StepPlan(
+            run="r",
+            generation=GENERATION,
+            seq=self.seq,
+            kind="train",
+            step=step,
+            plan_version=1,
+            cursor=cursor,
+            global_batch=G,
+            work=(m.RankWork(0, (m.Range(cursor, G),), micro),),
+            learning_rate=RATE * min(1.0, step / 5),
+            divisor=256.0,
+        )
+        return msgspec.structs.replace(plan, **changes)
+
+    def train(self, step: int, micro: int, **changes: Any) -> m.Report:
+        return self.executor.train(self.plan(step, micro, **changes), time.perf_counter())
+
+    def form(self, generation: m.Generation = GENERATION) -> None:
+        assert self.ledger.form(m.Form(run="r", generation=generation, engine="none", ranks=(0,)))
+
+
+@pytest.fixture(scope="session")
+def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`model` (27 k parameters, tied), `text` (ASCII with some structure) and `samples.jsonl` (variable length,
+    masked)."""
+    folder = tmp_path_factory.mktemp("assets")
+    demo_assets.make_model(
+        folder / "model", demo_assets.llama_config(hidden=32, layers=2, heads=2, intermediate=64), seed=7
+    )
+    words = ["def", "return", "import", "self", "value", "(", ")", ":", "\n    ", "for", "in", "range", "x"]
+    chance = random.Random(5)
+    (folder / "text").mkdir()
+    for name in ("a", "b"):
+        (folder / "text" / f"{name}.txt").write_text(" ".join(chance.choices(words, k=1500)), encoding="utf-8")
+    with (folder / "samples.jsonl").open("w", encoding="utf-8") as file:
+        for _ in range(60):
+            length = chance.choice([2, 3, 5, 9, 20, 40])
+            tokens = [chance.randrange(97, 123) for _ in range(length)]
+            asked = chance.randrange(0, max(1, length - 1))
+            file.write(json.dumps({"tokens": tokens, "mask": [int(i >= asked) for i in range(length)]}) + "\n")
+    return folder
+
+
+@pytest.fixture
+def run_file(assets: Path, tmp_path: Path) -> Callable[..., runfile.RunFile]:
+    """Write `tmp_path`/run.toml for the small model, `table__key` changes laid over it, and parse it."""
+
+    def write(**changes: Any) -> runfile.RunFile:
+        raw: dict[str, Any] = {
+            "run": {"name": "small", "steps": 1000, "seed": 3},
+            "model": {"path": str(assets / "model")},
+            "data": {"path": str(assets / "text"), "tokenizer": "bytes", "sequence_length": 20, "held_out": 0.05},
+            "batch": {"global": G, "micro": 4},
+            "optimizer": {"learning_rate": RATE, "weight_decay": 0.1},
+            "nodes": {"here": {"backend": "torch", "device": "cpu", "threads": 1}},
+        }
+        for name, value in changes.items():
+            table, _, key = name.partition("__")
+            if key:
+                raw.setdefault(table, {})[key] = value
+            else:
+                raw[table] = value
+        (tmp_path / "run.toml").write_text(tomli_w.dumps(raw), encoding="utf-8")
+        return runfile.read(tmp_path / "run.toml")
+
+    return write
+
+
+@pytest.fixture
+def new_rig(run_file: Callable[..., runfile.RunFile], tmp_path: Path, assets: Path) -> Iterator[Callable[..., Rig]]:
+    """Make a rank: `new_rig("torch")`, `new_rig("mlx", samples=True)`, `new_rig("torch", model__dtype="bfloat16")`."""
+    pages: list[StatusWriter] = []
+
+    def make(
+        backend: str, *, samples: bool = False, wrap: Callable[[Backend], Backend] | None = None, **changes: Any
+    ) -> Rig:
+        if samples:
+            changes |= {"data__path": str(assets / "samples.jsonl"), "data__kind": "samples", "data__held_out": 0.0}
+        config = run_file(nodes__here={"backend": backend, "device": "cpu", "threads": 1}, **changes)
+        status = StatusWriter(RunPaths(tmp_path).status_page(len(pages)), os.getpid())
+        pages.append(status)
+        dataset = open_dataset(config, tmp_path / "data", "run.toml")
+        loaded = load(config, config.nodes["here"], "run.toml")
+        ledger = Ledger()
+        ledger.load(0, 0)
+        settings = Settings(config.run.seed, config.model.dtype, config.optimizer.clip_norm)
+        sent: list[m.FromTrainer] = []
+        model = wrap(loaded) if wrap else loaded
+        executor = Executor(Identity("r", "here", 0), settings, model, dataset, ledger, status, sent.append)
+        rig = Rig(config, model, dataset, ledger, executor, sent)
+        rig.form()
+        return rig
+
+    yield make
+    for page in pages:
+        page.close()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Array libraries beside each other on few cores: one thread each, set before either is imported."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+
+
+@pytest.fixture
+def run_python(assets: Path) -> Callable[[str], str]:
+    """Run a script in a fresh interpreter, the assets' folder its argument, and return what it printed."""
+
+    def run(script: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script), str(assets)],
+            env=environment, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def same_bits() -> Callable[[dict[str, Any], dict[str, Any]], bool]:
+    """Whether two sets of named arrays are equal to the byte."""
+
+    def compare(one: dict[str, Any], other: dict[str, Any]) -> bool:
+        return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
+
+    return compare

@@ -1,0 +1,232 @@
+"""A checkpoint is whole or absent, is refused when torn, and continues a run to the byte."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from trainctl.protocol import checkpoints
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer import checkpoint, digest
+from trainctl.trainer.backend import State
+
+NewRig = Callable[..., Any]
+SameBits = Callable[[dict[str, Any], dict[str, Any]], bool]
+
+
+def loop_state(rig: Any) -> checkpoint.LoopState:
+    return checkpoint.LoopState(
+        step=rig.ledger.last_step,
+        cursor=rig.ledger.cursor,
+        updates=rig.backend.export_state().updates,
+        loss_scale=rig.executor.loss_scale.value,
+        loss_scale_good_steps=rig.executor.loss_scale.good_steps,
+        seed=rig.config.run.seed,
+        samples=rig.dataset.samples,
+        layout_digest=digest.layout_digest(rig.backend.shapes),
+        data_digest=rig.dataset.digest,
+    )
+
+
+def write(rig: Any, folder: Path) -> Path:
+    checkpoint.write(folder, "r", loop_state(rig), rig.backend.export_state(), Path(rig.config.model.path), 0)
+    return folder
+
+
+@pytest.fixture
+def small(tmp_path: Path, assets: Path) -> Callable[[int], Path]:
+    """Write a checkpoint of a model of two numbers, at any step."""
+
+    def make(step: int) -> Path:
+        array = {"w": np.full(2, step, np.float32)}
+        state = State(array, array, array, step, {"torch.cpu": np.arange(3, dtype=np.uint8)})
+        loop = checkpoint.LoopState(
+            step=step, cursor=step, updates=step, loss_scale=1.0, loss_scale_good_steps=0, seed=0, samples=9,
+            layout_digest="l", data_digest="d",
+        )  # fmt: skip
+        folder = tmp_path / "checkpoints" / f"step-{step}"
+        checkpoint.write(folder, "r", loop, state, assets / "model", 0)
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_resumed_torch_run_is_the_run_to_the_byte(
+    new_rig: NewRig, same_bits: SameBits, tmp_path: Path, dtype: str
+) -> None:
+    straight = new_rig("torch", model__dtype=dtype)
+    for step in range(1, 11):
+        straight.train(step, 5)
+    folder = write(straight, tmp_path / "checkpoints" / "step-10")
+    expected = [straight.train(step, 5).loss_sum for step in range(11, 21)]
+
+    resumed = new_rig("torch", model__dtype=dtype)
+    found = checkpoint.read(folder)
+    resumed.backend.import_state(found.state)
+    resumed.ledger.load(found.loop.step, found.loop.cursor)
+    resumed.executor.loss_scale.value = found.loop.loss_scale
+    assert [resumed.train(step, 5).loss_sum for step in range(11, 21)] == expected
+    one, other = straight.backend.export_state(), resumed.backend.export_state()
+    assert same_bits(one.weights, other.weights)
+    assert same_bits(one.first_moments, other.first_moments)
+    assert same_bits(one.second_moments, other.second_moments)
+    assert same_bits(one.random, other.random)
+    assert one.updates == other.updates == 20
+
+
+@pytest.mark.parametrize(("writer", "reader"), [("torch", "mlx"), ("mlx", "torch"), ("mlx", "mlx")])
+def test_either_backend_continues_the_others_run(
+    new_rig: NewRig, same_bits: SameBits, tmp_path: Path, writer: str, reader: str
+) -> None:
+    one = new_rig(writer)
+    for step in range(1, 6):
+        one.train(step, 6)
+    found = checkpoint.read(write(one, tmp_path / "checkpoints" / "step-5"))
+    other = new_rig(reader)
+    other.backend.import_state(found.state)
+    other.ledger.load(5, found.loop.cursor)
+    if writer == reader:
+        assert same_bits(other.backend.export_state().random, found.state.random)
+    for step in range(6, 11):
+        expected, got = one.train(step, 6), other.train(step, 6)
+        assert got.loss_sum == pytest.approx(expected.loss_sum, rel=5e-5)
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_a_checkpoint_is_a_hugging_face_directory(new_rig: NewRig, run_file: Any, tmp_path: Path, backend: str) -> None:
+    rig = new_rig(backend)
+    rig.train(1, 6)
+    folder = write(rig, tmp_path / "checkpoints" / "step-1")
+    indices = np.arange(4)
+    expected = rig.backend.evaluate(rig.dataset.batch(indices))
+    for name in ("torch", "mlx"):
+        again = new_rig(name, model__path=str(folder))
+        assert again.backend.evaluate(again.dataset.batch(indices)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_checkpoint_names_what_it_was_made_of(new_rig: NewRig, tmp_path: Path) -> None:
+    rig = new_rig("torch")
+    loop = loop_state(rig)
+    good = {key: getattr(loop, key) for key in ("seed", "samples", "layout_digest", "data_digest")}
+    checkpoint.check_fits(loop, **good, where="here")
+    for key, value in (("seed", 99), ("samples", 1), ("layout_digest", "x"), ("data_digest", "x")):
+        with pytest.raises(InvalidInputError, match=r"^here: was written with another"):
+            checkpoint.check_fits(loop, **{**good, key: value}, where="here")
+
+
+def test_a_state_of_another_model_is_refused_by_name(new_rig: NewRig) -> None:
+    rig = new_rig("torch")
+    state = rig.backend.export_state()
+    state.weights.pop("model.norm.weight")
+    with pytest.raises(InvalidInputError, match=r"weight of 'model\.norm\.weight'"):
+        rig.backend.import_state(state)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("how", ["missing", "cut", "altered"])
+def test_a_torn_checkpoint_is_refused_by_name(small: Callable[[int], Path], name: str, how: str) -> None:
+    folder = small(3)
+    path = folder / name
+    content = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    else:
+        path.write_bytes(content[:-9] + bytes(255 - byte for byte in content[-9:]))
+    with pytest.raises(InvalidInputError, match=r"checkpoint|manifest") as refusal:
+        checkpoint.read(folder)
+    assert name in str(refusal.value)
+    assert str(folder) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_newest_complete_one_is_found_past_torn_ones(small: Callable[[int], Path], tmp_path: Path) -> None:
+    for step in (1, 2, 10, 11):
+        small(step)
+    folder = tmp_path / "checkpoints"
+    assert checkpoints.newest_complete(folder) == folder / "step-11"
+    (folder / "step-11" / "manifest.json").unlink()
+    (folder / "step-10" / "model.safetensors").write_bytes(b"")
+    shutil.copytree(folder / "step-2", folder / ".step-12.rank-0.part")
+    (folder / "step-x").mkdir()
+    assert checkpoints.newest_complete(folder) == folder / "step-2"
+    assert checkpoints.newest_complete(tmp_path / "nothing") is None
+
+
+def test_a_write_that_fails_leaves_everything_as_it_was(
+    small: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = small(1)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "_sync", full)
+    for step in (1, 2):
+        with pytest.raises(OSError, match="No space"):
+            small(step)
+    assert [path.name for path in folder.parent.iterdir()] == ["step-1"]
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_process_killed_while_writing_leaves_no_checkpoint(run_python: Callable[[str], str], tmp_path: Path) -> None:
+    """Killed at each of the writer's fsyncs in turn: `step-7` is absent or verifies."""
+    outcomes = set()
+    for stop in range(1, 10):
+        folder = tmp_path / str(stop) / "step-7"
+        run_python(f"""
+            import os, sys, numpy as np
+            from pathlib import Path
+            from trainctl.trainer import checkpoint
+            from trainctl.trainer.backend import State
+            count, sync = 0, checkpoint._sync
+            def stopping(path):
+                global count
+                count += 1
+                sync(path)
+                if count == {stop}:
+                    os._exit(0)
+            checkpoint._sync = stopping
+            array = {{"w": np.zeros(2, np.float32)}}
+            loop = checkpoint.LoopState(step=7, cursor=0, updates=0, loss_scale=1.0, loss_scale_good_steps=0, seed=0,
+                                        samples=1, layout_digest="", data_digest="")
+            state = State(array, array, array, 0)
+            checkpoint.write(Path({str(folder)!r}), "r", loop, state, Path(sys.argv[1]) / "model", 0)
+        """)
+        if folder.exists():
+            checkpoints.verify(folder)
+        outcomes.add(folder.exists())
+    assert outcomes == {True, False}
+
+
+def test_only_the_last_few_are_kept(small: Callable[[int], Path], tmp_path: Path) -> None:
+    for step in (5, 10, 15, 20):
+        written = small(step)
+    checkpoint.prune(tmp_path / "checkpoints", 2, written)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-15", "step-20"]
+    checkpoint.prune(tmp_path / "checkpoints", 1, tmp_path / "checkpoints" / "step-15")
+    assert (tmp_path / "checkpoints" / "step-15").is_dir(), "never the one just written"
+
+
+def test_a_step_done_again_replaces_its_checkpoint(small: Callable[[int], Path]) -> None:
+    first = small(4)
+    (first / "state.json").write_text("{}", encoding="utf-8")
+    again = checkpoint.read(small(4))
+    assert again.loop.step == 4
+
+
+def test_a_manifest_cannot_name_files_elsewhere(small: Callable[[int], Path]) -> None:
+    folder = small(1)
+    raw = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    raw["files"]["../outside"] = {"size_bytes": 1, "sha256": ""}
+    (folder / "manifest.json").write_bytes(msgspec.json.encode(raw))
+    with pytest.raises(InvalidInputError, match="not a file name"):
+        checkpoints.verify(folder)

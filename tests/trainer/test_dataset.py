@@ -1,0 +1,171 @@
+"""Tokens, blocks, masks and weights: what a sample is, what is held out, and what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainctl.protocol import runfile
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.batch import collate
+from trainctl.trainer.dataset import Dataset, open_dataset
+from trainctl.trainer.packing import BYTES_END
+
+RunFileWriter = Callable[..., runfile.RunFile]
+
+
+@pytest.fixture
+def open_text(run_file: RunFileWriter, tmp_path: Path) -> Callable[..., Dataset]:
+    """A data set of texts given by file name, in blocks of `length`."""
+
+    def make(texts: dict[str, bytes], length: int, **changes: Any) -> Dataset:
+        folder = tmp_path / "texts"
+        for name, content in texts.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+        config = run_file(data__path=str(folder), data__sequence_length=length, **({"data__held_out": 0.0} | changes))
+        return open_dataset(config, tmp_path / "packs", "run.toml")
+
+    return make
+
+
+@pytest.fixture
+def open_samples(run_file: RunFileWriter, tmp_path: Path) -> Callable[..., Dataset]:
+    """A data set of the lines of a samples file."""
+
+    def make(lines: list[Any], length: int = 8, held_out: float = 0.0) -> Dataset:
+        path = tmp_path / "samples.jsonl"
+        path.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines), encoding="utf-8")
+        config = run_file(
+            data__path=str(path), data__kind="samples", data__sequence_length=length, data__held_out=held_out
+        )
+        return open_dataset(config, tmp_path / "packs", "run.toml")
+
+    return make
+
+
+def test_every_token_but_the_first_is_a_target_once(open_text: Callable[..., Dataset]) -> None:
+    dataset = open_text({"b/z.txt": b"lmnop", "a.txt": b"abcdefghijk", "ignored.md": b"no"}, 4)
+    stream = [*b"abcdefghijk", BYTES_END, *b"lmnop", BYTES_END]
+    batch = dataset.batch(np.arange(dataset.samples))
+    assert batch.inputs.ravel().tolist() == stream[:16]
+    assert batch.targets.ravel().tolist() == stream[1:17]
+    assert (dataset.samples, dataset.mean_weight, batch.weight) == (4, 4.0, 16.0)
+
+
+def test_held_out_blocks_are_spread_and_never_trained_on(open_text: Callable[..., Dataset]) -> None:
+    text = bytes(range(32, 127)) * 40
+    dataset = open_text({"a.txt": text}, 10, data__held_out=0.1)
+    whole = open_text({"a.txt": text}, 10)
+    assert (dataset.samples + dataset.held_out, dataset.held_out) == (whole.samples, whole.samples // 10)
+    held = {tuple(row) for row in dataset.held_out_batch(np.arange(dataset.held_out)).inputs.tolist()}
+    trained = dataset.batch(np.arange(dataset.samples)).inputs.tolist()
+    every = whole.batch(np.arange(whole.samples)).inputs.tolist()
+    places = [place for place, row in enumerate(every) if tuple(row) in held]
+    assert sorted([*map(tuple, trained), *held]) == sorted(map(tuple, every)) or len(held) < dataset.held_out
+    assert min(places) < whole.samples / 3
+    assert max(places) > whole.samples * 2 / 3
+
+
+def test_masked_samples_weigh_what_counts(open_samples: Callable[..., Dataset]) -> None:
+    dataset = open_samples([
+        {"tokens": [1, 2, 3], "mask": [1, 1, 0]},
+        {"tokens": [4, 5, 6, 7, 8], "mask": [False, False, True, True, True]},
+        {"tokens": [9, 10]},
+    ])  # fmt: skip
+    batch = dataset.batch(np.arange(3))
+    assert batch.counted.tolist() == [[1, 0, 0, 0], [0, 1, 1, 1], [1, 0, 0, 0]]
+    assert batch.inputs.tolist() == [[1, 2, 0, 0], [4, 5, 6, 7], [9, 0, 0, 0]]
+    assert batch.targets.tolist() == [[2, 3, 0, 0], [5, 6, 7, 8], [10, 0, 0, 0]]
+    assert (batch.weight, dataset.mean_weight) == (5.0, 5 / 3)
+
+
+def test_samples_are_cut_to_the_sequence_length_and_left_out_if_nothing_counts(
+    open_samples: Callable[..., Dataset],
+) -> None:
+    dataset = open_samples(
+        [{"tokens": [*range(1, 30)]}, {"tokens": [*range(1, 30)], "mask": [0] * 28 + [1]}, {"tokens": [7, 8]}], length=4
+    )
+    assert (dataset.samples, dataset.left_out) == (2, 1)
+    assert dataset.batch(np.array([0])).inputs.tolist() == [[1, 2, 3, 4]]
+    assert dataset.batch(np.array([1])).inputs.tolist() == [[7]]
+
+
+def test_padding_is_as_wide_as_the_longest() -> None:
+    batch = collate([(np.array([1, 2], np.int32), np.array([True])), (np.array([3, 4, 5], np.int32), np.ones(2, bool))])
+    assert batch.inputs.shape == (2, 2)
+    assert batch.weight == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("{", "line 2: not a sample"),
+        ({"tokens": [1, 2], "x": 1}, "line 2: not a sample"),
+        ({"tokens": "ab"}, "line 2: not a sample"),
+        ({"tokens": [1]}, "line 2: tokens: a sample has at least two"),
+        ({"tokens": [1, 264]}, "line 2: tokens: 264 is not an id from 0 to 263"),
+        ({"tokens": [1, -5]}, "line 2: tokens: -5 is not an id"),
+        ({"tokens": [1, 2], "mask": [1]}, "line 2: mask: 1 flags for 2 tokens"),
+        ({"tokens": [1, 2], "mask": [1, 2]}, "line 2: mask: flags are 0 or 1"),
+    ],
+)
+def test_a_bad_sample_is_named_by_its_line(open_samples: Callable[..., Dataset], line: Any, names: str) -> None:
+    with pytest.raises(InvalidInputError) as refusal:
+        open_samples([{"tokens": [1, 2]}, line])
+    assert names in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_data_that_leave_nothing_to_train_on_are_refused(
+    open_text: Callable[..., Dataset], open_samples: Callable[..., Dataset]
+) -> None:
+    with pytest.raises(InvalidInputError, match=r"run\.toml: data\.path: 4 tokens of text, fewer than one block of 21"):
+        open_text({"a.txt": b"abc"}, 20)
+    with pytest.raises(InvalidInputError, match="none of 1 samples has a counted target"):
+        open_samples([{"tokens": [1, 2], "mask": [1, 0]}])
+
+
+def test_a_tokenizer_of_more_ids_than_the_model_knows_is_refused(
+    run_file: RunFileWriter, tmp_path: Path, assets: Path
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    config = json.loads((assets / "model" / "config.json").read_text(encoding="utf-8"))
+    (model / "config.json").write_text(json.dumps({**config, "vocab_size": 200}), encoding="utf-8")
+    with pytest.raises(InvalidInputError, match=r"data\.tokenizer: gives ids up to 258, the model has 200"):
+        open_dataset(run_file(model__path=str(model)), tmp_path / "packs", "run.toml")
+
+
+def test_a_models_own_tokenizer(run_file: RunFileWriter, tmp_path: Path, assets: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tmp_path / "model"
+    model.mkdir()
+    config = json.loads((assets / "model" / "config.json").read_text(encoding="utf-8"))
+    (model / "config.json").write_text(json.dumps({**config, "eos_token_id": [3, 1]}), encoding="utf-8")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"one": 0, "two": 1, "?": 2, "end": 3}, "?"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(model / "tokenizer.json"))
+    (tmp_path / "text.txt").write_text("one two three two", encoding="utf-8")
+    config = run_file(
+        model__path=str(model), data__path=str(tmp_path / "text.txt"), data__tokenizer="model",
+        data__sequence_length=4, data__held_out=0.0,
+    )  # fmt: skip
+    batch = open_dataset(config, tmp_path / "packs", "run.toml").batch(np.arange(1))
+    assert (batch.inputs.tolist(), batch.targets.tolist()) == ([[0, 1, 2, 1]], [[1, 2, 1, 3]])
+    (tmp_path / "text.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidInputError, match=r"text\.txt: not UTF-8"):
+        open_dataset(config, tmp_path / "packs", "run.toml")
+
+
+def test_a_pack_is_made_once_and_again_when_the_text_changes(open_text: Callable[..., Dataset], tmp_path: Path) -> None:
+    first = open_text({"a.txt": b"x" * 50}, 5)
+    (pack,) = (tmp_path / "packs").iterdir()
+    made_at = (pack / "tokens.bin").stat().st_mtime_ns
+    assert open_text({}, 5).digest == first.digest
+    assert (pack / "tokens.bin").stat().st_mtime_ns == made_at
+    assert open_text({"a.txt": b"y" * 51}, 5).digest != first.digest
+    assert len([*(tmp_path / "packs").iterdir()]) == 2

@@ -1,0 +1,168 @@
+"""Micro-batches are speed and memory only: the loss is the undisturbed run's, step for step, on either backend."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainctl.trainer import torch_backend
+from trainctl.trainer.backend import Backend
+from trainctl.trainer.batch import Batch
+from trainctl.trainer.permutation import samples_at
+
+STEPS = 40
+G = 12
+SIZES = (12, 1, 5, 7, 2, 12, 3, 11)
+GOLDEN = Path(__file__).parents[1] / "golden" / "trainer" / "losses.json"
+Curve = Callable[..., list[float]]
+
+
+class Misweighted:
+    """A backend that divides each micro-batch by its own tokens or its own samples: the mistakes that D avoids."""
+
+    def __init__(self, inner: Backend, by: Callable[[Batch], float]) -> None:
+        self._inner, self._by = inner, by
+
+    def forward(self, batch: Batch, scale: float) -> float:
+        factor = 50.0 / self._by(batch)
+        return self._inner.forward(batch, scale * factor) * factor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.fixture(scope="session")
+def known_curves() -> dict[Any, list[float]]:
+    return {}
+
+
+@pytest.fixture
+def curve(new_rig: Callable[..., Any], known_curves: dict[Any, list[float]]) -> Curve:
+    """Losses of 40 steps, each worked out once a session: `resized` changes the micro-batch every third step."""
+
+    def run(backend: str, *, samples: bool, resized: bool) -> list[float]:
+        key = (backend, samples, resized)
+        if key not in known_curves:
+            known_curves[key] = losses(new_rig(backend, samples=samples), resized)
+        return known_curves[key]
+
+    return run
+
+
+def losses(rig: Any, resized: bool, steps: int = STEPS) -> list[float]:
+    reports = [rig.train(step, SIZES[(step // 3) % len(SIZES)] if resized else G) for step in range(1, steps + 1)]
+    assert all(report.skipped is None for report in reports)
+    return [report.loss_sum / report.weight for report in reports]
+
+
+def worst(one: list[float], other: list[float]) -> float:
+    return float(np.max(np.abs(np.array(one) / np.array(other) - 1)))
+
+
+@pytest.mark.parametrize("samples", [False, True], ids=["blocks", "masked"])
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_resizing_micro_batches_never_bends_the_curve(curve: Curve, backend: str, samples: bool) -> None:
+    undisturbed = curve(backend, samples=samples, resized=False)
+    assert undisturbed[-1] < 0.75 * undisturbed[0], "it has to learn for this to mean anything"
+    assert worst(curve(backend, samples=samples, resized=True), undisturbed) < 1e-5
+
+
+def test_the_curve_is_that_of_a_plain_torch_loop(curve: Curve, new_rig: Callable[..., Any]) -> None:
+    """None of our arithmetic: the mean loss over the batch, clip_grad_norm_ and torch.optim.AdamW."""
+    import torch
+
+    rig = new_rig("torch", samples=True)
+    model = torch_backend.read_model(Path(rig.config.model.path), "run.toml").train()
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
+    plain = []
+    for step in range(1, 16):
+        indices = samples_at(np.arange((step - 1) * G, step * G), rig.dataset.samples, rig.config.run.seed)
+        batch = rig.dataset.batch(indices)
+        logits = model(input_ids=torch.tensor(batch.inputs, dtype=torch.int64)).logits
+        log_probabilities = torch.log_softmax(logits, -1)
+        targets = torch.tensor(batch.targets, dtype=torch.int64)
+        picked = -log_probabilities.gather(-1, targets[..., None])[..., 0]
+        counted = torch.tensor(batch.counted)
+        loss = (picked * counted).sum() / counted.sum()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = 3e-3 * min(1.0, step / 5)
+        optimizer.step()
+        plain.append(loss.item())
+    assert worst(curve("torch", samples=True, resized=True)[:15], plain) < 1e-5
+
+
+@pytest.mark.parametrize("samples", [False, True], ids=["blocks", "masked"])
+def test_torch_and_mlx_draw_the_same_curve(curve: Curve, samples: bool) -> None:
+    assert worst(curve("torch", samples=samples, resized=True), curve("mlx", samples=samples, resized=False)) < 5e-5
+
+
+@pytest.mark.parametrize(
+    "by", [lambda batch: batch.weight, lambda batch: float(len(batch))], ids=["micro-batch's tokens", "samples"]
+)
+def test_a_mean_of_means_would_not_pass(new_rig: Callable[..., Any], by: Callable[[Batch], float]) -> None:
+    curves = []
+    for resized in (False, True):
+        rig = new_rig("torch", samples=True, wrap=lambda backend: Misweighted(backend, by))
+        curves.append(losses(rig, resized, 12))
+    assert worst(*curves) > 100 * 1e-5
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_gradients_do_not_depend_on_the_cut(new_rig: Callable[..., Any], backend: str) -> None:
+    rig = new_rig(backend, samples=True)
+    whole = None
+    for micro in (12, 1, 5):
+        rig.backend.clear()
+        for start in range(0, 12, micro):
+            rig.backend.forward(rig.dataset.batch(np.arange(start, min(12, start + micro))), 1 / 64)
+            rig.backend.backward()
+            rig.backend.accumulate()
+        found = rig.backend.gradients()
+        whole = whole or found
+        for name, gradient in found.items():
+            assert np.linalg.norm(gradient - whole[name]) <= 1e-5 * np.linalg.norm(whole[name]), name
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 5e-4), ("float16", 1e-4)])
+def test_lower_dtypes_keep_to_their_own_tolerance(
+    new_rig: Callable[..., Any], backend: str, dtype: str, tolerance: float
+) -> None:
+    exact = losses(new_rig(backend), False, 15)
+    lower = [losses(new_rig(backend, model__dtype=dtype), resized, 15) for resized in (False, True)]
+    assert worst(lower[0], lower[1]) < tolerance
+    assert 1e-7 < worst(lower[0], exact) < 10 * tolerance, "computed in another dtype, and yet close"
+
+
+def test_the_optimizers_agree_where_epsilon_and_decay_matter(new_rig: Callable[..., Any]) -> None:
+    """With a large epsilon, strong decay and beta2 = 0.999, another place or order of either would be seen."""
+    table = {"learning_rate": 1e-3, "epsilon": 1e-2, "weight_decay": 5.0, "beta2": 0.999, "clip_norm": 0.0}
+    weights, first = [], None
+    for backend in ("torch", "mlx"):
+        rig = new_rig(backend, optimizer=table)
+        first = first or rig.backend.export_state().weights
+        for step in range(1, STEPS + 1):
+            rig.train(step, G, learning_rate=1e-3)
+        weights.append(rig.backend.export_state().weights)
+    for name, array in weights[0].items():
+        moved = np.linalg.norm(array - first[name])
+        assert np.linalg.norm(array - weights[1][name]) < 1e-4 * moved, name
+        ones = np.ones_like(first[name])
+        if first[name].ndim == 1:
+            assert np.linalg.norm(array - ones) < 0.1 * np.linalg.norm(ones), "norms are not decayed"
+
+
+def test_golden_losses(curve: Curve) -> None:
+    """Other libraries' versions may round otherwise; they may not train otherwise."""
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    for kind, expected in golden.items():
+        assert worst(curve("torch", samples=kind == "masked", resized=False)[: len(expected)], expected) < 2e-5

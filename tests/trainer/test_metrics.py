@@ -1,0 +1,79 @@
+"""Every report that the loop appends reaches rank-R.db, also while the disk refuses for a time."""
+
+import math
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.record import open_for_reading, open_for_writing
+from trainctl.trainer.metrics import MetricsWriter
+
+
+def report(step: int) -> m.Report:
+    return m.Report(
+        run="r", rank=0, generation=m.Generation(1, 2), seq=step, kind="train", step=step, loss_sum=math.nan,
+        weight=2.0, own_weight=1.0, own_samples=1, micro_batch=1, phases=m.Phases(0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
+        step_seconds=2.1, finished_at=9.0, memory_bytes=None,
+    )  # fmt: skip
+
+
+def rows(path: Path) -> int:
+    connection = open_for_reading(path)
+    try:
+        return int(connection.execute("SELECT count(*) FROM rank_steps").fetchone()[0])
+    finally:
+        connection.close()
+
+
+def test_rapid_reports_all_arrive(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path / "rank-0.db", "here")
+    for step in range(1, 20_001):
+        writer.append(report(step))
+    writer.close()
+    assert rows(tmp_path / "rank-0.db") == 20_000
+    assert not [thread for thread in threading.enumerate() if thread.name == "metrics"]
+
+
+def test_a_row_holds_what_was_reported(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path / "rank-0.db", "here")
+    writer.append(report(3))
+    writer.close()
+    connection = open_for_reading(tmp_path / "rank-0.db")
+    connection.row_factory = sqlite3.Row
+    row = dict(connection.execute("SELECT * FROM rank_steps").fetchone())
+    connection.close()
+    assert row == {
+        "step": 3, "rank": 0, "term": 1, "n": 2, "node": "here", "tokens": 1.0, "samples": 1, "micro_batch": 1,
+        "replays": 0, "step_seconds": 2.1, "data_seconds": 0.1, "forward_seconds": 0.2, "backward_seconds": 0.3,
+        "sync_seconds": 0.4, "optimizer_seconds": 0.5, "wait_seconds": 0.6, "memory_bytes": None,
+        "memory_peak_bytes": None, "memory_cap_bytes": None, "finished_at": 9.0,
+    }  # fmt: skip
+
+
+def test_a_record_that_cannot_be_written_for_a_time_loses_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk is stood in for by another writer's lock: SQLite refuses both ways with an error at BEGIN or
+    COMMIT."""
+    monkeypatch.setattr("trainctl.trainer.metrics._RETRY_SECONDS", 0.05)
+    path = tmp_path / "rank-0.db"
+    writer = MetricsWriter(path, "here")
+    writer._connection.execute("PRAGMA busy_timeout=0")
+    other = open_for_writing(path, "")
+    other.execute("BEGIN IMMEDIATE")
+    writer.append(report(1))
+    refused = threading.Event()
+    for _ in range(200):
+        if writer._said:
+            break
+        refused.wait(0.05)
+    assert "database is locked" in writer._said
+    writer.append(report(2))
+    other.execute("ROLLBACK")
+    other.close()
+    writer.close()
+    assert rows(path) == 2
+    assert capsys.readouterr().err.count("the record of metrics is behind") == 1

@@ -1,0 +1,159 @@
+"""Both backends read the same Hugging Face directory, and say in a line why one cannot be trained."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainctl.protocol import runfile
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer import demo_assets, digest
+from trainctl.trainer.backend import Backend, choose, load
+
+RunFileWriter = Callable[..., runfile.RunFile]
+Loader = Callable[[Path, str], Backend]
+
+
+@pytest.fixture
+def load_model(run_file: RunFileWriter) -> Loader:
+    def make(model: Path, backend: str) -> Backend:
+        config = run_file(model__path=str(model), nodes__here={"backend": backend, "device": "cpu"})
+        return load(config, config.nodes["here"], "run.toml")
+
+    return make
+
+
+@pytest.fixture
+def broken_model(assets: Path, tmp_path: Path) -> Callable[..., Path]:
+    """The small model with its weights or its configuration changed."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+
+    def make(change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Path:
+        source, model = assets / "model", tmp_path / "model"
+        weights = safetensors.load_file(source / "model.safetensors")
+        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        change(weights, config)
+        model.mkdir()
+        safetensors.save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+        (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        return model
+
+    return make
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_names_shapes_and_layout_are_the_same_in_both(load_model: Loader, tmp_path: Path, tied: bool) -> None:
+    config = demo_assets.llama_config(hidden=16, layers=1, heads=2, intermediate=24, tied=tied)
+    demo_assets.make_model(tmp_path / "model", config)
+    torch, mlx = (load_model(tmp_path / "model", name) for name in ("torch", "mlx"))
+    assert dict(torch.shapes) == dict(mlx.shapes)
+    assert list(torch.shapes) == list(mlx.shapes) == sorted(torch.shapes)
+    assert ("lm_head.weight" in torch.shapes) == (not tied)
+    assert digest.layout_digest(torch.shapes) == digest.layout_digest(mlx.shapes)
+    one, other = torch.export_state().weights, mlx.export_state().weights
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_the_layout_digest_sees_a_swap_of_equal_sizes() -> None:
+    one = {"a": (2, 3), "b": (3, 2)}
+    assert digest.layout_digest(one) == digest.layout_digest(dict(reversed(one.items())))
+    assert digest.layout_digest(one) != digest.layout_digest({"a": (3, 2), "b": (2, 3)})
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_a_missing_weight_is_refused_not_invented(
+    load_model: Loader, broken_model: Callable[..., Path], backend: str
+) -> None:
+    model = broken_model(lambda weights, config: weights.pop("model.layers.1.mlp.up_proj.weight"))
+    with pytest.raises(InvalidInputError, match=r"^run\.toml: model\.path: ") as refusal:
+        load_model(model, backend)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weights, config: config.update(hidden_size=48),
+        lambda weights, config: config.update(model_type="no-such-model", architectures=["NoSuchModel"]),
+        lambda weights, config: config.update(quantization_config={"bits": 4}),
+        lambda weights, config: config.pop("model_type"),
+    ],
+    ids=["shape", "architecture", "quantized", "type"],
+)
+def test_a_model_that_cannot_be_read_is_one_line(
+    load_model: Loader, broken_model: Callable[..., Path], backend: str, change: Callable[..., None]
+) -> None:
+    model = broken_model(change)
+    with pytest.raises(InvalidInputError) as refusal:
+        load_model(model, backend)
+    assert str(model) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_garbled_file_is_one_line(
+    load_model: Loader, broken_model: Callable[..., Path], backend: str, name: str
+) -> None:
+    model = broken_model(lambda weights, config: None)
+    (model / name).write_bytes(b"{garbled")
+    with pytest.raises(InvalidInputError) as refusal:
+        load_model(model, backend)
+    assert str(model) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("backend", "device"), [("torch", "cuda:9"), ("mlx", "cuda"), ("mlx", "mps")])
+def test_a_device_that_isnt_there_is_named(run_file: RunFileWriter, backend: str, device: str) -> None:
+    config = run_file(nodes__here={"backend": backend, "device": device})
+    with pytest.raises(InvalidInputError, match=rf"^run\.toml: nodes\.device: .*'{device}'"):
+        load(config, config.nodes["here"], "run.toml")
+
+
+def test_the_backend_chosen() -> None:
+    assert choose("torch", "run.toml") == "torch"
+    assert choose("mlx", "run.toml") == "mlx"
+    assert choose("auto", "run.toml") == ("mlx" if sys.platform == "darwin" else "torch")
+
+
+def test_a_backend_that_isnt_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        InvalidInputError, match=r"nodes\.backend: 'mlx' is not installed here; pip install trainctl\[mlx\]"
+    ):
+        choose("mlx", "run.toml")
+    with pytest.raises(InvalidInputError, match=r"trainctl\[torch\] or trainctl\[mlx\]"):
+        choose("auto", "run.toml")
+
+
+def test_the_demo_assets_are_made_once_and_say_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "trainctl.trainer.demo_assets", str(tmp_path / "demo")]
+    environment = {"PYTHONPATH": ":".join(path for path in sys.path if path)}
+    outs = []
+    for _ in range(2):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+        outs.append(json.loads(done.stdout))
+        stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "demo").rglob("*")}
+        outs.append(stamps)
+    assert outs[:2] == outs[2:]
+    assert 700_000 < outs[0]["parameters"] < 900_000
+    assert outs[0]["bytes"] > 1_000_000
+    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == ["data", "model"]
+    assert digest.model_digest(tmp_path / "demo" / "model") == (
+        "8bea4bf4c26e67abc82a2d7b1f1cbc0103a64fdefa62d670e85909c177a12f3c"
+    ), "the demo's model is the same bits on every machine"
+
+
+def test_demo_assets_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    command = [sys.executable, "-m", "trainctl.trainer.demo_assets", str(tmp_path / "file")]
+    environment = {"PYTHONPATH": ":".join(path for path in sys.path if path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1

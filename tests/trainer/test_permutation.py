@@ -1,0 +1,94 @@
+"""The permutation is a bijection, is what its specification says, and batches straddle epochs without loss."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainctl.protocol.messages import Range
+from trainctl.trainer.permutation import permute, positions_of, ranges_of, samples_at
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "trainer" / "permutation.json"
+MASK = (1 << 64) - 1
+G = 0x9E3779B97F4A7C15
+
+
+def spelled_out(index: int, size: int, seed: int, epoch: int) -> int:
+    """The specification in the module's docstring, once more, on Python's own integers."""
+
+    def mix(x: int) -> int:
+        x &= MASK
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+        return x ^ (x >> 31)
+
+    base = mix(mix(seed + G) + epoch + G)
+    half = max(1, -(-(size - 1).bit_length() // 2))
+    while True:
+        left, right = index >> half, index & ((1 << half) - 1)
+        for turn in range(8):
+            left, right = right, left ^ (mix(right ^ mix(base + (turn + 1) * G)) >> (64 - half))
+        index = (left << half) | right
+        if index < size:
+            return index
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**40), st.integers(0, 2**20))
+@settings(max_examples=60, deadline=None)
+def test_every_element_once(size: int, seed: int, epoch: int) -> None:
+    images = permute(np.arange(size, dtype=np.int64), size, seed, epoch)
+    assert np.array_equal(np.sort(images), np.arange(size))
+
+
+@given(st.integers(1, 2**40), st.integers(0, 2**40), st.integers(0, 2**20), st.data())
+@settings(max_examples=60, deadline=None)
+def test_is_what_the_specification_says(size: int, seed: int, epoch: int, data: st.DataObject) -> None:
+    index = data.draw(st.integers(0, size - 1))
+    assert permute(np.array([index]), size, seed, epoch).tolist() == [spelled_out(index, size, seed, epoch)]
+
+
+def test_golden_vectors() -> None:
+    vectors = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    assert len(vectors) >= 8
+    for vector in vectors:
+        found = permute(np.array(vector["indices"]), vector["size"], vector["seed"], vector["epoch"])
+        assert found.tolist() == vector["images"], vector
+
+
+def test_the_permutation_depends_on_seed_and_epoch_and_mixes() -> None:
+    indices = np.arange(1000, dtype=np.int64)
+    first = permute(indices, 1000, 0, 0)
+    for seed, epoch in ((0, 1), (1, 0), (1, 1)):
+        assert (permute(indices, 1000, seed, epoch) == first).mean() < 0.02
+    assert abs(np.corrcoef(indices, first)[0, 1]) < 0.1
+
+
+@given(st.integers(1, 200), st.lists(st.integers(1, 90), min_size=1, max_size=40), st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_batches_of_any_size_straddle_epochs_without_loss(size: int, batches: list[int], seed: int) -> None:
+    cursor, seen = 0, []
+    for count in batches:
+        seen.extend(samples_at(positions_of([Range(cursor, count)]), size, seed).tolist())
+        cursor += count
+    for start in range(0, len(seen), size):
+        epoch = seen[start : start + size]
+        assert len(set(epoch)) == len(epoch)
+        if len(epoch) == size:
+            assert sorted(epoch) == list(range(size))
+
+
+@given(st.sets(st.integers(0, 300)))
+@settings(deadline=None)
+def test_ranges_hold_exactly_their_positions(positions: set[int]) -> None:
+    ranges = ranges_of(np.array(sorted(positions, reverse=True), np.int64))
+    assert positions_of(ranges).tolist() == sorted(positions)
+    assert all(one.stop < other.start for one, other in itertools.pairwise(ranges))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+def test_tiny_sets(size: int) -> None:
+    assert sorted(permute(np.arange(size, dtype=np.int64), size, 1, 0).tolist()) == list(range(size))

@@ -1,0 +1,273 @@
+"""The trainer as its agent sees it: a process at the other end of a socket file."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+import zmq
+
+from trainctl.protocol import checkpoints, codec
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record import open_for_reading
+from trainctl.protocol.sockets import new_socket
+from trainctl.protocol.statuspage import read_status
+
+G = 12
+FIRST, SECOND, THIRD = (m.Generation(1, n) for n in (1, 2, 3))
+DEADLINE_SECONDS = 60.0
+M = TypeVar("M", bound=m.Message)
+
+
+class Agent:
+    """The agent's end: a ROUTER at a socket file, and the trainer that was started to connect to it."""
+
+    def __init__(self, directory: Path, socket_folder: Path) -> None:
+        self.paths = RunPaths(directory)
+        self.endpoint = f"ipc://{socket_folder / 'a'}"
+        self._context = zmq.Context()
+        self._processes: list[subprocess.Popen[str]] = []
+        self.listen()
+
+    def listen(self) -> None:
+        self.socket = new_socket(self._context, zmq.ROUTER)
+        self.socket.bind(self.endpoint)
+
+    def vanish(self) -> None:
+        self.socket.close()
+
+    def start(self, *more: str) -> "subprocess.Popen[str]":
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        command = [sys.executable, "-m", "trainctl.trainer", "--run-directory", str(self.paths.directory), "--run", "r"]
+        command += ["--node", "here", "--rank", "0", "--endpoint", self.endpoint, *more]
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._processes.append(process)
+        return process
+
+    def tell(self, order: m.ToTrainer) -> None:
+        self.socket.send_multipart([b"rank-0", codec.encode(order)])
+
+    def hear(self, kind: type[M], wanted: Callable[[M], bool] = lambda message: True) -> M:
+        """The next message of a kind; others are passed over. Fails at the deadline."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while self.socket.poll(max(0, int(1000 * (deadline - time.monotonic())))):
+            identity, frame = self.socket.recv_multipart()
+            assert identity == b"rank-0"
+            message = codec.decode_answer(frame)
+            assert isinstance(message, kind) or not isinstance(message, m.TrainerFailed), message
+            if isinstance(message, kind) and wanted(message):
+                return message
+        raise AssertionError(f"no {kind.__name__} within {DEADLINE_SECONDS:.0f} s")
+
+    def form(self, generation: m.Generation) -> None:
+        self.tell(m.Form(run="r", generation=generation, engine="none", ranks=(0,)))
+        self.hear(m.Formed, lambda formed: formed.generation == generation)
+
+    def plan(self, seq: int, step: int, generation: m.Generation = FIRST, **changes: Any) -> None:
+        cursor = max(0, step - 1) * G
+        values: dict[str, Any] = {
+            "run": "r", "generation": generation, "seq": seq, "kind": "train", "step": step, "plan_version": 1,
+            "cursor": cursor, "global_batch": G, "work": (m.RankWork(0, (m.Range(cursor, G),), 5),),
+            "learning_rate": 1e-3, "divisor": 256.0,
+        }  # fmt: skip
+        self.tell(m.StepPlan(**(values | changes)))
+
+    def step(self, seq: int, step: int, generation: m.Generation = FIRST, **changes: Any) -> m.Report:
+        self.plan(seq, step, generation, **changes)
+        return self.hear(m.Report, lambda report: report.seq == seq)
+
+    def leave(self, process: "subprocess.Popen[str]") -> str:
+        """Ask it to leave, see it go with status 0, and return what it wrote on standard error."""
+        self.tell(m.Leave(run="r", reason="the test is over"))
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 0, errors
+        return errors
+
+    def close(self) -> None:
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                if process.poll() is None:
+                    process.kill()
+            process.communicate(timeout=30)
+        self.socket.close()
+        self._context.term()
+
+
+@pytest.fixture
+def agent(tmp_path: Path, run_file: Callable[..., Any]) -> Iterator[Agent]:
+    run_file(run__orphan_seconds=1.0)
+    with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as folder:  # socket paths are short
+        made = Agent(tmp_path, Path(folder))
+        yield made
+        made.close()
+
+
+def test_a_life(agent: Agent) -> None:
+    process = agent.start()
+    ready = agent.hear(m.Ready)
+    assert (ready.rank, ready.pid, ready.backend, ready.device) == (0, process.pid, "torch", "cpu")
+    assert (ready.last_step, ready.cursor, ready.mean_weight) == (0, 0, 20.0)
+    assert ready.parameters == 29_088
+    assert ready.samples > 500
+    alive = agent.hear(m.Alive, lambda message: message.ready is not None)
+    assert alive.ready == ready
+    assert alive.generation is None
+
+    agent.form(FIRST)
+    agent.plan(1, 1)
+    assert agent.hear(m.Soon).seq == 1
+    first = agent.hear(m.Report)
+    assert (first.step, first.weight, first.own_weight, first.own_samples) == (1, 240.0, 240.0, G)
+    assert 5 < first.loss_sum / first.weight < 6
+    assert first.micro_batch == 5
+    assert min(first.phases.forward, first.phases.backward, first.phases.optimizer) > 0
+    spent = first.phases
+    in_phases = spent.data + spent.forward + spent.backward + spent.sync + spent.optimizer + spent.wait
+    assert 0.5 * first.step_seconds < in_phases <= first.step_seconds
+    assert first.memory_bytes
+    page = read_status(agent.paths.status_page(0))
+    assert page is not None
+    assert (page.pid, page.step, page.term, page.n) == (process.pid, 1, 1, 1)
+
+    agent.plan(1, 1)  # a repeated plan is done once
+    agent.plan(2, 2, generation=THIRD)  # another generation's plan is not done
+    evaluated = agent.step(3, 1, kind="evaluate", work=(m.RankWork(0, (m.Range(0, ready.held_out),), 4),), cursor=G)
+    assert (evaluated.kind, evaluated.own_samples) == ("evaluate", ready.held_out)
+    written = agent.step(4, 1, kind="checkpoint", writers=(0,)).checkpoint
+    assert written is not None
+    assert (written.step, written.path) == (1, str(agent.paths.checkpoint(1)))
+    assert checkpoints.verify(Path(written.path)).size_bytes == written.size_bytes
+    expected = [agent.step(seq, seq - 3).loss_sum for seq in (5, 6)]
+    alive = agent.hear(m.Alive)
+    assert (alive.generation, alive.ready and alive.ready.last_step) == (FIRST, 3)
+    agent.leave(process)
+
+    connection = open_for_reading(agent.paths.rank_record(0))
+    assert connection.execute("SELECT step, micro_batch FROM rank_steps").fetchall() == [(1, 5), (2, 5), (3, 5)]
+    connection.close()
+
+    process = agent.start("--resume-from", written.path)
+    assert agent.hear(m.Ready, lambda message: message.pid == process.pid).last_step == 1
+    agent.form(SECOND)
+    assert [agent.step(seq, seq - 3, SECOND).loss_sum for seq in (5, 6)] == expected, "to the bit, in another process"
+    agent.leave(process)
+
+
+def test_fenced_while_it_computes_then_finishing_the_batch_then_orphaned_with_a_checkpoint(agent: Agent) -> None:
+    process = agent.start()
+    agent.hear(m.Ready)
+    agent.form(FIRST)
+    alone = agent.step(1, 1)
+    big = 4000
+    work = (m.RankWork(0, (m.Range(G, big),), 3),)
+    agent.plan(2, 2, global_batch=big, work=work)
+    deadline = time.monotonic() + 30
+    while (page := read_status(agent.paths.status_page(0))) and page.step != 2 and time.monotonic() < deadline:
+        agent.hear(m.Alive)
+    agent.hear(m.Alive)  # heartbeats go on while it computes: one more second into the step
+    asked = time.monotonic()
+    agent.tell(m.Fence(run="r", generation=SECOND))
+    fenced = agent.hear(m.Fenced)
+    assert time.monotonic() - asked < 5
+    assert (fenced.generation, fenced.last_step, fenced.held_from) == (SECOND, 1, FIRST)
+    (held,) = fenced.held
+    assert held.start == G
+    assert 0 < held.count < big
+    assert held.count % 3 == 0
+    assert fenced.reports == (alone,)
+
+    agent.form(THIRD)
+    rest = (m.RankWork(0, (m.Range(held.stop, 30),), 7),)
+    finished = agent.step(3, 2, THIRD, finishes=FIRST, global_batch=big, work=rest)
+    assert (finished.own_samples, finished.weight) == (held.count + 30, (held.count + 30) * 20.0)
+
+    agent.vanish()
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert "the agent has been away for 1 s" in errors
+    assert checkpoints.newest_complete(agent.paths.checkpoints) == agent.paths.checkpoint(2)
+
+
+def test_a_trainer_outlives_its_agent_and_is_taken_up_by_the_next(agent: Agent, run_file: Callable[..., Any]) -> None:
+    run_file(run__orphan_seconds=600.0)
+    process = agent.start()
+    agent.hear(m.Ready)
+    agent.form(FIRST)
+    agent.step(1, 1)
+    agent.plan(2, 2)
+    agent.vanish()
+    agent.listen()
+    alive = agent.hear(m.Alive, lambda message: message.ready is not None)
+    assert alive.generation == FIRST
+    assert alive.ready is not None
+    assert alive.ready.pid == process.pid
+    agent.tell(m.Fence(run="r", generation=SECOND))
+    fenced = agent.hear(m.Fenced)
+    done = fenced.last_step
+    assert [report.step for report in fenced.reports] == list(range(1, done + 1))
+    agent.form(THIRD)
+    assert agent.step(3, done + 1, THIRD).step == done + 1
+
+    agent.tell(m.Form(run="r", generation=THIRD.next(), engine="gloo", ranks=(0, 1)))
+    failed = agent.hear(m.TrainerFailed)
+    assert "engine 'gloo'" in failed.reason, "an engine that it lacks ends it in a line"
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (1, f"rank 0: {failed.reason}\n")
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"model__path": "/nowhere"}, "model.path: no Hugging Face model"),
+        ({"data__path": "/nowhere"}, "data.path: no such file or folder: /nowhere"),
+        ({"batch__micro": 0}, "batch.micro: expected `int` >= 1"),
+    ],
+)
+def test_bad_input_is_one_line_to_both(
+    agent: Agent, run_file: Callable[..., Any], tmp_path: Path, changes: dict[str, Any], names: str
+) -> None:
+    with contextlib.suppress(InvalidInputError):  # the fixture reads what it wrote
+        run_file(**changes)
+    process = agent.start()
+    failed = agent.hear(m.TrainerFailed)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert names in failed.reason
+    assert str(tmp_path / "run.toml") in failed.reason
+    assert errors == f"rank 0: {failed.reason}\n"
+
+
+def test_an_mlx_rank_drops_garbage_trains_and_ends_at_a_term_signal(agent: Agent, run_file: Callable[..., Any]) -> None:
+    run_file(nodes__here={"backend": "mlx", "device": "cpu"})
+    process = agent.start()
+    assert agent.hear(m.Ready).backend == "mlx"
+    for frames in ([b"\xc1"], [b""], [codec.encode(m.Leave(run="another", reason=""))], [b"a", b"b"], [b"\x80" * 90]):
+        agent.socket.send_multipart([b"rank-0", *frames])
+    agent.form(FIRST)
+    assert agent.step(1, 1).skipped is None
+    written = agent.step(2, 1, kind="checkpoint", writers=(0,)).checkpoint
+    assert written is not None
+    checkpoints.verify(Path(written.path))
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert [line.split(":")[0] for line in errors.splitlines()] == ["dropped a message of the agent"] * 4
+    assert not [child for child in children if child.is_running()]

@@ -1,0 +1,292 @@
+"""What one step does when it is fenced half-way, finished by another generation, skipped, or short of memory."""
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import ProtocolError, TrainctlError
+from trainctl.trainer.backend import Backend, DeviceMemoryError
+from trainctl.trainer.batch import Batch
+from trainctl.trainer.group import Solo, Tail
+from trainctl.trainer.ledger import AbandonedError, FenceAnswer, Ledger
+
+G = 12
+FIRST, SECOND, THIRD, FOURTH = (m.Generation(1, n) for n in (1, 2, 3, 4))
+NewRig = Callable[..., Any]
+SameBits = Callable[[dict[str, Any], dict[str, Any]], bool]
+
+
+class Eventful:
+    """A real backend in whose `forward` something happens: `event(batch, how many forwards came before)`."""
+
+    def __init__(self, inner: Backend, event: Callable[[Batch, int], None]) -> None:
+        self._inner, self._event, self._forwards = inner, event, 0
+
+    def forward(self, batch: Batch, scale: float) -> float:
+        self._event(batch, self._forwards)
+        self._forwards += 1
+        return self._inner.forward(batch, scale)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class Poisoned(Eventful):
+    """The hardware's gift of a bad number: the loss of the marked forwards, or only their gradient."""
+
+    def __init__(self, inner: Backend, marked: set[int], loss: float, scale: float) -> None:
+        super().__init__(inner, lambda batch, before: None)
+        self._marked, self._loss, self._scale = marked, loss, scale
+
+    def forward(self, batch: Batch, scale: float) -> float:
+        is_marked = self._forwards in self._marked
+        found = super().forward(batch, scale * self._scale if is_marked else scale)
+        return found + self._loss if is_marked else found
+
+
+def fence(ledger: Ledger, generation: m.Generation) -> FenceAnswer:
+    answer = ledger.try_fence(generation, 1.0)
+    assert answer is not None
+    return answer
+
+
+def fenced_rig(new_rig: NewRig, at: dict[int, m.Generation], backend: str = "torch") -> tuple[Any, list[FenceAnswer]]:
+    """A rank that is fenced while its forwards numbered in `at` are under way."""
+    answers: list[FenceAnswer] = []
+
+    def event(batch: Batch, before: int) -> None:
+        if before in at:
+            answers.append(fence(rig.ledger, at[before]))
+
+    rig = new_rig(backend, wrap=lambda inner: Eventful(inner, event))
+    return rig, answers
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_a_batch_fenced_half_way_is_finished_as_if_nothing_had_happened(
+    new_rig: NewRig, same_bits: SameBits, backend: str
+) -> None:
+    rig, answers = fenced_rig(new_rig, {6: SECOND}, backend)
+    rig.train(1, 3)
+    with pytest.raises(AbandonedError):
+        rig.train(2, 3)
+    (answer,) = answers
+    assert (answer.last_step, answer.held_from, answer.held) == (1, FIRST, (m.Range(G, 6),))
+    assert [report.step for report in answer.reports] == [1]
+    rig.form(THIRD)
+    rest = (m.RankWork(0, (m.Range(G + 6, 6),), 3),)
+    finished = rig.train(2, 3, generation=THIRD, finishes=FIRST, work=rest)
+
+    straight = new_rig(backend)
+    expected = [straight.train(step, 3) for step in (1, 2)][-1]
+    assert (finished.loss_sum, finished.weight, finished.own_samples) == (expected.loss_sum, expected.weight, G)
+    assert finished.grad_norm == expected.grad_norm
+    assert same_bits(rig.backend.export_state().weights, straight.backend.export_state().weights)
+
+
+def test_a_batch_fenced_twice_is_still_finished(new_rig: NewRig, same_bits: SameBits) -> None:
+    rig, answers = fenced_rig(new_rig, {2: SECOND, 3: THIRD})
+    with pytest.raises(AbandonedError):
+        rig.train(1, 3)
+    rig.form(SECOND)
+    work = (m.RankWork(0, (m.Range(6, 6),), 3),)
+    with pytest.raises(AbandonedError):
+        rig.train(1, 3, generation=SECOND, finishes=FIRST, work=work)
+    assert [(answer.held_from, answer.held) for answer in answers] == [(FIRST, (m.Range(0, 6),))] * 2
+    rig.form(FOURTH)
+    rig.train(1, 3, generation=FOURTH, finishes=FIRST, work=work)
+    straight = new_rig("torch")
+    straight.train(1, 3)
+    assert same_bits(rig.backend.export_state().weights, straight.backend.export_state().weights)
+
+
+def test_a_batch_fenced_half_way_can_be_begun_again(new_rig: NewRig, same_bits: SameBits) -> None:
+    rig, answers = fenced_rig(new_rig, {3: SECOND})
+    with pytest.raises(AbandonedError):
+        rig.train(1, 3)
+    assert answers[0].held == (m.Range(0, 9),)
+    rig.form(SECOND)
+    rig.train(1, 3, generation=SECOND)
+    straight = new_rig("torch")
+    straight.train(1, 3)
+    assert same_bits(rig.backend.export_state().weights, straight.backend.export_state().weights)
+
+
+def test_a_batch_wholly_held_is_finished_by_a_plan_without_samples(new_rig: NewRig, same_bits: SameBits) -> None:
+    rig = new_rig("torch")
+    held: list[FenceAnswer] = []
+
+    class FencedGroup(Solo):
+        def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
+            held.append(fence(rig.ledger, SECOND))
+            return tail
+
+    rig.executor.group = FencedGroup()
+    with pytest.raises(AbandonedError):
+        rig.train(1, 5)
+    assert held[0].held == (m.Range(0, G),)
+    assert rig.ledger.last_step == 0
+    rig.executor.group = Solo()
+    rig.form(SECOND)
+    report = rig.train(1, 5, generation=SECOND, finishes=FIRST, work=(m.RankWork(0, (), 5),))
+    straight = new_rig("torch")
+    assert straight.train(1, 5).loss_sum == report.loss_sum
+    assert same_bits(rig.backend.export_state().weights, straight.backend.export_state().weights)
+
+
+def test_a_finish_of_a_batch_that_isnt_held_begins_with_nothing(new_rig: NewRig) -> None:
+    """A rank that rejoined holds nothing; it does the part that it is given."""
+    rig = new_rig("torch")
+    report = rig.train(1, 3, finishes=m.Generation(0, 9), work=(m.RankWork(0, (m.Range(4, 5),), 3),))
+    assert report.own_samples == 5
+
+
+def test_after_a_fence_nothing_of_the_old_generation_is_acted_on(new_rig: NewRig) -> None:
+    rig = new_rig("torch")
+    fence(rig.ledger, SECOND)
+    with pytest.raises(AbandonedError):
+        rig.train(1, 3)
+    assert not rig.ledger.form(m.Form(run="r", generation=FIRST, engine="none", ranks=(0,)))
+    assert rig.ledger.formed is None
+
+
+def test_only_the_newest_reports_are_kept_for_a_fence(new_rig: NewRig) -> None:
+    rig = new_rig("torch")
+    for step in range(1, 12):
+        rig.train(step, G)
+    assert [report.step for report in fence(rig.ledger, SECOND).reports] == list(range(4, 12))
+
+
+def test_a_plan_that_skips_a_step_is_refused(new_rig: NewRig) -> None:
+    with pytest.raises(ProtocolError, match="step 3 after step 0"):
+        new_rig("torch").train(3, 3)
+
+
+def test_soon_is_said_before_the_update(new_rig: NewRig) -> None:
+    rig = new_rig("torch")
+    plan = rig.plan(1, 3)
+    rig.executor.train(plan, 0.0)
+    assert rig.sent == [m.Soon(run="r", rank=0, generation=FIRST, seq=plan.seq)]
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+@pytest.mark.parametrize(
+    ("loss", "scale", "reason"), [(math.nan, 1.0, "nan"), (0.0, math.inf, "overflow"), (math.inf, 1.0, "nan")]
+)
+def test_a_bad_number_costs_the_step_and_nothing_else(
+    new_rig: NewRig, same_bits: SameBits, backend: str, loss: float, scale: float, reason: str
+) -> None:
+    rig = new_rig(backend, wrap=lambda inner: Poisoned(inner, {5}, loss, scale))
+    rig.train(1, 4)
+    before = rig.backend.export_state()
+    report = rig.train(2, 4)
+    after = rig.backend.export_state()
+    assert report.skipped == reason
+    assert (rig.ledger.last_step, rig.ledger.cursor) == (2, 2 * G)
+    assert after.updates == before.updates == 1
+    assert same_bits(before.weights, after.weights)
+    assert same_bits(before.first_moments, after.first_moments)
+    assert same_bits(before.second_moments, after.second_moments)
+    good = rig.train(3, 4)
+    assert good.skipped is None, "the bad number is not in the accumulators any more"
+    assert rig.backend.export_state().updates == 2
+
+
+def test_float16_overflow_halves_the_loss_scale(new_rig: NewRig) -> None:
+    rig = new_rig("torch", model__dtype="float16", wrap=lambda inner: Poisoned(inner, {0}, 0.0, 1e9))
+    first = rig.executor.loss_scale.value
+    assert rig.train(1, G).skipped == "overflow"
+    assert rig.executor.loss_scale.value == first / 2
+    assert rig.train(2, G).skipped is None
+
+
+class Cramped(Eventful):
+    """A device with room for so many samples at a time; it notices in backward, half-way through."""
+
+    def __init__(self, inner: Backend, room: int) -> None:
+        super().__init__(inner, self._note)
+        self.room, self.sizes = room, []
+
+    def _note(self, batch: Batch, before: int) -> None:
+        self.sizes.append(len(batch))
+
+    def backward(self) -> None:
+        self._inner.backward()
+        if self.sizes[-1] > self.room:
+            self._inner.discard()
+            raise DeviceMemoryError("no room")
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_out_of_memory_halves_the_micro_batch_and_replays_only_that(new_rig: NewRig, backend: str) -> None:
+    rig = new_rig(backend, samples=True, wrap=lambda inner: Cramped(inner, 3))
+    report = rig.train(1, 7)
+    assert rig.backend.sizes == [7, 3, 3, 3, 3]
+    assert (report.micro_batch, report.replays, report.own_samples) == (3, 1, G)
+    straight = new_rig(backend, samples=True).train(1, 7)
+    assert report.loss_sum == pytest.approx(straight.loss_sum, rel=1e-6)
+    assert report.grad_norm == pytest.approx(straight.grad_norm, rel=1e-5)
+    again = rig.train(2, 7)
+    assert (again.micro_batch, again.replays) == (3, 0), "what didn't fit is not tried at every step"
+    rig.backend.room = 100
+    assert rig.train(3, 6).micro_batch == 6, "another size is"
+
+
+def test_out_of_memory_with_one_sample_ends_the_rank_in_a_line(new_rig: NewRig) -> None:
+    rig = new_rig("torch", wrap=lambda inner: Cramped(inner, 0))
+    with pytest.raises(TrainctlError, match="out of memory with a micro-batch of one sample: no room"):
+        rig.train(1, 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's private memory")
+def test_torch_running_out_of_real_memory_is_replayed(run_python: Callable[[str], str]) -> None:
+    """With 60 MB to go, 64 sequences of 256 tokens don't fit and smaller ones do; the gradient is that of no limit."""
+    out = run_python("""
+        import numpy as np, torch, sys
+        from pathlib import Path
+        from trainctl.trainer.backend import DeviceMemoryError
+        from trainctl.trainer.batch import from_blocks
+        from trainctl.trainer.host_memory import limit_process
+        from trainctl.trainer.torch_backend import TorchBackend, read_model
+        from trainctl.protocol.runfile import OptimizerTable
+
+        torch.set_num_threads(1)
+        backend = TorchBackend(read_model(Path(sys.argv[1]) / "model", "run.toml"), OptimizerTable(learning_rate=1e-3))
+        def work(size):
+            backend.forward(from_blocks(np.full((size, 257), 65, np.int32)), 1.0)
+            backend.backward()
+            backend.accumulate()
+        work(1)
+        data = next(line for line in open("/proc/self/status") if line.startswith("VmData"))
+        limit_process(int(data.split()[1]) * 1024 + 60_000_000)
+        before = backend.gradients()
+        try:
+            work(64)
+        except DeviceMemoryError as error:
+            print("refused", error)
+        assert all((before[name] == found).all() for name, found in backend.gradients().items())
+        work(2)
+        print("fitted")
+    """)
+    assert out.startswith("refused")
+    assert out.endswith("fitted\n")
+
+
+def test_evaluation_leaves_a_half_done_batch_alone(new_rig: NewRig) -> None:
+    rig, _ = fenced_rig(new_rig, {2: SECOND})
+    with pytest.raises(AbandonedError):
+        rig.train(1, 3)
+    held = rig.backend.gradients()
+    rig.form(SECOND)
+    work = (m.RankWork(0, (m.Range(0, rig.dataset.held_out),), 5),)
+    plan = rig.plan(0, 3, kind="evaluate", cursor=0, generation=SECOND, work=work)
+    report = rig.executor.evaluate(plan, 0.0)
+    assert report.own_samples == rig.dataset.held_out
+    assert report.weight == rig.dataset.held_out * 20
+    assert 4 < report.loss_sum / report.weight < 7
+    assert all((held[name] == found).all() for name, found in rig.backend.gradients().items())
+    assert fence(rig.ledger, THIRD).held == (m.Range(0, 6),)

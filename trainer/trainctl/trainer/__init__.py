@@ -1,0 +1,1 @@
+"""One rank: model, data, step, checkpoint and metrics."""

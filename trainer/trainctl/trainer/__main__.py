@@ -1,0 +1,64 @@
+"""`python -m trainctl.trainer`: one rank of a run, as its node's agent starts it.
+
+Exit status 0: told to leave, or the agent was gone for too long; 1: one line on standard error says why; 2: usage.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.statuspage import StatusWriter
+from trainctl.trainer.backend import first_line
+from trainctl.trainer.control import Control
+from trainctl.trainer.ledger import Ledger
+from trainctl.trainer.runtime import Failures, load_trainer
+from trainctl.trainer.step import Identity
+
+
+def main() -> int:
+    """Run one rank to its end; returns the exit status."""
+    arguments = _parser().parse_args()
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # no terminal takes a trainer with it
+    try:
+        _run(arguments)
+    except Failures as error:
+        print(f"rank {arguments.rank}: {first_line(error)}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    who = Identity(arguments.run, arguments.node, arguments.rank)
+    paths = RunPaths(arguments.run_directory)
+    status = StatusWriter(paths.status_page(who.rank), os.getpid())
+    ledger = Ledger()
+    with Control(who, arguments.endpoint, ledger, status) as control:
+        trainer = load_trainer(who, paths, ledger, status, control)
+        trainer.resume(arguments.resume_from)
+        trainer.announce(os.getpid())
+        trainer.serve()
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m trainctl.trainer", description="One rank of a training run.")
+    parser.add_argument("--run-directory", type=Path, required=True, metavar="DIR", help="where run.toml is")
+    parser.add_argument("--run", required=True, metavar="ID", help="id of the run")
+    parser.add_argument("--node", required=True, metavar="NAME", help="whose [nodes.NAME] applies")
+    parser.add_argument("--rank", type=int, required=True, metavar="R")
+    parser.add_argument("--endpoint", required=True, metavar="ipc://PATH", help="of the node's agent")
+    parser.add_argument("--resume-from", type=Path, metavar="DIR", help="a checkpoint folder")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""What a rank asks of an array library, and the choice between the two that are supported.
+
+A backend holds one model: master weights and AdamW moments in float32, a compute copy where the run's dtype is lower,
+float32 gradient accumulators, and a scratch for the one micro-batch in flight. Nothing reaches the accumulators but by
+`accumulate`, so a micro-batch that failed or was fenced half-way leaves no trace.
+
+AdamW (Loshchilov and Hutter 2019; bias correction as in Kingma and Ba 2015), the same in both backends. With
+gradient g, update count t from 1, learning rate a, decay w (matrices only: ndim >= 2), all elementwise and in this
+order:
+
+    p  = p * (1 - a w)
+    m  = b1 m + (1 - b1) g          v = b2 v + (1 - b2) g^2
+    p  = p - (a / (1 - b1^t)) m / (sqrt(v) / sqrt(1 - b2^t) + eps)
+"""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.runfile import NodeTable, RunFile
+from trainctl.trainer.batch import Batch
+
+Array = NDArray[np.float32]
+BackendName = Literal["torch", "mlx"]
+
+
+class DeviceMemoryError(Exception):
+    """The device has no room for this micro-batch; the scratch is empty again, accumulators and weights are
+    untouched."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the trainer holds on its device, in bytes; None where it cannot be known."""
+
+    used_bytes: int | None = None
+    peak_bytes: int | None = None
+    cap_bytes: int | None = None
+
+
+@dataclass
+class State:
+    """Everything an update reads or writes, under Hugging Face names."""
+
+    weights: dict[str, Array]
+    first_moments: dict[str, Array]
+    second_moments: dict[str, Array]
+    updates: int  # AdamW's t: skipped steps do not count
+    random: dict[str, NDArray[Any]] = field(default_factory=dict)  # generators' states, the library's name first
+
+
+class Backend(Protocol):
+    """One model on one device, used by one thread. Calls go forward, backward, accumulate for each micro-batch, then
+    gradient_norm and update."""
+
+    @property
+    def name(self) -> BackendName: ...
+
+    @property
+    def device(self) -> str:
+        """Such as "cpu", "cuda:0 NVIDIA H200" or "gpu Apple M2 Ultra"."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of each trainable parameter by Hugging Face name, in ascending order of name."""
+
+    def forward(self, batch: Batch, scale: float) -> float:
+        """The loss sum of `batch` in nats; `backward` will differentiate it times `scale`. Raises DeviceMemoryError."""
+
+    def backward(self) -> None:
+        """The gradient of the last `forward` into scratch. Raises DeviceMemoryError."""
+
+    def accumulate(self) -> None:
+        """Add the scratch to the float32 accumulators and empty it; all of it or nothing. Raises DeviceMemoryError."""
+
+    def discard(self) -> None:
+        """Empty the scratch and give memory back to the device."""
+
+    def clear(self) -> None:
+        """Zero the accumulators."""
+
+    def gradients(self) -> dict[str, Array]:
+        """A copy of the accumulators by Hugging Face name."""
+
+    def gradient_norm(self) -> float:
+        """Euclidean norm over all accumulators; not finite if any element isn't."""
+
+    def update(self, learning_rate: float, factor: float) -> None:
+        """AdamW with the accumulators times `factor` as gradient."""
+
+    def evaluate(self, batch: Batch) -> float:
+        """The loss sum of `batch` in nats, without dropout and without a gradient. Raises DeviceMemoryError."""
+
+    def memory(self) -> Memory: ...
+
+    def export_state(self) -> State: ...
+
+    def import_state(self, state: State) -> None:
+        """Take over what `export_state` gave, of either backend. Raises InvalidInputError if names or shapes differ."""
+
+
+def load(config: RunFile, node: NodeTable, where: str) -> Backend:
+    """The model of `config` in the backend and on the device that `node` asks for.
+
+    Raises InvalidInputError naming the field of the run file that is at fault.
+    """
+    name = choose(node.backend, where)
+    if name == "mlx":
+        from trainctl.trainer.mlx_backend import load_mlx
+
+        return load_mlx(config, node, where)
+    from trainctl.trainer.torch_backend import load_torch
+
+    return load_torch(config, node, where)
+
+
+def choose(wanted: str, where: str) -> BackendName:
+    """The backend for "torch", "mlx" or "auto" (MLX on macOS, torch elsewhere, then whichever is installed)."""
+    present = {name: importlib.util.find_spec(module) is not None for name, module in _MODULES.items()}
+    order: tuple[BackendName, ...] = ("mlx", "torch") if sys.platform == "darwin" else ("torch", "mlx")
+    for name in order:
+        if present[name] and wanted in ("auto", name):
+            return name
+    if wanted == "auto":
+        problem = "neither torch nor mlx is installed here; pip install trainctl[torch] or trainctl[mlx]"
+    else:
+        problem = f"{wanted!r} is not installed here; pip install trainctl[{wanted}]"
+    raise InvalidInputError(f"{where}: nodes.backend", problem)
+
+
+def vocabulary_size(model: Path) -> int | None:
+    """How many token ids the model knows, by its config.json; None if that doesn't say."""
+    config = model_config(model)
+    size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
+    return size if isinstance(size, int) else None
+
+
+def model_config(model: Path) -> dict[str, Any]:
+    """config.json of a model directory. Raises InvalidInputError naming the file."""
+    path = model / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidInputError(str(path), f"not a readable model configuration: {first_line(error)}") from None
+    if not isinstance(config, dict):
+        raise InvalidInputError(str(path), "not a JSON object")
+    if "quantization" in config or "quantization_config" in config:
+        raise InvalidInputError(str(path), "a quantized model cannot be trained in full")
+    return config
+
+
+def first_line(error: BaseException) -> str:
+    """An exception as one line of at most 300 characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]
+
+
+def check_state(state: State, shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """Whether weights and moments are exactly those of `shapes`. Raises InvalidInputError naming the first that
+    isn't."""
+    for kind, arrays in _parts(state):
+        if arrays.keys() != shapes.keys():
+            odd = sorted(arrays.keys() ^ shapes.keys())[0]
+            raise InvalidInputError(where, f"{kind} of {odd!r} is in only one of the checkpoint and the model")
+        for name, shape in shapes.items():
+            if arrays[name].shape != shape:
+                raise InvalidInputError(where, f"{kind} of {name!r} is {arrays[name].shape}, the model's is {shape}")
+
+
+def _parts(state: State) -> tuple[tuple[str, dict[str, Array]], ...]:
+    return ("weight", state.weights), ("first moment", state.first_moments), ("second moment", state.second_moments)
+
+
+_MODULES: dict[BackendName, str] = {"torch": "torch", "mlx": "mlx_lm"}

@@ -1,0 +1,172 @@
+"""Writing a checkpoint so that it is whole or absent, and taking one up again.
+
+A checkpoint folder is itself a Hugging Face directory (config.json, model.safetensors in float32, tokenizer files),
+so any tool can load it. Beside that: optimizer.safetensors (`first.NAME`, `second.NAME`: AdamW's moments, float32),
+random.safetensors (generators' states), state.json (the rest of the loop's state) and manifest.json, written last.
+"""
+
+import json
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from trainctl.protocol.checkpoints import MANIFEST_NAME, FileEntry, Manifest, digest_of, listed, verify
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.backend import State, first_line, model_config
+
+_CARRIED_FILES = (
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
+    "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+
+
+class LoopState(msgspec.Struct, frozen=True, kw_only=True):
+    """What state.json holds: all of the loop's state that isn't an array."""
+
+    step: int  # last committed
+    cursor: int  # first position after it
+    updates: int  # AdamW's count
+    loss_scale: float
+    loss_scale_good_steps: int
+    seed: int
+    samples: int  # N of one epoch
+    layout_digest: str
+    data_digest: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One as loaded."""
+
+    loop: LoopState
+    state: State
+
+
+def write(folder: Path, run: str, loop: LoopState, state: State, model: Path, rank: int) -> Manifest:
+    """Write `folder` (`checkpoints/step-N`) under a temporary name, make it durable, then give it its name.
+
+    One that is already there (of a step that was done again) is replaced. Raises OSError if the disk doesn't take
+    it; then nothing has changed.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = folder.with_name(f".{folder.name}.rank-{rank}.part")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    try:
+        _write_files(work, loop, state, model)
+        manifest = _seal(work, run, loop.step)
+        _publish(work, folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return manifest
+
+
+def read(folder: Path) -> Checkpoint:
+    """A checkpoint whose files are all as they were written. Raises InvalidInputError naming what isn't."""
+    verify(folder)
+    from safetensors import SafetensorError
+
+    try:
+        loop = msgspec.json.decode((folder / "state.json").read_bytes(), type=LoopState)
+        optimizer = _load(folder / "optimizer.safetensors")
+        state = State(
+            _load(folder / "model.safetensors"),
+            _under("first.", optimizer),
+            _under("second.", optimizer),
+            loop.updates,
+            _load(folder / "random.safetensors"),
+        )
+    except (OSError, ValueError, msgspec.MsgspecError, SafetensorError) as error:
+        raise InvalidInputError(str(folder), f"not a readable checkpoint: {first_line(error)}") from None
+    return Checkpoint(loop, state)
+
+
+def check_fits(loop: LoopState, *, seed: int, samples: int, layout_digest: str, data_digest: str, where: str) -> None:
+    """Whether a checkpoint continues this run: same model layout, data and seed, else its cursor means nothing.
+
+    Raises InvalidInputError naming `where` and the first difference.
+    """
+    ours = {"layout_digest": layout_digest, "data_digest": data_digest, "samples": samples, "seed": seed}
+    names = {"layout_digest": "model layout", "data_digest": "data", "samples": "number of samples", "seed": "seed"}
+    for key, value in ours.items():
+        if getattr(loop, key) != value:
+            theirs = str(getattr(loop, key))[:16]
+            raise InvalidInputError(
+                where, f"was written with another {names[key]} ({theirs}, this run has {str(value)[:16]})"
+            )
+
+
+def prune(checkpoints: Path, keep_last: int, written: Path) -> None:
+    """Remove all but the `keep_last` newest, never the one just `written`; each loses its name before its files."""
+    for folder in listed(checkpoints)[keep_last:]:
+        if folder != written:
+            gone = folder.with_name(f".{folder.name}.gone")
+            shutil.rmtree(gone, ignore_errors=True)
+            folder.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
+
+def _write_files(work: Path, loop: LoopState, state: State, model: Path) -> None:
+    from safetensors.numpy import save_file
+
+    moments = {f"first.{name}": array for name, array in state.first_moments.items()}
+    moments |= {f"second.{name}": array for name, array in state.second_moments.items()}
+    save_file(state.weights, work / "model.safetensors", metadata={"format": "pt"})
+    save_file(moments, work / "optimizer.safetensors")
+    save_file(state.random or {"none": np.zeros(1, np.uint8)}, work / "random.safetensors")
+    config = model_config(model) | {"dtype": "float32"}
+    config.pop("torch_dtype", None)
+    (work / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    (work / "state.json").write_bytes(msgspec.json.encode(loop))
+    for name in _CARRIED_FILES:
+        if (model / name).is_file():
+            shutil.copyfile(model / name, work / name)
+
+
+def _seal(work: Path, run: str, step: int) -> Manifest:
+    """Hash and fsync every file, then write the manifest."""
+    files: dict[str, FileEntry] = {}
+    for path in sorted(work.iterdir()):
+        files[path.name] = FileEntry(path.stat().st_size, digest_of(path))
+        _sync(path)
+    manifest = Manifest(run=run, step=step, written_at=time.time(), files=files)
+    (work / MANIFEST_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+    _sync(work / MANIFEST_NAME)
+    _sync(work)
+    return manifest
+
+
+def _publish(work: Path, folder: Path) -> None:
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    work.rename(folder)
+    _sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _load(path: Path) -> dict[str, NDArray[Any]]:
+    from safetensors.numpy import load_file
+
+    loaded: dict[str, NDArray[Any]] = load_file(path)
+    return loaded
+
+
+def _under(prefix: str, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,0 +1,247 @@
+"""The thread that talks with the agent: it answers a fence and sends heartbeats while the main thread computes.
+
+It owns the socket. Orders that need the model go to the main thread's queue; `Form` and `Fence` take effect here at
+once, in the ledger, and are queued only to be shown. Messages that the agent cannot take are kept until it is back,
+for a fence repeats the newest reports anyway.
+"""
+
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from trainctl.protocol import codec
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError, ProtocolError, TrainctlError
+from trainctl.protocol.sockets import new_socket, split
+from trainctl.protocol.statuspage import StatusWriter
+from trainctl.trainer.backend import first_line
+from trainctl.trainer.group import join
+from trainctl.trainer.ledger import Ledger
+from trainctl.trainer.outbox import Outbox
+from trainctl.trainer.step import Identity
+
+_ALIVE_SECONDS = 1.0
+_FENCE_RETRY_MILLISECONDS = 20
+_UNSENT_RETRY_MILLISECONDS = 200
+_FLUSH_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Orphaned:
+    """The agent has been gone for longer than the run file allows."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Broken:
+    """The control thread cannot go on, or was asked for what this version cannot do."""
+
+    error: TrainctlError
+
+
+Order = m.StepPlan | m.Form | m.Fence | m.Leave | Orphaned | Broken
+
+
+class Control:
+    """Use as a context manager around the trainer's life: leaving it with an exception tells the agent why."""
+
+    def __init__(self, who: Identity, endpoint: str, ledger: Ledger, status: StatusWriter) -> None:
+        """Raises InvalidInputError for an endpoint that cannot be connected to."""
+        split(endpoint)
+        self._who, self._ledger, self._status = who, ledger, status
+        self.orders: SimpleQueue[Order] = SimpleQueue()
+        self.orphan_seconds = float("inf")  # until the run file has been read
+        self.ready: m.Ready | None = None
+        self._outbox = Outbox()
+        self._unsent: deque[bytes] = deque()  # few while the agent is away: no plans come then
+        self._pending_fence: m.Fence | None = None
+        self._away_since: float | None = time.monotonic()
+        self._next_alive = 0.0
+        self._closing: float | None = None  # when to give up flushing
+        self._context = zmq.Context()
+        self._socket = self._connect(endpoint)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+
+    def __enter__(self) -> "Control":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and not isinstance(error, SystemExit):
+            reason = (
+                first_line(error)
+                if isinstance(error, TrainctlError)
+                else f"{type(error).__name__}: {first_line(error)}"
+            )
+            self.send(m.TrainerFailed(run=self._who.run, rank=self._who.rank, reason=reason))
+        self._outbox.finish()
+        self._closing = time.monotonic() + _FLUSH_SECONDS
+        self._outbox.wake()
+        self._thread.join()
+        self._outbox.close()
+
+    def send(self, message: m.FromTrainer) -> None:
+        """Pass a message on from the main thread; never a wait."""
+        self._outbox.put(message)
+
+    def _connect(self, endpoint: str) -> Any:
+        socket = new_socket(self._context, zmq.DEALER)
+        socket.setsockopt(zmq.ROUTING_ID, f"rank-{self._who.rank}".encode())
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            raise InvalidInputError(endpoint, f"cannot connect: {error}") from None
+        return socket
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        finally:
+            self.orders.put(Broken(TrainctlError("the control thread has ended")))  # wakes a main thread that waits
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
+            self._socket.close(linger=int(_FLUSH_SECONDS * 1000))
+            self._context.term()
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        for source in (self._socket, self._monitor, self._outbox.descriptor):
+            poller.register(source, zmq.POLLIN)
+        while not self._is_done():
+            now = time.monotonic()
+            if now >= self._next_alive and self._away_since is None:
+                self._say(self._alive())
+                self._next_alive = now + _ALIVE_SECONDS
+            self._flush()
+            self._look(dict(poller.poll(self._wait_milliseconds(now))))
+            self._answer_fence()
+            self._look_for_orphanhood()
+
+    def _wait_milliseconds(self, now: float) -> int:
+        if self._pending_fence:
+            return _FENCE_RETRY_MILLISECONDS
+        longest = _UNSENT_RETRY_MILLISECONDS if self._unsent else int(_ALIVE_SECONDS * 1000)
+        return min(longest, max(1, int(1000 * (self._next_alive - now)))) if self._away_since is None else longest
+
+    def _is_done(self) -> bool:
+        if self._closing is None:
+            return False
+        self._flush()
+        return time.monotonic() >= self._closing or not self._unsent
+
+    def _look(self, events: dict[Any, int]) -> None:
+        if self._monitor in events:
+            self._note_connection()
+        if self._socket in events:
+            self._receive()
+
+    def _note_connection(self) -> None:
+        event = recv_monitor_message(self._monitor)["event"]
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._away_since, self._next_alive = None, 0.0
+        elif self._away_since is None:
+            self._away_since = time.monotonic()
+
+    def _receive(self) -> None:
+        frames = self._socket.recv_multipart()
+        try:
+            if len(frames) != 1:
+                raise ProtocolError(f"a message of {len(frames)} frames where 1 is spoken")
+            order = codec.decode_order(frames[0])
+        except ProtocolError as error:
+            print(f"dropped a message of the agent: {error}", file=sys.stderr, flush=True)
+            return
+        if order.run == self._who.run:
+            self._obey(order)
+
+    def _obey(self, order: m.ToTrainer) -> None:
+        match order:
+            case m.Fence():
+                self._pending_fence = order
+            case m.Form():
+                self._form(order)
+            case m.Leave():
+                self._ledger.leaving = order.reason or "asked to leave"
+                self.orders.put(order)
+            case m.StepPlan():
+                self.orders.put(order)
+
+    def _form(self, order: m.Form) -> None:
+        try:
+            join(order, self._who.rank)
+        except TrainctlError as error:
+            self.orders.put(Broken(error))
+            return
+        if self._ledger.form(order):
+            self.orders.put(order)
+            self._say(m.Formed(run=self._who.run, rank=self._who.rank, generation=order.generation))
+
+    def _answer_fence(self) -> None:
+        """Answer once the state is known and no update is in progress; until then heartbeats go on."""
+        fence = self._pending_fence
+        if fence is None or not self._ledger.loaded:
+            return
+        answer = self._ledger.try_fence(fence.generation, _FENCE_RETRY_MILLISECONDS / 1000)
+        if answer is None:
+            return
+        self._pending_fence = None
+        self.orders.put(fence)
+        self._say(
+            m.Fenced(
+                run=self._who.run,
+                rank=self._who.rank,
+                generation=fence.generation,
+                last_step=answer.last_step,
+                held_from=answer.held_from,
+                held=answer.held,
+                reports=answer.reports,
+            )
+        )
+        self._flush()
+
+    def _look_for_orphanhood(self) -> None:
+        away = 0.0 if self._away_since is None else time.monotonic() - self._away_since
+        if away >= self.orphan_seconds and self._ledger.loaded:
+            self.orders.put(Orphaned(away))
+            self.orphan_seconds = float("inf")
+
+    def _alive(self) -> m.Alive:
+        ready = self.ready
+        if ready is not None:
+            ready = msgspec.structs.replace(ready, last_step=self._ledger.last_step, cursor=self._ledger.cursor)
+        return m.Alive(
+            run=self._who.run,
+            rank=self._who.rank,
+            generation=self._ledger.highest,
+            step=self._status.step,
+            phase=self._status.phase,
+            ready=ready,
+        )
+
+    def _flush(self) -> None:
+        """Send what is waiting, in order, without waiting for an agent that is away."""
+        self._unsent.extend(self._outbox.take())
+        while self._unsent:
+            try:
+                self._socket.send(self._unsent[0], zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._unsent.popleft()
+
+    def _say(self, message: m.FromTrainer) -> None:
+        self._unsent.append(codec.encode(message))

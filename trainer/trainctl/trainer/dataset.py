@@ -1,0 +1,107 @@
+"""Samples by index: packed blocks of text, or samples of their own length with a mask, and a held-out part of either.
+
+A block of `sequence_length` = T has T + 1 tokens and so T targets; its last token is the next block's first, so
+every token of the text but the first is a target exactly once (a rest shorter than a block is left out). A sample's
+weight is its number of counted targets. Held out are the samples that the permutation keyed by (`HELD_OUT_KEY`, 0)
+puts first, so they are spread over the whole text and the same for every seed.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.runfile import RunFile
+from trainctl.trainer.batch import Batch, Tokens, collate, from_blocks
+from trainctl.trainer.packing import Pack, open_pack
+from trainctl.trainer.permutation import Indices, permute
+
+HELD_OUT_KEY = 0x68656C64  # "held"
+
+
+class Dataset:
+    """`samples` are for training, numbered from 0; `held_out` are for evaluation, numbered from 0 on their own."""
+
+    def __init__(self, pack: Pack, sequence_length: int, held_out: float, where: str = "data") -> None:
+        """Raises InvalidInputError, blaming `where`, if nothing is left to train on."""
+        self._pack, self._length = pack, sequence_length
+        self.left_out = 0  # samples without a counted target within the sequence length
+        usable, weights = self._blocks(where) if pack.offsets is None else self._usable_samples(pack, where)
+        kept_for_evaluation = _held_out_count(len(usable), held_out)
+        order = permute(np.arange(len(usable), dtype=np.int64), len(usable), HELD_OUT_KEY, 0)
+        self._held_out = usable[np.sort(order[:kept_for_evaluation])]
+        training = np.sort(order[kept_for_evaluation:])
+        self._training = usable[training]
+        self.samples, self.held_out = len(self._training), len(self._held_out)
+        self.mean_weight = float(weights[training].mean())
+        how = json.dumps([pack.digest, sequence_length, held_out])
+        self.digest = hashlib.sha256(how.encode()).hexdigest()
+
+    def batch(self, indices: Indices) -> Batch:
+        """Training samples as one micro-batch."""
+        return self._batch(self._training[indices])
+
+    def held_out_batch(self, indices: Indices) -> Batch:
+        """Held-out samples as one micro-batch."""
+        return self._batch(self._held_out[indices])
+
+    def _blocks(self, where: str) -> tuple[Indices, NDArray[np.float64]]:
+        count = max(0, len(self._pack.tokens) - 1) // self._length
+        if not count:
+            have, want = len(self._pack.tokens), self._length + 1
+            raise InvalidInputError(
+                where, f"{have} tokens of text, fewer than one block of {want} (data.sequence_length + 1)"
+            )
+        return np.arange(count, dtype=np.int64), np.full(count, float(self._length))
+
+    def _usable_samples(self, pack: Pack, where: str) -> tuple[Indices, NDArray[np.float64]]:
+        assert pack.offsets is not None and pack.counted is not None
+        before = np.concatenate([[0], np.cumsum(pack.counted, dtype=np.int64)])  # counted among the tokens before each
+        first = pack.offsets[:-1] + 1
+        counts = (before[np.minimum(pack.offsets[1:], first + self._length)] - before[first]).astype(np.float64)
+        usable = np.flatnonzero(counts > 0).astype(np.int64)
+        self.left_out = len(counts) - len(usable)
+        if not len(usable):
+            raise InvalidInputError(
+                where, f"none of {len(counts)} samples has a counted target within data.sequence_length"
+            )
+        return usable, counts[usable]
+
+    def _batch(self, chosen: Indices) -> Batch:
+        if self._pack.offsets is None:
+            places = chosen[:, None] * self._length + np.arange(self._length + 1)
+            return from_blocks(self._pack.tokens[places].astype(np.int32))
+        return collate([self._sample(int(index)) for index in chosen])
+
+    def _sample(self, index: int) -> tuple[Tokens, NDArray[np.bool_]]:
+        counted = self._counted(index)
+        start = self._offset(index)
+        return self._pack.tokens[start : start + len(counted) + 1].astype(np.int32), counted
+
+    def _counted(self, index: int) -> NDArray[np.bool_]:
+        """Which of a sample's targets count, cut to the sequence length; the first token is nobody's target."""
+        assert self._pack.counted is not None
+        start, stop = self._offset(index), self._offset(index + 1)
+        flags: NDArray[Any] = self._pack.counted[start + 1 : min(stop, start + 1 + self._length)]
+        return flags.astype(np.bool_)
+
+    def _offset(self, index: int) -> int:
+        assert self._pack.offsets is not None
+        return int(self._pack.offsets[index])
+
+
+def open_dataset(config: RunFile, folder: Path, where: str) -> Dataset:
+    """The data of `config`, packed under `folder`. Raises InvalidInputError naming the file, line or field at fault."""
+    pack = open_pack(config, folder, where)
+    return Dataset(pack, config.data.sequence_length, config.data.held_out, f"{where}: data.path")
+
+
+def _held_out_count(samples: int, fraction: float) -> int:
+    """At least one if any is wanted and two are there; never all."""
+    if fraction <= 0 or samples < 2:
+        return 0
+    return min(samples - 1, max(1, int(samples * fraction)))

@@ -1,0 +1,194 @@
+"""`python -m trainctl.trainer.demo_assets FOLDER`: a small Llama and real text, made from what every machine has.
+
+FOLDER/model is a Hugging Face directory (about 0.8 M parameters, for byte tokens), the same bits everywhere;
+FOLDER/data holds the Python standard library's source text, one file per top-level module or package. Each appears
+under its name only when whole, and is left alone when it is there. One JSON line says what there is.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import sysconfig
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainctl.protocol.errors import TrainctlError
+from trainctl.trainer.backend import first_line
+from trainctl.trainer.packing import BYTES_BEGIN, BYTES_END, BYTES_PAD
+from trainctl.trainer.permutation import mix
+
+_SEED = 0x7472616E  # "tran"
+_SPREAD = 0.02
+_LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib", "lib2to3", "ensurepip"}
+
+
+def llama_config(
+    *,
+    hidden: int = 128,
+    layers: int = 4,
+    heads: int = 4,
+    intermediate: int = 344,
+    vocabulary: int = 264,
+    tied: bool = True,
+) -> dict[str, Any]:
+    """config.json of a Llama for byte tokens; the defaults give 0.83 M parameters."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": hidden // heads,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": tied,
+        "bos_token_id": BYTES_BEGIN,
+        "eos_token_id": BYTES_END,
+        "pad_token_id": BYTES_PAD,
+        "initializer_range": _SPREAD,
+        "dtype": "float32",
+    }
+
+
+def llama_weights(config: dict[str, Any], seed: int = _SEED) -> dict[str, NDArray[np.float32]]:
+    """Weights under Hugging Face names: matrices uniform with standard deviation 0.02, norms one.
+
+    Each matrix is drawn from `mix` over a counter keyed by its place, so the bits depend on no library's generator.
+    """
+    weights: dict[str, NDArray[np.float32]] = {}
+    for place, (name, shape) in enumerate(sorted(_shapes(config).items())):
+        weights[name] = np.ones(shape, np.float32) if len(shape) == 1 else _uniform(shape, (seed << 16) + place)
+    return weights
+
+
+def make_model(folder: Path, config: dict[str, Any] | None = None, seed: int = _SEED) -> int:
+    """A Hugging Face directory at `folder`, if it isn't there yet; returns its number of parameters."""
+    config = config or llama_config()
+
+    def write(work: Path) -> None:
+        from safetensors.numpy import save_file
+
+        (work / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        save_file(llama_weights(config, seed), work / "model.safetensors", metadata={"format": "pt"})
+
+    _make(folder, write)
+    return sum(int(np.prod(shape)) for shape in _shapes(config).values())
+
+
+def make_text(folder: Path) -> int:
+    """The standard library's source text at `folder`, if it isn't there yet; returns its bytes."""
+
+    def write(work: Path) -> None:
+        for name, sources in sorted(_standard_library().items()):
+            (work / f"{name}.txt").write_bytes(b"".join(source.read_bytes() for source in sorted(sources)))
+
+    _make(folder, write)
+    return sum(path.stat().st_size for path in folder.glob("*.txt"))
+
+
+def main() -> int:
+    """Make both; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainctl.trainer.demo_assets", description="The demo's model and text."
+    )
+    parser.add_argument("folder", type=Path)
+    folder: Path = parser.parse_args().folder.absolute()
+    try:
+        parameters = make_model(folder / "model")
+        size = make_text(folder / "data")
+    except (OSError, TrainctlError) as error:
+        print(f"demo assets: {first_line(error)}", file=sys.stderr)
+        return 1
+    made = {"model": str(folder / "model"), "data": str(folder / "data"), "parameters": parameters, "bytes": size}
+    print(json.dumps(made))
+    return 0
+
+
+def _make(folder: Path, write: Callable[[Path], None]) -> None:
+    """`folder` as `write` fills it, all or nothing; another process that is first with it wins."""
+    if folder.is_dir():
+        return
+    work = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    work.mkdir(parents=True)
+    try:
+        write(work)
+        try:
+            work.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _standard_library() -> dict[str, list[Path]]:
+    """Source files by top-level module or package."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    found: dict[str, list[Path]] = defaultdict(list)
+    for path in _sources(root):
+        found[path.relative_to(root).parts[0].removesuffix(".py")].append(path)
+    if not found:
+        raise TrainctlError(f"no Python source text in {root}")
+    return found
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and path.name not in _LEFT_OUT and not path.is_symlink():
+            yield from _sources(path)
+        elif path.suffix == ".py":
+            yield path
+
+
+def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, wide = config["hidden_size"], config["intermediate_size"]
+    keys = config["num_key_value_heads"] * config["head_dim"]
+    queries = config["num_attention_heads"] * config["head_dim"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config["vocab_size"], hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        shapes |= {
+            prefix + "input_layernorm.weight": (hidden,),
+            prefix + "post_attention_layernorm.weight": (hidden,),
+            prefix + "self_attn.q_proj.weight": (queries, hidden),
+            prefix + "self_attn.k_proj.weight": (keys, hidden),
+            prefix + "self_attn.v_proj.weight": (keys, hidden),
+            prefix + "self_attn.o_proj.weight": (hidden, queries),
+            prefix + "mlp.gate_proj.weight": (wide, hidden),
+            prefix + "mlp.up_proj.weight": (wide, hidden),
+            prefix + "mlp.down_proj.weight": (hidden, wide),
+        }
+    return shapes
+
+
+def _uniform(shape: tuple[int, ...], key: int) -> NDArray[np.float32]:
+    """Uniform with mean 0 and standard deviation `_SPREAD`, of 24 random bits an element."""
+    count = int(np.prod(shape))
+    start = np.uint64(key) << np.uint64(32)
+    bits = mix(mix(start + np.arange(count, dtype=np.uint64))) >> np.uint64(40)
+    unit = (bits.astype(np.float64) + 0.5) / 2**24
+    return ((2 * unit - 1) * (_SPREAD * 3**0.5)).astype(np.float32).reshape(shape)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""What a rank has committed and what its accumulators hold, shared by the threads that compute and answer.
+
+Every change goes through `exclusive`, which admits only the formed generation. So once `try_fence` has answered,
+nothing is added or committed under the older one, and an optimizer update in progress has finished before it
+answers.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trainctl.protocol.messages import Form, Generation, Range, Report, StepPlan
+from trainctl.trainer.permutation import Indices, ranges_of
+
+KEPT_REPORTS = 8
+"""Reports repeated in the answer to a fence: more than an agent can have missed, since it plans one step ahead."""
+
+
+class AbandonedError(Exception):
+    """The generation that a plan belongs to has been left; what was in flight is discarded."""
+
+
+@dataclass
+class HalfBatch:
+    """The part of a step's global batch whose gradients the accumulators hold."""
+
+    step: int
+    origin: Generation  # the generation the batch was first planned in
+    divisor: float  # D
+    scale: float  # the loss scale the gradients carry
+    loss_sum: float = 0.0  # nats
+    weight: float = 0.0  # tokens
+    samples: int = 0
+    positions: list[Indices] = field(default_factory=list)
+
+    def add(self, positions: Indices, loss_sum: float, weight: float) -> None:
+        self.positions.append(positions)
+        self.loss_sum += loss_sum
+        self.weight += weight
+        self.samples += len(positions)
+
+    def ranges(self) -> tuple[Range, ...]:
+        return ranges_of(np.concatenate(self.positions)) if self.positions else ()
+
+
+@dataclass(frozen=True)
+class FenceAnswer:
+    """What a `Fenced` message is made from."""
+
+    last_step: int
+    held_from: Generation | None
+    held: tuple[Range, ...]
+    reports: tuple[Report, ...]
+
+
+class Ledger:
+    """One rank's place in its run."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.loaded = False  # last_step and cursor are known
+        self.last_step = 0
+        self.cursor = 0
+        self.formed: Generation | None = None
+        self.highest: Generation | None = None
+        self.leaving = ""
+        self.batch: HalfBatch | None = None
+        self.last_seq = -1
+        self._reports: deque[Report] = deque(maxlen=KEPT_REPORTS)
+
+    @contextmanager
+    def exclusive(self, generation: Generation) -> Iterator[None]:
+        """Hold off the fence. Raises AbandonedError if `generation` isn't the formed one any more."""
+        with self._lock:
+            self.check(generation)
+            yield
+
+    def check(self, generation: Generation) -> None:
+        """Raises AbandonedError if there is no point in going on under `generation`; cheap, and needs no lock."""
+        if self.leaving or generation != self.formed:
+            raise AbandonedError
+
+    def load(self, step: int, cursor: int) -> None:
+        """Where the run stands: the last committed step and the first position after it."""
+        with self._lock:
+            self.last_step, self.cursor, self.loaded = step, cursor, True
+
+    def begin(self, plan: StepPlan, scale: float) -> tuple[HalfBatch, bool]:
+        """The batch a train plan works on, and whether it is new, that is, the accumulators must be zeroed. Call it
+        within `exclusive`."""
+        held = self.batch
+        if held and plan.finishes == held.origin and (plan.step, plan.divisor) == (held.step, held.divisor):
+            return held, False
+        self.batch = HalfBatch(plan.step, plan.finishes or plan.generation, plan.divisor, scale)
+        return self.batch, True
+
+    def commit(self, plan: StepPlan) -> None:
+        """The plan's step is done, by an update or a skip. Call it within `exclusive`."""
+        self.last_step, self.cursor, self.batch = plan.step, plan.cursor + plan.global_batch, None
+
+    def remember(self, report: Report) -> None:
+        """Keep a report for the next fence."""
+        self._reports.append(report)
+
+    def try_fence(self, generation: Generation, wait_seconds: float) -> FenceAnswer | None:
+        """Leave every older generation. None if an update is in progress for longer than `wait_seconds`: ask again."""
+        if not self._lock.acquire(timeout=wait_seconds):
+            return None
+        try:
+            if self.highest is None or generation > self.highest:
+                self.highest, self.formed = generation, None
+            batch = self.batch if self.batch and self.batch.positions else None
+            held = batch.ranges() if batch else ()
+            return FenceAnswer(self.last_step, batch.origin if batch else None, held, tuple(self._reports))
+        finally:
+            self._lock.release()
+
+    def form(self, order: Form) -> bool:
+        """Join a generation; False if it is older than one already seen. Joining the same one again changes nothing."""
+        with self._lock:
+            if self.highest is not None and order.generation < self.highest:
+                return False
+            if order.generation != self.formed:
+                self.highest = self.formed = order.generation
+                self.last_seq = -1
+            return True

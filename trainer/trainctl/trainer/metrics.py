@@ -1,0 +1,100 @@
+"""A rank's record of its own steps: the loop appends a report, a thread of its own writes them to rank-R.db in
+groups."""
+
+import sqlite3
+import sys
+import threading
+from collections import deque
+from pathlib import Path
+
+from trainctl.protocol.codec import encode
+from trainctl.protocol.messages import Report
+from trainctl.protocol.record import RANK_SCHEMA, RANK_STEP_COLUMNS, REPORTS_KEPT, open_for_writing
+
+_GROUP_SECONDS = 0.25
+_RETRY_SECONDS = 5.0
+_GROUP_ROWS = 2000
+_KEPT_REPORTS = 1_000_000
+"""Reports kept while the disk refuses them; beyond that the oldest are lost."""
+
+_KEEP = "INSERT OR REPLACE INTO reports VALUES (?, ?, ?, ?)"
+_FORGET = "DELETE FROM reports WHERE step <= ?"
+_INSERT = f"INSERT OR REPLACE INTO rank_steps VALUES ({', '.join('?' * RANK_STEP_COLUMNS)})"  # noqa: S608
+Row = tuple[int | float | str | bytes | None, ...]
+
+
+class MetricsWriter:
+    """Owns `path`. `append` is all the training loop pays; a full disk costs no step, only the record until there
+    is room."""
+
+    def __init__(self, path: Path, node: str) -> None:
+        self._node = node
+        self._reports: deque[Report] = deque(maxlen=_KEPT_REPORTS)
+        self._connection = open_for_writing(path, RANK_SCHEMA)
+        self._group: list[Report] = []  # the writer thread's own
+        self._closing = threading.Event()
+        self._said = ""
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+
+    def append(self, report: Report) -> None:
+        """Take one train report; returns at once."""
+        self._reports.append(report)
+
+    def close(self) -> None:
+        """Write what is left, once more if the disk refuses, and end the thread."""
+        self._closing.set()
+        self._thread.join()
+        self._connection.close()
+
+    def _run(self) -> None:
+        pause = _GROUP_SECONDS
+        while not self._closing.wait(pause):
+            pause = _GROUP_SECONDS if self._write() else _RETRY_SECONDS
+        self._write()
+
+    def _write(self) -> bool:
+        """Commit all reports taken so far, in groups; a group that the disk refuses stays first in line."""
+        while self._reports or self._group:
+            while self._reports and len(self._group) < _GROUP_ROWS:
+                self._group.append(self._reports.popleft())
+            try:
+                self._commit(self._group)
+            except sqlite3.Error as error:
+                self._say(f"the record of metrics is behind: {error}")
+                return False
+            self._group = []
+        self._said = ""
+        return True
+
+    def _commit(self, group: list[Report]) -> None:
+        """Rows of all, and the newest whole, from which the run's record is completed if its writer died."""
+        self._connection.execute("BEGIN")
+        try:
+            self._connection.executemany(_INSERT, [_row(report, self._node) for report in group])
+            self._connection.executemany(_KEEP, [_whole(report) for report in group[-REPORTS_KEPT:]])
+            self._connection.execute(_FORGET, (group[-1].step - REPORTS_KEPT,))
+            self._connection.execute("COMMIT")
+        except sqlite3.Error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def _say(self, text: str) -> None:
+        if text != self._said:
+            print(text, file=sys.stderr, flush=True)
+        self._said = text
+
+
+def _whole(report: Report) -> Row:
+    return report.step, report.generation.term, report.generation.n, encode(report)
+
+
+def _row(report: Report, node: str) -> Row:
+    phases = report.phases
+    return (
+        report.step, report.rank, report.generation.term, report.generation.n, node, report.own_weight,
+        report.own_samples, report.micro_batch, report.replays, report.step_seconds, phases.data, phases.forward,
+        phases.backward, phases.sync, phases.optimizer, phases.wait, report.memory_bytes, report.memory_peak_bytes,
+        report.memory_cap_bytes, report.finished_at,
+    )  # fmt: skip

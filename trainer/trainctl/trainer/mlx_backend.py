@@ -1,0 +1,245 @@
+"""The backend on MLX, for Apple GPUs and CPUs: any causal model of mlx-lm that keeps its Hugging Face names.
+
+MLX is lazy and differentiates by building one graph. `forward` builds it, tracing included, and evaluates the loss,
+which keeps the activations that the gradient needs; `backward` evaluates the gradient. What a primitive recomputes
+for its gradient counts as backward. AdamW is written out here (see backend.py) because mlx.optimizers takes its
+bias corrections from float32 powers, off by 1.3e-5 at beta2 = 0.999, and counts its steps per optimizer.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.runfile import NodeTable, OptimizerTable, RunFile
+from trainctl.trainer.backend import (
+    Array,
+    BackendName,
+    DeviceMemoryError,
+    Memory,
+    State,
+    check_state,
+    first_line,
+    model_config,
+)
+from trainctl.trainer.batch import Batch
+
+os.environ.setdefault("MLX_ENABLE_TF32", "0")  # float32 means float32: promised tolerances are below TF32's
+
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten, tree_unflatten
+
+Arrays = dict[str, Any]
+_OUT_OF_MEMORY = ("malloc", "out of memory", "insufficient memory", "unable to allocate", "bad_alloc")
+
+
+class MlxBackend:
+    """A `Backend`; see its docstrings. `model` is an mlx-lm model, its parameters in any float type."""
+
+    name: BackendName = "mlx"
+
+    def __init__(
+        self, model: Any, optimizer: OptimizerTable, *, dtype: Any = mx.float32, limit_bytes: int | None = None
+    ) -> None:
+        self._model = model
+        self._table = optimizer
+        self._dtype = dtype
+        self._limit_bytes = limit_bytes
+        trainable = sorted(_flat(model.trainable_parameters()))
+        self.shapes: Mapping[str, tuple[int, ...]] = {name: tuple(p.shape) for name, p in trainable}
+        self._masters: Arrays = {name: p.astype(mx.float32) for name, p in trainable}
+        self._first = {name: mx.zeros(shape) for name, shape in self.shapes.items()}
+        self._second = {name: mx.zeros(shape) for name, shape in self.shapes.items()}
+        self._totals = {name: mx.zeros(shape) for name, shape in self.shapes.items()}
+        self._updates = 0
+        self._scratch: Arrays = {}
+        self._differentiate: Callable[..., Any] = mx.value_and_grad(self._scaled_loss)
+        mx.eval(self._masters, self._first, self._second, self._totals)
+        model.train()
+        self._publish()
+
+    @property
+    def device(self) -> str:
+        kind = "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu"
+        return f"gpu {mx.device_info().get('device_name', '')}".strip() if kind == "gpu" else "cpu"
+
+    def forward(self, batch: Batch, scale: float) -> float:
+        with _memory_errors(self):
+            try:
+                (_, loss), self._scratch = self._differentiate(self._masters, *_arrays(batch), scale)
+            finally:
+                self._publish()  # tracing left its own arrays in the model
+            mx.eval(loss)
+            return float(loss.item())
+
+    def backward(self) -> None:
+        with _memory_errors(self):
+            mx.eval(self._scratch)
+
+    def accumulate(self) -> None:
+        with _memory_errors(self):
+            sums = {name: total + self._scratch[name] for name, total in self._totals.items()}
+            mx.eval(sums)
+            self._totals, self._scratch = sums, {}
+
+    def discard(self) -> None:
+        self._scratch = {}
+        mx.clear_cache()
+
+    def clear(self) -> None:
+        self._totals = {name: mx.zeros(shape) for name, shape in self.shapes.items()}
+        mx.eval(self._totals)
+
+    def gradients(self) -> dict[str, Array]:
+        return _named(self._totals)
+
+    def gradient_norm(self) -> float:
+        squares: Any = mx.sum(mx.stack([mx.sum(mx.square(total)) for total in self._totals.values()]))
+        return math.sqrt(float(squares.item()))
+
+    def update(self, learning_rate: float, factor: float) -> None:
+        self._updates += 1
+        for name in self.shapes:
+            self._masters[name], self._first[name], self._second[name] = self._adamw(
+                self._masters[name], self._totals[name] * factor, self._first[name], self._second[name], learning_rate
+            )
+        mx.eval(self._masters, self._first, self._second)
+        self._publish()
+
+    def evaluate(self, batch: Batch) -> float:
+        self._model.eval()
+        try:
+            with _memory_errors(self):
+                loss: Any = self._loss_sum(*_arrays(batch))
+                return float(loss.item())
+        finally:
+            self._model.train()
+
+    def memory(self) -> Memory:
+        device: dict[str, Any] = mx.device_info()
+        cap = self._limit_bytes or device.get("max_recommended_working_set_size") or mx.get_memory_limit()
+        return Memory(mx.get_active_memory(), mx.get_peak_memory(), cap)
+
+    def export_state(self) -> State:
+        random_state: Any = mx.random.state
+        random = {"mlx.key": np.array(random_state[0])}
+        return State(_named(self._masters), _named(self._first), _named(self._second), self._updates, random)
+
+    def import_state(self, state: State) -> None:
+        check_state(state, self.shapes, "checkpoint")
+        self._masters = {name: mx.array(state.weights[name]) for name in self.shapes}
+        self._first = {name: mx.array(state.first_moments[name]) for name in self.shapes}
+        self._second = {name: mx.array(state.second_moments[name]) for name in self.shapes}
+        self._updates = state.updates
+        mx.eval(self._masters, self._first, self._second)
+        self._publish()
+        if "mlx.key" in state.random:
+            _restore_random(state.random["mlx.key"])
+
+    def _adamw(self, p: Any, g: Any, m: Any, v: Any, rate: float) -> tuple[Any, Any, Any]:
+        """One parameter's update and moments; the bias corrections are taken in double precision."""
+        b1, b2 = self._table.beta1, self._table.beta2
+        if p.ndim >= 2 and self._table.weight_decay:
+            p = p * (1 - rate * self._table.weight_decay)
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * mx.square(g)
+        denominator = mx.sqrt(v) / math.sqrt(1 - b2**self._updates) + self._table.epsilon
+        return p - (rate / (1 - b1**self._updates)) * m / denominator, m, v
+
+    def _scaled_loss(self, masters: Arrays, inputs: Any, targets: Any, counted: Any, scale: float) -> tuple[Any, Any]:
+        self._model.update(tree_unflatten([(name, p.astype(self._dtype)) for name, p in masters.items()]))
+        loss = self._loss_sum(inputs, targets, counted)
+        return loss * scale, loss
+
+    def _loss_sum(self, inputs: Any, targets: Any, counted: Any) -> Any:
+        logits = self._model(inputs).astype(mx.float32)
+        return nn.losses.cross_entropy(logits, targets, weights=counted, reduction="sum")
+
+    def _publish(self) -> None:
+        self._model.update(tree_unflatten([(name, p.astype(self._dtype)) for name, p in self._masters.items()]))
+        mx.eval(self._model.parameters())
+
+
+def load_mlx(config: RunFile, node: NodeTable, where: str) -> MlxBackend:
+    """The model of `config` as float32 masters on the node's device. Raises InvalidInputError naming the field."""
+    _choose_device(node.device, where)
+    mx.random.seed(config.run.seed)
+    limit_bytes = None if node.memory_limit_gb is None else int(node.memory_limit_gb * 1e9)
+    if limit_bytes:
+        mx.set_memory_limit(limit_bytes)
+    model = read_model(Path(config.model.path), where)
+    return MlxBackend(model, config.optimizer, dtype=getattr(mx, config.model.dtype), limit_bytes=limit_bytes)
+
+
+def read_model(path: Path, where: str) -> Any:
+    """The model in a Hugging Face directory; no code in it is run. Raises InvalidInputError if it cannot be read,
+    or if its weights have other names or shapes in MLX, since checkpoints and other ranks know them by their
+    Hugging Face ones."""
+    model_config(path)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from mlx_lm.utils import load_model
+
+    try:
+        model, _ = load_model(path)
+        files: list[Any] = [mx.load(str(file)) for file in sorted(path.glob("model*.safetensors"))]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise InvalidInputError(f"{where}: model.path", f"cannot load {path}: {first_line(error)}") from None
+    stored = {name: tuple(array.shape) for file in files for name, array in file.items()}
+    for name, parameter in _flat(model.trainable_parameters()):
+        if stored.get(name) != tuple(parameter.shape):
+            raise InvalidInputError(
+                f"{where}: model.path",
+                f"{name!r} is not stored in MLX's layout in {path}; train this architecture with torch",
+            )
+    return model
+
+
+@contextmanager
+def _memory_errors(backend: MlxBackend) -> Iterator[None]:
+    """Turn an allocation that MLX refused into DeviceMemoryError; where it kills instead, nothing can."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        text = first_line(error)
+        if not isinstance(error, MemoryError) and not any(words in text.lower() for words in _OUT_OF_MEMORY):
+            raise
+    else:
+        return
+    backend.discard()
+    raise DeviceMemoryError(text)
+
+
+def _choose_device(wanted: str, where: str) -> None:
+    if wanted == "cpu":
+        mx.set_default_device(mx.Device(mx.cpu))
+    elif wanted != "auto":
+        if wanted != "gpu" or mx.device_count(mx.gpu) == 0:
+            raise InvalidInputError(f"{where}: nodes.device", f"MLX has no device {wanted!r} on this machine")
+        mx.set_default_device(mx.Device(mx.gpu))
+
+
+def _flat(tree: Any) -> list[tuple[str, Any]]:
+    """(name, array) pairs of a tree of parameters."""
+    pairs: Any = tree_flatten(tree)
+    return list(pairs)
+
+
+def _restore_random(key: NDArray[Any]) -> None:
+    """MLX's generator state is one key of two 32-bit words, and a seed becomes the key of its high and low word."""
+    high, low = (int(word) for word in key)
+    mx.random.seed((high << 32) | low)
+
+
+def _arrays(batch: Batch) -> tuple[Any, Any, Any]:
+    return mx.array(batch.inputs), mx.array(batch.targets), mx.array(batch.counted)
+
+
+def _named(arrays: Arrays) -> dict[str, Array]:
+    return {name: np.array(array) for name, array in arrays.items()}

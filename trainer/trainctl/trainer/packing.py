@@ -1,0 +1,206 @@
+"""Text and samples to flat token files, made once for each content of the sources and then memory-mapped.
+
+A pack is a folder: tokens.bin (uint16, or uint32 where ids need it), for samples also counted.bin (one byte a
+token: its loss counts as a target) and offsets.bin (int64, one more than there are samples), and pack.json that
+describes them.
+
+Byte tokens: 0-255 are the bytes of a file as they are, 256 begins a text, 257 ends one, 258 pads. Texts are laid
+end to end, each followed by the end token, files in ascending order of their path.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.runfile import RunFile
+from trainctl.trainer.backend import first_line, model_config, vocabulary_size
+
+BYTES_BEGIN, BYTES_END, BYTES_PAD = 256, 257, 258
+BYTES_VOCABULARY = 259
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Tokens of all sources; `counted` and `offsets` only where they came as samples."""
+
+    tokens: NDArray[Any]
+    counted: NDArray[np.uint8] | None
+    offsets: NDArray[np.int64] | None
+    digest: str
+
+
+class _Sample(msgspec.Struct, forbid_unknown_fields=True):
+    """One line of a samples file; without a mask every token counts."""
+
+    tokens: list[int]
+    mask: list[int | bool] | None = None
+
+
+def open_pack(config: RunFile, folder: Path, where: str) -> Pack:
+    """The pack of `config`'s data, made under `folder` if it isn't there yet. Raises InvalidInputError naming file
+    and line."""
+    sources = source_files(config)
+    target = folder / f"pack-{_key(config, sources)}"
+    if not (target / "pack.json").is_file():
+        _make(config, sources, target, where)
+    notes = json.loads((target / "pack.json").read_text(encoding="utf-8"))
+    tokens = _mapped(target / "tokens.bin", np.dtype(notes["dtype"]))
+    if config.data.kind == "text":
+        return Pack(tokens, None, None, notes["digest"])
+    return Pack(
+        tokens,
+        _mapped(target / "counted.bin", np.dtype(np.uint8)),
+        _mapped(target / "offsets.bin", np.dtype(np.int64)),
+        notes["digest"],
+    )
+
+
+def source_files(config: RunFile) -> list[Path]:
+    """The files that the data are read from, in order."""
+    path = Path(config.data.path)
+    return sorted(path.rglob("*.txt")) if path.is_dir() else [path]
+
+
+def _key(config: RunFile, sources: list[Path]) -> str:
+    """Of everything a pack depends on: the sources by path, size and time of change, and how they are read."""
+    model = Path(config.model.path)
+    readers = [model / "config.json"] + ([model / "tokenizer.json"] if config.data.tokenizer == "model" else [])
+    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sources + readers]
+    how = [_FORMAT, config.data.kind, config.data.tokenizer, stats]
+    return hashlib.sha256(json.dumps(how).encode()).hexdigest()[:16]
+
+
+def _make(config: RunFile, sources: list[Path], target: Path, where: str) -> None:
+    work = target.with_name(f".{target.name}.{os.getpid()}")
+    work.mkdir(parents=True)
+    try:
+        notes = (
+            _write_text(config, sources, work, where)
+            if config.data.kind == "text"
+            else _write_samples(config, sources, work)
+        )
+        (work / "pack.json").write_text(json.dumps(notes), encoding="utf-8")
+        try:
+            work.rename(target)
+        except OSError:
+            if not (target / "pack.json").is_file():  # else another rank was first with the same content
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _write_text(config: RunFile, sources: list[Path], work: Path, where: str) -> dict[str, Any]:
+    vocabulary = vocabulary_size(Path(config.model.path))
+    encode, highest = _encoder(config, where)
+    if vocabulary is not None and highest >= vocabulary:
+        raise InvalidInputError(
+            f"{where}: data.tokenizer",
+            f"gives ids up to {highest}, the model has {vocabulary} (config.json: vocab_size)",
+        )
+    dtype = np.dtype("<u2" if highest < 65536 else "<u4")
+    digest = hashlib.sha256()
+    with (work / "tokens.bin").open("wb") as file:
+        for source in sources:
+            raw = encode(source).astype(dtype).tobytes()
+            digest.update(raw)
+            file.write(raw)
+    return {"format": _FORMAT, "dtype": dtype.str, "digest": digest.hexdigest()}
+
+
+def _encoder(config: RunFile, where: str) -> tuple[Callable[[Path], NDArray[Any]], int]:
+    """What turns a file into tokens, and the highest id it gives."""
+    if config.data.tokenizer == "bytes":
+        return _encode_bytes, BYTES_VOCABULARY - 1
+    return _model_encoder(Path(config.model.path), where)
+
+
+def _encode_bytes(source: Path) -> NDArray[Any]:
+    raw = np.frombuffer(source.read_bytes(), np.uint8)
+    return np.append(raw.astype(np.uint16), np.uint16(BYTES_END))
+
+
+def _model_encoder(model: Path, where: str) -> tuple[Callable[[Path], NDArray[Any]], int]:
+    path = model / "tokenizer.json"
+    end = model_config(model).get("eos_token_id")
+    ends = end[:1] if isinstance(end, list) else [] if end is None else [end]
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise InvalidInputError(
+            f"{where}: data.tokenizer", "needs the tokenizers package; pip install tokenizers"
+        ) from None
+    try:
+        tokenizer: Any = Tokenizer.from_buffer(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InvalidInputError(str(path), f"not a readable tokenizer: {first_line(error)}") from None
+
+    def encode(source: Path) -> NDArray[Any]:
+        try:
+            text = source.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidInputError(str(source), f"not UTF-8 text: {error}") from None
+        return np.array([*tokenizer.encode(text, add_special_tokens=False).ids, *ends], np.uint32)
+
+    return encode, max([tokenizer.get_vocab_size(with_added_tokens=True) - 1, *ends])
+
+
+def _write_samples(config: RunFile, sources: list[Path], work: Path) -> dict[str, Any]:
+    vocabulary = vocabulary_size(Path(config.model.path))
+    dtype = np.dtype("<u2" if vocabulary is not None and vocabulary <= 65536 else "<u4")
+    digest, offsets = hashlib.sha256(), [0]
+    with (work / "tokens.bin").open("wb") as tokens_file, (work / "counted.bin").open("wb") as counted_file:
+        for tokens, counted in _read_samples(sources[0], vocabulary):
+            raw, flags = np.array(tokens, dtype).tobytes(), np.array(counted, np.uint8).tobytes()
+            digest.update(len(tokens).to_bytes(8, "little") + raw + flags)
+            tokens_file.write(raw)
+            counted_file.write(flags)
+            offsets.append(offsets[-1] + len(tokens))
+    np.array(offsets, "<i8").tofile(work / "offsets.bin")
+    return {"format": _FORMAT, "dtype": dtype.str, "digest": digest.hexdigest()}
+
+
+def _read_samples(source: Path, vocabulary: int | None) -> Iterator[tuple[list[int], list[bool]]]:
+    decoder = msgspec.json.Decoder(_Sample)
+    highest = (vocabulary or 2**32) - 1
+    with source.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            where = f"{source}: line {number}"
+            try:
+                sample = decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise InvalidInputError(where, f"not a sample {{tokens, mask}}: {first_line(error)}") from None
+            yield sample.tokens, _checked_mask(sample, highest, where)
+
+
+def _checked_mask(sample: _Sample, highest: int, where: str) -> list[bool]:
+    if len(sample.tokens) < 2:
+        raise InvalidInputError(f"{where}: tokens", "a sample has at least two, the first only predicts")
+    worst = max(sample.tokens) if min(sample.tokens) >= 0 else min(sample.tokens)
+    if not 0 <= worst <= highest:
+        raise InvalidInputError(f"{where}: tokens", f"{worst} is not an id from 0 to {highest}")
+    mask = [True] * len(sample.tokens) if sample.mask is None else sample.mask
+    if len(mask) != len(sample.tokens):
+        raise InvalidInputError(f"{where}: mask", f"{len(mask)} flags for {len(sample.tokens)} tokens")
+    if any(flag not in (0, 1) for flag in mask):
+        raise InvalidInputError(f"{where}: mask", "flags are 0 or 1")
+    return [bool(flag) for flag in mask]
+
+
+def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    if not path.stat().st_size:
+        return np.empty(0, dtype)
+    mapped: NDArray[Any] = np.memmap(path, dtype, mode="r")
+    return mapped

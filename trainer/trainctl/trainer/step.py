@@ -1,0 +1,234 @@
+"""The executor of plans: micro-batches into accumulators, the group's sum, clip, update and report.
+
+Each micro-batch's loss sum is divided by the plan's constant D before backward; after the reduce everything is
+multiplied by D / global weight. So the gradient is that of the weighted mean over the whole batch, however it was
+cut, and never a mean of means.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainctl.protocol.errors import ProtocolError, TrainctlError
+from trainctl.protocol.messages import FromTrainer, RankWork, Report, Soon, StepPlan
+from trainctl.protocol.statuspage import StatusWriter
+from trainctl.trainer.backend import Backend, DeviceMemoryError
+from trainctl.trainer.batch import Batch
+from trainctl.trainer.dataset import Dataset
+from trainctl.trainer.group import Group, Solo, Tail
+from trainctl.trainer.ledger import HalfBatch, Ledger
+from trainctl.trainer.loss_scale import LossScale
+from trainctl.trainer.permutation import Indices, positions_of, samples_at
+from trainctl.trainer.stopwatch import Stopwatch
+
+_CLIP_EPSILON = 1e-6
+"""Added to the norm before dividing, as torch.nn.utils.clip_grad_norm_ does."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this trainer is."""
+
+    run: str
+    node: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the executor needs of the run file."""
+
+    seed: int
+    dtype: str
+    clip_norm: float
+
+
+@dataclass
+class _Sums:
+    """What a plan's micro-batches came to, and what memory allowed."""
+
+    micro_batch: int
+    replays: int = 0
+    loss_sum: float = 0.0
+    weight: float = 0.0
+    samples: int = 0
+
+
+class Executor:
+    """Runs one plan at a time on the main thread; `send` passes a message to the agent without waiting."""
+
+    def __init__(
+        self,
+        who: Identity,
+        settings: Settings,
+        backend: Backend,
+        dataset: Dataset,
+        ledger: Ledger,
+        status: StatusWriter,
+        send: Callable[[FromTrainer], None],
+    ) -> None:
+        self._who, self._settings, self._backend, self._dataset = who, settings, backend, dataset
+        self._ledger, self._status, self._send = ledger, status, send
+        self.group: Group = Solo()
+        self.loss_scale = LossScale.of(settings.dtype)
+        self._fits: tuple[int, int] | None = None
+
+    def train(self, plan: StepPlan, started: float) -> Report:
+        """One step. `started` is when the wait for the plan began (perf_counter). Raises AbandonedError if fenced
+        half-way, ProtocolError for a plan that doesn't follow the last step, TrainctlError if memory cannot suffice."""
+        watch = Stopwatch(self._status, started)
+        work = self._work(plan)
+        batch = self._begin(plan)
+        sums = _Sums(self._allowed(work.micro_batch))
+        self._each_piece(work, sums, lambda positions: self._micro_batch(plan, batch, positions, watch))
+        self._send(Soon(run=self._who.run, rank=self._who.rank, generation=plan.generation, seq=plan.seq))
+        with watch.phase("sync"):
+            tail = self.group.all_reduce(self._backend, self._own_tail(batch))
+        with self._ledger.exclusive(plan.generation):
+            with watch.phase("optimizer"):
+                norm, clip, skipped = self._update(plan, batch, tail)
+            self._status.show("commit")
+            own_weight, own_samples = batch.weight, batch.samples
+            self._ledger.commit(plan)
+            self.loss_scale.committed(self._settings.dtype, skipped)
+            sums.loss_sum, sums.weight, sums.samples = tail.loss_sum, tail.weight, own_samples
+            report = self._report(plan, sums, watch, own_weight, grad_norm=norm, clip_scale=clip, skipped=skipped)
+            self._ledger.remember(report)
+        return report
+
+    def evaluate(self, plan: StepPlan, started: float) -> Report:
+        """Loss sums over held-out samples, the rank's own; accumulators are left alone. Raises as `train`."""
+        watch = Stopwatch(self._status, started)
+        work = self._work(plan)
+        sums = _Sums(self._allowed(work.micro_batch))
+
+        def measure(indices: Indices) -> None:
+            self._ledger.check(plan.generation)
+            batch = self._dataset.held_out_batch(indices)
+            sums.loss_sum += self._backend.evaluate(batch)
+            sums.weight += batch.weight
+            sums.samples += len(batch)
+
+        with watch.phase("evaluate"):
+            self._each_piece(work, sums, measure)
+        return self._report(plan, sums, watch, sums.weight)
+
+    def written(self, plan: StepPlan, started: float, failure: str | None) -> Report:
+        """The report of a checkpoint plan, the checkpoint itself left for the caller to add."""
+        watch = Stopwatch(self._status, started)
+        return self._report(plan, _Sums(self._work(plan).micro_batch), watch, 0.0, skipped=failure)
+
+    def _begin(self, plan: StepPlan) -> HalfBatch:
+        with self._ledger.exclusive(plan.generation):
+            if plan.step != self._ledger.last_step + 1:
+                raise ProtocolError(f"a plan for step {plan.step} after step {self._ledger.last_step}")
+            batch, is_new = self._ledger.begin(plan, self.loss_scale.value)
+            if is_new:
+                self._backend.clear()
+        self._status.show("data", plan.step, (plan.generation.term, plan.generation.n))
+        return batch
+
+    def _micro_batch(self, plan: StepPlan, batch: HalfBatch, positions: Indices, watch: Stopwatch) -> None:
+        """One forward and backward, added only when whole and only if the generation still stands."""
+        with watch.phase("data"):
+            data = self._data(positions)
+        with watch.phase("forward"):
+            loss_sum = self._backend.forward(data, batch.scale / plan.divisor)
+        with watch.phase("backward"):
+            self._backend.backward()
+            with self._ledger.exclusive(plan.generation):
+                self._backend.accumulate()
+                batch.add(positions, loss_sum, data.weight)
+
+    def _data(self, positions: Indices) -> Batch:
+        return self._dataset.batch(samples_at(positions, self._dataset.samples, self._settings.seed))
+
+    def _each_piece(self, work: RankWork, sums: _Sums, run: Callable[[Indices], None]) -> None:
+        """`run` over the work in micro-batches. One that memory didn't suffice for is run again in halves, and the
+        smaller size is kept for as long as the same size is asked for."""
+        positions = positions_of(work.ranges)
+        done = 0
+        while done < len(positions):
+            piece = positions[done : done + sums.micro_batch]
+            try:
+                run(piece)
+                done += len(piece)
+            except DeviceMemoryError as error:
+                if len(piece) == 1:
+                    raise TrainctlError(f"out of memory with a micro-batch of one sample: {error}") from None
+                sums.micro_batch = len(piece) // 2
+                sums.replays += 1
+                self._fits = (work.micro_batch, sums.micro_batch)
+
+    def _allowed(self, asked: int) -> int:
+        """The micro-batch to use: what fitted when the same was asked for before, else what is asked for."""
+        return self._fits[1] if self._fits and self._fits[0] == asked else asked
+
+    def _own_tail(self, batch: HalfBatch) -> Tail:
+        bad_gradient = not math.isfinite(self._backend.gradient_norm())
+        return Tail(batch.loss_sum, batch.weight, int(not math.isfinite(batch.loss_sum)), int(bad_gradient))
+
+    def _update(self, plan: StepPlan, batch: HalfBatch, tail: Tail) -> tuple[float, float, str | None]:
+        """Scale, clip and update, or skip. The norm before clipping, what clipping multiplied by, why it was
+        skipped."""
+        to_mean = plan.divisor / (batch.scale * tail.weight) if tail.weight > 0 else math.nan
+        norm = self._backend.gradient_norm() * to_mean
+        skipped = _skip_reason(tail, norm)
+        clip = _clip_scale(norm, self._settings.clip_norm) if skipped is None else 1.0
+        if skipped is None:
+            self._backend.update(plan.learning_rate, to_mean * clip)
+        return norm, clip, skipped
+
+    def _work(self, plan: StepPlan) -> RankWork:
+        mine = (work for work in plan.work if work.rank == self._who.rank)
+        return next(mine, RankWork(self._who.rank, (), 1))
+
+    def _report(
+        self,
+        plan: StepPlan,
+        sums: _Sums,
+        watch: Stopwatch,
+        own_weight: float,
+        *,
+        grad_norm: float = 0.0,
+        clip_scale: float = 1.0,
+        skipped: str | None = None,
+    ) -> Report:
+        memory = self._backend.memory()
+        return Report(
+            run=self._who.run,
+            rank=self._who.rank,
+            generation=plan.generation,
+            seq=plan.seq,
+            kind=plan.kind,
+            step=plan.step,
+            loss_sum=sums.loss_sum,
+            weight=sums.weight,
+            own_weight=own_weight,
+            own_samples=sums.samples,
+            grad_norm=grad_norm,
+            clip_scale=clip_scale,
+            skipped=skipped,
+            micro_batch=sums.micro_batch,
+            replays=sums.replays,
+            phases=watch.phases(),
+            step_seconds=watch.seconds(),
+            finished_at=time.time(),
+            memory_bytes=memory.used_bytes,
+            memory_peak_bytes=memory.peak_bytes,
+            memory_cap_bytes=memory.cap_bytes,
+        )
+
+
+def _skip_reason(tail: Tail, norm: float) -> str | None:
+    """Why parameters stay as they are: from the reduced tail and the reduced gradient's norm, so alike on all ranks."""
+    if tail.bad_losses:
+        return "nan"
+    if tail.weight <= 0:
+        return "empty"
+    return "overflow" if tail.bad_gradients or not math.isfinite(norm) else None
+
+
+def _clip_scale(norm: float, limit: float) -> float:
+    return min(1.0, limit / (norm + _CLIP_EPSILON)) if limit > 0 else 1.0
