@@ -1,0 +1,1 @@
+"""One machine: hosts trainers, conducts, records and publishes."""

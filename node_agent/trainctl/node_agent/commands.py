@@ -1,0 +1,124 @@
+"""Commands: journaled before they are obeyed, obeyed once, answered twice (accepted, and how they ended)."""
+
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from trainctl.node_agent import decisions as d
+from trainctl.node_agent.ledger import AgentLedger, JournaledCommand, digest_of
+from trainctl.node_agent.session import Session
+from trainctl.protocol import messages as m
+from trainctl.protocol import verbs
+from trainctl.protocol.errors import InvalidInputError
+
+Answer = Callable[[bytes, m.CommandReply], Awaitable[None]]
+StartRun = Callable[[m.Command, verbs.StartRun], Awaitable[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asker:
+    identity: bytes
+    rid: str
+
+
+class CommandOffice:
+    """Takes commands from clients, keeps the ledger, and tells who asked."""
+
+    def __init__(self, ledger: AgentLedger, answer: Answer, start_run: StartRun) -> None:
+        self._ledger, self._answer, self._start_run = ledger, answer, start_run
+        self._askers: dict[str, list[_Asker]] = {}
+        self.session: Session | None = None
+
+    async def take(self, identity: bytes, command: m.Command) -> None:
+        """One command from one client. The same id again gets the outcome that the first one had or will have."""
+        digest = digest_of(command)
+        asker = _Asker(identity, command.rid)
+        known = self._ledger.find(command.id)
+        if known is not None:
+            await self._take_again(asker, known, digest)
+            return
+        about = self.session.run if self.session is not None and command.verb != "start-run" else None
+        self._ledger.accept(msgspec.structs.replace(command, run=command.run or about), digest, time.time())
+        self._askers[command.id] = [asker]
+        try:
+            args = verbs.check(command.verb, command.args, command.node)
+            if isinstance(args, verbs.StartRun):
+                await self._start_run(command, args)
+            else:
+                await self._conduct(command, args)
+        except InvalidInputError as error:
+            await self.end(d.CommandEnded(command.id, "rejected", reason=error.problem, field=error.where))
+        row = self._ledger.find(command.id)
+        if row is not None and row.is_open:
+            await self._answer(identity, row.reply(command.rid))
+
+    async def _take_again(self, asker: _Asker, known: JournaledCommand, digest: str) -> None:
+        if known.digest != digest:
+            reason = f"id {known.id} was used for another command ({known.verb})"
+            reply = m.CommandReply(rid=asker.rid, id=known.id, state="conflict", reason=reason, field="id")
+            await self._answer(asker.identity, reply)
+            return
+        if known.is_open:
+            self._askers.setdefault(known.id, []).append(asker)
+        await self._answer(asker.identity, known.reply(asker.rid))
+
+    async def _conduct(self, command: m.Command, args: verbs.Args) -> None:
+        session = self.session
+        if session is None:
+            raise InvalidInputError("run", "no run is active")
+        if command.run is not None and command.run != session.run:
+            raise InvalidInputError("run", f"no active run {command.run!r}; {session.run} is")
+        expires = time.monotonic() + command.ttl_seconds
+        await session.feed(
+            d.Commanded(command.id, command.verb, args, command.by, command.node, command.if_plan, expires)
+        )
+
+    async def conduct_again(self, session: Session) -> None:
+        """After a restart: what was accepted and is on no plan yet goes to the conductor once more."""
+        for row in self._ledger.open_commands():
+            if row.id in session.conductor.durable.carried:
+                continue
+            if row.run != session.run or row.verb == "start-run":
+                reason = "the agent was restarted before it took effect"
+                await self.end(d.CommandEnded(row.id, "failed", reason=reason))
+                continue
+            left_seconds = row.received_at + row.ttl_seconds - time.time()
+            args = verbs.check(row.verb, row.args, row.node)
+            expires = time.monotonic() + left_seconds
+            await session.feed(d.Commanded(row.id, row.verb, args, row.by, row.node, row.if_plan, expires, again=True))
+
+    async def fail_open(self) -> None:
+        """After a restart without a run: whatever was accepted can't take effect any more."""
+        for row in self._ledger.open_commands():
+            await self.end(d.CommandEnded(row.id, "failed", reason="the agent was restarted before it took effect"))
+
+    async def end(self, ended: d.CommandEnded) -> None:
+        """Keep a command's outcome, put it into the run's events, and tell those who wait for it."""
+        row = self._ledger.find(ended.id)
+        if row is None or not row.is_open:
+            return
+        self._ledger.outcome(
+            ended.id, ended.state, ended.step, ended.reason, ended.field, ended.before, ended.after,
+            at=time.time(), run=self.session.run if self.session is not None else None,
+        )  # fmt: skip
+        if self.session is not None and (row.verb != "note" or ended.state != "applied"):
+            self.session.note(_event(row, ended))
+        settled = self._ledger.find(ended.id)
+        assert settled is not None
+        for asker in self._askers.pop(ended.id, ()):
+            reply = msgspec.structs.replace(settled.reply(asker.rid), plan_version=ended.plan_version)
+            await self._answer(asker.identity, reply)
+
+
+def _event(row: JournaledCommand, ended: d.CommandEnded) -> d.Happened:
+    target = f" {row.node}" if row.node else ""
+    change = f" {ended.before} → {ended.after}" if ended.before and ended.after else f" {ended.after or ''}".rstrip()
+    why = f" {ended.state}: {f'{ended.field}: ' if ended.field else ''}{ended.reason}"
+    text = f"{row.verb}{target}{change}" if ended.state == "applied" else f"{row.verb}{target}{why}"
+    severity: m.Severity = "info" if ended.state == "applied" else "warning"
+    return d.Happened(
+        "command", severity, row.by or "unknown", text, ended.step or 0, row.verb, ended.before, ended.after, row.id,
+        ended.state,
+    )  # fmt: skip

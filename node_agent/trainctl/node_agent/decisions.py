@@ -1,0 +1,131 @@
+"""What goes into the conductor and what comes out of it: plain values, no sockets, files or clocks."""
+
+import dataclasses
+from typing import Literal
+
+from trainctl.node_agent.settings import Durable
+from trainctl.protocol import messages as m
+from trainctl.protocol import verbs
+
+# ---------------------------------------------------------------- events in
+
+
+@dataclasses.dataclass(frozen=True)
+class Commanded:
+    """A command was journaled; it will end."""
+
+    id: str
+    verb: str
+    args: verbs.Args
+    by: str
+    node: str | None
+    if_plan: int | None
+    expires: float  # by the conductor's clock
+    again: bool = False  # journaled before a restart: what it asked for may have been begun
+
+
+@dataclasses.dataclass(frozen=True)
+class RankEnded:
+    """A rank's process is gone."""
+
+    rank: int
+    clean: bool
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Ticked:
+    """Time has passed."""
+
+
+Input = m.Ready | m.Alive | m.Soon | m.Report | m.Fenced | m.Formed | m.TrainerFailed | Commanded | RankEnded | Ticked
+
+# ---------------------------------------------------------------- decisions out
+
+
+@dataclasses.dataclass(frozen=True)
+class Tell:
+    """Send to one rank."""
+
+    rank: int
+    message: m.Form | m.Fence | m.Leave
+
+
+@dataclasses.dataclass(frozen=True)
+class Issue:
+    """Journal the plan and the durable state in one transaction, then send the plan to its ranks (unless `held`)."""
+
+    plan: m.StepPlan
+    durable: Durable
+    held: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Persist:
+    """Journal the durable state."""
+
+    durable: Durable
+
+
+@dataclasses.dataclass(frozen=True)
+class Commit:
+    """A step is committed; `first` is the part of the rank that reported it first."""
+
+    step: m.StepCommitted
+    first: m.RankStep
+
+
+@dataclasses.dataclass(frozen=True)
+class RankDone:
+    """Another rank's part of a step that is committed."""
+
+    part: m.RankStep
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluated:
+    step: int
+    loss: float
+    weight: float
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class CommandEnded:
+    """A command's outcome, final."""
+
+    id: str
+    state: Literal["applied", "rejected", "expired", "failed"]
+    step: int | None = None
+    reason: str = ""
+    field: str | None = None
+    before: str | None = None
+    after: str | None = None
+    plan_version: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Happened:
+    """Something for the run's events."""
+
+    kind: str
+    severity: m.Severity
+    by: str
+    text: str
+    step: int
+    verb: str | None = None
+    before: str | None = None
+    after: str | None = None
+    command: str | None = None
+    outcome: m.CommandState | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """The run is over and no rank of it is left."""
+
+    state: Literal["finished", "stopped", "failed"]
+    reason: str
+
+
+Decision = Tell | Issue | Persist | Commit | RankDone | Evaluated | CommandEnded | Happened | Ended

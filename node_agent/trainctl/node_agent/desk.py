@@ -1,0 +1,65 @@
+"""The conductor's desk: commands that were accepted and wait for the step, the boundary or the mode that ends them."""
+
+from collections.abc import Callable, Iterator
+
+from trainctl.node_agent import edits
+from trainctl.node_agent.decisions import Commanded
+from trainctl.node_agent.settings import Carried, Settings
+from trainctl.protocol import verbs
+from trainctl.protocol.runfile import RunFile
+
+EXPIRED = "its time to live ran out before a step could carry it"
+SIDE_KINDS = ("evaluate", "checkpoint")
+"""Plans beside training: they don't move the cursor. In the order in which one boundary runs them."""
+
+
+class Desk:
+    """Queues of waiting commands. Pure: it holds and hands out, the conductor decides."""
+
+    def __init__(self) -> None:
+        self.staged: list[Commanded] = []  # edits that the next train plan takes up
+        self.side: dict[str, list[Commanded]] = {kind: [] for kind in SIDE_KINDS}
+        self.scheduled: set[str] = set()  # side plans that the run file wants at this boundary
+        self.pausing: list[Commanded] = []
+        self.stopping: list[Commanded] = []
+
+    def next_side(self) -> str | None:
+        """The kind of side plan that is due first, if any."""
+        return next((kind for kind in SIDE_KINDS if kind in self.scheduled or self.side[kind]), None)
+
+    def take_side(self, kind: str) -> list[Commanded]:
+        """The commands that a side plan answers; whatever wanted that plan is satisfied by it."""
+        taken, self.side[kind] = self.side[kind], []
+        self.scheduled.discard(kind)
+        return taken
+
+    def take_staged(self) -> list[Commanded]:
+        taken, self.staged = self.staged, []
+        return taken
+
+    def put_back(self, id: str, carried: Carried) -> None:
+        """A side command whose plan a fence has undone waits again, and no longer expires."""
+        args = verbs.VERBS[carried.verb].args()
+        self.side[carried.verb].append(Commanded(id, carried.verb, args, carried.by, None, None, float("inf")))
+
+    def folded(self, settings: Settings, step: int, config: RunFile, now: float) -> Settings:
+        """The settings as the edits staged so far will have made them."""
+        for command in self.staged:
+            if command.expires > now:
+                settings = edits.apply(settings, command.args, command.node, step, config).settings
+        return settings
+
+    def take_expired(self, now: float) -> Iterator[Commanded]:
+        """Hand out and forget what no step could carry in time."""
+        yield from self._take(lambda command: command.expires <= now, [self.staged, *self.side.values()])
+
+    def take_all(self) -> Iterator[Commanded]:
+        """Hand out and forget everything."""
+        yield from self._take(lambda _: True, [self.staged, *self.side.values(), self.pausing, self.stopping])
+
+    @staticmethod
+    def _take(unwanted: Callable[[Commanded], bool], queues: list[list[Commanded]]) -> Iterator[Commanded]:
+        for queue in queues:
+            for command in [command for command in queue if unwanted(command)]:
+                queue.remove(command)
+                yield command

@@ -1,0 +1,85 @@
+"""What each editing verb does to the settings: pure functions to (settings, before, after)."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from trainctl.node_agent import shares
+from trainctl.node_agent.schedule import rate
+from trainctl.node_agent.settings import RankSetting, Settings
+from trainctl.protocol import verbs
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.runfile import RunFile
+
+
+class Edit(NamedTuple):
+    settings: Settings
+    before: str
+    after: str
+
+
+EDITING = (verbs.ResizeBatch, verbs.SetGlobalBatch, verbs.SetLr)
+"""Argument types of the verbs that `apply` takes."""
+
+
+def apply(settings: Settings, args: verbs.Args, node: str | None, step: int, config: RunFile) -> Edit:
+    """The settings from `step` on. Raises InvalidInputError naming the argument that can't be had."""
+    match args:
+        case verbs.ResizeBatch():
+            return _resize(settings, args, node)
+        case verbs.SetGlobalBatch():
+            return _global_batch(settings, args)
+        case verbs.SetLr():
+            return _learning_rate(settings, args, step, config)
+        case _:
+            raise InvalidInputError("verb", f"{type(args).__name__} doesn't edit the settings")
+
+
+def _resize(settings: Settings, args: verbs.ResizeBatch, node: str | None) -> Edit:
+    chosen = [rank for rank, setting in settings.ranks.items() if node in (None, setting.node)]
+    if not chosen:
+        known = ", ".join(sorted({setting.node for setting in settings.ranks.values()}))
+        raise InvalidInputError("node", f"no node {node!r} in this run; there are {known}")
+    for rank in chosen:
+        share = settings.ranks[rank].share
+        if args.micro > share:
+            raise InvalidInputError(
+                "micro", f"{args.micro} is over {settings.ranks[rank].node}'s share of {share} samples"
+            )
+    ranks = {
+        rank: msgspec.structs.replace(setting, micro_batch=args.micro) if rank in chosen else setting
+        for rank, setting in settings.ranks.items()
+    }
+    return Edit(settings.edited(ranks=ranks), _micros(settings.ranks, chosen), _micros(ranks, chosen))
+
+
+def _micros(ranks: Mapping[int, RankSetting], chosen: Sequence[int]) -> str:
+    """One rank's micro-batch as a number; several with their nodes, `a=4 b=8`."""
+    if len(chosen) == 1:
+        return str(ranks[chosen[0]].micro_batch)
+    return " ".join(f"{ranks[rank].node}={ranks[rank].micro_batch}" for rank in chosen)
+
+
+def _global_batch(settings: Settings, args: verbs.SetGlobalBatch) -> Edit:
+    weights = {rank: float(setting.share) for rank, setting in settings.ranks.items()}
+    counts = shares.apportion(args.value, weights)
+    ranks = {
+        rank: RankSetting(setting.node, counts[rank], min(setting.micro_batch, counts[rank]))
+        for rank, setting in settings.ranks.items()
+    }
+    lr = settings.lr.scaled(args.value / settings.global_batch) if args.schedule == "scale" else settings.lr
+    after = f"{args.value}, learning rate {'scaled with it' if args.schedule == 'scale' else 'unchanged'}"
+    return Edit(settings.edited(global_batch=args.value, ranks=ranks, lr=lr), str(settings.global_batch), after)
+
+
+def _learning_rate(settings: Settings, args: verbs.SetLr, step: int, config: RunFile) -> Edit:
+    steps = config.run.steps
+    before = rate(settings.lr, config.optimizer, steps, step)
+    if args.schedule == "set":
+        lr = msgspec.structs.replace(settings.lr, kind="constant", number=args.value)
+        return Edit(settings.edited(lr=lr), f"{before:.4g}", f"{args.value:.4g} constant")
+    if before == 0:
+        raise InvalidInputError("schedule", "the learning rate is 0 here and can't be scaled; use schedule=set")
+    lr = settings.lr.scaled(args.value / before)
+    return Edit(settings.edited(lr=lr), f"{before:.4g}", f"{args.value:.4g} scaled")

@@ -1,0 +1,173 @@
+"""Trainer processes of this node: started under a keeper, found again by a restarted agent, ended by identity only."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainctl.node_agent import keeper
+from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.paths import RunPaths
+
+GRACE_SECONDS = 10.0
+TAIL_BYTES = 65536
+KEEPER_SECONDS = 0.2
+"""How long a dead trainer's exit status is waited for while its keeper lives: it takes a few milliseconds."""
+
+_Key = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class HostedTrainer:
+    """A live trainer; `pid` and `started_at` (Unix seconds) are None while its keeper is still beginning."""
+
+    pid: int | None
+    started_at: float | None
+    command: tuple[str, ...]
+    keeper_pid: int
+
+
+class TrainerHost:
+    """Hosts trainers by the files in their run directories; any number of hosts, one after another, see the same."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._keepers: dict[_Key, subprocess.Popen[bytes]] = {}
+        self._ending: dict[_Key, tuple[int, float]] = {}  # pid -> when to force it
+
+    def start(self, run_paths: RunPaths, rank: int, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        """Start a rank's trainer in a session of its own, what it prints added to its log. `env` None: this one's.
+
+        Raises RefusedError if the rank runs already, or no process can be started.
+        """
+        running = self.find(run_paths, rank)
+        if running is not None:
+            raise RefusedError(f"rank {rank} of {run_paths.directory.name} runs already, pid {running.pid}")
+        record, log = run_paths.process(rank), run_paths.log(rank)
+        # By its path, so that it needs nothing of `env`; -P keeps this folder's names off its import path.
+        command = [sys.executable, "-P", keeper.__file__, "--record", str(record), "--log", str(log), "--", *argv]
+        try:
+            record.unlink(missing_ok=True)
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("ab") as output:
+                self._keepers[_key(run_paths, rank)] = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, start_new_session=True
+                )
+        except OSError as error:
+            raise RefusedError(f"rank {rank} of {run_paths.directory.name} cannot be started: {error}") from None
+
+    def find(self, run_paths: RunPaths, rank: int) -> HostedTrainer | None:
+        """The rank's trainer if it lives: same pid, start time and boot, and not a zombie."""
+        self._reap()
+        known = _read(run_paths, rank)
+        if known is None:
+            return self._starting(run_paths, rank)
+        if not _lives(known):
+            self._ending.pop(_key(run_paths, rank), None)
+            return None
+        self._force_if_due(run_paths, rank, known)
+        return HostedTrainer(known["pid"], known["started_at"], tuple(known["command"]), known["keeper_pid"])
+
+    def exit_status(self, run_paths: RunPaths, rank: int) -> int | None:
+        """How the rank's last trainer ended (negative: the signal); None if it lives, or nobody was there to see it."""
+        deadline = time.monotonic() + KEEPER_SECONDS
+        while True:
+            known = _read(run_paths, rank)
+            status = known.get("exit_status") if known is not None else None
+            if known is None or isinstance(status, int):
+                return status
+            if _lives(known) or keeper.start_time(known["keeper_pid"]) is None or time.monotonic() > deadline:
+                return None
+            time.sleep(0.005)
+
+    def log_tail(self, run_paths: RunPaths, rank: int, lines: int) -> tuple[str, ...]:
+        """The last lines the rank's trainers printed, within TAIL_BYTES."""
+        try:
+            with run_paths.log(rank).open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+                text = file.read().decode("utf-8", errors="replace")
+        except OSError:
+            return ()
+        return tuple(text.splitlines()[-lines:]) if lines > 0 else ()
+
+    def kill(self, run_paths: RunPaths, rank: int, grace_seconds: float = GRACE_SECONDS) -> bool:
+        """Tell the rank's trainer to end (SIGTERM); the first `find` after `grace_seconds` forces it (SIGKILL).
+
+        Returns at once, False if no trainer lives. One that has only begun to start is forced as soon as it is found.
+        """
+        known = _read(run_paths, rank)
+        if known is None and self._starting(run_paths, rank) is not None:
+            self._ending[_key(run_paths, rank)] = (0, self._clock())
+            return True
+        if known is None or not _signal(known, signal.SIGTERM):
+            return False
+        self._ending.setdefault(_key(run_paths, rank), (known["pid"], self._clock() + grace_seconds))
+        return True
+
+    def _starting(self, run_paths: RunPaths, rank: int) -> HostedTrainer | None:
+        begun = self._keepers.get(_key(run_paths, rank))
+        if begun is None or begun.poll() is not None:
+            return None
+        command = [str(part) for part in begun.args] if isinstance(begun.args, list) else []
+        return HostedTrainer(None, None, tuple(command[command.index("--") + 1 :]), begun.pid)
+
+    def _force_if_due(self, run_paths: RunPaths, rank: int, known: dict[str, Any]) -> None:
+        pid, at = self._ending.get(_key(run_paths, rank), (-1, 0.0))
+        if pid in (0, known["pid"]) and self._clock() >= at:
+            _signal(known, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        """Collect keepers that have ended, so that none stays behind as a zombie."""
+        for key, begun in list(self._keepers.items()):
+            if begun.poll() is not None:
+                del self._keepers[key]
+
+
+def _key(run_paths: RunPaths, rank: int) -> _Key:
+    return str(run_paths.directory), rank
+
+
+def _read(run_paths: RunPaths, rank: int) -> dict[str, Any] | None:
+    """A process record, None if there is none or it is not whole."""
+    try:
+        known = json.loads(run_paths.process(rank).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    kinds = {"pid": int, "keeper_pid": int, "started_at": int | float, "boot_id": str, "command": list}
+    whole = isinstance(known, dict) and all(isinstance(known.get(name), kind) for name, kind in kinds.items())
+    return known if whole else None
+
+
+def _lives(known: dict[str, Any]) -> bool:
+    if "exit_status" in known or known["boot_id"] != keeper.boot_id():
+        return False
+    began = keeper.start_time(known["pid"])
+    return began is not None and began == known.get("start_time")
+
+
+def _signal(known: dict[str, Any], number: signal.Signals) -> bool:
+    """Send a signal to the recorded process and to no other; False if it is dead."""
+    if not _lives(known):
+        return False
+    try:
+        if not hasattr(os, "pidfd_open"):
+            os.kill(known["pid"], number)
+            return True
+        handle = os.pidfd_open(known["pid"])
+    except ProcessLookupError:
+        return False
+    try:
+        # The pid may have changed hands until it was opened; from here on the handle stands for one process.
+        if not _lives(known):
+            return False
+        signal.pidfd_send_signal(handle, number)
+        return True
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(handle)

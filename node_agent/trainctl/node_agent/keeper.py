@@ -1,0 +1,148 @@
+"""The parent of a trainer: outlives the agent, and keeps in a file who the trainer is and how it ended.
+
+`python -m trainctl.node_agent.keeper --record FILE --log FILE -- CMD...` (standard library only, so that it stays
+small). FILE is written before CMD begins, so no trainer ever runs unknown: {"pid", "start_time", "boot_id", "command",
+"started_at", "keeper_pid"}, and at its end also {"exit_status" (negative: the signal), "ended_at"}. Times are Unix
+seconds; `start_time` is the system's own mark of a process, for comparing only.
+"""
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+NOT_FOR_US = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+CANNOT_EXECUTE = 127
+"""Exit status of a command that could not be begun, as a shell gives it."""
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="keeper", description="Run a command and keep how it ended.")
+    parser.add_argument("--record", type=Path, required=True, help="who runs, and how it ended")
+    parser.add_argument("--log", type=Path, required=True, help="what the command prints is added to it")
+    parser.add_argument("command", nargs="+", help="the command, after --")
+    options = parser.parse_args(argv)
+    _leave_session()
+    # Handlers, not SIG_IGN: an ignored signal would stay ignored in the command.
+    for number in NOT_FOR_US:
+        signal.signal(number, _stay)
+    try:
+        keep(options.command, options.record, options.log)
+    except OSError as error:
+        print(f"keeper: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def keep(command: list[str], record: Path, log: Path) -> None:
+    """Run `command` to its end. Raises OSError if the log or the record cannot be written."""
+    go_read, go_write = os.pipe()
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    # Held back over the fork, or one that comes before the command begins would meet the keeper's handler and be lost.
+    signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_US)
+    pid = os.fork()
+    if pid == 0:
+        os.close(go_write)
+        _become(command, go_read, output)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_FOR_US)
+    os.close(go_read)
+    os.close(output)
+    known: dict[str, Any] = {
+        "pid": pid, "start_time": start_time(pid), "boot_id": boot_id(), "command": command,
+        "started_at": time.time(), "keeper_pid": os.getpid(),
+    }  # fmt: skip
+    try:
+        write_record(record, known)
+        with contextlib.suppress(BrokenPipeError):  # ended by someone who read the record before it could begin
+            os.write(go_write, b"g")
+    finally:
+        os.close(go_write)  # without a record the child reads the end of the pipe, and ends
+        _, status = os.waitpid(pid, 0)
+    write_record(record, {**known, "exit_status": os.waitstatus_to_exitcode(status), "ended_at": time.time()})
+
+
+def _become(command: list[str], go: int, output: int) -> None:
+    """In the child: wait for the word, then be the command."""
+    try:
+        # Python ignores the last two, and so would the command.
+        for number in (*NOT_FOR_US, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_FOR_US)
+        if os.read(go, 1):
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for ours, its in ((nothing, 0), (output, 1), (output, 2)):
+                os.dup2(ours, its)
+            os.execvp(command[0], command)  # noqa: S606  no shell is what we want
+    except OSError as error:
+        os.write(output, f"keeper: {command[0]}: {error.strerror}\n".encode())
+    finally:
+        os._exit(CANNOT_EXECUTE)
+
+
+def _leave_session() -> None:
+    try:
+        os.setsid()
+    except PermissionError:
+        return  # already the leader of its own
+
+
+def _stay(_number: int, _frame: object) -> None:
+    """A signal meant for the agent's group."""
+
+
+def write_record(path: Path, known: dict[str, Any]) -> None:
+    """Replace the file at once, so that a reader sees the old or the new one whole. Raises OSError."""
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+    with fresh.open("w", encoding="utf-8") as file:
+        json.dump(known, file)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+def start_time(pid: int) -> float | None:
+    """When a live process began, in this system's own unit; None if there is none, or it is dead but not yet reaped."""
+    if not sys.platform.startswith("linux"):
+        return _start_time_elsewhere(pid)
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # Field 2, the name, may hold spaces and parentheses; field 3 is the state and field 22 the start in clock ticks.
+    fields = stat[stat.rfind(")") + 1 :].split()
+    return None if len(fields) < 20 or fields[0] in "ZXx" else float(fields[19])
+
+
+def _start_time_elsewhere(pid: int) -> float | None:
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.Error:
+        return None
+
+
+@functools.cache
+def boot_id() -> str:
+    """What distinguishes this boot of the machine from any other: a pid means nothing in the next one."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        pass
+    for name in ("kern.bootsessionuuid", "kern.boottime"):
+        asked = subprocess.run(["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, check=False)
+        if asked.returncode == 0 and asked.stdout.strip():
+            return asked.stdout.strip()
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

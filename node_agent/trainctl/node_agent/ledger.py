@@ -1,0 +1,244 @@
+"""The agent's own book, agent.db: commands and how they ended, the runs it knows, the highest generation it has seen.
+
+Every write survives a power cut before its method returns. If the disk refuses one, `accept` and `add_run` say so with
+RefusedError; what they began is kept in memory instead, `problem` says so, and it is written with a later write.
+"""
+
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.record import AGENT_SCHEMA, open_for_writing
+
+_COMMAND_COLUMNS = (
+    "id, digest, verb, args, by, run, node, if_plan, received_at, ttl_seconds, state, step, reason, field, before,"
+    " after, ended_at"
+)
+_ACCEPT = (
+    "INSERT INTO commands (id, digest, verb, args, by, run, node, if_plan, received_at, ttl_seconds, state)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+)
+_OUTCOME = (
+    "UPDATE commands SET state = ?, step = ?, reason = ?, field = ?, before = ?, after = ?, ended_at = ?,"
+    " run = coalesce(?, run) WHERE id = ? AND state = 'accepted'"
+)
+_GENERATION = "REPLACE INTO meta VALUES ('generation', ?)"
+
+
+@dataclass(frozen=True)
+class JournaledCommand:
+    """A command as accepted, and how it ended if it has."""
+
+    id: str
+    digest: str  # of its body, by `digest_of`
+    verb: str
+    args: dict[str, Any]
+    by: str
+    run: str | None
+    node: str | None
+    if_plan: int | None
+    received_at: float
+    ttl_seconds: float
+    state: m.CommandState
+    step: int | None
+    reason: str
+    field: str | None
+    before: str | None
+    after: str | None
+    ended_at: float | None
+
+    @property
+    def is_open(self) -> bool:
+        return self.state not in m.FINAL_COMMAND_STATES
+
+    def reply(self, rid: str) -> m.CommandReply:
+        """What a client that asks again under `rid` is told."""
+        return m.CommandReply(
+            rid=rid, id=self.id, state=self.state, step=self.step, reason=self.reason, field=self.field,
+            before=self.before, after=self.after, run=self.run,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class KnownRun:
+    """A run of this node."""
+
+    run: str
+    name: str
+    directory: Path
+    started_at: float  # Unix seconds
+    state: m.RunState
+    reason: str
+
+
+def digest_of(command: m.Command) -> str:
+    """SHA-256 over what a command asks for, the same for the same body whatever its id, sender or time."""
+    body = [command.verb, command.args, command.node, command.run, command.if_plan]
+    return hashlib.sha256(_json(body).encode()).hexdigest()
+
+
+class AgentLedger:
+    """Open for the life of an agent. Raises InvalidInputError if the file cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection = open_for_writing(path, AGENT_SCHEMA, durable=True)
+        self._late: list[tuple[str, Sequence[Any]]] = []
+        self.problem: str | None = None
+        row = self._connection.execute("SELECT value FROM meta WHERE key = 'generation'").fetchone()
+        self._generation = m.Generation(*map(int, row[0].split("."))) if row else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.retry()
+        self._connection.close()
+
+    def accept(self, command: m.Command, digest: str, at: float) -> bool:
+        """Journal a command received `at` (Unix seconds); False, and nothing changed, if its id is known already.
+
+        Raises RefusedError if it cannot be journaled, and then it must not be acted on.
+        """
+        row = (
+            command.id, digest, command.verb, _json(command.args), command.by, command.run, command.node,
+            command.if_plan, at, command.ttl_seconds, "accepted",
+        )  # fmt: skip
+        return self._write_now("command not journaled", _ACCEPT, row)
+
+    def outcome(
+        self,
+        command_id: str,
+        state: m.CommandState,
+        step: int | None = None,
+        reason: str = "",
+        field: str | None = None,
+        before: str | None = None,
+        after: str | None = None,
+        at: float | None = None,
+        run: str | None = None,
+    ) -> None:
+        """Keep how a command ended `at` (Unix seconds; None: now); `run` is the one it turned out to be about.
+
+        The first outcome stays, whatever comes after it.
+        """
+        ended_at = time.time() if at is None else at
+        self._write_or_keep(_OUTCOME, (state, step, reason, field, before, after, ended_at, run, command_id))
+
+    def find(self, command_id: str) -> JournaledCommand | None:
+        self.retry()
+        rows = self._connection.execute(f"SELECT {_COMMAND_COLUMNS} FROM commands WHERE id = ?", (command_id,))  # noqa: S608
+        return next((_command(row) for row in rows), None)
+
+    def open_commands(self) -> tuple[JournaledCommand, ...]:
+        """Commands without an outcome, as they came in."""
+        self.retry()
+        rows = self._connection.execute(
+            f"SELECT {_COMMAND_COLUMNS} FROM commands WHERE state = 'accepted' ORDER BY received_at, id"  # noqa: S608
+        )
+        return tuple(_command(row) for row in rows)
+
+    def add_run(self, run: str, name: str, directory: Path, started_at: float, state: m.RunState = "starting") -> None:
+        """Raises RefusedError if it cannot be kept, and then it must not be started."""
+        row = (run, name, str(directory), started_at, state)
+        if not self._write_now(
+            "run not kept", "INSERT INTO runs VALUES (?, ?, ?, ?, ?, '') ON CONFLICT DO NOTHING", row
+        ):
+            raise RefusedError(f"run {run} exists already")
+
+    def set_run_state(self, run: str, state: m.RunState, reason: str = "") -> None:
+        self._write_or_keep("UPDATE runs SET state = ?, reason = ? WHERE run = ?", (state, reason, run))
+
+    def runs(self) -> tuple[KnownRun, ...]:
+        """Newest first."""
+        self.retry()
+        rows = self._connection.execute(
+            "SELECT run, name, directory, started_at, state, reason FROM runs ORDER BY started_at DESC, run DESC"
+        )
+        return tuple(
+            KnownRun(run, name, Path(directory), at, state, reason) for run, name, directory, at, state, reason in rows
+        )
+
+    @property
+    def generation(self) -> m.Generation | None:
+        """The highest seen, None before the first."""
+        return self._generation
+
+    def saw(self, generation: m.Generation) -> bool:
+        """Keep a generation if it is the highest yet; False if a higher one is known, and it must be refused."""
+        if self._generation is not None and generation <= self._generation:
+            return generation == self._generation
+        self._generation = generation
+        self._write_or_keep(_GENERATION, (f"{generation.term}.{generation.n}",))
+        return True
+
+    def retry(self) -> None:
+        """Write what the disk refused before, if there is any."""
+        if not self._late:
+            return
+        try:
+            with self._transaction():
+                for sql, values in self._late:
+                    self._connection.execute(sql, values)
+        except sqlite3.OperationalError as error:
+            self.problem = f"{self._path}: {error}; {len(self._late)} writes wait in memory"
+        else:
+            self._late.clear()
+            self.problem = None
+
+    def _write_now(self, what: str, sql: str, values: Sequence[Any]) -> bool:
+        """Whether a row was added."""
+        self.retry()
+        try:
+            return self._connection.execute(sql, values).rowcount == 1
+        except sqlite3.OperationalError as error:
+            raise RefusedError(f"{self._path}: {what}: {error}") from None
+
+    def _write_or_keep(self, sql: str, values: Sequence[Any]) -> None:
+        self._late.append((sql, values))
+        self.retry()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except sqlite3.DatabaseError:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+
+def _command(row: Sequence[Any]) -> JournaledCommand:
+    fields = dict(zip((name.strip() for name in _COMMAND_COLUMNS.split(",")), row, strict=True))
+    return JournaledCommand(**{**fields, "args": json.loads(fields["args"])})
+
+
+def _json(value: Any) -> str:
+    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"))
+
+
+def _plain(value: Any) -> Any:
+    """The same value in JSON's terms: msgpack also has bytes, as values and as keys."""
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else repr(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

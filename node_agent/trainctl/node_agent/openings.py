@@ -1,0 +1,180 @@
+"""How a run comes to an agent: a new one from a run file, an old one taken up again, or one that outlived the agent."""
+
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import tomli_w
+
+from trainctl.node_agent import results, shares
+from trainctl.node_agent.conductor import Conductor, Progress
+from trainctl.node_agent.recorder import LastState, RunRecorder
+from trainctl.node_agent.session import DURABLE_KEY
+from trainctl.node_agent.settings import Carried, Durable, RankSetting, Settings
+from trainctl.protocol import checkpoints, runfile
+from trainctl.protocol import messages as m
+from trainctl.protocol.codec import decode_answer
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.paths import RunPaths, runs_directory
+from trainctl.protocol.record import open_for_reading
+from trainctl.protocol.runfile import RunFile
+
+FIRST_GENERATION = m.Generation(1, 0)
+
+
+class Opening(NamedTuple):
+    """A run ready to be conducted."""
+
+    conductor: Conductor
+    paths: RunPaths
+    recorder: RunRecorder
+    resume_from: Path | None
+
+
+def new_run(config: RunFile, node: str, node_dir: Path, starter: str, by: str) -> Opening:
+    """Make a run directory and the conductor of its first generation. Raises InvalidInputError; leaves nothing then.
+
+    `starter` is the id of the command that asked for it, by `by`; it is applied when the first step commits.
+    """
+    unknown = sorted(set(config.nodes) - {node})
+    if unknown:
+        raise InvalidInputError(f"config: nodes.{unknown[0]}", f"no such node in this cluster; there is {node}")
+    runfile.check_paths(config, "config")
+    settings = _first_settings(config, node)
+    run = f"{config.run.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    paths = RunPaths(runs_directory(node_dir) / run)
+    paths.directory.mkdir(parents=True)
+    paths.logs.mkdir()
+    paths.run_file.write_bytes(tomli_w.dumps(runfile.to_dict(config)).encode())
+    recorder = RunRecorder(paths)
+    recorder.set_meta("run", run)
+    recorder.set_meta("name", config.run.name)
+    carried = {starter: Carried("start-run", by, 1, "", "")}
+    durable = Durable(settings, FIRST_GENERATION, 0, carried=carried)
+    return Opening(Conductor(run, config, durable, Progress()), paths, recorder, None)
+
+
+def old_run(paths: RunPaths, starter: str, by: str) -> Opening:
+    """Take an ended run up again from its newest complete checkpoint, or from the start if it has none.
+
+    Steps committed after that checkpoint are retracted: they stay in the record, marked. Raises InvalidInputError.
+    """
+    config = runfile.read(paths.run_file)
+    runfile.check_paths(config, str(paths.run_file))
+    found = checkpoints.newest_complete(paths.checkpoints)
+    step = checkpoints.read_manifest(found).step if found is not None else 0
+    if step >= config.run.steps:
+        raise InvalidInputError("resume", f"{paths.directory.name} has done all its {config.run.steps} steps")
+    with _recorder(paths) as recorder:
+        durable = _kept(recorder)
+        if durable is None:
+            durable = Durable(_first_settings(config, _node_of(config, paths)), FIRST_GENERATION, 0)
+        _complete(recorder, paths)
+        recorder.retract_after(step)
+        state = recorder.last_state()
+        if (state.step.step if state.step else 0) != step:
+            raise InvalidInputError(str(paths.record), f"has no step {step}, which the checkpoint {found} is of")
+        starting = {starter: Carried("start-run", by, step + 1, "", "")}
+        durable = msgspec.structs.replace(
+            durable, generation=_highest(durable, state), seq=state.seq, mode="running", carried=starting
+        )
+        conductor = Conductor(paths.directory.name, config, durable, _progress(state))
+        return Opening(conductor, paths, recorder, found)
+
+
+def surviving_run(paths: RunPaths, open_commands: frozenset[str]) -> Opening:
+    """A run that was active when the agent ended: its conductor as the record left it. Raises InvalidInputError."""
+    config = runfile.read(paths.run_file)
+    with _recorder(paths) as recorder:
+        durable = _kept(recorder)
+        if durable is None:
+            raise InvalidInputError(str(paths.record), "the agent ended before the run had begun")
+        _complete(recorder, paths)
+        state = recorder.last_state()
+        carried = {id: command for id, command in durable.carried.items() if id in open_commands}
+        durable = msgspec.structs.replace(durable, generation=_highest(durable, state), seq=state.seq, carried=carried)
+        recent = tuple(plan for plan in state.plans if plan.kind == "train")
+        conductor = Conductor(paths.directory.name, config, durable, _progress(state), recent)
+        return Opening(conductor, paths, recorder, None)
+
+
+@contextmanager
+def _recorder(paths: RunPaths) -> Iterator[RunRecorder]:
+    """The run's recorder, left open unless what is done with it fails."""
+    recorder = RunRecorder(paths)
+    try:
+        yield recorder
+    except InvalidInputError:
+        recorder.close()
+        raise
+
+
+def _complete(recorder: RunRecorder, paths: RunPaths) -> None:
+    """Commit what the trainers did after the agent's last word, from their own records.
+
+    An agent and its trainer that die together leave steps that only the trainer's record has; their plans were
+    journaled before they were passed on.
+    """
+    state = recorder.last_state()
+    plans = {(plan.step, plan.generation): plan for plan in state.plans if plan.kind == "train"}
+    progress = _progress(state)
+    for report in _kept_reports(paths, progress.step):
+        plan = plans.get((report.step, report.generation))
+        if plan is None or report.step != progress.step + 1:
+            continue
+        progress.step, progress.cursor = report.step, plan.cursor + plan.global_batch
+        progress.tokens_total += report.weight
+        row = results.step_committed(report, plan, plan.learning_rate, progress.cursor, progress.tokens_total)
+        node = _kept_node(recorder, report.rank)
+        recorder.commit(row, [results.rank_step(report, node)], report.finished_at)
+
+
+def _kept_reports(paths: RunPaths, after_step: int) -> list[m.Report]:
+    """Train reports of all ranks above `after_step`, in the order of their steps."""
+    found: list[m.Report] = []
+    for file in sorted(paths.directory.glob("rank-*.db")):
+        with closing(open_for_reading(file)) as connection:
+            try:
+                rows = connection.execute(
+                    "SELECT body FROM reports WHERE step > ? ORDER BY step", (after_step,)
+                ).fetchall()
+            except sqlite3.DatabaseError:
+                continue  # of a trainer that died before it had made its tables
+        answers = [decode_answer(body) for (body,) in rows]
+        found += [answer for answer in answers if isinstance(answer, m.Report)]
+    return sorted(found, key=lambda report: (report.step, report.generation))
+
+
+def _kept_node(recorder: RunRecorder, rank: int) -> str:
+    durable = _kept(recorder)
+    return durable.settings.ranks[rank].node if durable is not None else ""
+
+
+def _first_settings(config: RunFile, node: str) -> Settings:
+    table = config.nodes.get(node)
+    counts = shares.first_shares(config.batch.global_, {0: table.share if table else None})
+    micro = table.micro if table and table.micro else config.batch.micro
+    return Settings(1, config.batch.global_, {0: RankSetting(node, counts[0], min(micro, counts[0]))})
+
+
+def _node_of(config: RunFile, paths: RunPaths) -> str:
+    return next(iter(config.nodes), paths.directory.parent.parent.name)
+
+
+def _progress(state: LastState) -> Progress:
+    last = state.step
+    return Progress(last.step, last.cursor, last.tokens_total) if last is not None else Progress()
+
+
+def _kept(recorder: RunRecorder) -> Durable | None:
+    text = recorder.meta(DURABLE_KEY)
+    return msgspec.json.decode(text, type=Durable) if text is not None else None
+
+
+def _highest(durable: Durable, state: LastState) -> m.Generation:
+    return max(durable.generation, state.generation or durable.generation)

@@ -1,0 +1,90 @@
+"""Step plans made from settings: pure functions, one per kind of plan."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from trainctl.node_agent import shares
+from trainctl.node_agent.schedule import rate
+from trainctl.node_agent.settings import Durable
+from trainctl.protocol.messages import Generation, Range, RankWork, StepPlan
+from trainctl.protocol.runfile import RunFile
+
+
+def train(run: str, durable: Durable, config: RunFile, step: int, cursor: int, commands: Sequence[str]) -> StepPlan:
+    """The plan that commits `step`, whose global batch begins at position `cursor`."""
+    settings = durable.settings
+    dealt = shares.deal(cursor, {rank: setting.share for rank, setting in settings.ranks.items()})
+    return _plan(
+        run, durable, "train", step, cursor,
+        _work(durable, dealt),
+        learning_rate=rate(settings.lr, config.optimizer, config.run.steps, step),
+        commands=tuple(commands),
+    )  # fmt: skip
+
+
+def finishing(plan: StepPlan, durable: Durable, held: dict[int, tuple[Range, ...]], held_from: Generation) -> StepPlan:
+    """The rest of a half-done `plan`: its positions less those held, dealt to the live ranks by their shares.
+
+    Learning rate, G, D and commands stay the plan's own, so that the step is the same step.
+    """
+    done = [piece for ranges in held.values() for piece in ranges]
+    left = shares.subtract((piece for work in plan.work for piece in work.ranges), done)
+    count = sum(piece.count for piece in left)
+    weights = {rank: float(setting.share) for rank, setting in durable.settings.ranks.items()}
+    counts = _spread(count, weights)
+    return msgspec.structs.replace(
+        plan,
+        generation=durable.generation,
+        seq=durable.seq,
+        work=_work(durable, shares.cut(left, counts)),
+        finishes=held_from,
+    )
+
+
+def evaluate(run: str, durable: Durable, step: int, cursor: int, held_out: int, commands: Sequence[str]) -> StepPlan:
+    """A pass over the `held_out` samples kept for it, split by share."""
+    weights = {rank: float(setting.share) for rank, setting in durable.settings.ranks.items()}
+    dealt = shares.deal(0, _spread(held_out, weights))
+    return _plan(run, durable, "evaluate", step, cursor, _work(durable, dealt), commands=tuple(commands))
+
+
+def checkpoint(run: str, durable: Durable, step: int, cursor: int, commands: Sequence[str]) -> StepPlan:
+    """A checkpoint of `step` by the lowest live rank, and by the lowest one of another node."""
+    ranks = durable.settings.ranks
+    lowest = min(ranks)
+    elsewhere = [rank for rank in sorted(ranks) if ranks[rank].node != ranks[lowest].node]
+    writers = (lowest, *elsewhere[:1])
+    work = tuple(RankWork(rank, (), ranks[rank].micro_batch) for rank in sorted(ranks))
+    return _plan(run, durable, "checkpoint", step, cursor, work, writers=writers, commands=tuple(commands))
+
+
+def _plan(
+    run: str,
+    durable: Durable,
+    kind: str,
+    step: int,
+    cursor: int,
+    work: tuple[RankWork, ...],
+    *,
+    learning_rate: float = 0.0,
+    writers: tuple[int, ...] = (),
+    commands: tuple[str, ...] = (),
+) -> StepPlan:
+    return StepPlan(
+        run=run, generation=durable.generation, seq=durable.seq, kind=kind, step=step,  # type: ignore[arg-type]
+        plan_version=durable.settings.plan_version, cursor=cursor, global_batch=durable.settings.global_batch,
+        work=work, learning_rate=learning_rate, divisor=durable.divisor, writers=writers, commands=commands,
+    )  # fmt: skip
+
+
+def _work(durable: Durable, dealt: dict[int, tuple[Range, ...]]) -> tuple[RankWork, ...]:
+    ranks: Iterable[int] = sorted(durable.settings.ranks)
+    return tuple(
+        RankWork(rank, dealt.get(rank, ()), durable.settings.ranks[rank].micro_batch) for rank in ranks
+    )  # fmt: skip
+
+
+def _spread(count: int, weights: dict[int, float]) -> dict[int, int]:
+    """`count` items by weight where a rank may get none."""
+    return {rank: number - 1 for rank, number in shares.apportion(count + len(weights), weights).items()}

@@ -1,0 +1,54 @@
+"""Live messages out: each gets this boot's next sequence number and is kept a while for those who missed it."""
+
+from collections import deque
+from typing import Any
+
+import msgspec
+import zmq
+
+from trainctl.protocol import codec
+from trainctl.protocol import messages as m
+
+KEPT_MESSAGES = 10_000
+"""How many live messages can be asked for again; past that a client attaches anew, from the record."""
+TOPICS: dict[type[m.Message], bytes] = {
+    m.RunView: b"run",
+    m.StepCommitted: b"step",
+    m.RankStep: b"rank",
+    m.HostReading: b"host",
+    m.Event: b"event",
+    m.Heartbeat: b"beat",
+}
+
+
+class Publisher:
+    """The one writer of a PUB socket; `seq` is the last number given out."""
+
+    def __init__(self, socket: Any, boot: str) -> None:
+        self._socket, self.boot, self.seq = socket, boot, 0
+        self._kept: deque[m.Live] = deque(maxlen=KEPT_MESSAGES)
+
+    def publish(self, message: m.Live) -> None:
+        """Number, keep and send. A subscriber that is too slow loses it and notices by the number."""
+        self.seq += 1
+        numbered = msgspec.structs.replace(message, boot=self.boot, seq=self.seq)
+        self._kept.append(numbered)
+        self._send(numbered)
+
+    def beat(self, beat: m.Heartbeat) -> None:
+        """Send a heartbeat carrying the last number given out."""
+        self._send(msgspec.structs.replace(beat, boot=self.boot, seq=self.seq))
+
+    def again(self, first_seq: int, last_seq: int, limit: int) -> tuple[m.Live, ...] | None:
+        """The messages first..last, at most `limit` of them, or None if the first is no longer kept."""
+        if not self._kept or first_seq < self._kept[0].seq or first_seq > self.seq:
+            return None
+        skip = first_seq - self._kept[0].seq
+        count = min(last_seq - first_seq + 1, limit, len(self._kept) - skip)
+        return tuple(self._kept[skip + index] for index in range(count))
+
+    def _send(self, message: m.Live | m.Heartbeat) -> None:
+        try:
+            self._socket.send_multipart([TOPICS[type(message)], codec.encode(message)], zmq.DONTWAIT)
+        except zmq.Again:
+            return  # no room for any subscriber: they will see the gap

@@ -1,0 +1,141 @@
+"""What is written into a run's record, each as a function of a connection that may be run again without harm."""
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.codec import encode
+from trainctl.protocol.metrics import Evaluation, add_rank_to_rollups, add_run_to_rollups, rebuild_rollups
+
+Write = Callable[[sqlite3.Connection], None]
+"""Runs inside the caller's transaction."""
+
+
+def plan(step_plan: m.StepPlan, at: float) -> Write:
+    """`at`, in Unix seconds, is when it was journaled."""
+    g = step_plan.generation
+    return _insert("plans", (
+        step_plan.seq, g.term, g.n, step_plan.kind, step_plan.step, step_plan.plan_version, step_plan.cursor, at,
+        encode(step_plan),
+    ))  # fmt: skip
+
+
+def commit(step: m.StepCommitted, ranks: Sequence[m.RankStep], finished_at: float) -> Write:
+    """The step, its ranks and their part in the rollups; what is there already is left alone."""
+    row = _step_row(step)
+    rank_rows = [_rank_row(rank, finished_at) for rank in ranks]
+    key = (step.step, step.generation.term, step.generation.n)
+
+    def write(connection: sqlite3.Connection) -> None:
+        if connection.execute(_insertion("steps", row), row).rowcount:
+            superseded = connection.execute(
+                "UPDATE steps SET retracted = 1 WHERE step = ? AND NOT (term = ? AND n = ?) AND NOT retracted", key
+            ).rowcount
+            if superseded:
+                rebuild_rollups(connection, step.step, step.step)
+            else:
+                add_run_to_rollups(connection, step.step)
+        for rank, rank_row in zip(ranks, rank_rows, strict=True):
+            if connection.execute(_insertion("rank_steps", rank_row), rank_row).rowcount:
+                add_rank_to_rollups(connection, step.step, rank.rank)
+
+    return write
+
+
+def retract(step: int, generation: m.Generation) -> Write:
+    return _retract("step = ? AND term = ? AND n = ?", (step, generation.term, generation.n))
+
+
+def retract_after(step: int) -> Write:
+    return _retract("step > ?", (step,))
+
+
+def event(happened: m.Event) -> Write:
+    g = happened.generation
+    return _insert("events", (
+        happened.id, happened.at, happened.kind, happened.severity, happened.by, happened.text, happened.step,
+        g and g.term, g and g.n, happened.command, happened.verb, happened.before, happened.after, happened.outcome,
+    ))  # fmt: skip
+
+
+def evaluation(made: Evaluation) -> Write:
+    def write(connection: sqlite3.Connection) -> None:
+        known = "SELECT 1 FROM evaluations WHERE step = ? AND at = ?"
+        if connection.execute(known, (made.step, made.at)).fetchone() is None:
+            connection.execute(_insertion("evaluations", made), made)
+
+    return write
+
+
+def host(reading: m.HostReading, oldest_kept_at: float) -> Write:
+    row = (
+        reading.read_at, reading.node, reading.cpu_percent, reading.memory_used_bytes, reading.disk_free_bytes,
+        encode(reading),
+    )  # fmt: skip
+
+    def write(connection: sqlite3.Connection) -> None:
+        connection.execute(_insertion("host", row), row)
+        # The two oldest at a time: it catches up with any backlog and never holds up the loop.
+        connection.execute(
+            "DELETE FROM host WHERE rowid IN (SELECT rowid FROM host ORDER BY rowid LIMIT 2) AND at < ?",
+            (oldest_kept_at,),
+        )
+
+    return write
+
+
+def meta(key: str, value: str) -> Write:
+    def write(connection: sqlite3.Connection) -> None:
+        connection.execute("REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    return write
+
+
+def _insert(table: str, row: tuple[Any, ...]) -> Write:
+    def write(connection: sqlite3.Connection) -> None:
+        connection.execute(_insertion(table, row), row)
+
+    return write
+
+
+def _retract(where: str, values: tuple[int, ...]) -> Write:
+    """Mark the steps that a condition picks, and make the rollups they were in anew."""
+
+    def write(connection: sqlite3.Connection) -> None:
+        first, last = connection.execute(
+            f"SELECT min(step), max(step) FROM steps WHERE {where} AND NOT retracted",  # noqa: S608
+            values,
+        ).fetchone()
+        if first is not None:
+            connection.execute(f"UPDATE steps SET retracted = 1 WHERE {where}", values)  # noqa: S608
+            rebuild_rollups(connection, first, last)
+
+    return write
+
+
+def _insertion(table: str, row: Sequence[Any]) -> str:
+    return f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(row))})"  # noqa: S608  constants of this file
+
+
+def _step_row(step: m.StepCommitted) -> tuple[Any, ...]:
+    g = step.generation
+    return (
+        step.step, g.term, g.n, step.committed_at, step.loss, _or_zero(step.weight), step.samples,
+        _or_zero(step.learning_rate), step.grad_norm, step.cursor, step.global_batch, step.plan_version,
+        _or_zero(step.step_seconds), _or_zero(step.tokens_total), step.skipped, 0,
+    )  # fmt: skip
+
+
+def _rank_row(rank: m.RankStep, finished_at: float) -> tuple[Any, ...]:
+    g, p = rank.generation, rank.phases
+    seconds = map(_or_zero, (rank.step_seconds, p.data, p.forward, p.backward, p.sync, p.optimizer, p.wait))
+    return (
+        rank.step, rank.rank, g.term, g.n, rank.node, _or_zero(rank.tokens), rank.samples, rank.micro_batch,
+        rank.replays, *seconds, rank.memory_bytes, rank.memory_peak_bytes, rank.memory_cap_bytes, finished_at,
+    )  # fmt: skip
+
+
+def _or_zero(value: float) -> float:
+    """SQLite keeps NaN as NULL, which the columns of quantities that are always numbers refuse."""
+    return value if value == value else 0.0

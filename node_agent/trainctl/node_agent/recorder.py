@@ -1,0 +1,227 @@
+"""The single writer of a run's record.db: journals plans, commits steps with their rollups, keeps events and readings.
+
+All calls come from one thread and return in about a millisecond. A write that the disk refuses (full, or failing)
+raises nothing: it waits in memory with those after it, `problem` says so, and all are written once there is room.
+"""
+
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from trainctl.node_agent import record_writes as writes
+from trainctl.node_agent.ballast import Ballast
+from trainctl.protocol import messages as m
+from trainctl.protocol.codec import decode_order
+from trainctl.protocol.errors import InvalidInputError, ProtocolError, VersionError
+from trainctl.protocol.metrics import Evaluation
+from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.reader import RecordReader
+from trainctl.protocol.record import RUN_SCHEMA, open_for_writing, set_durable
+
+HOST_EVERY_SECONDS = 10.0
+HOST_KEPT_SECONDS = 7 * 86400.0
+RETRY_SECONDS = 5.0
+WAITING_WRITES = 20_000
+"""How many refused writes are kept in memory; past it the oldest are lost, and `problem` counts them."""
+TEXT_CHARACTERS = 1000
+"""Longest text of an event, so that a page of them stays far below the frame limit."""
+WRITES_AT_ONCE = 500
+"""How many of them go into one transaction, so that catching up never holds up the loop for long."""
+RECENT_PLANS = 32
+
+
+@dataclass(frozen=True)
+class LastState:
+    """What an agent that restarts goes on from."""
+
+    step: m.StepCommitted | None  # the newest committed one
+    rank_steps: tuple[m.RankStep, ...]  # of that step
+    generation: m.Generation | None  # the highest in plans and steps
+    plan: m.StepPlan | None  # the last one journaled in this protocol version
+    plans: tuple[m.StepPlan, ...]  # the last RECENT_PLANS of them, oldest first
+    seq: int  # of the last plan journaled, 0 if there is none
+    evaluation: Evaluation | None  # the newest
+    events: tuple[m.Event, ...]  # the newest 100, oldest first
+
+
+class RunRecorder:
+    """Open for the life of a run. Raises InvalidInputError if the record cannot be used."""
+
+    def __init__(self, directory: RunPaths, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._paths, self._run, self._clock = directory, directory.directory.name, clock
+        self._connection = open_for_writing(directory.record, RUN_SCHEMA)
+        self._ballast = Ballast(directory.record.with_suffix(".ballast"))
+        self._waiting: list[writes.Write] = []
+        self._lost = 0
+        self._refusal = ""
+        self._retry_at = clock()
+        self._host_read_at: dict[str, float] = {}
+        (self._last_event,) = self._connection.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write what waits if it can be, and let the record go."""
+        while self._waiting and self._flush(durable=True):
+            pass
+        self._connection.close()
+        self._ballast.release()
+
+    @property
+    def problem(self) -> str | None:
+        """One line on what is wrong with the record's disk, the same until that changes; None if nothing is."""
+        lost = "; what was longest in memory is lost" if self._lost else ""
+        if self._refusal:
+            return f"{self._paths.record}: {self._refusal}; steps and events wait in memory{lost}"
+        if not self._ballast.taken:
+            return f"{self._paths.record}: the disk is nearly full{lost}"
+        return f"{self._paths.record}: {self._lost} writes were lost while the disk was full" if self._lost else None
+
+    def plan(self, plan: m.StepPlan, at: float, *, durable: bool = False) -> None:
+        """Journal a plan before it is passed on; with `durable` (it carries commands) a power cut keeps it too."""
+        self._write(writes.plan(plan, at), durable=durable)
+
+    def commit(self, step: m.StepCommitted, ranks: Sequence[m.RankStep], finished_at: float) -> None:
+        """Keep a committed step and parts of ranks in it, with their place in the rollups; what is kept already stays.
+
+        Parts that come in later are added by a further call with the same step. A standing row of the step in another
+        generation is retracted by it. `finished_at` is when the ranks' update ended, in Unix seconds.
+        """
+        self._write(writes.commit(step, ranks, finished_at))
+
+    def retract(self, step: int, generation: m.Generation) -> None:
+        """Mark a step that only lost ranks had committed; it stays in the record but in no series."""
+        self._write(writes.retract(step, generation))
+
+    def retract_after(self, step: int) -> None:
+        """Mark every step above `step`, as when a run goes on from an older checkpoint."""
+        self._write(writes.retract_after(step))
+
+    def event(
+        self, at: float, kind: str, severity: m.Severity, by: str, text: str, *, step: int | None = None,
+        generation: m.Generation | None = None, command: str | None = None, verb: str | None = None,
+        before: str | None = None, after: str | None = None, outcome: m.CommandState | None = None,
+    ) -> m.Event:  # fmt: skip
+        """Keep what happened `at` (Unix seconds) and return it with its id, one above the last."""
+        self._last_event += 1
+        event = m.Event(
+            id=self._last_event, at=at, kind=kind, severity=severity, by=by, text=_clip(text), run=self._run, step=step,
+            generation=generation, command=command, verb=verb, before=before and _clip(before),
+            after=after and _clip(after),
+            outcome=outcome,
+        )  # fmt: skip
+        self._write(writes.event(event))
+        return event
+
+    def evaluation(self, step: int, at: float, loss: float, weight: float, seconds: float) -> None:
+        """Keep a loss on the held-out samples (nats per unit of weight), or if it is already kept change nothing."""
+        self._write(writes.evaluation(Evaluation(step, at, loss, weight, seconds)))
+
+    def host(self, reading: m.HostReading) -> None:
+        """Keep one reading of a node every HOST_EVERY_SECONDS, for HOST_KEPT_SECONDS; they don't wait for room."""
+        since_last = reading.read_at - self._host_read_at.get(reading.node, 0.0)
+        if 0 <= since_last < HOST_EVERY_SECONDS - 0.5 or self._refusal:  # half a second for a timer's jitter
+            return
+        self._host_read_at[reading.node] = reading.read_at
+        self._write(writes.host(reading, reading.read_at - HOST_KEPT_SECONDS))
+
+    def set_meta(self, key: str, value: str) -> None:
+        self._write(writes.meta(key, value))
+
+    def meta(self, key: str) -> str | None:
+        row = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return row[0] if row else None
+
+    def last_state(self) -> LastState:
+        """Where the run stands by its record. Raises InvalidInputError if a plan in it cannot be read."""
+        with RecordReader(self._paths) as reader:
+            step = reader.last_step()
+            evaluations = reader.evaluations()
+            events, _ = reader.events(limit=100, newest=True)
+            rank_steps = reader.rank_steps(step.step) if step else ()
+        newest = self._connection.execute(
+            "SELECT term, n, seq FROM plans ORDER BY term DESC, n DESC, seq DESC LIMIT 1"
+        ).fetchone()
+        seen = ([step.generation] if step else []) + ([m.Generation(*newest[:2])] if newest else [])
+        plans = self._last_plans()
+        return LastState(
+            step, rank_steps, max(seen, default=None), plans[-1] if plans else None, plans, newest[2] if newest else 0,
+            evaluations[-1] if evaluations else None, events,
+        )  # fmt: skip
+
+    def retry(self) -> None:
+        """Write what waits, if anything does and it is time to try again; call it now and then."""
+        if self._refusal and self._clock() < self._retry_at:
+            return
+        if self._waiting:
+            self._flush(durable=False)
+        elif self._clock() >= self._retry_at and not self._ballast.taken:
+            self._retry_at = self._clock() + RETRY_SECONDS
+            self._ballast.take()
+
+    def _last_plans(self) -> tuple[m.StepPlan, ...]:
+        bodies = self._connection.execute(
+            "SELECT body FROM plans ORDER BY term DESC, n DESC, seq DESC LIMIT ?", (RECENT_PLANS,)
+        ).fetchall()
+        decoded = (self._plan_in(body) for (body,) in reversed(bodies))
+        return tuple(plan for plan in decoded if plan is not None)
+
+    def _plan_in(self, body: bytes) -> m.StepPlan | None:
+        try:
+            order = decode_order(body)
+        except VersionError:
+            return None  # of a program before or after this one: no trainer that this one talks to has it
+        except ProtocolError as error:
+            raise InvalidInputError(f"{self._paths.record}: plans", str(error)) from None
+        return order if isinstance(order, m.StepPlan) else None
+
+    def _write(self, write: writes.Write, *, durable: bool = False) -> None:
+        self._waiting.append(write)
+        if self._refusal and self._clock() < self._retry_at:
+            self._drop_oldest()
+        elif not self._flush(durable) and self._ballast.release():
+            self._flush(durable)
+
+    def _flush(self, durable: bool) -> bool:
+        """Write what waits, or the first of it if it is much, in one transaction; False if the disk refuses."""
+        connection, part = self._connection, self._waiting[:WRITES_AT_ONCE]
+        try:
+            set_durable(connection, durable)
+            connection.execute("BEGIN IMMEDIATE")
+            for write in part:
+                write(connection)
+            connection.execute("COMMIT")
+        except sqlite3.DatabaseError as error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError | sqlite3.InterfaceError):
+                self._waiting.pop()  # this write is wrong, not the disk
+                raise
+            self._refusal = str(error)
+            self._retry_at = self._clock() + RETRY_SECONDS
+            self._drop_oldest()
+            return False
+        del self._waiting[: len(part)]
+        if self._refusal:
+            self._refusal = ""
+            self._retry_at = self._clock() + RETRY_SECONDS
+        return True
+
+    def _drop_oldest(self) -> None:
+        excess = len(self._waiting) - WAITING_WRITES
+        if excess > 0:
+            del self._waiting[:excess]
+            self._lost += excess
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= TEXT_CHARACTERS else text[: TEXT_CHARACTERS - 1] + "…"

@@ -1,0 +1,209 @@
+"""One handler for each request that only asks: they read the record in a thread and change nothing."""
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from trainctl.node_agent.publisher import Publisher
+from trainctl.node_agent.session import VIEW_KEY, Session
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.reader import RecordReader
+
+GAP_LIMIT = 400
+SNAPSHOT_EVENTS = 100
+RUN_SERIES = ("loss", "eval_loss", "step_seconds", "tokens_per_second")
+RANK_SERIES = ("rank_step_seconds", "own_tokens_per_second")
+
+
+class Surroundings(Protocol):
+    """What the handlers see of the agent."""
+
+    publisher: Publisher
+    session: Session | None
+
+    def node_view(self) -> m.NodeView: ...
+    def run_directory(self, run: str | None) -> Path | None: ...
+    def run_summaries(self) -> list[tuple[str, str, str, str, float]]: ...
+    def now(self) -> float: ...
+
+
+class UnknownRunError(InvalidInputError):
+    """A request named a run that this agent doesn't know."""
+
+
+async def answer(request: m.ClientRequest, around: Surroundings) -> m.AgentReply:
+    """The reply to any request but a command. Raises InvalidInputError (UnknownRunError for a run it doesn't know)."""
+    match request:
+        case m.SnapshotRequest():
+            return await _snapshot(request, around)
+        case m.HistoryRequest():
+            return await _history(request, around)
+        case m.GapRequest():
+            return _gap(request, around)
+        case m.RunsRequest():
+            return await _runs(request, around)
+        case m.EventsRequest():
+            return await _events(request, around)
+        case m.StepsRequest():
+            return await _steps(request, around)
+        case m.LogRequest():
+            return await _log(request, around)
+        case m.Command():
+            raise AssertionError("commands go through the command office")
+
+
+async def _snapshot(request: m.SnapshotRequest, around: Surroundings) -> m.Snapshot:
+    """`seq` is read before the record: what is published meanwhile may be in both, and clients drop a known step."""
+    seq, boot, session = around.publisher.seq, around.publisher.boot, around.session
+    directory = around.run_directory(request.run)
+    if directory is None:
+        if request.run is not None:
+            raise UnknownRunError("run", f"no run {request.run!r} on this node")
+        return _snapshot_of(request, around, boot, seq, None, None, (), (), ())
+    live = session if session is not None and session.paths.directory == directory else None
+    last, parts, events, series, kept = await asyncio.to_thread(_read_snapshot, RunPaths(directory), request.columns)
+    view = live.view if live is not None else kept
+    if live is not None and live.last_step is not None:
+        last, parts = live.last_step, tuple(live.rank_steps[rank] for rank in sorted(live.rank_steps))
+    return _snapshot_of(request, around, boot, seq, view, last, parts, events, series)
+
+
+def _snapshot_of(
+    request: m.SnapshotRequest,
+    around: Surroundings,
+    boot: str,
+    seq: int,
+    view: m.RunView | None,
+    last: m.StepCommitted | None,
+    parts: tuple[m.RankStep, ...],
+    events: tuple[m.Event, ...],
+    series: tuple[m.Series, ...],
+) -> m.Snapshot:
+    return m.Snapshot(
+        rid=request.rid, boot=boot, seq=seq, at=around.now(), node=around.node_view(), run=view, last_step=last,
+        rank_steps=parts, events=events, series=series,
+    )  # fmt: skip
+
+
+_Read = tuple[
+    m.StepCommitted | None, tuple[m.RankStep, ...], tuple[m.Event, ...], tuple[m.Series, ...], m.RunView | None
+]
+
+
+def _read_snapshot(paths: RunPaths, columns: int) -> _Read:
+    with RecordReader(paths) as reader:
+        last = reader.last_step()
+        parts = reader.rank_steps(last.step) if last is not None else ()
+        events, _ = reader.events(limit=SNAPSHOT_EVENTS, newest=True)
+        series: list[m.Series] = []
+        if columns:
+            series += [reader.series(metric, None, 0, None, columns) for metric in RUN_SERIES]
+            series += [
+                reader.series(metric, rank, 0, None, columns) for metric in RANK_SERIES for rank in reader.ranks()
+            ]
+        text = reader.meta(VIEW_KEY)
+    view = msgspec.json.decode(text, type=m.RunView) if text is not None else None
+    return last, tuple(parts), tuple(events), tuple(series), view
+
+
+async def _history(request: m.HistoryRequest, around: Surroundings) -> m.History:
+    unknown = [metric for metric in request.metrics if metric not in m.METRICS]
+    if unknown:
+        raise InvalidInputError("metrics", f"no metric {unknown[0]!r}; there are {', '.join(m.METRICS)}")
+    paths = _paths(request.run, around)
+
+    def read() -> tuple[m.Series, ...]:
+        with RecordReader(paths) as reader:
+            wanted = [
+                (metric, rank)
+                for metric in request.metrics
+                for rank in (reader.ranks() if m.METRICS[metric][1] else (None,))
+            ]
+            return tuple(
+                reader.series(metric, rank, request.first_step, request.last_step, request.columns)
+                for metric, rank in wanted
+            )
+
+    return m.History(rid=request.rid, series=await asyncio.to_thread(read))
+
+
+def _gap(request: m.GapRequest, around: Surroundings) -> m.GapFill:
+    kept = None
+    if request.boot == around.publisher.boot:
+        kept = around.publisher.again(request.first_seq, request.last_seq, GAP_LIMIT)
+    return m.GapFill(rid=request.rid, complete=kept is not None, messages=kept or ())
+
+
+async def _runs(request: m.RunsRequest, around: Surroundings) -> m.Runs:
+    rows = around.run_summaries()
+    summaries = await asyncio.to_thread(lambda: [_summary(*row) for row in rows])
+    return m.Runs(rid=request.rid, runs=tuple(summaries))
+
+
+def _summary(run: str, name: str, directory: str, state: str, started_at: float) -> m.RunSummary:
+    last, view = None, None
+    try:
+        with RecordReader(RunPaths(Path(directory))) as reader:
+            last = reader.last_step()
+            text = reader.meta(VIEW_KEY)
+            view = msgspec.json.decode(text, type=m.RunView) if text is not None else None
+    except InvalidInputError:
+        pass  # its directory was moved away: the ledger's line is all there is
+    return m.RunSummary(
+        run=run, name=name, state=state, step=last.step if last else 0,  # type: ignore[arg-type]
+        steps=view.steps if view else 0, last_loss=last.loss if last and math.isfinite(last.loss) else None,
+        started_at=started_at, directory=directory,
+    )  # fmt: skip
+
+
+async def _events(request: m.EventsRequest, around: Surroundings) -> m.Events:
+    paths = _paths(request.run, around)
+
+    def read() -> tuple[tuple[m.Event, ...], bool]:
+        with RecordReader(paths) as reader:
+            return reader.events(request.after_id, request.limit, request.newest)
+
+    events, more = await asyncio.to_thread(read)
+    return m.Events(rid=request.rid, run=paths.directory.name, events=tuple(events), more=more)
+
+
+async def _steps(request: m.StepsRequest, around: Surroundings) -> m.Steps:
+    paths = _paths(request.run, around)
+
+    def read() -> tuple[tuple[m.StepCommitted, ...], bool]:
+        with RecordReader(paths) as reader:
+            return reader.steps(request.after_step, request.limit)
+
+    steps, more = await asyncio.to_thread(read)
+    return m.Steps(rid=request.rid, run=paths.directory.name, steps=tuple(steps), more=more)
+
+
+async def _log(request: m.LogRequest, around: Surroundings) -> m.LogPart:
+    paths = _paths(request.run, around)
+    file = paths.log(request.rank)
+
+    def read() -> tuple[int, int, str]:
+        if not file.is_file():
+            raise InvalidInputError("rank", f"run {paths.directory.name} has no log of a rank {request.rank}")
+        size = file.stat().st_size
+        offset = max(0, size + request.offset_bytes) if request.offset_bytes < 0 else min(request.offset_bytes, size)
+        with file.open("rb") as stream:
+            stream.seek(offset)
+            return offset, size, stream.read(request.limit_bytes).decode("utf-8", "replace")
+
+    offset, size, text = await asyncio.to_thread(read)
+    return m.LogPart(
+        rid=request.rid, run=paths.directory.name, rank=request.rank, offset_bytes=offset, size_bytes=size, text=text
+    )
+
+
+def _paths(run: str | None, around: Surroundings) -> RunPaths:
+    directory = around.run_directory(run)
+    if directory is None:
+        raise UnknownRunError("run", "no run yet" if run is None else f"no run {run!r} on this node")
+    return RunPaths(directory)

@@ -1,0 +1,61 @@
+"""What the record says of a step, made from a rank's report; and whether what the ranks loaded agrees."""
+
+import math
+from collections.abc import Mapping
+
+from trainctl.protocol import messages as m
+
+
+def step_committed(
+    report: m.Report, plan: m.StepPlan, learning_rate: float, cursor: int, tokens_total: float
+) -> m.StepCommitted:
+    """The run's row of a step, from the first report of it; `cursor` and `tokens_total` are those after it."""
+    return m.StepCommitted(
+        run=report.run,
+        generation=report.generation,
+        step=report.step,
+        committed_at=report.finished_at,
+        loss=report.loss_sum / report.weight if report.weight else math.nan,
+        weight=report.weight,
+        samples=plan.global_batch,
+        learning_rate=learning_rate,
+        grad_norm=report.grad_norm,
+        cursor=cursor,
+        global_batch=plan.global_batch,
+        plan_version=plan.plan_version,
+        step_seconds=report.step_seconds,
+        tokens_total=tokens_total,
+        skipped=report.skipped,
+    )
+
+
+def rank_step(report: m.Report, node: str) -> m.RankStep:
+    """One rank's row of the step it reports."""
+    return m.RankStep(
+        run=report.run,
+        generation=report.generation,
+        step=report.step,
+        rank=report.rank,
+        node=node,
+        tokens=report.own_weight,
+        samples=report.own_samples,
+        micro_batch=report.micro_batch,
+        replays=report.replays,
+        step_seconds=report.step_seconds,
+        phases=report.phases,
+        memory_bytes=report.memory_bytes,
+        memory_peak_bytes=report.memory_peak_bytes,
+        memory_cap_bytes=report.memory_cap_bytes,
+    )
+
+
+def disagreement(ready: Mapping[str, m.Ready], step: int) -> str | None:
+    """The first difference between what the nodes loaded, or between a node and the record; None if there is none."""
+    first_node, first = next(iter(ready.items()))
+    for node, mine in ready.items():
+        for what in ("layout_digest", "data_digest", "model_digest"):
+            if getattr(mine, what) != getattr(first, what):
+                return f"{what.replace('_', ' ')} of {node} is not that of {first_node}"
+        if mine.last_step != step:
+            return f"{node} is at step {mine.last_step}, the record at step {step}"
+    return None

@@ -1,0 +1,39 @@
+"""The learning rate of each step: warm-up and decay from the run file, and what commands made of it since."""
+
+import math
+from typing import Literal
+
+import msgspec
+
+from trainctl.protocol.runfile import OptimizerTable
+
+
+class LrRule(msgspec.Struct, frozen=True):
+    """`schedule`: `number` times the run file's curve; `constant`: `number` itself, a learning rate."""
+
+    kind: Literal["schedule", "constant"] = "schedule"
+    number: float = 1.0
+
+    def scaled(self, factor: float) -> "LrRule":
+        return LrRule(self.kind, self.number * factor)
+
+
+def base_rate(optimizer: OptimizerTable, steps: int, step: int) -> float:
+    """The run file's learning rate at `step` (from 1) of `steps`.
+
+    Linear warm-up to the peak at step `warmup_steps`, then to `final_fraction` of it at the last step, by a half cosine
+    (Loshchilov and Hutter 2017, without restarts), a straight line, or not at all.
+    """
+    peak, warmup = optimizer.learning_rate, optimizer.warmup_steps
+    if step <= warmup:
+        return peak * step / warmup
+    if optimizer.schedule == "constant":
+        return peak
+    progress = min(1.0, (step - warmup) / max(1, steps - warmup))
+    left = 0.5 * (1 + math.cos(math.pi * progress)) if optimizer.schedule == "cosine" else 1 - progress
+    return peak * (optimizer.final_fraction + (1 - optimizer.final_fraction) * left)
+
+
+def rate(rule: LrRule, optimizer: OptimizerTable, steps: int, step: int) -> float:
+    """The learning rate that `step` is planned with."""
+    return rule.number if rule.kind == "constant" else rule.number * base_rate(optimizer, steps, step)

@@ -1,0 +1,52 @@
+"""What a run's conductor must not forget: the settings that plans are made from and the commands on their way."""
+
+from typing import Literal
+
+import msgspec
+
+from trainctl.node_agent.schedule import LrRule
+from trainctl.protocol.messages import Generation
+
+
+class RankSetting(msgspec.Struct, frozen=True):
+    """One rank's part in the next plan."""
+
+    node: str
+    share: int  # samples of the global batch
+    micro_batch: int  # samples per forward/backward
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """All that commands edit; `plan_version` grows with each edit."""
+
+    plan_version: int
+    global_batch: int  # G, samples
+    ranks: dict[int, RankSetting]
+    lr: LrRule = LrRule()
+
+    def edited(self, **changes: object) -> "Settings":
+        return msgspec.structs.replace(self, plan_version=self.plan_version + 1, **changes)
+
+
+class Carried(msgspec.Struct, frozen=True):
+    """A command that a journaled plan carries: it is applied when that step commits."""
+
+    verb: str
+    by: str
+    step: int
+    before: str
+    after: str
+
+
+class Durable(msgspec.Struct, frozen=True):
+    """Kept in the run's record beside the plans, so that a conductor can go on from it."""
+
+    settings: Settings
+    generation: Generation
+    seq: int  # of the last plan journaled
+    mode: Literal["running", "paused", "stopping"] = "running"
+    divisor: float = 1.0  # D of the plans
+    carried: dict[str, Carried] = {}  # by command id
+    stop_writes_checkpoint: bool = True
+    eval_loss: float | None = None
+    eval_step: int | None = None

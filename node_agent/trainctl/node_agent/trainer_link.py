@@ -1,0 +1,47 @@
+"""The local socket between an agent and the trainers it hosts."""
+
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from trainctl.protocol import codec, sockets
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import ProtocolError
+
+
+class TrainerLink:
+    """A ROUTER on a socket file; a trainer is addressed by (run, rank) once it has spoken."""
+
+    def __init__(self, context: Any, path: Path) -> None:
+        self.endpoint = f"ipc://{path}"
+        self._peers: dict[tuple[str, int], bytes] = {}
+        self._socket = sockets.new_socket(context, zmq.ROUTER)
+        path.unlink(missing_ok=True)  # left by an agent that was killed; the agent's lock says there is no other
+        self._socket.bind(self.endpoint)
+        path.chmod(0o600)
+
+    async def receive(self) -> m.FromTrainer | None:
+        """The next message, or None for one that isn't of this protocol."""
+        frames = await sockets.receive(self._socket)
+        try:
+            identity, frame = sockets.check_frames(frames, 2)
+            message = codec.decode_answer(frame)
+        except ProtocolError:
+            return None
+        self._peers[message.run, message.rank] = identity
+        return message
+
+    async def send(self, rank: int, message: m.ToTrainer) -> bool:
+        """Whether the trainer was there to take it."""
+        identity = self._peers.get((message.run, rank))
+        if identity is None:
+            return False
+        try:
+            await self._socket.send_multipart([identity, codec.encode(message)], zmq.DONTWAIT)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def forget(self, run: str) -> None:
+        self._peers = {key: identity for key, identity in self._peers.items() if key[0] != run}

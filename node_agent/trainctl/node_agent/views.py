@@ -1,0 +1,72 @@
+"""What clients are shown of a run, made from its conductor: pure."""
+
+import msgspec
+
+from trainctl.node_agent.conductor import Conductor
+from trainctl.protocol import messages as m
+
+
+def run_view(conductor: Conductor, started_at: float, directory: str, ranks: tuple[m.RankView, ...]) -> m.RunView:
+    """The whole view."""
+    config, durable = conductor.config, conductor.durable
+    ready = [conductor.ready(rank) for rank in conductor.ranks]
+    return m.RunView(
+        run=conductor.run,
+        name=config.run.name,
+        state=conductor.state,
+        lead=durable.settings.ranks[min(durable.settings.ranks)].node,
+        engine="none",
+        generation=durable.generation,
+        step=conductor.progress.step,
+        steps=config.run.steps,
+        plan_version=durable.settings.plan_version,
+        global_batch=durable.settings.global_batch,
+        samples=next((answer.samples for answer in ready if answer is not None), None),
+        cursor=conductor.progress.cursor,
+        learning_rate=conductor.learning_rate,
+        started_at=started_at,
+        ranks=ranks,
+        directory=directory,
+        eval_loss=durable.eval_loss,
+        eval_step=durable.eval_step,
+        reason=conductor.reason,
+    )
+
+
+def rank_view(
+    conductor: Conductor, rank: int, pid: int | None, is_away: bool, before: m.RankView | None, at: float
+) -> m.RankView:
+    """One rank; `since_at` is kept from `before` while the state stays."""
+    setting, ready = conductor.durable.settings.ranks[rank], conductor.ready(rank)
+    state = _rank_state(conductor, rank, is_away)
+    return m.RankView(
+        rank=rank,
+        node=setting.node,
+        state=state,
+        since_at=before.since_at if before is not None and before.state == state else at,
+        share=setting.share,
+        micro_batch=setting.micro_batch,
+        why=conductor.reason if state in ("failed", "lost") else "",
+        backend=ready.backend if ready else None,
+        device=ready.device if ready else None,
+        pid=pid,
+    )
+
+
+def same_but_progress(one: m.RunView, other: m.RunView) -> bool:
+    """Whether two views differ by no more than a committed step makes them."""
+
+    def still(view: m.RunView) -> m.RunView:
+        return msgspec.structs.replace(view, step=0, cursor=0, learning_rate=0.0, boot="", seq=0)
+
+    return still(one) == still(other)
+
+
+def _rank_state(conductor: Conductor, rank: int, is_away: bool) -> m.RankState:
+    if conductor.ranks[rank].ended:
+        return "failed" if conductor.final == "failed" else "done"
+    if conductor.ready(rank) is None:
+        return "away" if is_away else "starting"
+    if conductor.state == "paused":
+        return "paused"
+    return "run" if conductor.stage == "formed" else "ready"

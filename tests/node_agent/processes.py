@@ -1,0 +1,41 @@
+"""Real processes for tests: Python on its own, and waiting with a deadline."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def wait_for(what: Callable[[], T], seconds: float = 20.0) -> T:
+    """The first true answer before the deadline."""
+    deadline = time.monotonic() + seconds
+    while not (answer := what()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+    return answer
+
+
+def python(code: str, *arguments: str) -> subprocess.Popen[str]:
+    """Code in an interpreter of its own, its output to be read."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+
+
+def kill_after(writer: subprocess.Popen[str], lines: int) -> list[str]:
+    """Kill it once it has printed that many lines; the whole lines it got out from the last of those on."""
+    assert writer.stdout is not None
+    line = ""
+    for _ in range(lines):
+        line = writer.stdout.readline()
+        assert line, "the writer ended by itself"
+    writer.kill()
+    rest = [line, *writer.stdout.read().splitlines(keepends=True)]
+    writer.wait(10)
+    writer.stdout.close()
+    return [text for text in rest if text.endswith("\n")]

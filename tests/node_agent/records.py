@@ -1,0 +1,99 @@
+"""What a run's record is made from in tests, and what its rollups should be by its rows alone."""
+
+import math
+import sqlite3
+
+import pytest
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.metrics import RUN_RANK
+from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record import ROLLUP_LEVELS
+
+FIRST = m.Generation(1, 1)
+
+
+def step(number: int, generation: m.Generation = FIRST, loss: float = 2.5, seconds: float = 0.5) -> m.StepCommitted:
+    return m.StepCommitted(
+        run="run-1", generation=generation, step=number, committed_at=1000.0 + number, loss=loss, weight=3072.0,
+        samples=24, learning_rate=1e-3, grad_norm=0.5, cursor=24 * number, global_batch=24, plan_version=1,
+        step_seconds=seconds, tokens_total=3072.0 * number,
+    )  # fmt: skip
+
+
+def part(number: int, rank: int = 0, generation: m.Generation = FIRST, tokens: float = 100.0) -> m.RankStep:
+    return m.RankStep(
+        run="run-1", generation=generation, step=number, rank=rank, node=f"node-{rank}", tokens=tokens, samples=24,
+        micro_batch=8, replays=0, step_seconds=0.25, phases=m.Phases(0.25, 0.25, 0.5, 0.0, 0.125, 0.0625),
+        memory_bytes=10**9, memory_peak_bytes=None, memory_cap_bytes=None,
+    )  # fmt: skip
+
+
+def plan(number: int, generation: m.Generation = FIRST, commands: tuple[str, ...] = ()) -> m.StepPlan:
+    return m.StepPlan(
+        run="run-1", generation=generation, seq=number, kind="train", step=number, plan_version=1, cursor=24 * number,
+        global_batch=24, work=(m.RankWork(0, (m.Range(24 * number, 24),), 8),), learning_rate=1e-3, divisor=4096.0,
+        commands=commands,
+    )  # fmt: skip
+
+
+def reading(at: float) -> m.HostReading:
+    return m.HostReading(
+        node="a", read_at=at, cpu_percent=12.5, memory_used_bytes=1, memory_total_bytes=2, disk_free_bytes=None
+    )
+
+
+def rows(paths: RunPaths, sql: str) -> list[tuple[object, ...]]:
+    connection = sqlite3.connect(paths.record)
+    try:
+        return connection.execute(sql).fetchall()
+    finally:
+        connection.close()
+
+
+def rollups(paths: RunPaths) -> dict[tuple[object, ...], tuple[object, ...]]:
+    found = rows(paths, "SELECT metric, rank, bucket_steps, bucket, count, minimum, maximum, mean, last FROM rollups")
+    return {row[:4]: row[4:] for row in found}
+
+
+def expected_rollups(paths: RunPaths) -> dict[tuple[object, ...], tuple[object, ...]]:
+    """The same from the rows alone, the slow and plain way."""
+    values: dict[tuple[object, ...], list[float]] = {}
+    of_run = rows(
+        paths,
+        "SELECT step, loss, grad_norm, learning_rate, step_seconds, weight FROM steps"
+        " WHERE NOT retracted ORDER BY step",
+    )
+    of_ranks = rows(
+        paths,
+        "SELECT r.step, r.rank, r.step_seconds, r.data_seconds + r.forward_seconds + r.backward_seconds, r.tokens,"
+        " r.wait_seconds, r.memory_bytes FROM rank_steps r JOIN steps s USING (step, term, n)"
+        " WHERE NOT s.retracted ORDER BY r.step",
+    )
+    for number, loss, norm, rate, seconds, weight in of_run:
+        speed = weight / seconds if seconds > 0 else None
+        named = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "step_seconds": seconds}
+        _collect(values, number, RUN_RANK, {**named, "tokens_per_second": speed})
+    for number, rank, seconds, busy, tokens, wait, memory in of_ranks:
+        named = {"rank_step_seconds": seconds, "wait_seconds": wait, "memory_bytes": memory}
+        _collect(values, number, rank, {**named, "own_tokens_per_second": tokens / busy if busy > 0 else None})
+    return {
+        key: (len(found), min(found), max(found), sum(found) / len(found), found[-1]) for key, found in values.items()
+    }
+
+
+def check_rollups(paths: RunPaths) -> None:
+    made, wanted = rollups(paths), expected_rollups(paths)
+    assert made.keys() == wanted.keys()
+    for key, row in wanted.items():
+        scale = max(abs(row[1]), abs(row[2]))  # type: ignore[arg-type]
+        assert made[key] == pytest.approx(row, rel=1e-9, abs=1e-9 * scale), key
+
+
+def _collect(
+    values: dict[tuple[object, ...], list[float]], step: int, rank: int, named: dict[str, float | None]
+) -> None:
+    for metric, value in named.items():
+        for level in ROLLUP_LEVELS:
+            if value is not None and math.isfinite(value):
+                values.setdefault((metric, rank, level, step // level), []).append(value)

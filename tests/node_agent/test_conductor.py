@@ -1,0 +1,217 @@
+"""The conductor against simulated ranks: commands take effect at one step, a fence loses nothing, all ends are told."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.node_agent.simulation import Simulation, check_ledger, config, durable
+
+
+def test_runs_to_its_last_step_and_leaves():
+    simulation = Simulation(config(steps=20)).begin().run()
+    assert simulation.ended.state == "finished"
+    assert len(simulation.commits) == 20
+    check_ledger(simulation)
+
+
+def test_a_plan_is_issued_only_when_the_step_before_is_about_to_end():
+    simulation = Simulation(config(steps=5)).begin()
+    while not simulation.ranks[0].accumulated:
+        assert len(simulation.plans) <= 1
+        simulation.stride()
+    while simulation.inbox:
+        simulation.feed(simulation.inbox.popleft())
+    assert [plan.step for plan in simulation.plans] == [1, 2]
+
+
+def test_resize_takes_effect_at_the_step_it_names():
+    simulation = Simulation(config()).begin().until_step(3)
+    id = simulation.command("resize-batch", micro=2)
+    assert id not in simulation.ends
+    simulation.run()
+    end = simulation.ends[id]
+    assert (end.state, end.before, end.after) == ("applied", "4", "2")
+    by_step = {plan.step: plan.work[0].micro_batch for plan in simulation.plans if plan.kind == "train"}
+    assert {step for step, micro in by_step.items() if micro == 2} == set(range(end.step, 21))
+    assert 3 < end.step <= 5
+
+
+def test_a_command_waits_for_no_more_than_the_step_in_progress():
+    simulation = Simulation(config()).begin().until_step(3)
+    planned = simulation.plans[-1].step
+    id = simulation.command("set-lr", value=0.5, schedule="set")
+    simulation.run()
+    assert simulation.ends[id].step == planned + 1
+
+
+@pytest.mark.parametrize(
+    ("verb", "args", "field"),
+    [
+        ("resize-batch", {"micro": 9}, "micro"),
+        ("set-global-batch", {"value": 1}, "value"),
+        ("resume", {}, "verb"),
+    ],
+)
+def test_refusals_name_the_field(verb, args, field):
+    simulation = Simulation(config(), durable(("a", "b"))).begin().until_step(2)
+    id = simulation.command(verb, **args)
+    assert (simulation.ends[id].state, simulation.ends[id].field) == ("rejected", field)
+    check_ledger(simulation.run())
+
+
+def test_unknown_node_is_refused_by_name():
+    simulation = Simulation(config()).begin().until_step(1)
+    id = simulation.command("resize-batch", node="zzz", micro=2)
+    assert "zzz" in simulation.ends[id].reason
+
+
+def test_if_plan_refuses_what_was_computed_against_an_older_plan():
+    simulation = Simulation(config()).begin().until_step(1)
+    version = simulation.conductor.durable.settings.plan_version
+    first = simulation.command("resize-batch", if_plan=version, micro=2)
+    second = simulation.command("resize-batch", if_plan=version, micro=3)
+    assert simulation.ends[second].field == "if_plan"
+    simulation.run()
+    assert simulation.ends[first].state == "applied"
+
+
+def test_a_command_that_no_step_carries_in_time_expires_and_changes_nothing():
+    simulation = Simulation(config()).begin().until_step(2)
+    id = simulation.command("resize-batch", ttl=5.0, micro=1)
+    simulation.now = 6.0
+    simulation.run()
+    assert simulation.ends[id].state == "expired"
+    assert {plan.work[0].micro_batch for plan in simulation.plans} == {4}
+
+
+def test_paused_commands_apply_at_once_and_the_resumed_step_has_them():
+    simulation = Simulation(config()).begin().until_step(4)
+    pause = simulation.command("pause")
+    simulation.run()
+    assert simulation.conductor.state == "paused"
+    stood = simulation.ends[pause].step
+    assert stood == simulation.conductor.progress.step
+    edit = simulation.command("resize-batch", micro=1)
+    assert (simulation.ends[edit].state, simulation.ends[edit].step) == ("applied", stood + 1)
+    evaluate = simulation.command("evaluate")
+    simulation.run()
+    assert simulation.ends[evaluate].state == "applied"
+    generation = simulation.conductor.durable.generation
+    resume = simulation.command("resume")
+    simulation.run()
+    assert simulation.ends[resume].step == stood + 1
+    resumed = [plan for plan in simulation.plans if plan.step == stood + 1 and plan.kind == "train"][-1]
+    assert resumed.work[0].micro_batch == 1
+    assert resumed.generation > generation
+    assert edit in resumed.commands
+    assert simulation.ended.state == "finished"
+    check_ledger(simulation)
+
+
+def test_set_global_batch_keeps_the_cursor_whole_and_scales_when_told():
+    simulation = Simulation(config()).begin().until_step(3)
+    id = simulation.command("set-global-batch", value=16, schedule="scale")
+    simulation.run()
+    step = simulation.ends[id].step
+    rates = {plan.step: plan.learning_rate for plan in simulation.plans if plan.kind == "train"}
+    assert rates[step] == pytest.approx(2 * rates[step - 1])
+    check_ledger(simulation)
+
+
+def test_stop_checkpoints_then_leaves():
+    simulation = Simulation(config()).begin().until_step(5)
+    id = simulation.command("stop")
+    simulation.run()
+    assert simulation.ended.state == "stopped"
+    assert simulation.plans[-1].kind == "checkpoint"
+    assert simulation.ends[id].step == simulation.plans[-1].step
+    check_ledger(simulation)
+
+
+def test_periodic_evaluation_and_checkpoint_are_plans_of_their_own():
+    tables = {"checkpoint": {"every_steps": 4, "at_end": True}, "evaluate": {"every_steps": 5}}
+    simulation = Simulation(config(steps=10, **tables)).begin().run()
+    kinds = [(plan.kind, plan.step) for plan in simulation.plans if plan.kind != "train"]
+    assert kinds == [
+        ("checkpoint", 4), ("evaluate", 5), ("checkpoint", 8), ("evaluate", 10), ("checkpoint", 10),
+    ]  # fmt: skip
+    check_ledger(simulation)
+
+
+def test_a_failed_trainer_fails_the_run_with_its_own_words():
+    simulation = Simulation(config(), durable(("a", "b"))).begin().until_step(3)
+    waiting = simulation.command("checkpoint")
+    from trainctl.protocol import messages as m
+
+    simulation.feed(m.TrainerFailed(run="sim", rank=1, reason="no such device: cuda:7"))
+    simulation.run()
+    assert simulation.ended.state == "failed"
+    assert "cuda:7" in simulation.ended.reason
+    assert simulation.ends[waiting].state in ("failed", "applied")
+
+
+def test_ranks_that_loaded_unlike_data_never_start():
+    import msgspec
+
+    simulation = Simulation(config(), durable(("a", "b")))
+    simulation.feed(simulation.ranks[0].ready())
+    simulation.feed(msgspec.structs.replace(simulation.ranks[1].ready(), data_digest="other"))
+    simulation.run()
+    assert simulation.ended.state == "failed"
+    assert "data digest of b" in simulation.ended.reason
+    assert not simulation.plans
+
+
+def test_a_restarted_agent_finishes_the_same_batch():
+    simulation = Simulation(config()).begin().until_step(3)
+    while not simulation.ranks[0].accumulated:
+        simulation.stride()
+    step = simulation.conductor.progress.step + 1
+    simulation.restart_agent()
+    simulation.run()
+    finishing = [plan for plan in simulation.plans if plan.finishes is not None]
+    assert [plan.step for plan in finishing] == [step]
+    assert finishing[0].work[0].ranges == ()
+    assert simulation.ended.state == "finished"
+    check_ledger(simulation)
+
+
+COMMANDS = st.sampled_from(
+    [
+        ("resize-batch", {"micro": 1}), ("resize-batch", {"micro": 3}), ("resize-batch", {"micro": 9}),
+        ("set-lr", {"value": 1e-4}), ("set-lr", {"value": 2e-4, "schedule": "set"}),
+        ("set-global-batch", {"value": 6}), ("set-global-batch", {"value": 12, "schedule": "scale"}),
+        ("set-global-batch", {"value": 1}), ("checkpoint", {}), ("evaluate", {}), ("pause", {}), ("resume", {}),
+        ("note", {"text": "here"}),
+    ]
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    nodes=st.integers(1, 4),
+    seed=st.integers(0, 2**32),
+    script=st.lists(st.tuples(st.integers(0, 12), st.one_of(COMMANDS, st.just(("restart", {})))), max_size=25),
+)
+def test_any_script_of_commands_and_agent_restarts_keeps_the_ledger_exact(nodes, seed, script):
+    simulation = Simulation(config(steps=15, batch=8), durable(tuple("abcd"[:nodes])), seed).begin()
+    sent = []
+    for strides, (verb, args) in script:
+        for _ in range(strides):
+            simulation.stride()
+        if simulation.ended is not None:
+            break
+        if verb == "restart":
+            simulation.restart_agent()
+            sent = [id for id in sent if id in simulation.ends or id in simulation.conductor.durable.carried]
+        else:
+            sent.append(simulation.command(verb, **args))
+    simulation.run()
+    if simulation.conductor.state == "paused":
+        simulation.command("resume")
+        simulation.run()
+    assert simulation.ended is not None, simulation.conductor.state
+    assert simulation.ended.state == "finished", simulation.ended.reason
+    check_ledger(simulation)
+    assert all(id in simulation.ends for id in sent)
+    generations = [plan.generation for plan in simulation.plans]
+    assert generations == sorted(generations)

@@ -1,0 +1,151 @@
+"""The keeper: who runs is on disk before it runs, how it ended is there after, whatever signals come its way."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.node_agent.processes import ENVIRONMENT, wait_for
+
+from trainctl.node_agent import keeper
+
+
+class Kept:
+    """A keeper at work in a folder."""
+
+    def __init__(self, folder: Path, *command: str) -> None:
+        self.record, self.log = folder / "rank-0.process.json", folder / "rank-0.log"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "trainctl.node_agent.keeper", "--record", str(self.record), "--log", str(self.log),
+             "--", *command],
+            env=ENVIRONMENT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def known(self) -> dict[str, Any]:
+        found = json.loads(self.record.read_text()) if self.record.exists() else {}
+        assert isinstance(found, dict)
+        return found
+
+    def running(self) -> dict[str, Any]:
+        return wait_for(self.known)
+
+    def ended(self) -> dict[str, Any]:
+        _, self.errors = self.process.communicate(timeout=20)
+        return self.known()
+
+
+@pytest.fixture
+def keep(tmp_path: Path) -> Iterator[Callable[..., Kept]]:
+    made: list[Kept] = []
+
+    def start(*command: str) -> Kept:
+        made.append(Kept(tmp_path, *command))
+        return made[-1]
+
+    yield start
+    for kept in made:
+        pid = kept.known().get("pid")
+        if pid and kept.process.poll() is None and psutil.pid_exists(pid):
+            os.kill(pid, signal.SIGKILL)
+        kept.process.kill() if kept.process.poll() is None else None
+        kept.process.communicate(timeout=20)
+
+
+def test_who_runs_and_how_it_ended(keep: Callable[..., Kept], tmp_path: Path) -> None:
+    (tmp_path / "rank-0.log").write_text("from before\n")
+    began_at = time.time()
+    code = "import json; print(json.load(open('rank-0.process.json'))['pid']); import sys; sys.exit(3)"
+    known = keep("/bin/sh", "-c", f'cd {tmp_path} && exec {sys.executable} -c "{code}"').ended()
+    assert known["exit_status"] == 3 and known["command"][0] == "/bin/sh"
+    assert known["boot_id"] == keeper.boot_id() != ""
+    assert began_at <= known["started_at"] <= known["ended_at"] <= time.time()
+    # The command itself read its own pid in the record: it was written before the command began.
+    assert (tmp_path / "rank-0.log").read_text() == f"from before\n{known['pid']}\n"
+
+
+def test_while_it_runs_the_record_names_it_and_has_no_end(keep: Callable[..., Kept]) -> None:
+    kept = keep("sleep", "60")
+    known = kept.running()
+    assert set(known) == {"pid", "start_time", "boot_id", "command", "started_at", "keeper_pid"}
+    assert known["keeper_pid"] == kept.process.pid
+    assert keeper.start_time(known["pid"]) == known["start_time"] is not None
+    wait_for(lambda: psutil.Process(known["pid"]).cmdline() == ["sleep", "60"])
+    assert os.getsid(known["pid"]) == kept.process.pid != os.getsid(0)
+    os.kill(known["pid"], signal.SIGKILL)
+    assert kept.ended() == {**known, "exit_status": -9, "ended_at": kept.known()["ended_at"]}
+    assert kept.process.returncode == 0
+
+
+def test_signals_for_the_agent_end_neither_the_keeper_nor_its_command(keep: Callable[..., Kept]) -> None:
+    kept = keep("sleep", "60")
+    known = kept.running()
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+        kept.process.send_signal(number)
+    # The same signal still ends the command: the keeper doesn't hand down its own deafness.
+    wait_for(lambda: psutil.Process(known["pid"]).cmdline() == ["sleep", "60"])
+    assert kept.process.poll() is None
+    os.kill(known["pid"], signal.SIGTERM)
+    assert kept.ended()["exit_status"] == -signal.SIGTERM
+
+
+def test_a_signal_that_comes_before_the_command_has_begun_still_ends_it(keep: Callable[..., Kept]) -> None:
+    for _ in range(12):
+        kept = keep("sleep", "60")
+        deadline = time.monotonic() + 20
+        while not kept.record.exists():  # no pause: the first moment at which the pid is known
+            assert time.monotonic() < deadline
+        os.kill(kept.known()["pid"], signal.SIGTERM)
+        assert kept.ended()["exit_status"] == -signal.SIGTERM
+        kept.record.unlink()
+
+
+def test_the_command_reads_nothing_and_its_signals_are_as_a_shell_gives_them(keep: Callable[..., Kept]) -> None:
+    kept = keep("/bin/sh", "-c", "wc -c; grep SigIgn /proc/self/status || echo 'SigIgn: 0'")
+    assert kept.ended()["exit_status"] == 0
+    count, ignored = kept.log.read_text().splitlines()
+    assert count.strip() == "0" and int(ignored.split()[-1], 16) == 0
+
+
+def test_a_command_that_is_not_there(keep: Callable[..., Kept]) -> None:
+    kept = keep("/no/such/program")
+    assert kept.ended()["exit_status"] == keeper.CANNOT_EXECUTE
+    assert kept.log.read_text() == "keeper: /no/such/program: No such file or directory\n"
+
+
+def test_without_a_record_the_command_never_begins(keep: Callable[..., Kept], tmp_path: Path) -> None:
+    (tmp_path / "rank-0.process.json").mkdir()  # cannot be replaced by a file
+    kept = Kept(tmp_path, "/bin/sh", "-c", f"touch {tmp_path}/began")
+    _, errors = kept.process.communicate(timeout=20)
+    assert kept.process.returncode == 1 and errors.startswith("keeper: ") and errors.count("\n") == 1
+    assert not (tmp_path / "began").exists()
+
+
+def test_start_time_of_the_living_the_dead_and_the_undead() -> None:
+    assert keeper.start_time(os.getpid()) is not None
+    child = subprocess.Popen(["sleep", "60"])
+    assert keeper.start_time(child.pid) is not None
+    child.kill()
+    # A killed child that nobody has waited for is a zombie: its pid exists, and it is dead.
+    wait_for(lambda: keeper.start_time(child.pid) is None)
+    assert psutil.pid_exists(child.pid)
+    child.wait(10)
+    assert keeper.start_time(child.pid) is None
+
+
+def test_a_name_with_parentheses_and_spaces_is_no_obstacle(tmp_path: Path) -> None:
+    odd = tmp_path / "a) R 1 (b"
+    odd.symlink_to("/bin/sleep")
+    child = subprocess.Popen([str(odd), "60"])
+    try:
+        began = wait_for(lambda: keeper.start_time(child.pid))
+        assert began == pytest.approx(keeper.start_time(os.getpid()), abs=360_000)  # within the hour, in ticks
+    finally:
+        child.kill()
+        child.wait(10)
