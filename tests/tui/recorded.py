@@ -1,0 +1,295 @@
+"""A recorded agent for the screens' tests: real messages, passed through the real codec, and a clock that stands still.
+
+It stands where the network would; everything the screens are made of is the program's own.
+"""
+
+import asyncio
+import datetime
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+
+from trainctl.protocol import codec
+from trainctl.protocol import messages as m
+from trainctl.protocol.client import Connection
+from trainctl.protocol.errors import RefusedError, UnreachableError
+from trainctl.tui.app import TrainctlApp
+from trainctl.tui.clock import FrozenClock
+from trainctl.tui.glyphs import UNICODE, Glyphs
+
+NOW = datetime.datetime(2026, 11, 20, 14, 31, 5, tzinfo=datetime.UTC).timestamp()
+CLOCK = FrozenClock(zone=datetime.UTC, at_monotonic=5000.0, at_wall=NOW)
+BOOT = "boot-1"
+Message = m.Snapshot | m.Live | m.Heartbeat | Connection
+
+
+def phases(step_seconds: float, busy: float) -> m.Phases:
+    """A step of which `busy` is data, forward and backward, the rest sync, optimizer and wait."""
+    rest = step_seconds - busy
+    return m.Phases(
+        data=0.02 * busy, forward=0.33 * busy, backward=0.65 * busy, sync=0.7 * rest, optimizer=0.2 * rest,
+        wait=0.1 * rest,
+    )  # fmt: skip
+
+
+NODES = (
+    # node, backend, device, share, micro, tokens a second alone, memory, cap
+    ("studio", "mlx", "gpu Apple M2 Ultra", 16, 8, 2970.0, 41e9, 160e9),
+    ("mbp", "mlx", "gpu Apple M3 Max", 9, 5, 1560.0, 34e9, 96e9),
+    ("forge", "torch", "cuda:0 NVIDIA RTX 4090", 39, 13, 7100.0, 20e9, 24e9),
+    ("mini", None, None, 0, 4, None, None, None),
+)
+
+
+def rank_views(nodes: int) -> tuple[m.RankView, ...]:
+    """`nodes` ranks; of four, the last is lost. One alone is a CPU box with the whole batch."""
+    if nodes == 1:
+        return (
+            m.RankView(
+                rank=0, node="atlas", state="run", since_at=NOW - 60, share=24, micro_batch=8, backend="torch",
+                device="cpu", pid=4711,
+            ),
+        )  # fmt: skip
+    return tuple(
+        m.RankView(
+            rank=rank, node=name, state="run" if own else "lost", since_at=NOW - 15000, share=share, micro_batch=micro,
+            backend=backend, device=device, why="" if own else "no heartbeat",
+        )
+        for rank, (name, backend, device, share, micro, own, _, _) in enumerate(NODES[:nodes])
+    )  # fmt: skip
+
+
+def run_view(
+    nodes: int = 1, state: m.RunState = "running", step: int = 118, steps: int = 150, **other: Any
+) -> m.RunView:
+    many = nodes > 1
+    made = m.RunView(
+        run="sft-1b-20261120-110000" if many else "stdlib-20261120-142900", name="sft-1b" if many else "stdlib",
+        state=state,
+        lead="studio" if many else "atlas", engine="ring" if many else "none", generation=m.Generation(1,
+        4 if many else 1),
+        step=step, steps=steps, plan_version=4, global_batch=64 if many else 24, samples=120_000 if many else 61_440,
+        cursor=step * (64 if many else 24), learning_rate=1.62e-4 if many else 1.21e-3,
+        started_at=NOW - (86400 if many else 95),
+        ranks=rank_views(nodes), directory="/var/lib/trainctl/atlas/runs/x", eval_loss=1.903 if many else 2.301,
+        eval_step=step // 50 * 50, boot=BOOT, seq=0,
+    )  # fmt: skip
+    return msgspec.structs.replace(made, **other)
+
+
+def committed(
+    view: m.RunView, step: int, seq: int = 0, seconds: float = 0.31, loss: float | None = None
+) -> m.StepCommitted:
+    many = len(view.ranks) > 1
+    return m.StepCommitted(
+        run=view.run, generation=view.generation, step=step, committed_at=NOW - 0.2 - seconds * (view.step - step),
+        loss=loss_at(step, many) if loss is None else loss, weight=32768.0 if many else 3048.0,
+        samples=view.global_batch,
+        learning_rate=view.learning_rate, grad_norm=0.71, cursor=step * view.global_batch,
+        global_batch=view.global_batch,
+        plan_version=view.plan_version, step_seconds=seconds, tokens_total=step * (32768.0 if many else 3048.0),
+        boot=BOOT,
+        seq=seq,
+    )  # fmt: skip
+
+
+def loss_at(step: int, many: bool) -> float:
+    noise = 0.03 * math.sin(step * 12.9898) + 0.02 * math.sin(step * 78.233)
+    return 1.8 + 0.75 * math.exp(-step / 5200) + noise if many else 2.1 + 3.45 * math.exp(-step / 28) + noise
+
+
+def rank_step(view: m.RunView, step: int, rank: int, seq: int = 0, seconds: float = 0.31) -> m.RankStep:
+    if len(view.ranks) == 1:
+        busy, tokens, memory, cap = 0.93 * seconds, 3048.0, 412_000_000, None
+    else:
+        _, _, _, share, _, own, used, most = NODES[rank]
+        tokens = 512.0 * share
+        busy, memory, cap = tokens / (own or 1.0), int(used or 0), int(most or 0)
+    ranked = view.ranks[rank]
+    return m.RankStep(
+        run=view.run, generation=view.generation, step=step, rank=rank, node=ranked.node, tokens=tokens,
+        samples=ranked.share, micro_batch=ranked.micro_batch, replays=0, step_seconds=seconds,
+        phases=phases(seconds, busy), memory_bytes=memory, memory_peak_bytes=int(memory * 1.1),
+        memory_cap_bytes=cap, boot=BOOT, seq=seq,
+    )  # fmt: skip
+
+
+def host(node: str, seq: int = 0, gpu: bool = False) -> m.HostReading:
+    gpus = (
+        m.GpuReading("NVIDIA RTX 4090", 93.0, 2520.0, 412.0, 71.0, 20_000_000_000, 24_000_000_000)
+        if node == "forge"
+        else m.GpuReading("Apple M", 89.0 if node == "studio" else 98.0, 1380.0, 54.0, None, None, None),
+    )
+    return m.HostReading(
+        node=node, read_at=NOW - 0.4, cpu_percent=87.0, memory_used_bytes=4_100_000_000,
+        memory_total_bytes=8_200_000_000,
+        disk_free_bytes=212_000_000_000, load_1min=2.1, gpus=gpus if gpu else (), boot=BOOT, seq=seq,
+    )  # fmt: skip
+
+
+def events(view: m.RunView) -> tuple[m.Event, ...]:
+    def event(number: int, ago: float, kind: str, text: str, **other: Any) -> m.Event:
+        rest: dict[str, Any] = {"severity": "info", "by": "auto", **other}
+        return m.Event(id=number, at=NOW - ago, kind=kind, text=text, run=view.run, boot=BOOT, **rest)
+
+    start = view.step
+    return (
+        event(1, 12600, "run", f"{view.name} started", severity="good"),
+        event(2, 11000, "evaluation", f"evaluated: {view.eval_loss}", step=start - 118),
+        event(3, 9000, "command", "resize-batch", by="anna", step=max(start - 70, 1), verb="resize-batch",
+        before="micro 4",
+              after="micro 8", outcome="applied", command="a"),
+        event(4, 700, "checkpoint", f"checkpoint step-{start - 18}, 0.3 GB, loop paid 14 ms", step=start - 18),
+        event(5, 660, "command", "set-lr", by="anna", step=start - 30, verb="set-lr", before="1.8e-4", after="1.62e-4",
+              outcome="applied", command="b"),
+        event(6, 5, "rank", f"{view.ranks[-1].node} slowed by 142 ms in backward", severity="warning", step=start),
+    )  # fmt: skip
+
+
+def series(view: m.RunView, first_step: int = 0) -> tuple[m.Series, ...]:
+    """The run's history from a step on as an agent sends it, at most 256 buckets a series."""
+    size = 1
+    while (view.step - first_step) / size > 256:
+        size *= 10 if size == 1 else 2
+    many = len(view.ranks) > 1
+
+    def make(metric: str, rank: int | None, value: Callable[[int], float]) -> m.Series:
+        steps = range(first_step if size > 1 else max(first_step, 1), view.step + 1, size)
+        chunks = [np.array([value(step + i) for i in range(min(size, 8))]) for step in steps]
+        columns = [tuple(float(pick(chunk)) for chunk in chunks) for pick in (np.min, np.max, np.mean, lambda c: c[-1])]
+        return m.Series(metric, rank, size, tuple(steps), *columns)
+
+    seconds = 3.06 if many else 0.31
+    made = [
+        make("loss", None, lambda step: loss_at(step, many)),
+        make("step_seconds", None, lambda step: seconds + 0.01 * math.sin(step)),
+        make("tokens_per_second", None, lambda step: (32768 if many else 3048) / (seconds + 0.01 * math.sin(step))),
+    ]
+    for rank in view.ranks:
+        if rank.state != "run":
+            continue
+        slow = 0.05 * rank.rank * seconds
+        own = NODES[rank.rank][5] if many else 3048 / (0.93 * seconds)
+        made += [
+            make("rank_step_seconds", rank.rank, lambda step,
+            slow=slow: seconds - slow + 0.01 * seconds * math.sin(step * 0.7)),
+            make("own_tokens_per_second", rank.rank, lambda step, own=own: own * (1 + 0.01 * math.sin(step * 2.3))),
+            make("wait_seconds", rank.rank, lambda step: 0.0007),
+        ]  # fmt: skip
+    every = max(view.step // 6, 1)
+    at = tuple(range(every, view.step + 1, every))
+    values = tuple(loss_at(step, many) + 0.06 for step in at)
+    return (*made, m.Series("eval_loss", None, 1, at, values, values, values, values))
+
+
+def snapshot(view: m.RunView | None, seq: int = 0) -> m.Snapshot:
+    """What an agent answers an attach with; passed through the codec, as everything here."""
+    lead = view.lead if view else "atlas"
+    seconds = 3.06 if view and len(view.ranks) > 1 else 0.31
+    live = [rank.rank for rank in view.ranks if rank.state == "run"] if view and view.step else []
+    made = m.Snapshot(
+        rid="r", boot=BOOT, seq=seq, at=NOW,
+        node=m.NodeView(lead, BOOT, "tcp://127.0.0.1:7474", "tcp://127.0.0.1:7475", host(lead, gpu=len(live) > 1),
+        "0.1.0"),
+        run=view, last_step=committed(view, view.step, seconds=seconds) if view and view.step else None,
+        rank_steps=tuple(rank_step(view, view.step, rank, seconds=seconds) for rank in live) if view else (),
+        events=events(view) if view and view.step else (), series=series(view) if view and view.step else (),
+    )  # fmt: skip
+    decoded = codec.decode_reply(codec.encode(made))
+    assert isinstance(decoded, m.Snapshot)
+    return decoded
+
+
+def live_hosts(view: m.RunView) -> list[m.HostReading]:
+    """One reading of each live node, numbered from 1."""
+    nodes = [rank.node for rank in view.ranks if rank.state == "run"]
+    return [host(node, seq, gpu=True) for seq, node in enumerate(nodes, 1)]
+
+
+CONNECTED = Connection("connected", CLOCK.at_monotonic)
+RUNS = (
+    m.RunSummary(
+        "stdlib-20261120-142900", "stdlib", "running", 118, 150, 2.153, NOW - 95, "/runs/stdlib-20261120-142900"
+    ),
+    m.RunSummary("sft-1b-20261119-090000", "sft-1b", "stopped", 18_240, 60_000, 1.842, NOW - 90000, "/runs/sft-1b"),
+    m.RunSummary("tiny-20261101-120000", "tiny", "failed", 3, 2_000, None, NOW - 1_650_000, "/runs/tiny"),
+)
+
+
+class Recorded:
+    """A source that plays messages, answers from memory, and keeps every command it was given.
+
+    `replies` gives, for a command's verb, what an agent would answer in order; the default is accepted, then applied.
+    """
+
+    def __init__(self, messages: Sequence[Message], runs: tuple[m.RunSummary, ...] = RUNS) -> None:
+        self.messages = list(messages)
+        self.known_runs = runs
+        self.commands: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+        self.replies: dict[str, list[dict[str, Any]]] = {}
+        self.more: asyncio.Queue[Message] = asyncio.Queue()
+        self.gate: asyncio.Event | None = None
+        self.refuses = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    async def attach(self, columns: int = 120) -> AsyncIterator[Message]:
+        for message in self.messages:
+            yield message
+        while True:
+            yield await self.more.get()
+
+    async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
+        if self.refuses:
+            raise UnreachableError("no answer from tcp://127.0.0.1:7474 within 5 s")
+        self.commands.append((verb, args, options))
+        default = [{"state": "accepted"}, {"state": "applied", "step": 120, "before": "micro 8", "after": "micro 4",
+                                           "plan_version": 5}]  # fmt: skip
+        for index, reply in enumerate(self.replies.get(verb, default)):
+            if index and self.gate is not None:
+                await self.gate.wait()
+            yield m.CommandReply(rid="r", id="00000000-0000-0000-0000-000000000000", **reply)
+
+    async def snapshot(self, columns: int = 120, run: str | None = None) -> m.Snapshot:
+        if run == RUNS[1].run:
+            return snapshot(run_view(4, "stopped", 18_240, 60_000, run=run, reason="stopped by anna"))
+        raise RefusedError(f"no run {run!r} here")
+
+    async def history(
+        self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
+    ) -> m.History:
+        view = next(item.run for item in self.messages if isinstance(item, m.Snapshot))
+        return m.History(rid="r", series=series(view, first_step) if view else ())
+
+    async def runs(self) -> m.Runs:
+        return m.Runs(rid="r", runs=self.known_runs)
+
+    async def events(
+        self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
+    ) -> m.Events:
+        view = next((item.run for item in self.messages if isinstance(item, m.Snapshot)), None)
+        return m.Events(rid="r", run=run, events=events(view) if view else (), more=False)
+
+
+def source_of(nodes: int = 1, **view: Any) -> Recorded:
+    """An agent with one run of `nodes` ranks, attached and up to date."""
+    if nodes > 1:
+        view = {"step": 18_240, "steps": 60_000, **view}
+    made = run_view(nodes, **view)
+    extra = live_hosts(made) if nodes > 1 else []
+    return Recorded([CONNECTED, snapshot(made), *extra])
+
+
+def app_of(source: Recorded, clock: FrozenClock = CLOCK, glyphs: Glyphs = UNICODE, **options: Any) -> TrainctlApp:
+    """The program over a recorded agent, with everything that could vary held still."""
+    return TrainctlApp(lambda: source, clock=clock, glyphs=glyphs, theme="night", **options)

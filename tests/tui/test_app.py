@@ -1,0 +1,273 @@
+"""The program driven by keys: the dialogs and the command line, from typing to applied, and how it is left."""
+
+import asyncio
+import signal
+
+import msgspec
+import pytest
+from tests.tui.driving import body, burst, dialog_text, driven, hint, until
+from tests.tui.recorded import (
+    committed,
+    run_view,
+    source_of,
+)  # fmt: skip
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui.app import TrainctlApp, farewell, run_app
+from trainctl.tui.bottom import Bottom
+from trainctl.tui.dialogs import CommandDialog
+from trainctl.tui.screens import EventsScreen, OverviewScreen
+from trainctl.tui.widgets import Lines
+
+
+async def test_it_opens_on_the_overview_of_a_running_run() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        assert isinstance(app.screen, OverviewScreen)
+        assert "118/150" in body(app)
+        assert hint(app).startswith("0 runs")
+        assert hint(app).endswith("q detach")
+
+    await driven(source_of(1), play)
+
+
+@pytest.mark.parametrize(
+    ("key", "verb"),
+    [("b", "resize-batch"), ("l", "set-lr"), ("c", "checkpoint"), ("p", "pause"), ("x", "stop"), ("n", "note"),
+     ("e", "evaluate"), ("g", "set-global-batch")],
+)  # fmt: skip
+async def test_each_control_key_opens_its_dialog_and_escape_closes_it(key: str, verb: str) -> None:
+    source = source_of(1)
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press(key)
+        assert isinstance(app.screen, CommandDialog)
+        assert app.screen.form.verb == verb
+        assert "changes" in dialog_text(app)
+        assert "leaves" in dialog_text(app)
+        await pilot.press("escape")
+        assert isinstance(app.screen, OverviewScreen)
+
+    await driven(source, play)
+    assert source.commands == []
+
+
+async def test_a_dialog_goes_from_typing_to_applied() -> None:
+    source = source_of(1)
+    source.gate = asyncio.Event()
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("b", "0")
+        assert "micro: expected" in dialog_text(app)
+        await pilot.press("enter")
+        assert source.commands == []
+        await pilot.press("backspace", "4")
+        assert "8×3 → 4×6; curve unchanged" in dialog_text(app)
+        await pilot.press("enter")
+        await until(pilot, lambda: "sent → accepted …" in dialog_text(app))
+        assert source.gate is not None
+        source.gate.set()
+        await until(pilot, lambda: "applied @ step 120" in dialog_text(app))
+        assert "micro 8 → micro 4" in dialog_text(app)
+        assert "plan is now v5" in dialog_text(app)
+        await pilot.press("enter")
+        await pilot.press("escape")
+        assert isinstance(app.screen, OverviewScreen)
+
+    await driven(source, play)
+    ((verb, args, options),) = source.commands
+    assert (verb, args) == ("resize-batch", {"micro": 4})
+    assert options == {"node": "atlas", "run": "stdlib-20261120-142900", "if_plan": 4}
+
+
+async def test_a_refusal_stays_readable() -> None:
+    source = source_of(1)
+    source.replies["set-lr"] = [{"state": "rejected", "field": "value", "reason": "plan has moved on to v6"}]
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("l", *"1e-4", "tab", "right")
+        assert "constant from then on" in dialog_text(app)
+        await pilot.press("shift+tab", "enter")
+        await until(pilot, lambda: "rejected: value: plan has moved on to v6" in dialog_text(app).replace("\n", " "))
+
+    await driven(source, play)
+    assert source.commands[0][1] == {"value": 1e-4, "schedule": "set"}
+
+
+async def test_an_agent_that_does_not_answer_is_said_in_the_dialog() -> None:
+    source = source_of(1)
+    source.refuses = True
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("c", "enter")
+        await until(pilot, lambda: "no answer" in dialog_text(app))
+
+    await driven(source, play)
+
+
+async def test_stop_wants_a_y() -> None:
+    source = source_of(1)
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        for key in ("enter", "n", "escape"):
+            await pilot.press("x")
+            assert "stop it? y/N" in dialog_text(app)
+            await pilot.press(key)
+            assert isinstance(app.screen, OverviewScreen)
+        assert source.commands == []
+        await pilot.press("x", "y")
+        await until(pilot, lambda: bool(source.commands))
+
+    await driven(source, play)
+    assert source.commands[0][:2] == ("stop", {"checkpoint": True})
+
+
+async def test_p_resumes_a_paused_run() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        assert "p resume" in hint(app)
+        await pilot.press("p", "enter")
+        await until(pilot, lambda: "applied" in dialog_text(app))
+
+    source = source_of(1, state="paused")
+    await driven(source, play)
+    assert source.commands[0][0] == "resume"
+
+
+async def test_the_chosen_node_is_the_dialogs() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("down", "down", "down", "b")
+        assert isinstance(app.screen, CommandDialog)
+        assert app.screen.values() == {"node": "forge", "micro": "13"}
+        await pilot.press("shift+tab", "left")
+        assert app.screen.values() == {"node": "mbp", "micro": "5"}
+
+    await driven(source_of(4), play)
+
+
+async def test_the_command_line_checks_previews_sends_and_reports() -> None:
+    source = source_of(1)
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("colon", *"resize-batch micro=0")
+        assert "micro: expected" in hint(app)
+        await pilot.press("enter")
+        assert source.commands == []
+        await pilot.press("backspace", "6")
+        assert "8×3 → 6×4; curve unchanged" in hint(app)
+        await pilot.press("enter")
+        await until(pilot, lambda: "applied @ step 120" in hint(app))
+        await pilot.press("escape")
+        assert not app.screen.query_one(Bottom).open
+        assert hint(app).startswith("0 runs")
+        await pilot.press("colon", "enter")
+        assert not app.screen.query_one(Bottom).open
+
+    await driven(source, play)
+    assert source.commands == [
+        ("resize-batch", {"micro": 6}, {"node": None, "run": "stdlib-20261120-142900", "if_plan": None})
+    ]
+
+
+async def test_keys_typed_into_the_command_line_are_text() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("colon", "q", "b", "0")
+        assert app.screen.query_one("#command", Input).value == "qb0"
+        assert "unknown verb" in hint(app)
+
+    await driven(source_of(1), play)
+
+
+async def test_a_command_whose_dialog_was_closed_still_tells_its_end() -> None:
+    source = source_of(1)
+    source.gate = asyncio.Event()
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("c", "enter")
+        await until(pilot, lambda: bool(source.commands))
+        await pilot.press("escape")
+        assert source.gate is not None
+        source.gate.set()
+        await until(pilot, lambda: any("applied @ step 120" in str(note.message) for note in app._notifications))
+
+    await driven(source, play)
+
+
+async def test_read_only_sends_nothing() -> None:
+    source = source_of(1)
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        assert "READ-ONLY" in body(app)
+        await pilot.press("c")
+        assert "read-only" in dialog_text(app)
+        await pilot.press("enter", "y", "escape", "colon", *"pause", "enter")
+        assert "read-only" in hint(app)
+
+    await driven(source, play, read_only=True)
+    assert source.commands == []
+
+
+async def test_new_steps_reach_the_screen_and_a_dialog_keeps_its_plan() -> None:
+    source = source_of(1)
+    view = run_view(1)
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        source.more.put_nowait(committed(view, 119, seq=1))
+        await until(pilot, lambda: "119/150" in body(app))
+        await pilot.press("b")
+        source.more.put_nowait(msgspec.structs.replace(committed(view, 120, seq=2), plan_version=9))
+        under = app.screen_stack[-2].query_one("#body", Lines)
+        await until(pilot, lambda: "120/150" in under.shown[0])
+        await pilot.press("4", "enter")
+        await until(pilot, lambda: bool(source.commands))
+
+    await driven(source, play)
+    assert source.commands[0][2]["if_plan"] == 4
+
+
+@pytest.mark.parametrize("key", ["q", "ctrl+c"])
+async def test_detach_leaves_with_status_0_and_says_the_run_goes_on(key: str) -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press(key)
+
+    app = await driven(source_of(1), play)
+    assert app.return_code == 0
+    said = farewell(app.live, "tcp://127.0.0.1:7474")
+    assert "stdlib (running) goes on at step 118 of 150" in said
+    assert "trainctl attach --connect tcp://127.0.0.1:7474" in said
+
+
+async def test_a_hangup_ends_it() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        signal.raise_signal(signal.SIGHUP)
+        await until(pilot, lambda: app.return_code is not None)
+
+    app = await driven(source_of(1), play)
+    assert app.return_code == 0
+
+
+def test_a_bad_address_is_refused_before_the_screen_opens() -> None:
+    with pytest.raises(InvalidInputError):
+        run_app("nowhere", by="anna")
+
+
+async def test_a_burst_of_keys_lands_where_the_first_one_led() -> None:
+    """All of it in one packet, as over a slow line: none of the letters may act as a key of its own."""
+    source = source_of(1)
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        burst(app, "b", "4", "enter")
+        await until(pilot, lambda: len(source.commands) == 1)
+        await pilot.press("escape")
+        burst(app, "colon", *"note text=explain", "enter")
+        await until(pilot, lambda: len(source.commands) == 2)
+        await pilot.press("escape", "4")
+        burst(app, "slash", *"anna")
+        await until(pilot, lambda: "with 'anna'" in body(app))
+        assert isinstance(app.screen, EventsScreen)
+
+    await driven(source, play)
+    assert [command[:2] for command in source.commands] == [
+        ("resize-batch", {"micro": 4}),
+        ("note", {"text": "explain"}),
+    ]

@@ -1,0 +1,173 @@
+"""The dot canvas and the panels round it: no spike lost, gaps empty, what isn't finite marked, any size drawn."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainctl.tui import lines as ln
+from trainctl.tui import series as s
+from trainctl.tui.charts.braille import Canvas, Curve, Frame, extents
+from trainctl.tui.charts.panel import Mark, Panel, Track, draw, end_labels, page, tick_labels, widen, window_end
+from trainctl.tui.glyphs import ASCII, UNICODE, Glyphs
+
+
+def curve(values: list[float], span: float = 1.0) -> Curve:
+    array = np.array(values, float)
+    return Curve(np.arange(1, len(values) + 1) * span, array, array, span, "series0")
+
+
+def window(values: dict[int, float]) -> s.Window:
+    made = s.empty()
+    for step, value in values.items():
+        made = s.add(made, step, value)
+    return made
+
+
+def dots(canvas: Canvas) -> set[tuple[int, int]]:
+    """(row, column) of every dot, read back from the characters."""
+    found = set()
+    bits = {
+        0x01: (0, 0),
+        0x02: (1, 0),
+        0x04: (2, 0),
+        0x40: (3, 0),
+        0x08: (0, 1),
+        0x10: (1, 1),
+        0x20: (2, 1),
+        0x80: (3, 1),
+    }
+    for row, cells in enumerate(canvas.cells()):
+        for column, (char, _) in enumerate(cells):
+            code = ord(char) - 0x2800 if char >= "\u2800" else 0
+            found |= {(4 * row + y, 2 * column + x) for bit, (y, x) in bits.items() if code & bit}
+    return found
+
+
+def text(panel: Panel, columns: int, rows: int, glyphs: Glyphs = UNICODE) -> list[str]:
+    return [ln.plain(row) for row in draw(panel, columns, rows, glyphs)[0]]
+
+
+def test_a_rising_line_draws_the_diagonal() -> None:
+    frame = Frame(1, 9, 0.5, 8.5, 4, 2)
+    canvas = Canvas(frame)
+    canvas.stroke(curve([1, 2, 3, 4, 5, 6, 7, 8]))
+    assert dots(canvas) == {(7 - step, step) for step in range(8)}
+
+
+@given(st.lists(st.floats(-100, 100), min_size=1, max_size=400), st.integers(1, 40), st.integers(1, 12), st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_every_value_has_its_dot(values: list[float], columns: int, rows: int, ascii_only: bool) -> None:
+    low, high = widen(min(values), max(values))
+    frame = Frame(1, len(values) + 1, low, high, columns, rows, ascii_only)
+    canvas = Canvas(frame)
+    canvas.stroke(curve(values))
+    lows, highs, _ = extents(curve(values), frame)
+    width = frame.dots[0]
+    for index, value in enumerate(values):
+        column = int(index * width / len(values) + 1e-9)
+        assert lows[column] <= value <= highs[column]
+    rows_made = canvas.cells()
+    assert len(rows_made) == rows
+    assert {len(cells) for cells in rows_made} == {columns}
+
+
+def test_a_spike_one_step_wide_among_thousands_is_drawn_to_its_top() -> None:
+    values = [1.0] * 10_000
+    values[6_543] = 9.0
+    frame = Frame(1, 10_001, 0.0, 10.0, 20, 5)
+    canvas = Canvas(frame)
+    canvas.stroke(curve(values))
+    assert min(row for row, _ in dots(canvas)) == int((10 - 9) / 10 * 20)
+
+
+def test_a_gap_stays_empty_and_is_not_bridged() -> None:
+    made = window(dict.fromkeys((*range(1, 21), *range(61, 81)), 1.0))
+    panel = Panel("x", (Track(made, "", "series0"),), 1, 80)
+    row = next(row for row in text(panel, 45, 3) if any(char >= "\u2800" for char in row))
+    drawn = [index for index, char in enumerate(row) if char >= "\u2801"]
+    hole = [b - a for a, b in itertools.pairwise(drawn)]
+    assert max(hole) >= 18
+    assert sorted(hole)[-2] == 1
+
+
+def test_buckets_wider_than_a_column_are_joined() -> None:
+    frame = Frame(1, 4, 0, 4, 30, 4)
+    canvas = Canvas(frame)
+    canvas.stroke(curve([1, 2, 3]))
+    assert {column for _, column in dots(canvas)} >= set(range(41))
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
+def test_a_value_that_is_not_finite_is_marked_and_leaves_no_dot(glyphs: Glyphs) -> None:
+    made = window({1: 1.0, 2: 1.5, 3: math.nan, 4: math.inf, 5: 1.2})
+    rows = text(Panel("x", (Track(made, "", "series0"),), 1, 20), 40, 5, glyphs)
+    assert rows[0].count(glyphs.nonfinite) == 2
+    only = window({1: math.nan})
+    assert "no step yet" in "".join(text(Panel("x", (Track(only, "", "series0"),), 1, 20), 40, 5, glyphs))
+
+
+def test_a_flat_series_is_one_flat_line() -> None:
+    for value in (0.0, 3.0, -2.0, 1e-9):
+        made = window(dict.fromkeys(range(1, 31), value))
+        rows = text(Panel("x", (Track(made, "", "series0"),), 1, 30), 40, 5)
+        assert sum(any(char >= "\u2801" for char in row) for row in rows) == 1
+
+
+@given(
+    st.integers(0, 60),
+    st.integers(0, 14),
+    st.lists(st.floats(-1e9, 1e9), max_size=30),
+    st.sampled_from([UNICODE, ASCII]),
+)
+@settings(max_examples=120, deadline=None)
+def test_any_size_is_filled_exactly(columns: int, rows: int, values: list[float], glyphs: Glyphs) -> None:
+    made = window(dict(enumerate(values, 1)))
+    panel = Panel("loss", (Track(made, "node", "series0"),), 1, 32, (Mark(3, "1"), Mark(30, "2")))
+    drawn, _ = draw(panel, columns, rows, glyphs)
+    assert len(drawn) == rows
+    assert all(ln.width(row) == columns for row in drawn)
+    if glyphs.ascii_only:
+        assert all(ln.plain(row).isascii() for row in drawn)
+
+
+def test_names_at_the_ends_do_not_cover_each_other() -> None:
+    tracks = [Track(window({1: value}), f"n{index}", "series0") for index, value in enumerate((1.0, 1.0, 1.0, 5.0))]
+    placed = end_labels(tracks, Frame(1, 2, 0, 6, 10, 4), UNICODE)
+    assert sorted(label for label, _ in placed.values()) == ["n0", "n1", "n2", "n3"]
+    crowded = end_labels(tracks, Frame(1, 2, 0, 6, 10, 2), UNICODE)
+    assert len(crowded) == 2
+
+
+def test_marks_stand_on_the_rule_or_under_its_title() -> None:
+    made = window({step: 1.0 + step for step in range(1, 101)})
+    panel = Panel(
+        "loss", (Track(made, "", "series0"),), 1, 100, (Mark(2, "1"), Mark(60, "2"), Mark(60, "3"), Mark(900, "4"))
+    )
+    drawn, labels = draw(panel, 60, 8, UNICODE)
+    assert [text for _, text, role in labels if role == "mark"] == ["3"]
+    assert "1" in ln.plain(drawn[0])[4:10]
+    assert sum(ln.plain(row).count("┊") for row in drawn) >= 6
+
+
+def test_the_axis_jumps_rather_than_scrolls() -> None:
+    ends = [window_end(step, 10_000) for step in range(1, 2001)]
+    assert all(end >= step for step, end in enumerate(ends, 1))
+    assert len(set(ends)) < 32
+    assert window_end(149, 150) == 150
+    pages = {page(step, 240) for step in range(1, 1000)}
+    assert len(pages) < 16
+    assert all(last - first == 239 for first, last in pages)
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6), st.integers(1, 30))
+def test_ticks_are_inside_and_distinct(low: float, size: float, rows: int) -> None:
+    low, high = widen(low, low + size)
+    ticks, texts = tick_labels(low, high, rows)
+    assert ticks
+    assert all(low <= tick <= high for tick in ticks)
+    assert len(ticks) <= 12
+    assert set(texts) == set(ticks)

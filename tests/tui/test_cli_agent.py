@@ -1,0 +1,435 @@
+"""The command line against a real agent that trains a tiny model: what each command prints, does and exits with."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+import zmq
+from tests.conftest import SHARED_PIDS
+
+from trainctl.protocol import codec, examples
+from trainctl.trainer.demo_assets import llama_config, make_model
+from trainctl.tui import calls
+
+from .cli_calls import (
+    ENVIRONMENT,
+    assert_none_left,
+    assert_one_line,
+    call,
+    call_json,
+    end_all,
+    interrupt,
+    processes_of,
+    started,
+    wait_until,
+)
+
+RUN_FILE = """
+[run]
+name = "tiny"
+steps = {steps}
+orphan_seconds = 5
+[model]
+path = "model"
+[data]
+path = "data.txt"
+tokenizer = "bytes"
+sequence_length = 16
+[batch]
+global = 4
+micro = 2
+[optimizer]
+learning_rate = 1e-3
+[checkpoint]
+at_end = false
+[nodes.here]
+backend = "torch"
+threads = 1
+"""
+FOREVER = 1_000_000
+
+
+class Agent:
+    """An agent of its own in `folder`, with a tiny model and text beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        make_model(folder / "model", llama_config(hidden=16, layers=1, heads=2, intermediate=32))
+        (folder / "data.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 200)
+        self.run_file = folder / "run.toml"
+        self.run_file.write_text(RUN_FILE.format(steps=FOREVER))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", "here", "--listen", "tcp://127.0.0.1:0",
+             "--state", str(folder / "state")],
+            env=ENVIRONMENT, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        self.address: str = json.loads(self._process.stdout.readline())["listen"]
+        self.at = ("--connect", self.address)
+
+    def keep(self) -> None:
+        """Its processes outlive the test that asked for it first."""
+        SHARED_PIDS.update(process.pid for process in processes_of(self.folder))
+
+    def stop(self) -> None:
+        call("send", "stop", "checkpoint=false", *self.at)
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            assert self._process.wait(20) == 0
+            assert_none_left(self.folder)
+        finally:
+            end_all(self.folder)
+            self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+    """An agent without an active run; who starts one ends it."""
+    agent = Agent(tmp_path_factory.mktemp("idle"))
+    agent.keep()
+    yield agent
+    agent.stop()
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+    """An agent whose run goes on and on."""
+    agent = Agent(tmp_path_factory.mktemp("agent"))
+    done = call("run", agent.run_file, *agent.at)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"tiny-\d{8}-\d{6}-[0-9a-f]{4}\n", done.stdout)
+    agent.keep()
+    yield agent
+    agent.stop()
+
+
+# ---------------------------------------------------------------- looking
+
+
+def test_ls(agent: Agent) -> None:
+    done = call("ls", *agent.at)
+    assert done.returncode == 0
+    header, row = done.stdout.splitlines()
+    assert header.split() == ["RUN", "STATE", "STEP", "LOSS", "STARTED", "DIRECTORY"]
+    assert row.startswith("tiny-")
+    (run,) = call_json("ls", *agent.at)["runs"]
+    assert run["state"] in ("running", "paused")
+    assert run["steps"] == FOREVER
+
+
+def test_status(agent: Agent) -> None:
+    done = call("status", *agent.at)
+    assert done.returncode == 0
+    for text in ("run        tiny-", "/1,000,000", "global batch 4", "RANK", "here", "torch"):
+        assert text in done.stdout
+    found = call_json("status", *agent.at)
+    assert found["run"]["ranks"][0]["node"] == "here"
+    assert found["last_step"]["step"] >= 1
+    assert found["node"]["address"] == agent.address
+
+
+def test_status_of_a_run_by_name_and_of_none(agent: Agent) -> None:
+    run = call_json("ls", *agent.at)["runs"][0]["run"]
+    assert call_json("status", "--run", run, *agent.at)["run"]["run"] == run
+    assert_one_line(call("status", "--run", "nobody", *agent.at), 3, "no run 'nobody'")
+    assert call_json("status", "--run", "nobody", *agent.at, status=3)["error"]["code"] == "refused"
+
+
+def test_watch_shows_steps_in_order_and_ends_at_ctrl_c(agent: Agent) -> None:
+    with started("watch", "--json", *agent.at) as process:
+        assert process.stdout is not None
+        seen = [json.loads(process.stdout.readline()) for _ in range(12)]
+        _, err = interrupt(process)
+    assert (process.returncode, err) == (130, "")
+    steps = [item["step"] for item in seen if item["type"] == "step-committed"]
+    assert len(steps) >= 5
+    assert steps == list(range(steps[0], steps[0] + len(steps)))
+
+
+def test_watch_for_a_person_names_what_was_done(agent: Agent) -> None:
+    call("send", "resume", *agent.at)
+    text = f"note {uuid.uuid4()}"
+    with started("watch", *agent.at) as process:
+        assert process.stdout is not None
+        assert re.match(r"\d\d:\d\d:\d\d  ", process.stdout.readline())
+        call("send", "note", f"text={text}", *agent.at)
+        lines = iter(process.stdout.readline, "")
+        assert next(line for line in lines if text in line)
+        assert next(line for line in lines if re.search(r"step [\d,]+  loss \d", line))
+        interrupt(process)
+
+
+def test_a_pipe_that_closes_ends_watch_quietly(agent: Agent) -> None:
+    with started("watch", *agent.at) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(60) == 141
+
+
+def test_events(agent: Agent) -> None:
+    text = f"note {uuid.uuid4()}"
+    assert call("send", "note", f"text={text}", *agent.at).returncode == 0
+    assert text in call("events", *agent.at).stdout
+    assert len(call("events", "-n", "1", *agent.at).stdout.splitlines()) == 1
+    assert text in [event["text"] for event in call_json("events", *agent.at)["events"]][-5:]
+    assert call_json("events", "-n", "0", *agent.at)["events"] == []
+
+
+def test_events_followed(agent: Agent) -> None:
+    first, second = f"note {uuid.uuid4()}", f"note {uuid.uuid4()}"
+    call("send", "note", f"text={first}", *agent.at)
+    with started("events", "-f", *agent.at) as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        assert next(line for line in lines if first in line)
+        call("send", "note", f"text={second}", *agent.at)
+        assert next(line for line in lines if second in line)
+        out, err = interrupt(process)
+    assert (process.returncode, err) == (130, "")
+    assert first not in out
+
+
+def test_logs(agent: Agent) -> None:
+    log = next((agent.folder / "state").rglob("rank-0.log"))
+    with log.open("a", encoding="utf-8") as file:
+        file.write("first of two\n\x1b[31mlast of two\x1b[0m\n")
+    done = call("logs", *agent.at)
+    assert done.returncode == 0
+    assert done.stdout.endswith("first of two\n\x1b[31mlast of two\x1b[0m\n")
+    assert call("logs", "-n", "1", *agent.at).stdout == "\x1b[31mlast of two\x1b[0m\n"
+    assert call("logs", "-n", "0", *agent.at).stdout == ""
+    found = call_json("logs", "-n", "2", *agent.at)
+    assert found["text"].startswith("first of two\n")
+    assert found["offset_bytes"] + len(found["text"]) == found["size_bytes"]
+    assert_one_line(call("logs", "--rank", "7", *agent.at), 3, "no log of a rank 7")
+
+
+def test_logs_followed(agent: Agent) -> None:
+    log = next((agent.folder / "state").rglob("rank-0.log"))
+    with started("logs", "-f", "-n", "0", *agent.at) as process:
+        assert process.stdout is not None
+        # Following has begun once it has asked for the end of the file, which nothing shows: write till it is seen.
+        seen = threading.Event()
+
+        def write() -> None:
+            for number in range(200):
+                with log.open("a", encoding="utf-8") as file:
+                    file.write(f"line {number}\n")
+                if seen.wait(0.05):
+                    return
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        first = process.stdout.readline()
+        second = process.stdout.readline()
+        seen.set()
+        writer.join(30)
+        interrupt(process)
+    assert process.returncode == 130
+    assert int(second.split()[1]) == int(first.split()[1]) + 1
+
+
+# ---------------------------------------------------------------- commands
+
+
+def test_a_command_is_applied_at_a_step_it_names(agent: Agent) -> None:
+    call("send", "resume", *agent.at)
+    for micro in (1, 4):
+        done = call("send", "resize-batch", f"micro={micro}", "--node", "here", *agent.at)
+        assert done.returncode == 0, done.stderr
+        assert re.fullmatch(rf"resize-batch applied at step [\d,]+: here=\d -> here={micro}\n", done.stdout)
+    found = call_json("send", "resize-batch", "micro=2", *agent.at)
+    assert (found["state"], found["before"], found["after"]) == ("applied", "here=4", "here=2")
+    assert found["step"] >= 1
+
+
+def test_the_same_id_again_is_the_same_outcome_and_another_body_a_conflict(agent: Agent) -> None:
+    call("send", "resume", *agent.at)
+    same = str(uuid.uuid4())
+    first = call_json("send", "set-lr", "value=1e-3", "--id", same, *agent.at)
+    again = call_json("send", "set-lr", "value=1e-3", "--id", same, *agent.at)
+    assert (again["id"], again["step"]) == (same, first["step"])
+    other = call_json("send", "set-lr", "value=2e-3", "--id", same, *agent.at, status=3)
+    assert (other["state"], other["error"]["code"]) == ("conflict", "conflict")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["resize-batch", "micro=64"], "micro: 64 is over here's share of 4"),
+        (["resize-batch", "micro=2", "--node", "studio"], "node: no node 'studio'"),
+        (["pause", "--run", "nobody"], "run: no active run 'nobody'"),
+        (["set-lr", "value=1e-3", "--if-plan", "99999"], "plan"),
+        (["start-run", "resume=nobody"], "run"),
+    ],
+)
+def test_what_the_agent_refuses_is_exit_code_3_with_its_reason(agent: Agent, words: list[str], says: str) -> None:
+    assert_one_line(call("send", *words, *agent.at), 3, f"{words[0]} rejected: ", says)
+    found = call_json("send", *words, *agent.at, status=3)
+    assert found["error"]["code"] == "rejected"
+    assert found["state"] == "rejected"
+
+
+def test_what_is_not_applied_in_time_is_exit_code_4(agent: Agent) -> None:
+    """Stop the trainer's world for a moment: an accepted command can't take effect."""
+    call("send", "resume", *agent.at)
+    (pid,) = {rank["pid"] for rank in call_json("status", *agent.at)["run"]["ranks"]}
+    same = str(uuid.uuid4())
+    trainer = psutil.Process(pid)
+    trainer.suspend()
+    try:
+        slow = call("send", "set-lr", "value=1e-3", "--timeout", "0.5", "--id", same, *agent.at)
+        accepted = call_json("send", "set-lr", "value=1e-3", "--wait", "accepted", "--id", same, *agent.at)
+    finally:
+        trainer.resume()
+    assert_one_line(slow, 4, f"accepted, not applied within 0.5 s; the same call with --id {same}")
+    assert accepted["state"] == "accepted"
+    assert call_json("send", "set-lr", "value=1e-3", "--id", same, *agent.at)["state"] == "applied"
+
+
+def test_sent_without_waiting_it_still_arrives(agent: Agent) -> None:
+    text = f"note {uuid.uuid4()}"
+    assert call("send", "note", f"text={text}", "--wait", "none", *agent.at).returncode == 0
+    wait_until(lambda: text in call("events", "-n", "20", *agent.at).stdout, "the note to arrive", 20)
+
+
+def test_a_second_run_is_refused_and_the_first_goes_on(agent: Agent) -> None:
+    assert_one_line(call("run", agent.run_file, *agent.at), 3, "start-run rejected: run: tiny-", "one run at a time")
+    assert_one_line(call("run", agent.run_file, "--follow", *agent.at), 3, "one run at a time")
+
+
+# ---------------------------------------------------------------- runs of one's own
+
+
+def test_a_run_followed_to_its_end_and_taken_up_again(idle: Agent) -> None:
+    short = ("--set", "run.steps=30", "--set", "checkpoint.every_steps=10")
+    done = call("run", idle.run_file, *short, "--follow", "--json", *idle.at)
+    assert done.returncode == 0, done.stderr
+    head, *lines = map(json.loads, done.stdout.splitlines())
+    assert head["ok"] is True
+    assert [line["step"] for line in lines if line["type"] == "step-committed"] == list(range(1, 31))
+    assert [line["state"] for line in lines if line["type"] == "run-view"][-1] == "finished"
+    assert any("finished" in line["text"] for line in lines if line["type"] == "event")
+    # Its newest checkpoint is of step 20: what came after is done again.
+    again = call("run", "--resume", head["run"], "--follow", "--json", *idle.at)
+    assert again.returncode == 0, again.stderr
+    head_again, *lines = map(json.loads, again.stdout.splitlines())
+    assert head_again["run"] == head["run"]
+    assert [line["step"] for line in lines if line["type"] == "step-committed"] == list(range(21, 31))
+    assert call_json("ls", *idle.at)["runs"][0]["state"] == "finished"
+
+
+def test_ctrl_c_detaches_from_a_run_that_goes_on(idle: Agent) -> None:
+    with started("run", idle.run_file, "--follow", *idle.at) as process:
+        assert process.stdout is not None
+        run = process.stdout.readline().strip()
+        assert next(line for line in iter(process.stdout.readline, "") if "step 3 " in line)
+        _, err = interrupt(process)
+    assert process.returncode == 130
+    assert err.startswith(f"detached; {run} goes on: ")
+    assert err.count("\n") == 1
+    assert call_json("status", *idle.at)["run"]["state"] == "running"
+    assert "applied at step" in call("send", "stop", "checkpoint=false", *idle.at).stdout
+    wait_until(lambda: call_json("status", *idle.at)["run"]["state"] == "stopped", "the run to stop")
+
+
+def test_a_run_that_fails_while_it_loads_says_why(idle: Agent) -> None:
+    weights = idle.folder / "model" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    try:
+        plain = call("run", idle.run_file, *idle.at)
+        # Its state is "failed" at once; the next run can start when its process is gone, which an event says.
+        wait_until(lambda: "failed at step 0" in call("events", *idle.at).stdout, "the failed run to be over", 20)
+        followed = call("run", idle.run_file, "--follow", *idle.at)
+    finally:
+        weights.write_bytes(whole)
+    assert_one_line(plain, 3, "start-run failed")
+    assert followed.returncode == 3
+    assert re.search(r"^trainctl: tiny-\S+ failed: ", followed.stderr, re.M)
+    assert "Traceback" not in plain.stderr + followed.stderr
+
+
+# ---------------------------------------------------------------- peers that are not right
+
+
+@contextmanager
+def peer(answer: bytes | None) -> Iterator[str]:
+    """Something that listens where an agent should and says `answer`, or nothing, to whatever it is asked."""
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.setsockopt(zmq.RCVTIMEO, 100)
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    over = threading.Event()
+
+    def serve() -> None:
+        while not over.is_set():
+            try:
+                identity, frame = router.recv_multipart()
+            except zmq.Again:
+                continue
+            if answer is not None:
+                rid = codec.peek_rid(frame).encode()
+                router.send_multipart([identity, answer.replace(EXAMPLE_RID, rid)])
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"tcp://127.0.0.1:{port}"
+    finally:
+        over.set()
+        thread.join(30)
+        context.destroy(linger=0)
+
+
+RUNS: Any = examples.EXAMPLES["agent to client"]["runs"]
+EXAMPLE_RID: bytes = RUNS.rid.encode()
+FRAME = codec.encode(RUNS)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "says"),
+    [
+        (FRAME.replace(b"\xa1v\x01", b"\xa1v\x02"), "version", "protocol version 2, this side speaks 1"),
+        (b"\xc1\x00garbage", "protocol", "not a msgpack message"),
+        (codec.encode(examples.EXAMPLES["agent to client"]["history"]), "protocol", "asked for Runs, got History"),
+        (None, "unreachable", "no answer from tcp://127.0.0.1:"),
+    ],
+)
+def test_a_peer_that_is_not_right_is_exit_code_5(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes | None, code: str, says: str
+) -> None:
+    monkeypatch.setattr(calls, "ANSWER_SECONDS", 1.0)
+    with peer(answer) as address:
+        assert_one_line(call("ls", "--connect", address), 5, says)
+        assert call_json("ls", "--connect", address, status=5)["error"]["code"] == code
+
+
+def test_the_right_answer_is_shown() -> None:
+    with peer(FRAME) as address:
+        assert "sft-1b-20261120-143107-9f3c  running  121/60,000" in call("ls", "--connect", address).stdout
+
+
+@pytest.mark.parametrize(
+    ("state", "status"), [("applied", 0), ("rejected", 3), ("failed", 3), ("conflict", 3), ("expired", 4)]
+)
+def test_each_end_of_a_command_has_its_exit_code(state: str, status: int) -> None:
+    reply = msgspec.structs.replace(examples.EXAMPLES["agent to client"]["command-reply"], state=state, reason="so")
+    with peer(codec.encode(reply)) as address:
+        found = call_json("send", "pause", "--connect", address, status=status)
+        assert found["state"] == state
+        assert call("send", "pause", "--connect", address).returncode == status

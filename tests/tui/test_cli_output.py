@@ -1,0 +1,186 @@
+"""What the command line prints, from messages alone: lines, tables, JSON, and the place a follower has come to."""
+
+import json
+
+import msgspec
+import pytest
+
+from trainctl.protocol import errors, examples
+from trainctl.protocol import messages as m
+from trainctl.tui import calls, follow, output, typed
+from trainctl.tui.demo_folder import run_config
+
+SAID = examples.EXAMPLES["agent to client"]
+SHOWN = examples.EXAMPLES["published by an agent"]
+SNAPSHOT = SAID["snapshot"]
+STEP, EVENT, VIEW = SHOWN["step-committed"], SHOWN["event"], SHOWN["run-view"]
+assert isinstance(SNAPSHOT, m.Snapshot)
+assert isinstance(STEP, m.StepCommitted)
+assert isinstance(EVENT, m.Event)
+assert isinstance(VIEW, m.RunView)
+
+
+def test_a_step_s_line() -> None:
+    line = output.step_line(STEP)
+    assert line[8:] == "  step 121  loss 2.150  |g| 0.710  lr 1.62e-3  1.00 s  3,057 tok/s"
+    assert output.step_line(msgspec.structs.replace(STEP, loss=float("nan"), skipped="nan")).endswith("skipped: nan")
+    assert "n/a tok/s" in output.step_line(msgspec.structs.replace(STEP, step_seconds=0.0))
+
+
+def test_an_event_s_line() -> None:
+    assert output.event_line(EVENT)[8:] == "  anna  resize-batch studio=8 → studio=4  @121"
+    bare = msgspec.structs.replace(EVENT, text="resize-batch", severity="warning", by="")
+    assert output.event_line(bare)[8:] == "  WARNING auto  resize-batch  studio=8 -> studio=4  @121"
+
+
+def test_what_came_from_elsewhere_cannot_steer_the_terminal() -> None:
+    hostile = msgspec.structs.replace(EVENT, text="\x1b[2J\x07\nall\u202e is well", by="\x1b]0;x\x07")
+    line = output.event_line(hostile)
+    assert line.isprintable()
+    assert output.log_text("a\x1b[31mb\r\x00c\td\n", raw=False) == "a[31mb\nc\td\n"
+    assert output.log_text("a\x1b[31m\r", raw=True) == "a\x1b[31m\r"
+
+
+def test_the_status_page() -> None:
+    text = output.status_text(SNAPSHOT)
+    for part in ("RUNNING", "121/60,000 (0%)", "loss 2.150", "eval 1.903 @100", "version 3", "studio", "8x2", "g1.4"):
+        assert part in text
+    no_run = output.status_text(msgspec.structs.replace(SNAPSHOT, run=None))
+    assert no_run.startswith("no run on studio yet\nhost")
+    assert SNAPSHOT.run is not None
+    failed = msgspec.structs.replace(SNAPSHOT.run, state="failed", reason="out of\ndisk")
+    assert "FAILED: out of disk" in output.status_text(msgspec.structs.replace(SNAPSHOT, run=failed, last_step=None))
+
+
+def test_what_is_unknown_is_na_and_never_zero() -> None:
+    assert SNAPSHOT.run is not None
+    table = output.ranks_table(SNAPSHOT.run.ranks, ())
+    assert table.splitlines()[1].count("n/a") == 4
+
+
+def test_tables_line_up() -> None:
+    assert output.table(("A", "LONG"), [("x", "1"), ("yyy", "22")], right="LONG").splitlines() == [
+        "A    LONG",
+        "x       1",
+        "yyy    22",
+    ]
+    assert output.table(("A",), []) == "A"
+
+
+@pytest.mark.parametrize(
+    ("state", "line"),
+    [
+        ("applied", "resize-batch applied at step 121: studio=8 -> studio=4"),
+        ("accepted", "resize-batch accepted, id 6c1e4f0a-52d3-4b8e-9a77-0d3c5be2f914"),
+        ("rejected", "resize-batch rejected: micro: too large"),
+        ("failed", "resize-batch failed: micro: too large"),
+    ],
+)
+def test_how_a_command_ended(state: str, line: str) -> None:
+    reply = msgspec.structs.replace(SAID["command-reply"], state=state, reason="too large", field="micro")
+    assert isinstance(reply, m.CommandReply)
+    assert output.reply_line("resize-batch", reply) == line
+    assert calls.exit_code(reply) == (0 if state in ("applied", "accepted") else 3)
+
+
+def test_json_holds_no_nan_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    output.emit_ok(loss=float("nan"), text="a\nb", step=STEP)
+    line = capsys.readouterr().out
+    assert line.count("\n") == 1
+    assert json.loads(line, parse_constant=pytest.fail)["loss"] is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "status"),
+    [
+        (errors.RefusedError, "refused", 3),
+        (errors.ExpiredError, "expired", 4),
+        (errors.UnreachableError, "unreachable", 5),
+        (errors.NotAuthorisedError, "not-authorised", 6),
+        (errors.VersionError, "version", 5),
+        (errors.ProtocolError, "protocol", 5),
+    ],
+)
+def test_every_error_has_its_code(kind: type[errors.TrainctlError], code: str, status: int) -> None:
+    assert output.error_code(kind("so")) == code
+    assert kind.exit_code == status
+
+
+def test_every_error_of_the_tree_has_a_code() -> None:
+    kinds = [
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.TrainctlError)
+    ]
+    assert {*kinds} - {errors.TrainctlError} == {kind for kind, _ in output.ERROR_CODES}
+
+
+# ---------------------------------------------------------------- how far a follower has come
+
+
+def step(number: int, n: int = 4) -> m.StepCommitted:
+    made: m.StepCommitted = msgspec.structs.replace(STEP, step=number, generation=m.Generation(1, n))
+    return made
+
+
+def event(number: int, run: str = STEP.run) -> m.Event:
+    made: m.Event = msgspec.structs.replace(EVENT, id=number, run=run)
+    return made
+
+
+def test_nothing_is_shown_twice() -> None:
+    place = follow.Place(STEP.run)
+    assert [place.passes(step(number)) for number in (1, 2, 2, 1, 3)] == [True, True, False, False, True]
+    assert [place.passes(event(number)) for number in (1, 1, 2)] == [True, False, True]
+    assert [place.passes(VIEW), place.passes(VIEW)] == [True, False]
+
+
+def test_a_step_done_again_in_a_later_generation_is_shown_again() -> None:
+    place = follow.Place(STEP.run)
+    assert [place.passes(item) for item in (step(5), step(4, 5), step(5, 5), step(5, 4))] == [True, True, True, False]
+
+
+def test_events_of_the_agent_itself_are_always_shown() -> None:
+    place = follow.Place(STEP.run)
+    assert [place.passes(item) for item in (event(9), event(1, ""), event(1, ""), event(1))] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_what_a_snapshot_holds_counts_as_shown() -> None:
+    place = follow.Place(STEP.run)
+    place.skip_to(SNAPSHOT)
+    assert not place.passes(STEP)
+    assert not place.passes(EVENT)
+    assert place.passes(step(122))
+    assert place.passes(event(18))
+
+
+@pytest.mark.parametrize(
+    ("offset", "asked", "size", "end"),
+    [(0, 0, 10, 10), (0, 0, 0, 0), (0, 0, 2**20, follow.LOG_CHUNK_BYTES), (100, 100, 100, 100)],
+)
+def test_where_a_part_of_a_log_ends(offset: int, asked: int, size: int, end: int) -> None:
+    part = m.LogPart(rid="", run=None, rank=0, offset_bytes=offset, size_bytes=size, text="\ufffd" * 4)
+    assert follow.end_of(part, asked) == end
+
+
+# ---------------------------------------------------------------- what was typed
+
+
+def test_pairs_keep_what_follows_the_first_equals_sign() -> None:
+    assert typed.pairs(["text=a=b", "empty="], "note") == {"text": "a=b", "empty": ""}
+
+
+def test_an_at_sign_means_a_file_only_where_a_file_is_wanted() -> None:
+    assert typed.verb_args("note", ["text=@anna look"], local=True) == {"text": "@anna look"}
+
+
+@pytest.mark.parametrize("steps", [1, 2, 10, 150, 2000])
+def test_the_demo_s_run_file_is_in_order(steps: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    config = run_config(tmp_path_factory.mktemp("demo"), "studio", steps, "auto")
+    assert config["batch"] == {"global": 24, "micro": 8}
+    assert config["data"]["sequence_length"] == 128
+    assert config["optimizer"]["warmup_steps"] < steps
+    assert config["run"]["steps"] == steps

@@ -1,0 +1,114 @@
+"""Commands as typed: the grammar, the checks, what a dialog promises, and how an outcome is put into words."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.tui.recorded import CLOCK, CONNECTED, run_view, snapshot
+
+from trainctl.protocol import messages as m
+from trainctl.protocol import verbs
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui import control as c
+from trainctl.tui import model as md
+from trainctl.tui.glyphs import UNICODE
+from trainctl.tui.lines import plain
+
+STATE = md.apply(md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(1)), CLOCK.at_monotonic)
+FLEET = md.apply(
+    md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(4, step=18_240, steps=60_000)), CLOCK.at_monotonic
+)
+
+
+def test_a_command_is_read_as_on_the_command_line() -> None:
+    order = c.parse("resize-batch micro=4 --node studio --if-plan=7")
+    assert order == c.Order("resize-batch", {"micro": 4}, "studio", None, 7)
+    assert c.parse("note 'text=two words'").args == {"text": "two words"}
+    assert c.parse("stop checkpoint=false").args == {"checkpoint": False}
+    assert c.parse("set-lr value=1e-4 schedule=set").args == {"value": 1e-4, "schedule": "set"}
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [("", "command"), ("fly", "verb"), ("resize-batch micro=0", "micro"), ("resize-batch micro=many", "micro"),
+     ("resize-batch", "micro"), ("resize-batch size=3", "size"), ("resize-batch 3", "3"), ("pause --node a", "node"),
+     ("resize-batch micro=3 --speed 4", "--speed"), ("resize-batch micro=3 --node", "--node"), ("note 'text=x",
+     "command"),
+     ("resize-batch micro=3 --if-plan=x", "--if-plan"), ("start-run", "config")],
+)  # fmt: skip
+def test_a_wrong_command_is_named_where_it_is_wrong(text: str, where: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        c.parse(text)
+    assert caught.value.where == where
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text(max_size=60))
+def test_anything_typed_is_an_order_or_an_error(text: str) -> None:
+    try:
+        assert c.parse(text).verb in verbs.VERBS
+    except InvalidInputError as error:
+        assert error.where
+
+
+def test_every_verb_has_a_dialog_that_says_what_changes() -> None:
+    for verb in verbs.VERBS:
+        form = c.form(verb, STATE)
+        assert form.changes
+        assert form.keeps
+        assert form.title
+
+
+def test_a_dialog_carries_the_plan_it_was_computed_from() -> None:
+    form = c.form("resize-batch", FLEET, rank=2)
+    values = {item.name: item.value for item in form.fields}
+    assert values == {"node": "forge", "micro": "13"}
+    order = c.order_of(form, {**values, "micro": " 6 "})
+    assert order == c.Order("resize-batch", {"micro": 6}, "forge", "sft-1b-20261120-110000", 4)
+    assert c.form("checkpoint", STATE).if_plan is None
+
+
+def test_a_dialog_checks_as_the_agent_will() -> None:
+    with pytest.raises(InvalidInputError, match="micro"):
+        c.order_of(c.form("resize-batch", STATE), {"node": "atlas", "micro": "0"})
+
+
+def test_previews_tell_the_mathematics_apart_from_the_speed() -> None:
+    def preview(text: str) -> str:
+        return c.preview(c.parse(text), STATE, UNICODE)
+
+    assert preview("resize-batch micro=4") == "atlas 8×3 → 4×6; curve unchanged"
+    assert preview("resize-batch micro=8") == "atlas stays 8×3; curve unchanged"
+    assert preview("resize-batch micro=99") == "atlas 8×3 → 24×1; curve unchanged"
+    assert "no node 'x'" in preview("resize-batch micro=4 --node x")
+    assert "changes the curve" in preview("set-lr value=6e-4")
+    assert "×0.496" in preview("set-lr value=6e-4")
+    assert "constant" in preview("set-lr value=6e-4 schedule=set")
+    assert preview("set-global-batch value=48 schedule=scale") == "G 24 → 48, lr ×2: changes the curve"
+    assert "WITHOUT" in preview("stop checkpoint=false")
+
+
+def test_a_run_that_ended_takes_no_commands_but_notes() -> None:
+    over = md.apply(md.ViewState(), snapshot(run_view(1, "finished")), 0.0)
+    assert c.form("pause", over).blocked
+    assert not c.form("note", over).blocked
+    assert c.form("pause", md.ViewState()).blocked == "there is no run to command"
+
+
+def reply(state: m.CommandState, **other: object) -> m.CommandReply:
+    return m.CommandReply(rid="r", id="i", state=state, **other)  # type: ignore[arg-type]
+
+
+def test_progress_reads_as_a_chain_and_a_refusal_keeps_its_reason() -> None:
+    order = c.Order("resize-batch", {"micro": 4})
+
+    def said(**other: object) -> str:
+        return plain(c.progress_line(c.Progress(order, 0.0, **other), UNICODE))  # type: ignore[arg-type]
+
+    assert said() == "sent …"
+    assert said(accepted=True, reply=reply("accepted")) == "sent → accepted …"
+    done = reply("applied", step=1200, before="micro 8", after="micro 4")
+    assert said(accepted=True, reply=done) == "sent → accepted → applied @ step 1,200  micro 8 → micro 4"
+    assert said(reply=reply("rejected", field="micro", reason="too big")) == "sent → rejected: micro: too big"
+    assert said(problem="no agent at x") == "sent → no answer: no agent at x"
+    assert not c.Progress(order, 0.0, True, reply("accepted")).ended
+    assert c.Progress(order, 0.0, problem="x").ended

@@ -1,0 +1,163 @@
+"""The Overview's parts as lines: right words at 80 columns, exact sizes at every one, nothing unknown shown as a
+number."""
+
+import dataclasses
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.tui.recorded import CLOCK, CONNECTED, NOW, events, live_hosts, rank_step, run_view, snapshot
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.client import Connection
+from trainctl.tui import events_panel, fleet, header, overview
+from trainctl.tui import lines as ln
+from trainctl.tui import model as md
+from trainctl.tui.glyphs import ASCII, UNICODE
+
+
+def state_of(view: m.RunView | None) -> md.ViewState:
+    state = md.ViewState()
+    for message in (CONNECTED, snapshot(view), *(live_hosts(view) if view else ())):
+        state = md.apply(state, message, CLOCK.at_monotonic)
+    return state
+
+
+def texts(made: list[ln.Line]) -> list[str]:
+    return [ln.plain(pieces) for pieces in made]
+
+
+FLEET = state_of(run_view(4, step=18_240, steps=60_000))
+ALONE = state_of(run_view(1))
+NOTHING = state_of(None)
+
+
+def test_the_head_says_where_the_run_is() -> None:
+    first, second = texts(header.lines(ALONE, CLOCK, 80, UNICODE, rows=2))
+    for word in ("stdlib", "RUNNING", "118/150", "79%", "ETA 10s, 14:31", "g1.1"):
+        assert word in first
+    for word in ("loss 2.162", "eval 2.301", "lr 1.21e-3", "|g| 0.71", "tok/s", "eff 94%"):
+        assert word in second
+
+
+def test_the_table_has_own_rates_and_what_is_lost_has_no_numbers() -> None:
+    rows = texts(fleet.lines(FLEET, CLOCK, 80, UNICODE, total=False))
+    assert "STEP 3.06 s" in rows[0]
+    assert rows[1].split()[:5] == ["studio", "run", "16", "25%", "▇"]
+    assert "8×2" in rows[1]
+    assert "41/160" in rows[1]
+    assert "13×3" in rows[3]
+    assert rows[4].split() == ["mini", "LOST", "0", "-", "n/a", "n/a", "n/a", "n/a", "4h"]
+
+
+def test_every_width_keeps_what_a_narrower_one_shows() -> None:
+    narrow = texts(fleet.lines(FLEET, CLOCK, 80, UNICODE, total=False))[0].split()
+    wide = texts(fleet.lines(FLEET, CLOCK, 160, UNICODE, total=False))[0].split()
+    assert [title for title in wide if title in narrow] == narrow
+    assert {"DEVICE", "TREND", "WAIT", "PEAK", "CLK", "W", "°C"} <= set(wide)
+
+
+def test_an_own_rate_is_tokens_over_busy_seconds() -> None:
+    step = rank_step(run_view(1), 118, 0)
+    busy = step.phases.data + step.phases.forward + step.phases.backward
+    assert step.own_tokens_per_second == pytest.approx(step.tokens / busy)
+    alone = dataclasses.replace(ALONE, recent={})
+    assert fleet.own_rate(alone, 0, alone.ranks[0]) == pytest.approx(step.tokens / busy)
+
+
+@given(st.tuples(*[st.floats(0, 10)] * 6), st.integers(1, 60), st.floats(0.01, 100))
+def test_a_phase_bar_is_never_longer_than_its_room(parts: tuple[float, ...], size: int, whole: float) -> None:
+    bar = ln.plain(fleet.phase_bar(m.Phases(*parts), size, whole))
+    assert bar == "n/a" or len(bar) <= size
+    if bar != "n/a" and sum(parts) >= whole:
+        assert len(bar) == size
+
+
+def test_a_rank_that_says_nothing_is_dimmed_with_its_age() -> None:
+    late = dataclasses.replace(CLOCK, at_monotonic=CLOCK.at_monotonic + 20)
+    beat = m.Heartbeat(
+        node="studio", at=NOW + 20, step_age_seconds=20, loop_lag_seconds=0, boot=FLEET.boot, seq=FLEET.seq
+    )
+    state = md.apply(FLEET, beat, late.at_monotonic)
+    row = fleet.lines(state, late, 80, UNICODE, total=False)[1]
+    assert ln.plain(row).split()[-1] == "20s"
+    assert {piece.role for piece in row if piece.text.strip()} <= {"old", "warning"}
+
+
+def test_a_silent_agent_is_named_with_its_age_and_the_values_stay() -> None:
+    later = dataclasses.replace(CLOCK, at_monotonic=CLOCK.at_monotonic + 12, at_wall=NOW + 12)
+    state = md.apply(ALONE, Connection("silent", later.at_monotonic - 8, "no message"), later.at_monotonic)
+    assert "agent silent 12s" in texts(header.lines(state, later, 80, UNICODE, rows=2))[0]
+    row = fleet.lines(state, later, 80, UNICODE, total=False)[1]
+    assert "8×3" in ln.plain(row)
+    assert all(piece.role in ("old", "warning") for piece in row if piece.text.strip())
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "words"),
+    [("finished", "", "FINISHED"), ("failed", "out of memory", "out of memory"), ("stopped", "by anna", "by anna"),
+     ("paused", "", "PAUSED")],
+)  # fmt: skip
+def test_how_a_run_ended_is_said(state: m.RunState, reason: str, words: str) -> None:
+    made = texts(header.lines(state_of(run_view(1, state, reason=reason)), CLOCK, 80, UNICODE, rows=2))[0]
+    assert words in made
+    assert "ETA 1" not in made
+
+
+def test_before_the_first_step_all_is_unknown() -> None:
+    state = state_of(run_view(1, "starting", step=0, eval_loss=None, eval_step=None, samples=None))
+    made = "\n".join(texts(overview.lines(state, CLOCK, 100, 30, UNICODE)))
+    for words in ("loss n/a", "eval n/a", "|g| n/a", "n/a tok/s", "eff n/a", "ETA n/a", "no step yet", "epoch n/a"):
+        assert words in made
+
+
+def test_events_say_before_after_step_and_effect() -> None:
+    rows = texts(events_panel.lines(ALONE, CLOCK, 80, 6, UNICODE))
+    assert rows[0].startswith("14:31 auto    ALERT atlas slowed")
+    assert "set-lr 1.8e-4 → 1.62e-4 @88" in rows[1]
+    assert rows[1].endswith("  2")
+    assert "tok/s" in rows[1]
+    assert rows[3].endswith("  1")
+
+
+def test_an_events_text_cannot_drive_the_terminal() -> None:
+    bad = msgspec.structs.replace(events(run_view(1))[0], text="\x1b[2Jgone\x07", by="\x1b]0;x")
+    assert "\x1b" not in ln.plain(events_panel.event_line(bad, ALONE, CLOCK, 80, UNICODE))
+
+
+def test_an_effect_needs_steps_on_both_sides() -> None:
+    near = msgspec.structs.replace(events(run_view(1))[4], step=117)
+    assert events_panel.effect(ALONE, near) is None
+    change = events_panel.effect(ALONE, events(run_view(1))[4])
+    assert change is not None
+    assert abs(change) < 0.1
+
+
+@given(
+    st.integers(overview.LEAST_COLUMNS, 220), st.integers(overview.LEAST_ROWS, 70),
+    st.sampled_from([FLEET, ALONE, NOTHING, md.ViewState()]), st.sampled_from([UNICODE, ASCII]),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_every_size_is_filled_exactly(columns: int, rows: int, state: md.ViewState, glyphs: object) -> None:
+    assert isinstance(glyphs, type(UNICODE))
+    made = overview.lines(state, CLOCK, columns, rows, glyphs, selected=2)
+    assert len(made) == rows
+    assert {ln.width(pieces) for pieces in made} == {columns}
+
+
+def test_sixteen_ranks_fit_with_the_chosen_one_in_sight() -> None:
+    view = run_view(4, step=18_240, steps=60_000)
+    ranks = tuple(msgspec.structs.replace(view.ranks[0], rank=rank, node=f"node{rank}") for rank in range(16))
+    state = dataclasses.replace(FLEET, run=msgspec.structs.replace(view, ranks=ranks))
+    made = "\n".join(texts(overview.lines(state, CLOCK, 80, 24, UNICODE, selected=15)))
+    assert "node15" in made
+    assert "more ranks" in made
+
+
+def test_a_screen_too_small_is_told_in_one_line() -> None:
+    assert overview.too_small(60, 15) is None
+    for size in ((59, 40), (200, 14)):
+        said = overview.too_small(*size)
+        assert said is not None
+        assert "60x15" in said

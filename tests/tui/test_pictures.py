@@ -1,0 +1,102 @@
+"""Pictures of every screen and dialog, with the clock and the data held still."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.tui.recorded import CLOCK, CONNECTED, NOW, RUNS, Recorded, app_of, run_view, snapshot, source_of
+from textual.pilot import Pilot
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.client import Connection
+from trainctl.tui.glyphs import ASCII
+
+Compare = Callable[..., bool]
+SIZES = [(80, 24), (120, 40), (200, 60)]
+
+
+async def settled(pilot: Pilot[Any]) -> None:
+    for _ in range(3):
+        await pilot.pause()
+
+
+def still(keys: tuple[str, ...] = ()) -> Callable[[Pilot[Any]], Any]:
+    """Presses keys one by one and lets each take effect; the text cursor stops blinking."""
+
+    async def play(pilot: Pilot[Any]) -> None:
+        await settled(pilot)
+        for key in keys:
+            await pilot.press(key)
+            await settled(pilot)
+        for widget in pilot.app.screen.query("Input"):
+            widget.cursor_blink = False  # type: ignore[attr-defined]
+        await settled(pilot)
+
+    return play
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_overview(snap_compare: Compare, nodes: int, size: tuple[int, int]) -> None:
+    assert snap_compare(app_of(source_of(nodes)), terminal_size=size, run_before=still())
+
+
+def test_overview_in_ascii(snap_compare: Compare) -> None:
+    assert snap_compare(app_of(source_of(4), glyphs=ASCII), terminal_size=(80, 24), run_before=still())
+
+
+def test_before_the_first_step(snap_compare: Compare) -> None:
+    source = source_of(1, state="starting", step=0, eval_loss=None, eval_step=None, samples=None)
+    assert snap_compare(app_of(source), terminal_size=(80, 24), run_before=still())
+
+
+def test_a_finished_run(snap_compare: Compare) -> None:
+    source = source_of(1, state="finished", step=150)
+    assert snap_compare(app_of(source), terminal_size=(80, 24), run_before=still(("1",)))
+
+
+def test_no_run(snap_compare: Compare) -> None:
+    source = Recorded([CONNECTED, snapshot(None)], runs=RUNS[1:])
+    assert snap_compare(app_of(source), terminal_size=(80, 24), run_before=still())
+
+
+def test_a_lost_agent(snap_compare: Compare) -> None:
+    silent = Connection("silent", CLOCK.at_monotonic - 12, "no message")
+    beat = m.Heartbeat(node="atlas", at=NOW, step_age_seconds=0.1, loop_lag_seconds=0.001, boot="boot-1", seq=0)
+    source = Recorded([CONNECTED, snapshot(run_view(1)), beat, silent])
+    app = app_of(source, clock=CLOCK)
+
+    async def play(pilot: Pilot[Any]) -> None:
+        await settled(pilot)
+        app.clock = dataclasses.replace(CLOCK, at_monotonic=CLOCK.at_monotonic + 12, at_wall=NOW + 12)
+        app.paint()
+        await settled(pilot)
+
+    assert snap_compare(app, terminal_size=(80, 24), run_before=play)
+
+
+def test_too_small(snap_compare: Compare) -> None:
+    assert snap_compare(app_of(source_of(1)), terminal_size=(50, 12), run_before=still())
+
+
+@pytest.mark.parametrize("key", ["b", "l", "c", "p", "x", "n"])
+def test_dialog(snap_compare: Compare, key: str) -> None:
+    assert snap_compare(app_of(source_of(4)), terminal_size=(80, 24), run_before=still((key,)))
+
+
+def test_dialog_with_a_mistake(snap_compare: Compare) -> None:
+    assert snap_compare(app_of(source_of(1)), terminal_size=(80, 24), run_before=still(("b", "0")))
+
+
+def test_dialog_applied(snap_compare: Compare) -> None:
+    assert snap_compare(app_of(source_of(1)), terminal_size=(80, 24), run_before=still(("b", "4", "enter")))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [("0",), ("4",), ("question_mark",), ("colon", *"resize-batch micro=6")],
+    ids=["runs", "events", "help", "command"],
+)
+def test_other_screens(snap_compare: Compare, keys: tuple[str, ...]) -> None:
+    assert snap_compare(app_of(source_of(1)), terminal_size=(80, 24), run_before=still(keys))

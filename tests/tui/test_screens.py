@@ -1,0 +1,232 @@
+"""The screens driven by keys: runs, events, help, palette, pictures, themes, and a lost agent."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from tests.tui.driving import body, driven, hint, until
+from tests.tui.recorded import (
+    CLOCK,
+    CONNECTED,
+    RUNS,
+    Recorded,
+    committed,
+    run_view,
+    snapshot,
+    source_of,
+)  # fmt: skip
+from textual.pilot import Pilot
+
+from trainctl.protocol import verbs
+from trainctl.protocol.client import Connection
+from trainctl.protocol.errors import VersionError
+from trainctl.tui.app import TrainctlApp
+from trainctl.tui.dialogs import CommandDialog
+from trainctl.tui.glyphs import ASCII
+from trainctl.tui.lines import Piece, line
+from trainctl.tui.palette import VerbProvider
+from trainctl.tui.screens import EventsScreen, HelpScreen, OverviewScreen, RunsScreen
+from trainctl.tui.widgets import Lines, changed_spans
+
+
+async def test_without_a_run_it_opens_on_the_runs() -> None:
+    source = Recorded([CONNECTED, snapshot(None)], runs=RUNS[1:])
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        assert isinstance(app.screen, RunsScreen)
+        await until(pilot, lambda: "sft-1b" in body(app))
+        assert "18,240/60,000" in body(app)
+        assert "n/a" in body(app)
+        await pilot.press("down", "s")
+        assert isinstance(app.screen, CommandDialog)
+        assert app.screen.values() == {"resume": RUNS[2].run}
+        await pilot.press("enter")
+        await until(pilot, lambda: bool(source.commands))
+
+    await driven(source, play)
+    assert source.commands[0][:2] == ("start-run", {"resume": RUNS[2].run})
+
+
+async def test_another_run_is_opened_from_the_record_and_1_comes_back() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("0")
+        screen = app.screen
+        assert isinstance(screen, RunsScreen)
+        await until(pilot, lambda: screen.runs is not None)
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: isinstance(app.screen, OverviewScreen))
+        assert "FROM RECORD" in body(app)
+        assert "STOPPED" in body(app)
+        await pilot.press("1")
+        assert "118/150" in body(app)
+        await pilot.press("0", "down", "down", "enter")
+        await until(pilot, lambda: bool(app._notifications))
+        assert isinstance(app.screen, RunsScreen)
+
+    await driven(source_of(1), play)
+
+
+async def test_events_are_listed_filtered_and_unfiltered() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("4")
+        assert isinstance(app.screen, EventsScreen)
+        await until(pilot, lambda: "of 6" in body(app))
+        await pilot.press("slash", *"anna", "enter")
+        assert "of 2" in body(app)
+        assert "set-lr" in body(app)
+        assert "checkpoint" not in body(app)
+        await pilot.press("slash", "escape")
+        assert "of 6" in body(app)
+        await pilot.press("down", "end", "home", "pagedown", "pageup", "1")
+        assert isinstance(app.screen, OverviewScreen)
+
+    await driven(source_of(1), play)
+
+
+async def test_help_lists_the_live_bindings() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("question_mark")
+        assert isinstance(app.screen, HelpScreen)
+        shown = "\n".join(app.screen.query_one("#help-text", Lines).shown)
+        for binding in TrainctlApp.BINDINGS:
+            assert getattr(binding, "tooltip", "") in shown
+        assert "next node" in shown
+        await pilot.press("question_mark")
+        await pilot.press("0", "question_mark")
+        assert "next run" in "\n".join(app.screen.query_one("#help-text", Lines).shown)
+
+    await driven(source_of(1), play)
+
+
+async def test_the_palette_has_every_verb() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        provider = VerbProvider(app.screen)
+        assert {hit.display async for hit in provider.discover()} == set(verbs.VERBS)
+        hits = [hit async for hit in provider.search("evaluate")]
+        assert any(hit.help == verbs.VERBS["evaluate"].summary for hit in hits)  # type: ignore[union-attr]
+        await pilot.press("ctrl+p", *"evaluate")
+        await pilot.pause(0.3)
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, CommandDialog))
+        assert app.screen.form.verb == "evaluate"  # type: ignore[attr-defined]
+
+    await driven(source_of(1), play)
+
+
+async def test_repaints_wait_for_the_tick_however_many_messages_come() -> None:
+    source = source_of(1)
+    view = run_view(1)
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        painted = 0
+        original = app.paint
+
+        def counting() -> None:
+            nonlocal painted
+            painted += 1
+            original()
+
+        app.paint = counting  # type: ignore[method-assign]
+        for seq in range(1, 31):
+            source.more.put_nowait(committed(view, 118 + seq, seq=seq))
+        await until(pilot, lambda: app.live.seq == 30)
+        assert painted <= 1
+
+    await driven(source, play)
+
+
+async def test_losing_the_agent_dims_and_dates_and_blocks_nothing() -> None:
+    source = source_of(1)
+    clock = dataclasses.replace(CLOCK, at_monotonic=CLOCK.at_monotonic)
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        app.clock = dataclasses.replace(clock, at_monotonic=CLOCK.at_monotonic + 12)
+        source.more.put_nowait(Connection("silent", CLOCK.at_monotonic + 8, "no message"))
+        await until(pilot, lambda: "agent silent 12s" in body(app))
+        assert "8×3" in body(app)
+        await pilot.press("0", "4", "1", "b")
+        assert isinstance(app.screen, CommandDialog)
+
+    await driven(source, play)
+
+
+async def test_an_agent_of_another_version_is_named_and_tried_again() -> None:
+    class Foreign(Recorded):
+        tries = 0
+
+        async def __aenter__(self) -> "Foreign":
+            self.tries += 1
+            raise VersionError("tcp://127.0.0.1:7474: protocol version 2, this side speaks 1")
+
+    source = Foreign([])
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await until(pilot, lambda: "this side speaks 1" in body(app))
+        await until(pilot, lambda: source.tries > 1)
+
+    await driven(source, play)
+
+
+async def test_the_screen_says_when_it_is_too_small_and_recovers() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.resize_terminal(50, 12)
+        await until(pilot, lambda: "50x12 is too small" in body(app))
+        await pilot.resize_terminal(120, 40)
+        await until(pilot, lambda: "TREND" in body(app))
+
+    await driven(source_of(4), play)
+
+
+async def test_a_picture_is_saved_and_a_bad_folder_is_said(tmp_path: Path) -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("S")
+        saved = tmp_path / "trainctl-20261120-143105.svg"
+        await until(pilot, saved.exists)
+        assert "stdlib" in saved.read_text()
+        app._pictures = tmp_path / "none"
+        await pilot.press("S")
+        await until(pilot, lambda: any("cannot write" in str(note.message) for note in app._notifications))
+
+    await driven(source_of(1), play, pictures=tmp_path)
+
+
+async def test_themes_turn_and_the_screen_follows() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        seen = [app.theme]
+        for _ in range(3):
+            await pilot.press("t")
+            seen.append(app.theme)
+        assert seen == ["night", "day", "terminal", "night"]
+
+    await driven(source_of(1), play)
+
+
+async def test_a_key_at_the_bottom_can_be_clicked() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.click("#keys", offset=(hint(app).index("b batch"), 0))
+        await until(pilot, lambda: isinstance(app.screen, CommandDialog))
+
+    await driven(source_of(1), play)
+
+
+@pytest.mark.parametrize("glyphs", [ASCII])
+async def test_ascii_screens_have_no_other_character(glyphs: object) -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        for keys in ((), ("b",), ("escape", "0"), ("4",), ("question_mark",)):
+            await pilot.press(*keys)
+            await pilot.pause()
+            for widget in app.screen.query(Lines):
+                strips = [widget.render_line(row).text for row in range(widget.size.height)]
+                assert all(text.isascii() for text in strips), strips
+
+    await driven(source_of(4), play, glyphs=glyphs)
+
+
+def test_only_the_cells_that_differ_are_painted() -> None:
+    assert changed_spans(line("step 118/150"), line("step 119/150")) == [(7, 1)]
+    assert changed_spans(line("same"), line("same")) == []
+    assert changed_spans(line("ab"), line("abcd")) == [(0, 4)]
+    assert changed_spans(line("a漢b"), line("a漢c")) == [(0, 4)]
+    apart = ["x" + " " * 30 + tail for tail in ("ab", "ac")]
+    assert changed_spans(line(apart[0]), line("y" + apart[1][1:])) == [(0, 1), (32, 1)]
+    assert changed_spans(line(Piece("a ", "dim")), line(Piece("a", "dim"), Piece(" ", "text"))) == []

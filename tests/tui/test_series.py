@@ -1,0 +1,89 @@
+"""Windows: bounded, nothing extreme lost when they fold, gaps and non-finite values kept as what they are."""
+
+import math
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainctl.protocol import messages as m
+from trainctl.tui import series as s
+
+values = st.lists(
+    st.tuples(st.integers(0, 5000), st.floats(-1e6, 1e6) | st.just(math.nan) | st.just(math.inf)), max_size=200
+)
+
+
+def filled(pairs: list[tuple[int, float]], capacity: int = 16) -> s.Window:
+    window = s.empty(capacity)
+    for step, value in pairs:
+        window = s.add(window, step, value)
+    return window
+
+
+@given(values)
+@settings(max_examples=60, deadline=None)
+def test_a_window_stays_bounded_and_keeps_its_extremes(pairs: list[tuple[int, float]]) -> None:
+    window = filled(pairs)
+    finite = [value for _, value in pairs if math.isfinite(value)]
+    assert len(window) <= 16
+    assert (np.diff(window.first) >= window.bucket_steps).all()
+    assert (window.first % window.bucket_steps == 0).all()
+    assert window.count.sum() == len(finite)
+    assert window.broken.sum() == len(pairs) - len(finite)
+    if finite:
+        assert np.nanmax(window.maximum) == max(finite)
+        assert np.nanmin(window.minimum) == min(finite)
+        assert math.isclose(window.total.sum(), math.fsum(finite), rel_tol=1e-9, abs_tol=1e-3)
+
+
+def test_resolution_halves_only_when_full() -> None:
+    window = s.empty(16)
+    sizes = []
+    for step in range(1, 65):
+        window = s.add(window, step, float(step))
+        sizes.append(window.bucket_steps)
+    assert sizes[14] == 1
+    assert sizes[16] == 2
+    assert sorted(sizes) == sizes
+    assert window.last[-1] == 64
+
+
+def test_a_missing_stretch_stays_missing() -> None:
+    window = filled([(step, 1.0) for step in (1, 2, 3, 10, 11)], 64)
+    assert window.first.tolist() == [1, 2, 3, 10, 11]
+
+
+def test_an_agents_series_opens_a_window() -> None:
+    series = m.Series(
+        "loss",
+        None,
+        10,
+        (0, 10, 30),
+        (1.0, 2.0, math.nan),
+        (3.0, 4.0, math.nan),
+        (2.0, 3.0, math.nan),
+        (1.5, 2.5, math.nan),
+    )
+    window = s.from_series(series, 34)
+    assert window.first.tolist() == [0, 10, 30]
+    assert window.count.tolist() == [10, 10, 0]
+    assert window.broken.tolist() == [0, 0, 1]
+    window = s.add(window, 35, 9.0)
+    assert window.maximum[-1] == 9.0
+    assert window.first[-1] == 30
+
+
+def test_trend_needs_enough_steps_and_has_the_right_sign_and_size() -> None:
+    window = filled([(step, 2.0 - 0.001 * step) for step in range(1, 101)], 512)
+    change = s.trend(window, 100)
+    assert change is not None
+    assert math.isclose(change, -0.1 / 1.9495, rel_tol=1e-6)
+    assert s.trend(window, 1000) is None
+    assert s.trend(s.empty(), 100) is None
+
+
+def test_typical_ignores_one_odd_step() -> None:
+    window = filled([(step, 50.0 if step == 7 else 2.0) for step in range(1, 9)], 64)
+    assert s.typical(window) == 2.0
+    assert s.typical(s.empty()) is None

@@ -1,0 +1,359 @@
+"""The full-screen program: follows an agent, repaints at most twice a second, and sends what a person decides."""
+
+import asyncio
+import contextlib
+import dataclasses
+import datetime
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.dom import DOMNode
+from textual.widgets import Input
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.client import Client, Connection
+from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
+from trainctl.tui import control, picture
+from trainctl.tui import model as md
+from trainctl.tui.bottom import Bottom, KeyHint
+from trainctl.tui.clock import Clock
+from trainctl.tui.dialogs import CommandDialog
+from trainctl.tui.glyphs import Glyphs, for_locale
+from trainctl.tui.lines import clean, plain
+from trainctl.tui.palette import VerbProvider
+from trainctl.tui.screens import BaseScreen, EventsScreen, HelpScreen, OverviewScreen, RunsScreen
+from trainctl.tui.source import Connect, Source
+from trainctl.tui.themes import TERMINAL, THEMES
+
+REPAINT_SECONDS = 0.5
+RETRY_SECONDS = 1.0
+SNAPSHOT_COLUMNS = 200
+_HISTORY_STEPS = 256
+_HISTORY_METRICS = (
+    "loss", "step_seconds", "tokens_per_second", "rank_step_seconds", "own_tokens_per_second"
+)  # fmt: skip
+
+
+_OWN_ACTIONS = frozenset({"show", "dialog", "command_line", "help", "theme", "picture", "detach"})
+
+
+class Follower(Protocol):
+    """What shows how far a command has come."""
+
+    @property
+    def watching(self) -> bool:
+        """Whether a person still sees it."""
+        ...
+
+    def follow(self, progress: control.Progress) -> None: ...
+
+
+class TrainctlApp(App[int]):
+    """`connect` makes the client to follow and command through; `clock` is what ages and times of day are read from."""
+
+    TITLE = "trainctl"
+    CSS = """
+    Screen { layers: base; }
+    CommandDialog, HelpScreen { align: center middle; background: $background 55%; }
+    #dialog, #help { width: 68; max-width: 100%; height: auto; max-height: 100%; padding: 0 2; border: round $accent;
+      border-title-color: $accent; border-title-style: bold; background: $surface; }
+    #help { width: 76; height: auto; }
+    #help VerticalScroll { height: auto; max-height: 100%; }
+    .ascii #dialog, .ascii #help { border: ascii $accent; }
+    .field { height: 1; }
+    .field .name { width: 18; color: $foreground 70%; }
+    .field Input, #command, #filter { width: 1fr; background: $panel; }
+    #command, #filter { height: 1; }
+    """
+    # Priority: a key acts before the next one of the same burst is handed out, so that `:` and what is typed after it,
+    # or `b` and a number, never end up in different places on a slow line. `check_action` keeps them out of text.
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("0", "show('runs')", "runs", tooltip="every run the agent knows", priority=True),
+        Binding("1", "show('overview')", "view", tooltip="the run on one page", priority=True),
+        Binding("4", "show('events')", "events", tooltip="all events, / filters", priority=True),
+        Binding("b", "dialog('resize-batch')", "batch", tooltip="micro-batch of a node", priority=True),
+        Binding("l", "dialog('set-lr')", "lr", tooltip="learning rate", priority=True),
+        Binding("c", "dialog('checkpoint')", "ckpt", tooltip="write a checkpoint", priority=True),
+        Binding("p", "dialog('pause')", "pause", tooltip="pause or resume", priority=True),
+        Binding("x", "dialog('stop')", "stop", tooltip="stop the run", priority=True),
+        Binding("n", "dialog('note')", "note", tooltip="write a note", priority=True),
+        Binding("e", "dialog('evaluate')", "eval", tooltip="evaluate now", priority=True),
+        Binding("g", "dialog('set-global-batch')", "global batch", show=False, tooltip="samples a step", priority=True),
+        Binding("colon", "command_line", "cmd", key_display=":", tooltip="any verb, as typed", priority=True),
+        Binding("question_mark", "help", "help", key_display="?", tooltip="this", priority=True),
+        Binding("t", "theme", "theme", show=False, tooltip="next theme", priority=True),
+        Binding("S", "picture", "picture", show=False, tooltip="save the screen as SVG", priority=True),
+        Binding("q", "detach", "detach", tooltip="leave; the run goes on", priority=True),
+        Binding("ctrl+c", "leave", "detach", show=False, tooltip="leave; the run goes on", priority=True),
+    ]
+    COMMANDS = App.COMMANDS | {VerbProvider}
+    ENABLE_COMMAND_PALETTE = True
+
+    def __init__(
+        self, connect: Connect, *, clock: Clock | None = None, read_only: bool = False, glyphs: Glyphs | None = None,
+        pictures: Path | None = None, theme: str | None = None,
+    ) -> None:  # fmt: skip
+        no_color = os.environ.get("NO_COLOR") is not None
+        super().__init__(ansi_color=True if no_color else None)
+        self._connect = connect
+        self.clock, self.read_only = clock or Clock(), read_only
+        self.glyphs = glyphs or for_locale()
+        self._pictures = pictures or Path()
+        self.client: Source | None = None
+        self.live = md.ViewState()
+        self._pinned: md.ViewState | None = None
+        self.selected: int | None = None
+        self._opened = False
+        self.animation_level = "none"
+        for item in THEMES:
+            self.register_theme(item)
+        self.theme = theme or (TERMINAL.name if no_color or _few_colors() else THEMES[0].name)
+
+    # ------------------------------------------------------------ what is shown
+
+    @property
+    def shown(self) -> md.ViewState:
+        """The run on screen: the live one, or one opened from the record."""
+        if self._pinned is None:
+            return self.live
+        return dataclasses.replace(self._pinned, connection=self.live.connection, heard_at=self.live.heard_at)
+
+    @property
+    def badge(self) -> str:
+        """Words about the screen itself, for its upper right corner."""
+        words = ["FROM RECORD"] if self._pinned is not None else []
+        return " ".join([*words, "READ-ONLY"] if self.read_only else words)
+
+    def key_hints(self) -> list[KeyHint]:
+        """The live bindings that are to be seen, in the order of their declaration."""
+        paused = self.shown.run is not None and self.shown.run.state in ("pausing", "paused")
+        made = []
+        for _, binding, enabled, _ in self.screen.active_bindings.values():
+            here = binding.action == f"show('{self.screen.name}')"
+            if binding.show and enabled and binding.description and not here:
+                words = "resume" if paused and binding.action == "dialog('pause')" else binding.description
+                made.append(KeyHint(self.get_key_display(binding), words, binding.action, binding.key))
+        return made
+
+    # ------------------------------------------------------------ following the agent
+
+    def on_mount(self) -> None:
+        for screen in (OverviewScreen(name="overview"), RunsScreen(name="runs"), EventsScreen(name="events")):
+            self.install_screen(screen, screen.name or "")
+        self.push_screen("overview")
+        self.run_worker(self._follow_agent(), group="follow")
+        self.set_interval(REPAINT_SECONDS, self.paint)
+        self._leave_on_hangup()
+
+    def _leave_on_hangup(self) -> None:
+        """A terminal that went away ends the program; without this Textual would spin on a dead line."""
+        with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.exit, 0)
+
+    async def _follow_agent(self) -> None:
+        while True:
+            try:
+                async with self._connect() as client:
+                    self.client = client
+                    async for message in client.attach(SNAPSHOT_COLUMNS):
+                        self._take(message)
+            except TrainctlError as error:
+                self._take(Connection("silent", self.clock.monotonic(), str(error)))
+            finally:
+                self.client = None
+            await asyncio.sleep(RETRY_SECONDS)
+
+    def _take(self, message: md.Incoming) -> None:
+        """Only the state changes here; the screen follows at its own pace, but a snapshot is drawn at once."""
+        self.live = md.apply(self.live, message, self.clock.monotonic())
+        if isinstance(message, m.Snapshot):
+            self._opening()
+            self.paint()
+            self.run_worker(self._refine(message), group="refine", exclusive=True)
+
+    def _opening(self) -> None:
+        """Where no run is active, the first thing to see is the list of runs."""
+        if not self._opened and not self.live.active:
+            self.action_show("runs")
+        elif isinstance(self.screen, RunsScreen):
+            self.screen.action_reload()
+        self._opened = True
+
+    async def _refine(self, snapshot: m.Snapshot) -> None:
+        """Fetches the last steps one by one where the snapshot has them only in buckets."""
+        run = snapshot.run
+        coarse = any(series.bucket_steps > 1 and series.rank is not None for series in snapshot.series)
+        if run is None or not coarse or self.client is None:
+            return
+        with contextlib.suppress(TrainctlError):
+            first = max(run.step - _HISTORY_STEPS + 1, 0)
+            history = await self.client.history(run.run, _HISTORY_METRICS, first_step=first, columns=_HISTORY_STEPS)
+            self.live = md.apply_history(self.live, run.run, history)
+
+    def paint(self) -> None:
+        """Brings the screen up to date, also the one under a dialog."""
+        for screen in self.screen_stack:
+            if isinstance(screen, BaseScreen) and screen.is_mounted:
+                screen.paint()
+
+    # ------------------------------------------------------------ actions
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """The program's own keys are text while something is typed, and rest while a dialog is open."""
+        if action not in _OWN_ACTIONS:
+            return True
+        return isinstance(self.screen, BaseScreen) and not isinstance(self.focused, Input)
+
+    def action_show(self, name: str) -> None:
+        """Goes to another screen; the overview is that of the live run."""
+        if name == "overview":
+            self._pinned = None
+        if self.screen is not self.get_screen(name):
+            self.switch_screen(name)
+        else:
+            self.paint()
+
+    async def open_run(self, run: str) -> None:
+        """Shows a run on the Overview, from the record if it isn't the live one."""
+        if self.live.run is None or self.live.run.run != run:
+            if self.client is None:
+                self.notify("no agent to ask", severity="error")
+                return
+            try:
+                snapshot = await self.client.snapshot(SNAPSHOT_COLUMNS, run)
+            except TrainctlError as error:
+                self.notify(str(error), severity="error", markup=False)
+                return
+            self.action_show("overview")
+            self._pinned = md.apply(md.ViewState(), snapshot, self.clock.monotonic())
+        else:
+            self.action_show("overview")
+        self.paint()
+
+    def choose(self, by: int) -> None:
+        """Moves the choice among the ranks of the run shown."""
+        ranks = sorted(view.rank for view in self.shown.run.ranks) if self.shown.run else []
+        if not ranks:
+            return
+        place = ranks.index(self.selected) + by if self.selected in ranks else 0 if by > 0 else len(ranks) - 1
+        self.selected = ranks[min(max(place, 0), len(ranks) - 1)]
+
+    def action_select(self, rank: int) -> None:
+        self.selected = rank
+        self.paint()
+
+    def action_dialog(self, verb: str) -> None:
+        run = self.shown.run
+        if verb == "pause" and run is not None and run.state in ("pausing", "paused"):
+            verb = "resume"
+        self.open_dialog(verb)
+
+    def open_dialog(self, verb: str, values: Mapping[str, str] | None = None) -> None:
+        """The dialog of a verb, its fields filled from the run shown."""
+        self.push_screen(CommandDialog(control.form(verb, self.shown, self.selected, values), self.glyphs))
+
+    def send_order(self, order: control.Order, follower: Follower) -> None:
+        """Sends a command; `follower` is told of each state it reaches, and the person if nothing shows it any more."""
+        run = self.shown.run
+        if order.run is None and order.verb != "start-run" and run is not None:
+            order = dataclasses.replace(order, run=run.run)
+        self.run_worker(self._carry(order, follower), group="command")
+
+    async def _carry(self, order: control.Order, follower: Follower) -> None:
+        progress = control.Progress(order, self.clock.wall())
+        follower.follow(progress)
+        try:
+            if self.client is None:
+                raise UnreachableError("no agent")
+            replies = self.client.command(
+                order.verb, dict(order.args), node=order.node, run=order.run, if_plan=order.if_plan
+            )
+            async for reply in replies:
+                accepted = progress.accepted or reply.state == "accepted"
+                progress = dataclasses.replace(progress, accepted=accepted, reply=reply)
+                follower.follow(progress)
+        except TrainctlError as error:
+            progress = dataclasses.replace(progress, problem=str(error))
+            follower.follow(progress)
+        if not follower.watching:
+            self._tell(progress)
+
+    def _tell(self, progress: control.Progress) -> None:
+        text = f"{progress.order.verb}: {plain(control.progress_line(progress, self.glyphs))}"
+        failed = progress.reply is None or progress.reply.state != "applied"
+        self.notify(text, severity="error" if failed else "information", markup=False)
+
+    def action_command_line(self) -> None:
+        if isinstance(self.screen, BaseScreen):
+            self.screen.query_one(Bottom).start()
+            self.paint()
+
+    def action_help(self) -> None:
+        own = {binding.action for kind in (type(self), type(self.screen)) for binding in _bindings(kind)}
+        keys: dict[str, list[str]] = {}
+        for _, binding, enabled, _ in self.screen.active_bindings.values():
+            if enabled and binding.action in own:
+                words = binding.tooltip or binding.description
+                keys.setdefault(words, []).append(self.get_key_display(binding))
+        self.push_screen(HelpScreen([(" ".join(names), words) for words, names in keys.items()]))
+
+    def action_press(self, key: str) -> None:
+        """A click on a key's name at the bottom."""
+        self.simulate_key(key)
+
+    def action_theme(self) -> None:
+        names = [item.name for item in THEMES]
+        self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
+
+    def action_picture(self) -> None:
+        at = datetime.datetime.fromtimestamp(self.clock.wall(), self.clock.zone or datetime.UTC)
+        try:
+            path = picture.save(self, self._pictures / picture.file_name(at))
+        except InvalidInputError as error:
+            self.notify(str(error), severity="error", markup=False)
+        else:
+            self.notify(f"picture of this screen: {path}", markup=False)
+
+    def action_detach(self) -> None:
+        self.exit(0)
+
+    def action_leave(self) -> None:
+        """As detach, but from anywhere, a text field or a dialog too."""
+        self.exit(0)
+
+
+def _bindings(kind: type[DOMNode]) -> list[Binding]:
+    return [binding for binding in kind.BINDINGS if isinstance(binding, Binding)]
+
+
+def _few_colors() -> bool:
+    """Whether the terminal has no more than its own sixteen colours."""
+    term = os.environ.get("TERM", "")
+    return os.environ.get("COLORTERM", "") not in ("truecolor", "24bit") and not any(
+        word in term for word in ("256", "direct", "kitty", "alacritty", "ghostty", "wezterm")
+    )
+
+
+def farewell(state: md.ViewState, address: str) -> str:
+    """What is said when the program is left: that the run goes on, and how to come back."""
+    again = f"come back with: trainctl attach --connect {address}"
+    if not state.active or state.run is None:
+        return f"detached; {again}"
+    run = state.run
+    return f"detached: {run.name} ({run.state}) goes on at step {run.step:,} of {run.steps:,}; {again}"
+
+
+def run_app(address: str, *, by: str, read_only: bool = False) -> int:
+    """The full-screen program until it is left; gives the exit status. Raises InvalidInputError for a bad address."""
+    Client(address, by=by)
+    app = TrainctlApp(lambda: Client(address, by=by), read_only=read_only)
+    app.run()
+    if app.return_code == 0:
+        with contextlib.suppress(OSError):
+            print(clean(farewell(app.live, address)))
+    return app.return_code or 0

@@ -1,0 +1,152 @@
+"""The bottom of every screen: what the keys do, or the `:` line with what it would do and how its command fares."""
+
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.suggester import SuggestFromList
+from textual.widgets import Input
+
+from trainctl.protocol import verbs
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui import control
+from trainctl.tui.glyphs import Glyphs
+from trainctl.tui.lines import Line, Piece, fit, groups, line, spread, width
+from trainctl.tui.widgets import Field, Lines
+
+if TYPE_CHECKING:
+    from trainctl.tui.app import TrainctlApp
+
+_LAST = ("command_line", "help", "detach")
+"""Actions that stay at the right end whatever else fits."""
+
+
+class KeyHint(NamedTuple):
+    """A key as it is printed, what it does in a word, its action, and the key's name."""
+
+    display: str
+    words: str
+    action: str
+    key: str
+
+
+def keys_line(keys: list[KeyHint], columns: int) -> Line:
+    """The keys as one line: what fits of the first ones, and always `:`, `?` and `q`. A click presses the key."""
+    parts = {}
+    for hint in keys:
+        press = f"app.press({hint.key!r})"
+        parts[hint.action] = line(Piece(hint.display, "key", press), Piece(f" {hint.words}", "label", press))
+    right = groups([parts[name] for name in _LAST if name in parts], columns, gap=" ")
+    left = groups([part for name, part in parts.items() if name not in _LAST], columns - width(right) - 1, gap=" ")
+    return spread(left, right, columns)
+
+
+class Bottom(Vertical):
+    """One line of keys, or two lines while a command is typed or awaited."""
+
+    DEFAULT_CSS = "Bottom { height: auto; dock: bottom; } Bottom Lines { height: 1; }"
+
+    def __init__(self, glyphs: Glyphs) -> None:
+        super().__init__()
+        self._glyphs = glyphs
+        self.progress: control.Progress | None = None
+
+    @property
+    def _owner(self) -> "TrainctlApp":
+        return cast("TrainctlApp", self.app)
+
+    @property
+    def open(self) -> bool:
+        """Whether the `:` line is there."""
+        return bool(self.query_one("#command", Input).display)
+
+    @property
+    def rows(self) -> int:
+        return 2 if self.open else 1
+
+    def compose(self) -> ComposeResult:
+        yield Lines(self._glyphs, id="keys")
+        suggester = SuggestFromList(_starts(), case_sensitive=False)
+        yield Field(id="command", placeholder="verb key=value ... [--node NAME]", compact=True, suggester=suggester)
+
+    def on_mount(self) -> None:
+        self.query_one("#command").display = False
+
+    def paint(self) -> None:
+        """The keys of the moment; while the `:` line is open, what it says stays."""
+        if not self.open:
+            self.query_one("#keys", Lines).show([keys_line(self._owner.key_hints(), self.size.width)])
+
+    def start(self) -> None:
+        """Opens the `:` line."""
+        box = self.query_one("#command", Input)
+        box.display, box.value, self.progress = True, "", None
+        self.screen.set_focus(box)
+        self._say(line(Piece("a verb as on the command line; enter sends, esc closes", "dim")))
+
+    def close(self) -> None:
+        self.query_one("#command").display = False
+        self.screen.set_focus(None)
+        self._repaint()
+
+    def _repaint(self) -> None:
+        paint = getattr(self.screen, "paint", None)
+        if paint is not None:
+            paint()
+
+    def _say(self, pieces: Line) -> None:
+        self.query_one("#keys", Lines).show([fit(pieces, self.size.width)])
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        event.stop()
+        if not self.open or not event.value.strip():
+            return
+        self.progress = None
+        self._say(self._judge(event.value))
+
+    def _judge(self, text: str) -> Line:
+        try:
+            order = control.parse(text)
+        except InvalidInputError as error:
+            started = any(name.startswith(text.split()[0]) for name in verbs.VERBS)
+            return line(Piece(str(error), "dim" if started else "bad"))
+        return line(Piece(control.preview(order, self._owner.shown, self._glyphs), "strong"))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        if not event.value.strip():
+            self.close()
+            return
+        try:
+            order = control.parse(event.value)
+        except InvalidInputError as error:
+            self._say(line(Piece(str(error), "bad")))
+            return
+        if self._owner.read_only:
+            self._say(line(Piece("read-only: commands are off for this screen", "warning")))
+            return
+        event.input.value = ""
+        self._owner.send_order(order, self)
+
+    def key_escape(self) -> None:
+        if self.open:
+            self.close()
+
+    @property
+    def watching(self) -> bool:
+        return self.is_mounted and self.open
+
+    def follow(self, progress: control.Progress) -> None:
+        """Shows how far the command has come, in place of the hints."""
+        self.progress = progress
+        if self.watching:
+            self._say(line(Piece(f"{progress.order.verb}  ", "strong"), *control.progress_line(progress, self._glyphs)))
+
+
+def _starts() -> list[str]:
+    """What a command may begin with: each verb up to its first argument."""
+    made = []
+    for verb in verbs.VERBS.values():
+        first = next(iter(verb.args.__struct_fields__), "")
+        made.append(f"{verb.name} {first}=" if first else verb.name)
+    return made

@@ -1,0 +1,169 @@
+"""A canvas of dots, 2 x 4 to a terminal cell in braille or 1 x 2 in ASCII, and the strokes that keep every extreme.
+
+Values fall into dot columns by min and max, so a spike one step wide is drawn whatever the scale; a missing bucket
+leaves its columns empty; a value that isn't finite is marked, never drawn as a number.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Cells = list[list[tuple[str, str]]]
+
+# Bit of the dot at (row, column) within a braille cell: Unicode chart "Braille Patterns", U+2800.
+_BITS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]], dtype=np.int64)
+_ASCII = (" ", "'", ".", ":")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One series to draw: bucket i spans `x[i] .. x[i] + span` and holds values from `low[i]` to `high[i]`.
+
+    NaN in `low` and `high` is a bucket without a finite value. `role` is its colour's name.
+    """
+
+    x: Floats
+    low: Floats
+    high: Floats
+    span: float
+    role: str
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What of the plane is drawn, and on how many terminal cells."""
+
+    x0: float
+    x1: float
+    y0: float
+    y1: float
+    columns: int
+    rows: int
+    ascii_only: bool = False
+
+    @property
+    def dots(self) -> tuple[int, int]:
+        """(columns, rows) of dots."""
+        across, down = (1, 2) if self.ascii_only else (2, 4)
+        return self.columns * across, self.rows * down
+
+    def column_of(self, x: float) -> int:
+        """Terminal column of an x value; may lie outside."""
+        return int((x - self.x0) / (self.x1 - self.x0) * self.columns)
+
+    def row_of(self, y: float) -> int:
+        """Terminal row of a y value, clamped to the frame, 0 at the top."""
+        across = (self.y1 - y) / (self.y1 - self.y0)
+        return min(max(int(across * self.rows), 0), self.rows - 1)
+
+
+def extents(curve: Curve, frame: Frame) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """Per dot column: the lowest and the highest value (NaN where there is none), and whether a line joins it to the
+    next.
+
+    Between buckets wider than a column the line is interpolated; it breaks where a bucket is missing.
+    """
+    width = frame.dots[0]
+    low, high = np.full(width, np.nan), np.full(width, np.nan)
+    joined = np.zeros(width, bool)
+    if not len(curve.x) or width == 0 or frame.x1 <= frame.x0:
+        return low, high, joined
+    scale = width / (frame.x1 - frame.x0)
+    columns = np.floor((curve.x - frame.x0) * scale + 1e-9).astype(np.int64)
+    inside = (columns >= 0) & (columns < width)
+    drawn = np.flatnonzero(inside & np.isfinite(curve.low) & np.isfinite(curve.high))
+    np.fmin.at(low, columns[drawn], curve.low[drawn])
+    np.fmax.at(high, columns[drawn], curve.high[drawn])
+    for here, there in itertools.pairwise(drawn.tolist()):
+        if there == here + 1 and curve.x[there] - curve.x[here] <= 1.5 * curve.span:
+            _bridge(low, high, joined, (int(columns[here]), int(columns[there])), curve, here)
+    return low, high, joined
+
+
+def _bridge(
+    low: Floats, high: Floats, joined: NDArray[np.bool_], between: tuple[int, int], curve: Curve, here: int
+) -> None:
+    """Joins neighbouring buckets: columns between them get the straight line's value."""
+    start, end = between
+    if end <= start:
+        return
+    joined[start:end] = True
+    if end > start + 1:
+        part = np.arange(1, end - start) / (end - start)
+        for out, source in ((low, curve.low), (high, curve.high)):
+            out[start + 1 : end] = source[here] + part * (source[here + 1] - source[here])
+
+
+class Canvas:
+    """Dots and who drew them; the last curve drawn gives a cell its colour."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        width, height = frame.dots
+        self._across, self._down = (1, 2) if frame.ascii_only else (2, 4)
+        self._dots = np.zeros((height, width), bool)
+        self._roles: list[list[str]] = [[""] * frame.columns for _ in range(frame.rows)]
+        self._over: dict[tuple[int, int], tuple[str, str]] = {}
+
+    def stroke(self, curve: Curve) -> None:
+        """Draws a curve: in each dot column from its lowest to its highest value, joined to its neighbours."""
+        low, high, joined = extents(curve, self.frame)
+        height = self._dots.shape[0]
+        if height == 0:
+            return
+        bottom, top = self._dot_rows(low), self._dot_rows(high)
+        for column in np.flatnonzero(np.isfinite(low)):
+            first, last = int(top[column]), int(bottom[column])
+            if column and joined[column - 1] and np.isfinite(low[column - 1]):
+                # Reach towards the neighbour, so that a steep line has no holes.
+                first = min(first, int(bottom[column - 1]) + 1)
+                last = max(last, int(top[column - 1]) - 1)
+            self._fill(int(column), max(first, 0), min(last, height - 1), curve.role)
+
+    def _dot_rows(self, values: Floats) -> NDArray[np.int64]:
+        height = self._dots.shape[0]
+        across = (self.frame.y1 - np.where(np.isfinite(values), values, self.frame.y1)) / (
+            self.frame.y1 - self.frame.y0
+        )
+        return np.clip(np.floor(across * height), 0, height - 1).astype(np.int64)
+
+    def _fill(self, column: int, first: int, last: int, role: str) -> None:
+        self._dots[first : last + 1, column] = True
+        for row in range(first // self._down, last // self._down + 1):
+            self._roles[row][column // self._across] = role
+
+    def put(self, column: int, row: int, text: str, role: str) -> None:
+        """Writes text over the dots, one character a cell; what falls outside is dropped."""
+        for offset, char in enumerate(text):
+            if 0 <= column + offset < self.frame.columns and 0 <= row < self.frame.rows:
+                self._over[row, column + offset] = (char, role)
+
+    def under(self, column: int, char: str, role: str) -> None:
+        """A vertical of `char` in the cells of a column that nothing else has drawn in."""
+        for row in range(self.frame.rows):
+            if 0 <= column < self.frame.columns and not self._roles[row][column]:
+                self._over.setdefault((row, column), (char, role))
+
+    def cells(self) -> Cells:
+        """Rows of (character, role)."""
+        codes = self._codes()
+        return [
+            [
+                self._over.get((row, column)) or (self._char(int(codes[row, column])), self._roles[row][column])
+                for column in range(self.frame.columns)
+            ]
+            for row in range(self.frame.rows)
+        ]
+
+    def _codes(self) -> NDArray[np.int64]:
+        blocks = self._dots.reshape(self.frame.rows, self._down, self.frame.columns, self._across)
+        bits = np.array([[1], [2]], np.int64) if self.frame.ascii_only else _BITS
+        return np.asarray(np.einsum("rdca,da->rc", blocks.astype(np.int64), bits))
+
+    def _char(self, code: int) -> str:
+        if self.frame.ascii_only:
+            return _ASCII[code]
+        return chr(0x2800 + code) if code else " "

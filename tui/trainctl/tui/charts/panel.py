@@ -1,0 +1,217 @@
+"""A chart with what makes it readable: y labels, a row of x labels, names at the lines' ends, numbered event marks."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainctl.tui import lines as ln
+from trainctl.tui.charts.braille import Canvas, Cells, Curve, Frame
+from trainctl.tui.glyphs import Glyphs
+from trainctl.tui.series import Window
+
+
+@dataclass(frozen=True)
+class Track:
+    """A window to draw, the name at its line's end ("" for none), and its role.
+
+    `points` draws single values instead of a line; with `band` the extremes take that role, and the mean runs in `role`
+    through them.
+    """
+
+    window: Window
+    label: str
+    role: str
+    points: bool = False
+    band: str = ""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An event at a step, shown as a vertical with its number above the chart."""
+
+    step: int
+    number: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart: what it shows, over which steps, in which room (`columns` x `rows`, title not counted)."""
+
+    title: str
+    tracks: tuple[Track, ...]
+    first_step: int
+    last_step: int
+    marks: tuple[Mark, ...] = ()
+    empty_text: str = "no step yet"
+    least_span: float = 0.02  # of the values' size: noise smaller than this stays a flat line
+
+
+def window_end(newest: int, total: int) -> int:
+    """Where a chart's x axis ends: it fills up, then jumps on (by an eighth to a quarter), so it doesn't move at each
+    step.
+
+    At most `total` steps when that is known, 16 at least.
+    """
+    size = 16
+    while size < newest:
+        size *= 2
+    ends = [size * part // 8 for part in ((5, 6, 7, 8) if size > 16 else (8,))]
+    end = next(value for value in ends if value >= newest)
+    return min(end, total) if total >= max(newest, 2) else end
+
+
+def page(newest: int, steps: int) -> tuple[int, int]:
+    """First and last step of a view of about `steps` steps that moves on by quarters."""
+    quarter = max(steps // 4, 1)
+    last = max(-(-newest // quarter), 4) * quarter
+    return last - 4 * quarter + 1, last
+
+
+def draw(panel: Panel, columns: int, rows: int, glyphs: Glyphs) -> tuple[list[ln.Line], list[tuple[int, str, str]]]:
+    """The chart's rows, and the labels its title rule carries: (cell, text, role)."""
+    title = [(0, f"{glyphs.horizontal} {panel.title} ", "title")]
+    if rows < 1 or columns < 12:
+        return [ln.fit(ln.EMPTY, columns) for _ in range(max(rows, 0))], title
+    spread = _value_range(panel)
+    if spread is None:
+        text = ln.Piece(f"  {panel.empty_text}", "dim")
+        return [ln.fit((text,) if row == rows // 2 else ln.EMPTY, columns) for row in range(rows)], title
+    plot_rows = rows - 1 if rows >= 6 else rows
+    ticks, texts = tick_labels(*spread, plot_rows)
+    gutter = max(len(text) for text in texts.values()) + 1
+    end = max((len(track.label) + 1 for track in panel.tracks if track.label), default=0)
+    end = end if columns - gutter - end >= 12 else 0
+    frame = Frame(panel.first_step, panel.last_step + 1, *spread, columns - gutter - end, plot_rows, glyphs.ascii_only)
+    canvas = Canvas(frame)
+    _draw_tracks(canvas, panel.tracks, glyphs)
+    marks = _draw_marks(canvas, panel.marks, glyphs, len(title[0][1]) - gutter)
+    labels = end_labels(panel.tracks, frame, glyphs) if end else {}
+    made = _assemble(canvas.cells(), {frame.row_of(tick): texts[tick] for tick in ticks}, gutter, labels, end)
+    if plot_rows < rows:
+        made.append(_x_axis(frame, gutter, columns, glyphs))
+    return made, title + [(gutter + column, text, "mark") for column, text in marks]
+
+
+def _value_range(panel: Panel) -> tuple[float, float] | None:
+    lows, highs = [], []
+    for track in panel.tracks:
+        shown = (track.window.first <= panel.last_step) & (
+            track.window.first + track.window.bucket_steps > panel.first_step
+        )
+        lows.append(track.window.minimum[shown])
+        highs.append(track.window.maximum[shown])
+    values = np.concatenate(lows + highs) if lows else np.empty(0)
+    values = values[np.isfinite(values)]
+    return widen(float(values.min()), float(values.max()), panel.least_span) if len(values) else None
+
+
+def widen(low: float, high: float, least_span: float = 0.02) -> tuple[float, float]:
+    """A range with a little air, at least `least_span` of its values' size tall; around all zeros it is 1 tall."""
+    size = high - low
+    floor = least_span * max(abs(low), abs(high))
+    if size < floor or size == 0:
+        middle, half = (low + high) / 2, floor / 2 or 0.5
+        return _snapped(middle - half, middle + half)
+    return _snapped(low - 0.04 * size, high + 0.04 * size)
+
+
+def _snapped(low: float, high: float) -> tuple[float, float]:
+    """Outward to multiples of about a sixteenth of the range, so that a new extreme seldom moves every dot."""
+    unit = 2.0 ** math.floor(math.log2((high - low) / 12))
+    return math.floor(low / unit) * unit, math.ceil(high / unit) * unit
+
+
+def tick_labels(low: float, high: float, rows: int) -> tuple[list[float], dict[float, str]]:
+    """Round values within low..high, about one per two rows and at least one, with texts just precise enough."""
+    wanted = max(2, min(8, rows // 2))
+    rough = (high - low) / wanted
+    scale = 10.0 ** math.floor(math.log10(rough))
+    step = next(scale * part for part in (1, 2, 2.5, 5, 10) if scale * part >= rough * 0.999)
+    ticks = [index * step for index in range(math.ceil(low / step), math.floor(high / step) + 1)] or [(low + high) / 2]
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    if abs(step * 10**digits - round(step * 10**digits)) > 1e-6:
+        digits += 1
+    if digits > 4 or max(abs(tick) for tick in ticks) >= 1e5:
+        return ticks, {tick: f"{tick:.1e}".replace("e-0", "e-").replace("e+0", "e") for tick in ticks}
+    return ticks, {tick: f"{tick:.{digits}f}" for tick in ticks}
+
+
+def _draw_tracks(canvas: Canvas, tracks: Sequence[Track], glyphs: Glyphs) -> None:
+    for track in tracks:
+        window = track.window
+        if track.points:
+            continue
+        x = window.first.astype(np.float64)
+        canvas.stroke(Curve(x, window.minimum, window.maximum, window.bucket_steps, track.band or track.role))
+        if track.band:
+            canvas.stroke(Curve(x, window.mean, window.mean, window.bucket_steps, track.role))
+    for track in tracks:
+        if track.points:
+            for step, value in zip(track.window.first.tolist(), track.window.last.tolist(), strict=True):
+                if math.isfinite(value):
+                    canvas.put(canvas.frame.column_of(step), canvas.frame.row_of(value), glyphs.point, track.role)
+        for step in track.window.first[track.window.broken > 0].tolist():
+            canvas.put(canvas.frame.column_of(step), 0, glyphs.nonfinite, "bad")
+
+
+def _draw_marks(canvas: Canvas, marks: Sequence[Mark], glyphs: Glyphs, titled: int) -> list[tuple[int, str]]:
+    """Verticals, and (column, number) for the title rule; where two fall together the newer number shows.
+
+    The first `titled` columns lie under the title's words: there the number stands at the vertical's top.
+    """
+    at: dict[int, str] = {}
+    for mark in marks:
+        column = canvas.frame.column_of(mark.step)
+        if 0 <= column < canvas.frame.columns:
+            at[column] = mark.number
+            canvas.under(column, glyphs.mark, "mark")
+    for column, number in at.items():
+        if column < titled:
+            canvas.put(column, 0, number, "mark")
+    return [(column, number) for column, number in sorted(at.items()) if column >= titled]
+
+
+def end_labels(tracks: Sequence[Track], frame: Frame, glyphs: Glyphs) -> dict[int, tuple[str, str]]:
+    """Row -> (name, role): each name at its line's last value, moved to the nearest free row; what finds none is left
+    out."""
+    placed: dict[int, tuple[str, str]] = {}
+    wanted = []
+    for track in tracks:
+        finite = np.flatnonzero(np.isfinite(track.window.last))
+        if track.label and len(finite):
+            wanted.append((float(track.window.last[finite[-1]]), track))
+    for value, track in sorted(wanted, key=lambda item: -item[0]):
+        home = frame.row_of(value)
+        free = sorted((abs(row - home), row) for row in range(frame.rows) if row not in placed)
+        if free:
+            placed[free[0][1]] = (track.label, track.role)
+    return placed
+
+
+def _assemble(
+    cells: Cells, y_labels: dict[int, str], gutter: int, ends: dict[int, tuple[str, str]], end: int
+) -> list[ln.Line]:
+    made = []
+    for row, drawn in enumerate(cells):
+        label = y_labels.get(row, "")
+        name, role = ends.get(row, ("", "text"))
+        tail = (ln.Piece(f" {name}".ljust(end), role),) if end else ()
+        made.append((ln.Piece(label.rjust(gutter - 1) + " ", "axis"), *ln.from_cells(drawn), *tail))
+    return made
+
+
+def _x_axis(frame: Frame, gutter: int, columns: int, glyphs: Glyphs) -> ln.Line:
+    """Steps under the chart: first, middle where there is room, last."""
+    first, last = int(frame.x0), int(frame.x1) - 1
+    row = [" "] * columns
+    texts = [(gutter, f"{first:,}")]
+    right = f"{last:,}"
+    texts.append((gutter + frame.columns - len(right), right))
+    middle = f"{(first + last) // 2:,}"
+    if frame.columns >= 3 * len(right) + 8:
+        texts.insert(1, (gutter + frame.columns // 2 - len(middle) // 2, middle))
+    for start, text in texts:
+        row[start : start + len(text)] = text
+    return (ln.Piece("".join(row)[:columns], "axis"),)

@@ -1,0 +1,33 @@
+"""The time as the screens see it, in one object that tests replace by a frozen one."""
+
+import datetime
+import time
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Clock:
+    """`monotonic` measures ages, `wall` gives Unix seconds for times of day, shown in `zone` (None: the machine's
+    own)."""
+
+    zone: datetime.tzinfo | None = None
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wall(self) -> float:
+        return time.time()
+
+
+@dataclass(frozen=True)
+class FrozenClock(Clock):
+    """A clock that stands still."""
+
+    at_monotonic: float = 1000.0
+    at_wall: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.at_monotonic
+
+    def wall(self) -> float:
+        return self.at_wall

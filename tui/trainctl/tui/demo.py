@@ -1,0 +1,217 @@
+"""`trainctl demo`: a small real model trained on real text on this machine, on the screen or headless."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
+from trainctl.protocol.paths import RunPaths
+from trainctl.tui import calls, follow, output
+from trainctl.tui.demo_folder import Session, default_folder, run_config, write_run_file
+
+HEADLESS_STEPS = 150
+SCREEN_STEPS = 2000
+PROGRESS_LINES = 15
+"""About how many steps a headless demo tells of."""
+END_SECONDS = 60.0
+NEEDED = {"torch": ("torch", "transformers"), "mlx": ("mlx", "mlx_lm")}
+
+
+class Wanted(NamedTuple):
+    """What was asked for on the command line."""
+
+    steps: int
+    backend: str = "auto"
+    folder: Path | None = None
+    keep: bool = False
+
+
+class Demo(NamedTuple):
+    """A demo whose agent is up."""
+
+    address: str
+    node: str
+    session: Session
+    config: dict[str, Any]
+
+
+def headless(wanted: Wanted) -> int:
+    """Train to the end, progress on standard error, and print one JSON object; its exit code."""
+    with _supervised(wanted) as (demo, supervisor):
+        try:
+            run = _start(demo)
+            view = calls.call(demo.address, lambda client: _progress(client, run, wanted.steps))
+            _let_end(supervisor)
+        except KeyboardInterrupt:
+            output.tell("stopping the demo")
+            supervisor.send_signal(signal.SIGTERM)
+            _let_end(supervisor)
+            raise
+        if view.state == "failed":
+            raise RefusedError(f"the demo failed at step {view.step:,}: {view.reason or 'no reason given'}")
+        output.emit_ok(**summary(view))
+    return 0
+
+
+def on_screen(wanted: Wanted) -> int:
+    """Train with the full screen in front; leaving it leaves the run going."""
+    from trainctl.protocol.client import user_name
+    from trainctl.tui.app import run_app  # Textual: only for the full screen
+
+    with _supervised(wanted) as (demo, supervisor):
+        try:
+            _start(demo)
+            code = run_app(demo.address, by=user_name())
+        except KeyboardInterrupt:
+            supervisor.send_signal(signal.SIGTERM)
+            raise
+        with contextlib.suppress(TrainctlError):
+            snapshot = calls.call(demo.address, lambda client: client.snapshot(0))
+            if snapshot.run is not None and snapshot.run.state in m.ACTIVE_RUN_STATES:
+                output.tell(
+                    f"the demo goes on until its last step; to end it: trainctl send stop --connect {demo.address}"
+                )
+    return code
+
+
+def summary(view: m.RunView) -> dict[str, Any]:
+    """The figures of a run from its record; those that no step gave are None. Raises InvalidInputError without one."""
+    from trainctl.protocol.record import open_for_reading
+
+    with contextlib.closing(open_for_reading(RunPaths(Path(view.directory)).record)) as record:
+        (first, last) = (
+            record.execute(f"SELECT loss FROM steps WHERE retracted = 0 ORDER BY step {order} LIMIT 1").fetchone()  # noqa: S608
+            for order in ("ASC", "DESC")
+        )
+        tokens, seconds = record.execute(
+            "SELECT SUM(weight), SUM(step_seconds) FROM steps WHERE retracted = 0 AND step > "
+            "(SELECT MIN(step) FROM steps)"  # the first one's seconds hold the model's warming up
+        ).fetchone()
+        by_node = record.execute(
+            "SELECT node, SUM(tokens) FROM rank_steps JOIN steps USING (step, term, n) WHERE retracted = 0 "
+            "GROUP BY node ORDER BY node"
+        ).fetchall()
+    backends = {rank.node: rank.backend for rank in view.ranks}
+    nodes = [{"name": node, "backend": backends.get(node), "tokens": round(total)} for node, total in by_node]
+    return {
+        "run": view.run,
+        "state": view.state,
+        "steps": view.step,
+        "first_loss": first[0] if first else None,
+        "last_loss": last[0] if last else None,
+        "tokens_per_second": round(tokens / seconds, 1) if tokens and seconds else None,
+        "nodes": nodes,
+        "generation": str(view.generation),
+        "engine": view.engine,
+        "mixed": len({node["backend"] for node in nodes}) > 1,
+        "run_directory": view.directory,
+    }
+
+
+# ---------------------------------------------------------------- start and end
+
+
+@contextlib.contextmanager
+def _supervised(wanted: Wanted) -> Iterator[tuple[Demo, "subprocess.Popen[bytes]"]]:
+    """A demo that is ready for its run. Closing our end of the supervisor's input tells it that nobody watches."""
+    check_backend(wanted.backend)
+    root = (wanted.folder or default_folder()).absolute()
+    session = Session.create(root, keep=wanted.keep)
+    node = node_name()
+    command = [sys.executable, "-m", "trainctl.tui.demo_supervisor", "--node", node]
+    with session.supervisor_log.open("wb") as log:
+        supervisor = subprocess.Popen(
+            [*command, "--session", str(session.folder), "--assets", str(root)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    try:
+        address = _until_ready(supervisor, session)
+        config = run_config(root, node, wanted.steps, wanted.backend)
+        write_run_file(session, config)
+        yield Demo(address, node, session, config), supervisor
+    finally:
+        _close(supervisor)
+
+
+def _until_ready(supervisor: "subprocess.Popen[bytes]", session: Session) -> str:
+    assert supervisor.stdout is not None
+    for line in supervisor.stdout:
+        said = json.loads(line)
+        if said["state"] == "ready":
+            address: str = said["address"]
+            return address
+        if said["state"] == "failed":
+            raise InvalidInputError("demo", said["error"])
+        output.tell(f"demo: {said['state']} {said['what']}")
+    raise RefusedError(f"the demo's supervisor ended at once; see {session.supervisor_log}")
+
+
+def _start(demo: Demo) -> str:
+    """Start the run; its id once the agent has taken it. Raises RefusedError if it doesn't."""
+    order = calls.make_order("start-run", {"config": demo.config})
+
+    async def begin(client: Any) -> tuple[m.CommandReply, m.Snapshot]:
+        return await calls.send(client, order, "accepted", calls.ANSWER_SECONDS), await client.snapshot(0)
+
+    reply, snapshot = calls.call(demo.address, begin)
+    if calls.exit_code(reply) or snapshot.run is None:
+        raise RefusedError(output.reply_line("start-run", reply))
+    output.tell(f"demo: {snapshot.run.run} at {demo.address}, in {snapshot.run.directory}")
+    return snapshot.run.run
+
+
+async def _progress(client: Any, run: str, steps: int) -> m.RunView:
+    """Tell of the run on standard error until it has ended; its last view."""
+    every = max(1, steps // PROGRESS_LINES)
+    async for item in follow.lines(client, run=run, from_start=True, until_end=True):
+        if isinstance(item, m.StepCommitted) and (item.step % every == 0 or item.step in (1, steps)):
+            sys.stderr.write(f"{output.step_line(item)}\n")
+        elif isinstance(item, m.Event):
+            sys.stderr.write(f"{output.event_line(item)}\n")
+    snapshot: m.Snapshot = await client.snapshot(0, run)
+    if snapshot.run is None:
+        raise RefusedError(f"{run} is not known any more")
+    return snapshot.run
+
+
+def _let_end(supervisor: "subprocess.Popen[bytes]") -> None:
+    """Tell the supervisor that nobody watches and wait until it has taken its agent down."""
+    _close(supervisor)
+    try:
+        supervisor.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        output.tell(f"demo: its supervisor, process {supervisor.pid}, is still ending")
+
+
+def _close(supervisor: "subprocess.Popen[bytes]") -> None:
+    for stream in (supervisor.stdin, supervisor.stdout):
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+
+
+# ---------------------------------------------------------------- this machine
+
+
+def check_backend(backend: str) -> None:
+    """Whether what computes is installed. Raises InvalidInputError saying what to install."""
+    wanted = tuple(NEEDED) if backend == "auto" else (backend,)
+    if not any(all(importlib.util.find_spec(module) for module in NEEDED[name]) for name in wanted):
+        extras = " or ".join(f"pip install 'trainctl[{name}]'" for name in wanted)
+        raise InvalidInputError("backend", f"{' and '.join(wanted)} not installed: {extras}")
+
+
+def node_name() -> str:
+    """This machine's name as a node name of a run file."""
+    short = platform.node().split(".")[0].lower()
+    cleaned = "".join(char if (char.isascii() and char.isalnum()) or char in "_-" else "-" for char in short)
+    return cleaned.strip("-_")[:20].strip("-_") or f"node-{os.getuid()}"

@@ -1,0 +1,114 @@
+"""Where a demo keeps its things: the model and text that all demos share, and a folder a demo that is dropped later."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Self
+
+import platformdirs
+import tomli_w
+
+from trainctl.protocol import runfile
+
+PREFIX = "demo-"
+BYTES_PER_SAMPLE = 128
+SAMPLES_PER_STEP = 24
+MICRO_BATCH = 8
+WARMUP_STEPS = 10
+EVALUATE_EVERY = 50
+MIN_AGE_SECONDS = 120.0
+"""A younger folder is left alone: its supervisor may be about to take the lock, its trainer about to notice the end."""
+
+
+def default_folder() -> Path:
+    """The user's cache folder for demos."""
+    return platformdirs.user_cache_path("trainctl") / "demo"
+
+
+class Session:
+    """One demo's folder. Its lock is held by the supervisor and the agent, so it is free once both are gone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self.run_file = folder / "run.toml"
+        self.agent_log = folder / "agent.log"
+        self.supervisor_log = folder / "supervisor.log"
+        self._lock = folder / "demo.lock"
+        self._keep = folder / "keep"
+        self._held: IO[bytes] | None = None
+
+    @classmethod
+    def create(cls, root: Path, *, keep: bool) -> Self:
+        """A new one in `root`, after dropping those of ended demos that were not to be kept."""
+        drop_ended(root)
+        session = cls(root / f"{PREFIX}{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+        session.folder.mkdir(parents=True)
+        session._lock.touch()
+        if keep:
+            session._keep.touch()
+        return session
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[Self]:
+        """Hold the lock. Raises BlockingIOError if another supervisor does."""
+        with self._lock.open("wb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._held = held
+            yield self
+
+    def lock_descriptors(self) -> tuple[int, ...]:
+        """What a child inherits to hold the lock too."""
+        return (self._held.fileno(),) if self._held is not None else ()
+
+    def is_droppable(self, now: float) -> bool:
+        """Whether it is a demo's folder, over, and not to be kept."""
+        if self._keep.exists() or not self._lock.is_file() or now - self._lock.stat().st_mtime < MIN_AGE_SECONDS:
+            return False
+        with self._lock.open("rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+
+def drop_ended(root: Path) -> None:
+    """Remove the folders of demos that are over."""
+    for folder in sorted(root.glob(f"{PREFIX}*")) if root.is_dir() else ():
+        if folder.is_dir() and not folder.is_symlink() and Session(folder).is_droppable(time.time()):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_config(assets: Path, node: str, steps: int, backend: str) -> dict[str, Any]:
+    """The demo's run file as plain values, checked."""
+    raw = {
+        "run": {"name": "demo", "steps": steps, "orphan_seconds": 30.0},
+        "model": {"path": str(assets / "model")},
+        "data": {
+            "path": str(assets / "data"),
+            "kind": "text",
+            "tokenizer": "bytes",
+            "sequence_length": BYTES_PER_SAMPLE,
+            "held_out": 0.002,
+        },
+        "batch": {"global": SAMPLES_PER_STEP, "micro": MICRO_BATCH},
+        "optimizer": {
+            "learning_rate": 2e-3,
+            "schedule": "cosine",
+            "warmup_steps": min(WARMUP_STEPS, steps - 1),
+            "clip_norm": 1.0,
+        },
+        "evaluate": {"every_steps": EVALUATE_EVERY},
+        "nodes": {node: {"backend": backend}},
+    }
+    return runfile.to_dict(runfile.parse(raw, "demo"))
+
+
+def write_run_file(session: Session, config: dict[str, Any]) -> None:
+    """Keep the run file beside the run: it is the example a newcomer starts from."""
+    session.run_file.write_bytes(tomli_w.dumps(config).encode())

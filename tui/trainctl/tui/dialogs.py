@@ -1,0 +1,200 @@
+"""The control dialogs: one modal screen made from a control.Form, which says what changes, checks as you type, and
+follows through."""
+
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Input, Label
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui import control
+from trainctl.tui import format as f
+from trainctl.tui.glyphs import Glyphs
+from trainctl.tui.lines import Line, Piece, line, wrap
+from trainctl.tui.widgets import Choice, Field, Lines
+
+if TYPE_CHECKING:
+    from trainctl.tui.app import TrainctlApp
+
+_TEXT_CELLS = 60
+
+
+class CommandDialog(ModalScreen[None]):
+    """Asks for a verb's arguments, sends the command, and shows how far it has come. Escape closes; the command goes
+    on."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "close", "close", priority=True),
+        Binding("enter", "send", "send"),
+        Binding("y", "yes", "yes", show=False),
+        Binding("n", "no", "no", show=False),
+    ]
+
+    def __init__(self, form: control.Form, glyphs: Glyphs) -> None:
+        super().__init__()
+        self.form, self._glyphs = form, glyphs
+        self.progress: control.Progress | None = None
+        self.order: control.Order | None = None
+
+    @property
+    def _owner(self) -> "TrainctlApp":
+        return cast("TrainctlApp", self.app)
+
+    def compose(self) -> ComposeResult:
+        box = Vertical(id="dialog")
+        box.border_title = self.form.title
+        with box:
+            for item in self.form.fields:
+                with Horizontal(classes="field"):
+                    yield Label(item.label, classes="name")
+                    if item.choices:
+                        yield Choice(item.choices, item.value, self._glyphs, id=f"field-{item.name}")
+                    else:
+                        yield Field(item.value, id=f"field-{item.name}", compact=True, select_on_focus=True)
+            yield Lines(self._glyphs, id="dialog-text", grow=True)
+
+    def on_mount(self) -> None:
+        self.set_class(self._glyphs.ascii_only, "ascii")
+        typed = [item for item in self.form.fields if not item.choices]
+        first = (typed or list(self.form.fields))[:1]
+        if first:
+            self.set_focus(self.query_one(f"#field-{first[0].name}"))
+        self._judge()
+
+    def on_key(self, event: events.Key) -> None:
+        """Keys that came before the field had the focus, and enter on a choice, go to the field, in order."""
+        typed = next((box for box in self.query(Input) if not box.disabled), None)
+        if typed is None or self.focused is typed or isinstance(self.focused, Input):
+            return
+        if event.key == "enter" or (event.is_printable and not isinstance(self.focused, Choice)):
+            event.stop()
+            typed.post_message(event)
+
+    def on_input_changed(self) -> None:
+        self._judge()
+
+    def on_choice_changed(self) -> None:
+        if self.form.verb == "resize-batch":
+            self._follow_node()
+        self._judge()
+
+    def on_input_submitted(self) -> None:
+        self.action_send()
+
+    def values(self) -> dict[str, str]:
+        """What the fields hold."""
+        made = {}
+        for item in self.form.fields:
+            widget = self.query_one(f"#field-{item.name}")
+            made[item.name] = widget.value if isinstance(widget, Input | Choice) else ""
+        return made
+
+    def _follow_node(self) -> None:
+        """Another node was chosen: its own micro-batch is what the field starts from."""
+        node = self.values().get("node")
+        run = self._owner.shown.run
+        view = next((item for item in run.ranks if item.node == node), None) if run else None
+        if view is not None:
+            self.query_one("#field-micro", Input).value = str(view.micro_batch)
+
+    def _judge(self) -> None:
+        """Checks what is typed, as the agent will, and says what it would do."""
+        if self.progress is not None:
+            return
+        self.order = None
+        try:
+            self.order = control.order_of(self.form, self.values())
+        except InvalidInputError as error:
+            self._say(Piece(str(error), "bad"))
+            return
+        self._say(Piece(control.preview(self.order, self._owner.shown, self._glyphs), "strong"))
+
+    def _say(self, finding: Piece) -> None:
+        self.query_one("#dialog-text", Lines).show(self._text(finding))
+
+    def _text(self, finding: Piece) -> list[Line]:
+        form = self.form
+        made: list[Line] = [()]
+        made += [line(Piece(text, finding.role)) for text in wrap(finding.text, _TEXT_CELLS)]
+        made += _labelled("changes  ", form.changes) + _labelled("leaves   ", form.keeps)
+        if form.if_plan is not None:
+            made.append(line(Piece(f"computed against plan v{form.if_plan}; refused if that has moved on", "dim")))
+        made += [(), self._last_line()]
+        return made
+
+    def _last_line(self) -> Line:
+        if self._owner.read_only:
+            return line(Piece("read-only: commands are off for this screen", "warning"))
+        if self.form.blocked:
+            return line(Piece(self.form.blocked, "warning"))
+        if self.form.ask_yes:
+            return line(Piece("stop it? ", "strong"), Piece("y", "key"), "/", Piece("N", "key"))
+        return line(Piece("enter", "key"), Piece(" sends  ", "label"), Piece("esc", "key"), Piece(" closes", "label"))
+
+    def action_yes(self) -> None:
+        self._send()
+
+    def action_no(self) -> None:
+        if self.form.ask_yes:
+            self.action_close()
+
+    def action_send(self) -> None:
+        """Enter: means no where only `y` sends."""
+        if self.progress is not None:
+            return
+        self._judge()
+        if self.form.ask_yes:
+            self.action_close()
+        else:
+            self._send()
+
+    def _send(self) -> None:
+        if self.order is None or self.form.blocked or self._owner.read_only or self.progress is not None:
+            return
+        for item in self.form.fields:
+            self.query_one(f"#field-{item.name}").disabled = True
+        self._owner.send_order(self.order, self)
+
+    @property
+    def watching(self) -> bool:
+        return self.is_mounted and self in self.app.screen_stack
+
+    def follow(self, progress: control.Progress) -> None:
+        """Shows how far the command has come."""
+        self.progress = progress
+        if not self.watching:
+            return
+        clock = self._owner.clock
+        made: list[Line] = [(), line(Piece(_spoken(progress.order), "strong"))]
+        made += [line(Piece(f"{f.clock(progress.sent_at, clock.wall(), clock.zone)} ", "dim"))]
+        for text, role in _rows(control.progress_line(progress, self._glyphs)):
+            made.append(line(Piece(text, role)))
+        reply = progress.reply
+        if progress.ended and reply is not None and reply.state == "applied" and reply.plan_version is not None:
+            made.append(line(Piece(f"the plan is now v{reply.plan_version}", "dim")))
+        made += [(), line(Piece("esc", "key"), Piece(" closes", "label"))]
+        self.query_one("#dialog-text", Lines).show(made)
+
+    def action_close(self) -> None:
+        self.dismiss()
+
+
+def _labelled(name: str, text: str) -> list[Line]:
+    rows = wrap(text, _TEXT_CELLS - len(name))
+    return [line(Piece(name if not index else " " * len(name), "label"), row) for index, row in enumerate(rows)]
+
+
+def _rows(pieces: Line) -> list[tuple[str, str]]:
+    """A progress line wrapped to the dialog, in the role of its last piece."""
+    text = "".join(piece.text for piece in pieces)
+    role = next((piece.role for piece in reversed(pieces) if piece.role in ("bad", "good")), "accent")
+    return [(row, role) for row in wrap(text, _TEXT_CELLS)]
+
+
+def _spoken(order: control.Order) -> str:
+    words = [order.verb, *(f"{name}={value}" for name, value in order.args.items())]
+    return " ".join(words + ([f"--node {order.node}"] if order.node else []))

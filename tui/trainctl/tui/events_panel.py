@@ -1,0 +1,116 @@
+"""Events as lines: when, by whom, what, before and after, at which step, and what a command did to the speed."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from trainctl.protocol import messages as m
+from trainctl.tui import format as f
+from trainctl.tui import series as s
+from trainctl.tui.charts.panel import Mark
+from trainctl.tui.clock import Clock
+from trainctl.tui.glyphs import Glyphs
+from trainctl.tui.lines import Line, Piece, clean, fit, line, shorten, spread, width
+from trainctl.tui.model import ViewState
+
+MAX_MARKS = 9
+EFFECT_STEPS = 20
+"""Steps before and after a command over which its effect on the rate is measured."""
+_EFFECT_LEAST = 5
+_ALERTS = {"warning": ("ALERT ", "warning"), "error": ("ERROR ", "bad")}
+_WHO_CELLS = 7
+
+
+def numbered(state: ViewState) -> dict[int, str]:
+    """Event id -> number, for the last nine commands that took effect; the charts carry the same numbers."""
+    effective = [
+        event.id
+        for event in state.run_events
+        if event.kind == "command" and event.step is not None and event.outcome in (None, "applied")
+        and event.verb not in (None, "note")
+    ]  # fmt: skip
+    return {event: str(index) for index, event in enumerate(effective[-MAX_MARKS:], 1)}
+
+
+def marks(state: ViewState) -> tuple[Mark, ...]:
+    """The numbered events as chart marks."""
+    numbers = numbered(state)
+    return tuple(
+        Mark(event.step, numbers[event.id])
+        for event in state.run_events
+        if event.id in numbers and event.step is not None
+    )
+
+
+def lines(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+    """The newest events, newest first, in exactly `rows` lines."""
+    numbers = numbered(state)
+    newest = list(reversed(state.run_events))[:rows]
+    made = [event_line(event, state, clock, columns, glyphs, numbers.get(event.id, "")) for event in newest]
+    if not made and rows:
+        made = [fit(line(Piece("nothing has happened yet", "dim")), columns)]
+    return [*made, *([fit((), columns)] * (rows - len(made)))]
+
+
+def event_line(event: m.Event, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, number: str = "") -> Line:
+    """One event in `columns` cells; its end carries the measured effect and the number of its mark."""
+    alert, role = _ALERTS.get(event.severity, ("", "text"))
+    head = line(
+        Piece(f"{f.clock(event.at, clock.wall(), clock.zone)} ", "dim"),
+        Piece(shorten(clean(event.by or "-"), _WHO_CELLS, glyphs.ellipsis).ljust(_WHO_CELLS) + " ", "label"),
+        Piece(alert, role),
+    )
+    measured = effect(state, event) if number else None
+    tail = line(Piece(f"  {_effect_text(measured)}" if measured is not None else "", _effect_role(measured)),
+                Piece(f"  {number}" if number else "", "mark"))  # fmt: skip
+    room = max(columns - width(head) - width(tail) - 1, 1)
+    body = Piece(shorten(_words(event, glyphs), room, glyphs.ellipsis), role)
+    return fit(spread((*head, body), tail, columns), columns)
+
+
+def _words(event: m.Event, glyphs: Glyphs) -> str:
+    """The event's text, with before, after, step and outcome where the text doesn't say them itself."""
+    text = clean(event.text or event.verb or event.kind)
+    if event.verb and event.verb not in text:
+        text = f"{event.verb} {text}"
+    if event.before and event.after and not (event.before in text and event.after in text):
+        text += f" {clean(event.before)} {glyphs.arrow} {clean(event.after)}"
+    if event.step is not None and str(event.step) not in text.replace(",", ""):
+        text += f" @{event.step:,}"
+    if event.outcome and event.outcome != "applied" and event.outcome not in text:
+        text += f" {event.outcome}"
+    return text
+
+
+def effect(state: ViewState, event: m.Event) -> float | None:
+    """Relative change of the fleet's rate: medians of up to 20 steps after and before; None with fewer than 5 on a
+    side."""
+    if event.step is None:
+        return None
+    rates = state.lately("tokens_per_second")
+    if rates.bucket_steps > 2:
+        return None
+    before = _median(s.tail(rates, event.step - EFFECT_STEPS), last_step=event.step - 1)
+    after = _median(s.tail(rates, event.step), last_step=event.step + EFFECT_STEPS - 1)
+    return after / before - 1 if before and after else None
+
+
+def _median(window: s.Window, last_step: int) -> float | None:
+    values = window.last[window.first <= last_step]
+    values = values[np.isfinite(values)]
+    return float(np.median(values)) if len(values) >= _EFFECT_LEAST else None
+
+
+def _effect_text(change: float) -> str:
+    return "" if not math.isfinite(change) else f"tok/s {100 * change:+.0f}%" if abs(change) >= 0.005 else "tok/s +0%"
+
+
+def _effect_role(change: float | None) -> str:
+    return "dim" if change is None or abs(change) < 0.02 else "good" if change > 0 else "warning"
+
+
+def all_lines(events: Sequence[m.Event], state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> list[Line]:
+    """Every event given, newest first."""
+    numbers = numbered(state)
+    return [event_line(event, state, clock, columns, glyphs, numbers.get(event.id, "")) for event in reversed(events)]

@@ -1,0 +1,287 @@
+"""A run followed line by line: steps and events in order, and what was missed while the agent was away fetched."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import UnreachableError
+from trainctl.tui import output
+
+if TYPE_CHECKING:
+    from trainctl.protocol.client import Client, Connection
+
+POLL_SECONDS = 0.5
+"""How often a followed log is asked for more; the protocol publishes no logs."""
+LOG_CHUNK_BYTES = 262144
+RETRY_SECONDS = 1.0
+ALL_LINES = sys.maxsize
+STEPS_PAGE = 500
+EVENTS_PAGE = 200
+
+Line = m.StepCommitted | m.Event | m.RunView
+
+
+class Place:
+    """How far a follower has come in one run: what is at or before it is not shown again."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.step = 0
+        self.generation = m.Generation(0, 0)
+        self.event = 0
+        self.state: str | None = None
+
+    def passes(self, item: Line) -> bool:
+        """Whether `item` is news; if so it becomes the place."""
+        if isinstance(item, m.StepCommitted):
+            if item.step <= self.step and item.generation <= self.generation:
+                return False
+            self.step, self.generation = item.step, max(item.generation, self.generation)
+        elif isinstance(item, m.Event):
+            if item.run and item.id <= self.event:
+                return False
+            self.event = max(self.event, item.id) if item.run else self.event
+        elif item.state == self.state:
+            return False
+        else:
+            self.state = item.state
+        return True
+
+    @property
+    def ended(self) -> bool:
+        return self.state is not None and self.state not in m.ACTIVE_RUN_STATES
+
+    def skip_to(self, snapshot: m.Snapshot) -> None:
+        """Count everything in the snapshot as shown."""
+        if snapshot.last_step is not None:
+            self.passes(snapshot.last_step)
+        self.event = max([self.event, *(event.id for event in snapshot.events)])
+
+
+async def lines(
+    client: "Client",
+    *,
+    run: str | None = None,
+    from_start: bool = False,
+    until_end: bool = False,
+    after_event: int | None = None,
+) -> "AsyncIterator[Line | Connection]":
+    """News of `run` (default: whichever is active) as it comes, and how the line to the agent is.
+
+    A RunView comes when the run's state changes. `after_event` is the last event already shown; with `until_end` it
+    stops once the run has ended. Raises UnreachableError if no agent answers at first; later it waits for one.
+    """
+    first = await client.snapshot(0, run)
+    place = Place(run or (first.run.run if first.run is not None else ""))
+    if not from_start:
+        place.skip_to(first)
+    if after_event is not None:
+        place.event = after_event
+    for view in _own_view(place, first):  # the attachment below may be of another run and never tell it
+        yield view
+    connection = "connecting"
+    attachment: Any = client.attach(0)
+    async with contextlib.aclosing(attachment):
+        while not (until_end and place.ended):
+            item = await anext(attachment)
+            if isinstance(item, m.Snapshot):
+                if run is None and item.run is not None and item.run.run != place.run:
+                    place = Place(item.run.run)  # begun while nobody listened: all of it is news
+                news: list[Line] = [*await missed(client, place), *_own_view(place, item)]
+            elif isinstance(item, m.StepCommitted | m.Event | m.RunView):
+                if run is None and isinstance(item, m.RunView) and item.run != place.run:
+                    place = Place(item.run)
+                news = [item] if _concerns(item, place.run) and place.passes(item) else []
+            elif isinstance(item, m.RankStep | m.HostReading | m.Heartbeat):
+                continue
+            else:
+                if item.state != connection:
+                    connection = item.state
+                    yield item
+                continue
+            for piece in news:
+                yield piece
+    for piece in await missed(client, place):
+        yield piece
+
+
+async def missed(client: "Client", place: Place) -> list[Line]:
+    """Steps and events of the record past `place`, in the order they happened; the place moves on.
+
+    Less than all if the agent goes away meanwhile: whoever re-attaches asks again from the new place.
+    """
+    if not place.run:
+        return []
+    found: list[tuple[float, Line]] = []
+    with contextlib.suppress(UnreachableError):
+        async for steps in _step_pages(client, place.run, place.step):
+            found += [(step.committed_at, step) for step in steps if place.passes(step)]
+        async for events in _event_pages(client, place.run, place.event):
+            found += [(event.at, event) for event in events if place.passes(event)]
+    return [item for _, item in sorted(found, key=lambda pair: pair[0])]
+
+
+async def _step_pages(client: "Client", run: str, step: int) -> AsyncIterator[tuple[m.StepCommitted, ...]]:
+    while True:
+        page = await client.steps(run, step, STEPS_PAGE)
+        yield page.steps
+        if not page.more or not page.steps:
+            return
+        step = page.steps[-1].step
+
+
+async def _event_pages(client: "Client", run: str, event_id: int) -> AsyncIterator[tuple[m.Event, ...]]:
+    while True:
+        page = await client.events(run, event_id, EVENTS_PAGE)
+        yield page.events
+        if not page.more or not page.events:
+            return
+        event_id = page.events[-1].id
+
+
+async def show(client: "Client", keep: Callable[[Line], bool], *, json: bool, **options: Any) -> m.RunView | None:
+    """Print what `keep` keeps of `lines(**options)`; the run's last known state when it ends."""
+    view: m.RunView | None = None
+    async for item in lines(client, **options):
+        if isinstance(item, m.RunView):
+            view = item
+        if not isinstance(item, m.StepCommitted | m.Event | m.RunView):
+            _show_connection(item, json=json)
+        elif keep(item):
+            if json:
+                output.emit(item)
+            elif not isinstance(item, m.RunView):  # its events say it in words
+                output.say(output.step_line(item) if isinstance(item, m.StepCommitted) else output.event_line(item))
+    return view
+
+
+async def show_events(client: "Client", run: str | None, last: int, *, follow: bool, json: bool) -> int:
+    """The newest `last` events, and those to come if asked: lines, or JSON (one object, or one a line)."""
+    page = await client.events(run, limit=last, newest=True) if last else None
+    found = page.events if page is not None else ()
+    if json and not follow:
+        output.emit_ok(run=page.run if page is not None else run, events=found)
+        return 0
+    for event in found:
+        output.emit(event) if json else output.say(output.event_line(event))
+    if follow:
+        after = max((event.id for event in found), default=None)
+        await show(client, lambda item: isinstance(item, m.Event), json=json, run=run, after_event=after)
+    elif not found:
+        output.tell("no events")
+    return 0
+
+
+# ---------------------------------------------------------------- logs
+
+
+async def whole_log(client: "Client", run: str | None, rank: int) -> AsyncIterator[m.LogPart]:
+    """The log as it is now, in parts."""
+    offset = 0
+    while True:
+        part = await client.log(run, rank, offset, LOG_CHUNK_BYTES)
+        yield part
+        offset = end_of(part, offset)
+        if offset >= part.size_bytes:
+            return
+
+
+async def log_tail(client: "Client", run: str | None, rank: int, last_lines: int) -> m.LogPart:
+    """The last lines of the log as one part that reaches to its end."""
+    part = await client.log(run, rank, -LOG_CHUNK_BYTES, LOG_CHUNK_BYTES)
+    text, start, size = part.text, part.offset_bytes, part.size_bytes
+    while start > 0 and text.count("\n") <= last_lines:
+        low = max(0, start - LOG_CHUNK_BYTES)
+        text = (await client.log(run, rank, low, start - low)).text + text
+        start = low
+    kept = "".join(text.splitlines(keepends=True)[-last_lines:]) if last_lines else ""
+    return msgspec.structs.replace(part, text=kept, offset_bytes=max(0, size - len(kept.encode())), size_bytes=size)
+
+
+async def follow_log(client: "Client", run: str | None, rank: int, offset: int) -> AsyncIterator[m.LogPart]:
+    """What is written to the log past `offset`, as it comes; a shorter file than before is read from its start."""
+    while True:
+        try:
+            part = await client.log(run, rank, offset, LOG_CHUNK_BYTES)
+        except UnreachableError as error:
+            output.tell(f"{error}; waiting for it")
+            await asyncio.sleep(RETRY_SECONDS)
+            continue
+        if part.size_bytes < offset:
+            offset = 0
+            continue
+        if part.text:
+            yield part
+        offset = end_of(part, offset)
+        if offset >= part.size_bytes:
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def end_of(part: m.LogPart, asked: int) -> int:
+    """The offset of the first byte after a part asked for from `asked` on, with LOG_CHUNK_BYTES as the limit.
+
+    Counted from the file's size rather than from the text, whose undecodable bytes were replaced by longer ones.
+    """
+    return max(asked, min(part.offset_bytes + LOG_CHUNK_BYTES, part.size_bytes))
+
+
+async def show_logs(
+    client: "Client", run: str | None, rank: int, last_lines: int | None, *, follow: bool, json: bool
+) -> int:
+    """The log, or its last lines, and what is written after that if asked; JSON is one object, or one a part."""
+    if last_lines is None and not (json and not follow):
+        end = 0
+        async for part in whole_log(client, run, rank):
+            show_log(part, json=json)
+            end = end_of(part, end)
+    else:
+        part = await log_tail(client, run, rank, ALL_LINES if last_lines is None else last_lines)
+        if json and not follow:
+            fields = as_json(part)
+            output.emit_ok(**{name: fields[name] for name in ("run", "rank", "offset_bytes", "size_bytes", "text")})
+        else:
+            show_log(part, json=json)
+        end = part.size_bytes
+    if follow:
+        async for part in follow_log(client, run, rank, end):
+            show_log(part, json=json)
+    return 0
+
+
+def show_log(part: m.LogPart, *, json: bool) -> None:
+    """One part on standard output; control characters are kept for a file and left out on a terminal."""
+    if json:
+        output.emit(part)
+        return
+    sys.stdout.write(output.log_text(part.text, raw=not sys.stdout.isatty()))
+    sys.stdout.flush()
+
+
+# ---------------------------------------------------------------- small parts
+
+
+def _own_view(place: Place, snapshot: m.Snapshot) -> list[Line]:
+    view = snapshot.run
+    return [view] if view is not None and view.run == place.run and place.passes(view) else []
+
+
+def _concerns(item: Line, run: str) -> bool:
+    return item.run == run or (isinstance(item, m.Event) and not item.run)
+
+
+def _show_connection(item: "Connection", *, json: bool) -> None:
+    if json:
+        output.emit({"type": "connection", "state": item.state, "why": item.why})
+    elif item.state == "silent":
+        output.tell(f"agent silent: {item.why}; waiting for it")
+
+
+def as_json(item: msgspec.Struct) -> dict[str, Any]:
+    """A message as plain values."""
+    fields: dict[str, Any] = msgspec.to_builtins(item)
+    return fields

@@ -1,0 +1,128 @@
+"""Numbers, durations and times as the screen's words. What is unknown is `n/a`, never a zero."""
+
+import datetime
+import math
+
+NA = "n/a"
+_DAY_SECONDS = 86400
+_GIGABYTE = 1e9
+
+
+def count(value: float | None) -> str:
+    """Whole number with thousands separated: 18,240."""
+    return NA if value is None or not math.isfinite(value) else f"{round(value):,}"
+
+
+def rate(value: float | None) -> str:
+    """A rate in a column: 7,100 up to 99,999, then 123k, 1.2M."""
+    if value is None or not math.isfinite(value):
+        return NA
+    return count(value) if abs(value) < 99_999.5 else compact(value)
+
+
+def compact(value: float | None) -> str:
+    """Three significant digits with k, M, G, T: 10.7k, 842, 1.2M."""
+    if value is None or not math.isfinite(value):
+        return NA
+    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit * 0.9995:
+            scaled = value / limit
+            return f"{scaled:.0f}{unit}" if abs(scaled) >= 99.5 else f"{scaled:.1f}{unit}"
+    return f"{value:.0f}" if abs(value) >= 9.95 or value == int(value) else f"{value:.1f}"
+
+
+def loss(value: float | None) -> str:
+    """A loss or another number of order one, four digits: 1.842, 12.31, nan."""
+    if value is None:
+        return NA
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    if size >= 1e5 or 0 < size < 1e-3:
+        return scientific(value)
+    return f"{value:.3f}" if size < 10 else f"{value:.2f}" if size < 100 else f"{value:.1f}"
+
+
+def scientific(value: float | None) -> str:
+    """A learning rate: 1.62e-4, 3e-5, 0."""
+    if value is None or not math.isfinite(value):
+        return NA if value is None else str(value)
+    if value == 0:
+        return "0"
+    digits, _, exponent = f"{value:.2e}".partition("e")
+    return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def percent(part: float | None) -> str:
+    """A fraction of one as whole percent: 92%."""
+    return NA if part is None or not math.isfinite(part) else f"{100 * part:.0f}%"
+
+
+def gigabytes(value: float | None) -> str:
+    """Bytes in GB of 10^9, without the unit: 160, 41, 2.4, 0.31."""
+    if value is None:
+        return NA
+    size = value / _GIGABYTE
+    return f"{size:.0f}" if size >= 9.95 else f"{size:.1f}" if size >= 0.995 else f"{size:.2f}"
+
+
+def used_of(used: float | None, cap: float | None) -> str:
+    """Memory as used/cap in GB; one unknown half is left out, both unknown are n/a."""
+    if used is None:
+        return NA
+    return gigabytes(used) if cap is None else f"{gigabytes(used)}/{gigabytes(cap)}"
+
+
+def seconds(value: float | None) -> str:
+    """A step's length: 3.06 s, 41 ms, 75 s."""
+    if value is None or not math.isfinite(value):
+        return NA
+    if value < 0.0995:
+        return f"{1000 * value:.0f} ms"
+    return f"{value:.2f} s" if value < 9.995 else f"{value:.1f} s" if value < 99.5 else f"{value:.0f} s"
+
+
+def age(value: float | None) -> str:
+    """How long ago, in one unit: 1s, 12m, 4h, 3d."""
+    if value is None:
+        return NA
+    value = max(value, 0.0)
+    for unit_seconds, unit in ((_DAY_SECONDS, "d"), (3600, "h"), (60, "m")):
+        if value >= unit_seconds * (2 if unit != "d" else 1):
+            return f"{value / unit_seconds:.0f}{unit}"
+    return f"{int(value)}s"
+
+
+def duration(value: float | None) -> str:
+    """How long, in two units: 1d 11h, 3h 05m, 4m 20s, 12s."""
+    if value is None or not math.isfinite(value):
+        return NA
+    whole = round(max(value, 0.0))
+    if whole >= _DAY_SECONDS:
+        return f"{whole // _DAY_SECONDS}d {whole % _DAY_SECONDS // 3600}h"
+    if whole >= 3600:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 60}m {whole % 60:02d}s" if whole >= 60 else f"{whole}s"
+
+
+def clock(at: float, now: float, zone: datetime.tzinfo | None = None) -> str:
+    """The time of day of Unix second `at` as seen at `now`: 14:31 today, Sat 02:02 within six days, else 12 Mar
+    02:02."""
+    try:
+        when = datetime.datetime.fromtimestamp(at, zone or datetime.UTC)
+        today = datetime.datetime.fromtimestamp(now, zone or datetime.UTC)
+    except (OverflowError, OSError, ValueError):
+        return NA
+    if zone is None:
+        when, today = when.astimezone(), today.astimezone()
+    days = abs((when.date() - today.date()).days)
+    if days == 0:
+        return f"{when:%H:%M}"
+    return f"{when:%a %H:%M}" if days <= 6 else f"{when.day} {when:%b %H:%M}"
+
+
+def eta(remaining_seconds: float | None, now: float, zone: datetime.tzinfo | None = None) -> str:
+    """`1d 11h, Sat 02:02`: how long it still takes and when that is."""
+    if remaining_seconds is None or not math.isfinite(remaining_seconds):
+        return NA
+    return f"{duration(remaining_seconds)}, {clock(now + remaining_seconds, now, zone)}"

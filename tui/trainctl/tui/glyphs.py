@@ -1,0 +1,53 @@
+"""The characters the screen draws with: Unicode, and the ASCII that stands in where the locale cannot show it."""
+
+import locale
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Glyphs:
+    """One set of drawing characters. `ascii_only` also switches the charts' cells."""
+
+    ascii_only: bool
+    horizontal: str
+    vertical: str
+    tee: str
+    cross: str
+    mark: str
+    times: str
+    arrow: str
+    up: str
+    down: str
+    level: str
+    dot: str
+    ellipsis: str
+    block: str
+    sparks: str
+    point: str
+    nonfinite: str
+    cursor: str
+    degree: str
+
+
+UNICODE = Glyphs(
+    False, "─", "│", "┬", "┼", "┊", "×", "→", "↑", "↓", "→", "·", "…", "▇", "▁▂▃▄▅▆▇█", "◆", "✕", "▸", "°C"
+)  # fmt: skip
+ASCII = Glyphs(True, "-", "|", "+", "+", ":", "x", "->", "+", "-", "=", ".", "~", "#", "_.-=+*#@", "o", "X", ">", "C")
+
+_PLAIN = str.maketrans(
+    {
+        **dict(zip("─│┬┼┊×↑↓·…▇◆✕▸°•–—’‘“”µ", "-|++:x^v.~#oX> *--''\"\"u", strict=True)),
+        **{"→": "->", "≥": ">=", "≤": "<="},
+    }
+)
+
+
+def to_ascii(text: str) -> str:
+    """Text with every character in ASCII, as many cells as before where that is possible; the rest become `?`."""
+    return text if text.isascii() else text.translate(_PLAIN).encode("ascii", "replace").decode("ascii")
+
+
+def for_locale() -> Glyphs:
+    """Unicode where the locale's encoding can carry it, else ASCII."""
+    encoding = locale.getpreferredencoding(False).lower().replace("-", "").replace("_", "")
+    return UNICODE if encoding in ("utf8", "utf8sig", "utf16", "utf32") else ASCII

@@ -1,0 +1,197 @@
+"""The Overview's head: which run, how far, how well, how fast. One line a subject; wider screens add, never
+reshuffle."""
+
+from trainctl.protocol import messages as m
+from trainctl.tui import format as f
+from trainctl.tui import series as s
+from trainctl.tui.clock import Clock
+from trainctl.tui.fleet import fleet_rate, sum_of_own_rates
+from trainctl.tui.glyphs import Glyphs
+from trainctl.tui.lines import Line, Piece, clean, fit, groups, line, shorten, spread, width
+from trainctl.tui.model import ViewState
+
+STATE_ROLES = {
+    "running": "good", "finished": "good", "starting": "accent", "pausing": "warning", "paused": "warning",
+    "stopping": "warning", "stopped": "warning", "failed": "bad",
+}  # fmt: skip
+
+
+def lines(state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, *, rows: int, badge: str = "") -> list[Line]:
+    """The head as `rows` (2 or 3) lines of `columns` cells; `badge` is a word about the screen itself ("READ-ONLY")."""
+    run = state.run
+    if run is None:
+        return [fit(_without_run(state, clock, columns, badge), columns)] + [fit((), columns)] * (rows - 1)
+    made = [_identity(state, run, clock, columns, glyphs, badge), _learning(state, columns, glyphs)]
+    if rows >= 3:
+        made.append(_resources(state, run, clock, columns, glyphs))
+    return [fit(pieces, columns) for pieces in made]
+
+
+def connection_piece(state: ViewState, clock: Clock) -> Line:
+    """`agent silent 12s` while the line is not good, else nothing."""
+    now = clock.monotonic()
+    quiet = state.silent_for(now)
+    if quiet is not None:
+        return line(Piece(f"agent silent {f.duration(quiet)}", "bad"))
+    if state.heard_at is not None:
+        return ()
+    since = max(now - state.connection.since_monotonic, 0.0)
+    words = "no agent yet" if state.connection.state == "silent" else "connecting"
+    return line(Piece(f"{words} {f.duration(since)}", "warning"))
+
+
+def _without_run(state: ViewState, clock: Clock, columns: int, badge: str) -> Line:
+    name = clean(state.node.node) if state.node else "trainctl"
+    left = [line(Piece(name, "strong"))]
+    if state.node:
+        left.append(line(Piece("no run", "warning")))
+    right = groups([connection_piece(state, clock), _badge(badge)], columns // 2)
+    return spread(groups(left, columns - width(right) - 1), right, columns)
+
+
+def _badge(badge: str) -> Line:
+    return line(Piece(badge, "warning"))
+
+
+def _identity(state: ViewState, run: m.RunView, clock: Clock, columns: int, glyphs: Glyphs, badge: str) -> Line:
+    silent = connection_piece(state, clock)
+    right = groups([silent or _place(run, columns, glyphs), _badge(badge)], columns // 2)
+    done = run.step / run.steps if run.steps else None
+    left = [
+        line(Piece(shorten(clean(run.name), max(columns // 4, 12), glyphs.ellipsis), "strong")),
+        line(Piece(run.state.upper(), STATE_ROLES.get(run.state, "text"))),
+        line(Piece(f"{run.step:,}/{run.steps:,}", "strong")),
+        line(Piece(f.percent(done), "text")),
+        _outlook(state, run, clock),
+    ]
+    if columns >= 100:
+        left += [_epoch(run), line(Piece("plan ", "label"), f"v{run.plan_version}")]
+    if columns >= 150:
+        left.append(line(Piece("run ", "label"), Piece(clean(run.run), "dim")))
+    return spread(groups(left, columns - width(right) - 1), right, columns)
+
+
+def _place(run: m.RunView, columns: int, glyphs: Glyphs) -> Line:
+    """Who leads, by which engine, in which generation."""
+    words = [clean(run.lead), run.engine, str(run.generation)]
+    if run.engine == "none" and columns < 100:
+        words.remove("none")
+    dot = f" {glyphs.dot} " if columns >= 100 else glyphs.dot
+    return line(Piece(dot.join(words), "label"))
+
+
+def _outlook(state: ViewState, run: m.RunView, clock: Clock) -> Line:
+    """When it will be done, or how it ended."""
+    if run.state in ("starting", "running"):
+        remaining = remaining_seconds(state)
+        return line(Piece("ETA ", "label"), f.eta(remaining, clock.wall(), clock.zone))
+    if run.state in m.ACTIVE_RUN_STATES:
+        return line(Piece("ETA ", "label"), Piece(f.NA, "dim"))
+    role = "bad" if run.state == "failed" else "label"
+    when = _ended(state, clock)
+    reason = f": {clean(run.reason)}" if run.reason else ""
+    return line(Piece(f"{when}{reason}", role))
+
+
+def _ended(state: ViewState, clock: Clock) -> str:
+    """When the run ended, by its event; where none is known, when it last committed a step."""
+    last = state.last_step.value.committed_at if state.last_step else 0.0
+    known = (event.at for event in reversed(state.run_events) if event.kind == "run")
+    at = next(known, None)
+    if at is not None and at >= last:
+        return f"ended {f.clock(at, clock.wall(), clock.zone)}"
+    return f"last step {f.clock(last, clock.wall(), clock.zone)}" if last else "ended"
+
+
+def remaining_seconds(state: ViewState) -> float | None:
+    """Steps left times what a step takes lately."""
+    if state.run is None:
+        return None
+    step = s.typical(state.lately("step_seconds"), 32)
+    return None if step is None else max(state.run.steps - state.run.step, 0) * step
+
+
+def _epoch(run: m.RunView) -> Line:
+    epoch = f"{run.cursor / run.samples:.2f}" if run.samples else f.NA
+    return line(Piece("epoch ", "label"), epoch)
+
+
+def _learning(state: ViewState, columns: int, glyphs: Glyphs) -> Line:
+    run, last = state.run, state.last_step
+    assert run is not None
+    step = last.value if last else None
+    own = sum_of_own_rates(state)
+    fleet = fleet_rate(state)
+    efficiency = fleet / own if fleet is not None and own else None
+    evaluated = f" @{run.eval_step:,}" if columns >= 100 and run.eval_step is not None else ""
+    parts = [
+        line(Piece("loss ", "label"), Piece(f.loss(step.loss if step else None), "strong"), _trend(state, glyphs)),
+        line(Piece("eval ", "label"), f.loss(run.eval_loss), Piece(evaluated, "dim")),
+        line(Piece("lr ", "label"), f.scientific(run.learning_rate)),
+        line(Piece("|g| ", "label"), _norm(step.grad_norm if step else None)),
+        line(Piece(f.compact(fleet), "strong"), Piece(" tok/s", "label")),
+        line(Piece("eff ", "label"), f.percent(efficiency)),
+    ]
+    if step is not None and step.skipped:
+        parts.insert(1, line(Piece(f"SKIPPED {step.skipped}", "bad")))
+    if columns >= 100:
+        parts += [
+            line(Piece("G ", "label"), f"{run.global_batch:,}"),
+            line(Piece("tokens ", "label"), f.compact(step.tokens_total if step else None)),
+        ]
+    return groups(parts, columns)
+
+
+def _norm(value: float | None) -> str:
+    return f.NA if value is None else f"{value:.2f}" if abs(value) < 100 else f.compact(value)
+
+
+def _trend(state: ViewState, glyphs: Glyphs) -> Piece:
+    """Change of the loss over the last thousand steps, or hundred while there aren't a thousand; nothing before
+    that."""
+    for steps, name in ((1000, "1k"), (100, "100")):
+        window = state.window("loss") if steps > 512 else state.lately("loss")
+        change = s.trend(window, steps)
+        if change is not None:
+            sign = glyphs.up if change > 0.0005 else glyphs.down if change < -0.0005 else glyphs.level
+            return Piece(f" {sign}{abs(100 * change):.1f}%/{name}", "good" if change < 0 else "warning")
+    return Piece("")
+
+
+def _resources(state: ViewState, run: m.RunView, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
+    """The lead's machine and the run's age: for screens with a line to spare."""
+    seen = state.hosts.get(run.lead) or next(iter(state.hosts.values()), None)
+    host = seen.value if seen else None
+    now = clock.wall()
+    watts = [gpu.power_watts for item in state.hosts.values() for gpu in item.value.gpus if gpu.power_watts is not None]
+    ended = run.state not in m.ACTIVE_RUN_STATES
+    parts = [
+        line(Piece("started ", "label"), f.clock(run.started_at, now, clock.zone)),
+        line(Piece("" if ended else "up ", "label"), "" if ended else f.duration(now - run.started_at)),
+        line(Piece("samples ", "label"), f.count(run.samples)),
+        line(Piece("cpu ", "label"), _percent(host.cpu_percent if host else None)),
+        line(Piece("load ", "label"), f"{host.load_1min:.1f}" if host and host.load_1min is not None else f.NA),
+        line(Piece("ram ", "label"), _ram(host)),
+        line(Piece("disk free ", "label"), _gigabytes(host.disk_free_bytes if host else None)),
+        line(Piece("power ", "label"), f"{sum(watts):.0f} W" if watts else f.NA),
+        line(
+            Piece("loop lag ", "label"), f.seconds(state.heartbeat.value.loop_lag_seconds if state.heartbeat else None)
+        ),
+    ]
+    if columns >= 150:
+        parts.append(line(Piece(shorten(clean(run.directory), columns // 3, glyphs.ellipsis), "dim")))
+    return groups(parts, columns)
+
+
+def _percent(value: float | None) -> str:
+    return f.NA if value is None else f"{value:.0f}%"
+
+
+def _gigabytes(value: int | None) -> str:
+    return f.NA if value is None else f"{f.gigabytes(value)} GB"
+
+
+def _ram(host: m.HostReading | None) -> str:
+    if host is None or host.memory_used_bytes is None:
+        return f.NA
+    return f"{f.used_of(host.memory_used_bytes, host.memory_total_bytes)} GB"

@@ -1,0 +1,160 @@
+"""A line of the screen as plain data: pieces of text with a role, measured and cut in terminal cells.
+
+A role says what a piece means ("good", "phase_forward"); themes.py says how that looks. Nothing here knows Textual.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from rich.cells import cell_len, chop_cells, set_cell_size
+
+
+class Piece(NamedTuple):
+    """Text in one role; a click on it runs `action` (a Textual action such as `app.dialog('pause')`)."""
+
+    text: str
+    role: str = "text"
+    action: str = ""
+
+
+Line = tuple[Piece, ...]
+EMPTY: Line = ()
+
+
+def line(*parts: Piece | str) -> Line:
+    """Pieces and plain strings as one line; empty texts vanish."""
+    pieces = (part if isinstance(part, Piece) else Piece(part) for part in parts)
+    return tuple(piece for piece in pieces if piece.text)
+
+
+def clean(text: str) -> str:
+    """Text from elsewhere made safe to print: control characters, escape sequences' included, become spaces."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def plain(pieces: Iterable[Piece]) -> str:
+    """The line's text."""
+    return "".join(piece.text for piece in pieces)
+
+
+def width(pieces: Iterable[Piece]) -> int:
+    """Terminal cells the line takes."""
+    return sum(cell_len(piece.text) for piece in pieces)
+
+
+def crop(pieces: Sequence[Piece], columns: int) -> Line:
+    """At most `columns` cells; a wide character cut in half becomes a space."""
+    kept: list[Piece] = []
+    left = max(columns, 0)
+    for piece in pieces:
+        if left == 0:
+            break
+        size = cell_len(piece.text)
+        if size > left:
+            piece = piece._replace(text=set_cell_size(piece.text, left))
+            size = left
+        kept.append(piece)
+        left -= size
+    return tuple(kept)
+
+
+def shorten(text: str, columns: int, ellipsis: str = "…") -> str:
+    """At most `columns` cells of text, ending in `ellipsis` where something was cut."""
+    if cell_len(text) <= columns:
+        return text
+    if columns <= len(ellipsis):
+        return text[:columns] if columns > 0 else ""
+    return set_cell_size(text, columns - len(ellipsis)).rstrip() + ellipsis
+
+
+def fit(pieces: Sequence[Piece], columns: int, role: str = "text") -> Line:
+    """Exactly `columns` cells: cut, or filled with spaces of `role`."""
+    cut = crop(pieces, columns)
+    missing = columns - width(cut)
+    return (*cut, Piece(" " * missing, role)) if missing > 0 else cut
+
+
+def pad_left(pieces: Sequence[Piece], columns: int) -> Line:
+    """Exactly `columns` cells, the text at the right end."""
+    missing = columns - width(pieces)
+    return (Piece(" " * missing), *pieces) if missing > 0 else crop(pieces, columns)
+
+
+def spread(left: Sequence[Piece], right: Sequence[Piece], columns: int) -> Line:
+    """`left` at the start and `right` at the end of `columns` cells; the right side goes first when both don't fit."""
+    used = width(left) + width(right)
+    if used + 1 > columns:
+        return fit(left, columns)
+    return (*left, Piece(" " * (columns - used)), *right)
+
+
+def groups(parts: Iterable[Sequence[Piece]], columns: int, gap: str = "  ") -> Line:
+    """As many of the groups, in order, as fit whole in `columns` cells, with `gap` between them."""
+    made: list[Piece] = []
+    used = 0
+    for part in parts:
+        size = width(part)
+        if not size:
+            continue
+        lead = gap if made else ""
+        if used + len(lead) + size > columns:
+            break
+        if lead:
+            made.append(Piece(lead))
+        made.extend(part)
+        used += len(lead) + size
+    return tuple(made)
+
+
+def rule(columns: int, glyph: str, *labels: tuple[int, str, str]) -> Line:
+    """A horizontal rule; each label is (first cell, text, role), later labels win where they meet."""
+    cells: list[tuple[str, str]] = [(glyph, "rule")] * max(columns, 0)
+    for start, text, role in labels:
+        for offset, char in enumerate(text):
+            if 0 <= start + offset < columns:
+                cells[start + offset] = (char, role)
+    return from_cells(cells)
+
+
+def from_cells(cells: Iterable[tuple[str, str]]) -> Line:
+    """Single characters with roles, neighbours of one role joined."""
+    made: list[Piece] = []
+    text, current = "", ""
+    for char, role in cells:
+        if role != current and text:
+            made.append(Piece(text, current))
+            text = ""
+        text, current = text + char, role
+    return (*made, Piece(text, current)) if text else tuple(made)
+
+
+def merged(pieces: Iterable[Piece]) -> Line:
+    """The same cells in fewer pieces: neighbours of one look joined, blanks taken into the piece before them."""
+    made: list[Piece] = []
+    for piece in pieces:
+        last = made[-1] if made else None
+        blank = piece.text.isspace() and not piece.action and piece.role != "cursor"
+        if (
+            last is not None
+            and last.action == piece.action
+            and (last.role == piece.role or (blank and last.role != "cursor"))
+        ):
+            made[-1] = last._replace(text=last.text + piece.text)
+        elif piece.text:
+            made.append(piece)
+    return tuple(made)
+
+
+def wrap(text: str, columns: int) -> list[str]:
+    """Text broken at spaces into rows of at most `columns` cells; a word too long is broken anywhere."""
+    rows: list[str] = []
+    row = ""
+    for word in text.split():
+        for part in chop_cells(word, columns):
+            joined = f"{row} {part}" if row else part
+            if cell_len(joined) <= columns:
+                row = joined
+            else:
+                rows.append(row)
+                row = part
+    return [*rows, row] if row or not rows else rows

@@ -1,0 +1,245 @@
+"""What the screens show, as one immutable value, and the pure reducer that makes the next one from a message.
+
+`apply(state, message, now)` is the whole of it: `now` is a reading of the monotonic clock, and everything kept is
+bounded.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Generic, TypeVar
+
+import msgspec
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.client import Connection
+from trainctl.tui import series as s
+
+MAX_EVENTS = 500
+MAX_SERIES = 256
+RECENT_STEPS = 512
+"""Steps of full resolution kept beside the whole run's windows."""
+SILENT_AFTER_SECONDS = 5.0
+"""Without a word for this long a line that claims to be connected counts as silent."""
+
+SeriesKey = tuple[str, int | None]
+K = TypeVar("K")
+V = TypeVar("V")
+Incoming = m.Snapshot | m.Live | m.Heartbeat | Connection
+
+
+@dataclass(frozen=True)
+class Seen(Generic[V]):
+    """A message and when it was true, by the monotonic clock of this program."""
+
+    value: V
+    at: float
+
+    def age(self, now: float) -> float:
+        return max(now - self.at, 0.0)
+
+
+@dataclass(frozen=True)
+class ViewState:
+    """All that is known of one agent and its run. Mappings are read-only."""
+
+    connection: Connection = Connection("connecting", 0.0)  # noqa: RUF009  frozen itself
+    heard_at: float | None = None  # when anything last came from the agent
+    boot: str = ""
+    seq: int = 0
+    node: m.NodeView | None = None
+    run: m.RunView | None = None
+    last_step: Seen[m.StepCommitted] | None = None
+    ranks: Mapping[int, Seen[m.RankStep]] = field(default_factory=lambda: MappingProxyType({}))
+    hosts: Mapping[str, Seen[m.HostReading]] = field(default_factory=lambda: MappingProxyType({}))
+    heartbeat: Seen[m.Heartbeat] | None = None
+    events: tuple[m.Event, ...] = ()  # oldest first
+    windows: Mapping[SeriesKey, s.Window] = field(default_factory=lambda: MappingProxyType({}))  # the whole run
+    recent: Mapping[SeriesKey, s.Window] = field(default_factory=lambda: MappingProxyType({}))  # its last steps
+
+    def silent_for(self, now: float) -> float | None:
+        """Seconds since the agent was last heard, or None while the line is good."""
+        if self.heard_at is None:
+            return None
+        quiet = max(now - self.heard_at, 0.0)
+        return quiet if self.connection.state != "connected" or quiet > SILENT_AFTER_SECONDS else None
+
+    @property
+    def active(self) -> bool:
+        """Whether there is a run that hasn't ended."""
+        return self.run is not None and self.run.state in m.ACTIVE_RUN_STATES
+
+    @property
+    def run_events(self) -> tuple[m.Event, ...]:
+        """Events of the run shown and of the agent itself, oldest first."""
+        run = self.run.run if self.run else ""
+        return tuple(event for event in self.events if event.run in ("", run))
+
+    def window(self, metric: str, rank: int | None = None) -> s.Window:
+        """The metric over the whole run; empty when it was never reported."""
+        return self.windows.get((metric, rank)) or s.empty()
+
+    def lately(self, metric: str, rank: int | None = None) -> s.Window:
+        """The metric's last steps at the finest resolution there is."""
+        return self.recent.get((metric, rank)) or s.empty()
+
+
+def apply(state: ViewState, message: Incoming, now: float) -> ViewState:
+    """The state after a message. One that is already in it (same boot, seq at or below) or of another run changes
+    nothing."""
+    if isinstance(message, Connection):
+        return replace(state, connection=message)
+    if isinstance(message, m.Snapshot):
+        return _open(state, message, now)
+    state = replace(state, heard_at=now)
+    if isinstance(message, m.Heartbeat):
+        return replace(state, heartbeat=Seen(message, now)) if message.boot == state.boot else state
+    if message.boot != state.boot or message.seq <= state.seq:
+        return state
+    return _live(replace(state, seq=message.seq), message, now)
+
+
+def apply_history(state: ViewState, run: str, history: m.History) -> ViewState:
+    """The state with the recent windows of `run` taken from a ranged reply, where they are finer than those it has."""
+    if state.run is None or state.run.run != run:
+        return state
+    recent = dict(state.recent)
+    for series in history.series:
+        key = (series.metric, series.rank)
+        made = s.from_series(series, state.run.step, RECENT_STEPS)
+        had = recent.get(key)
+        if had is None or made.bucket_steps < had.bucket_steps:
+            recent[key] = _with_newer(made, had)
+    return replace(state, recent=_frozen(recent))
+
+
+def _with_newer(made: s.Window, had: s.Window | None) -> s.Window:
+    """Steps that came live while the history was on its way go after it."""
+    if had is None:
+        return made
+    newer = s.tail(had, made.newest_step + 1)
+    for step, value in zip(newer.first.tolist(), newer.last.tolist(), strict=True):
+        made = s.add(made, step, value)
+    return made
+
+
+def _open(state: ViewState, snapshot: m.Snapshot, now: float) -> ViewState:
+    """A snapshot replaces everything but the connection; ages come from the agent's own clock."""
+
+    def seen_at(at: float) -> float:
+        return now - max(snapshot.at - at, 0.0)
+
+    last = snapshot.last_step
+    committed = now if last is None else seen_at(last.committed_at)
+    newest = snapshot.run.step if snapshot.run else 0
+    windows = {(item.metric, item.rank): s.from_series(item, newest) for item in snapshot.series[:MAX_SERIES]}
+    host = snapshot.node.host
+    return replace(
+        state,
+        heard_at=now,
+        boot=snapshot.boot,
+        seq=snapshot.seq,
+        node=snapshot.node,
+        run=snapshot.run,
+        last_step=Seen(last, committed) if last else None,
+        ranks=_frozen({step.rank: Seen(step, committed) for step in snapshot.rank_steps}),
+        hosts=_frozen({host.node: Seen(host, seen_at(host.read_at))} if host else {}),
+        heartbeat=None,
+        events=snapshot.events[-MAX_EVENTS:],
+        windows=_frozen(windows),
+        recent=_frozen({key: s.tail(window, newest - RECENT_STEPS + 1) for key, window in windows.items()}),
+    )
+
+
+def _live(state: ViewState, message: m.Live, now: float) -> ViewState:
+    match message:
+        case m.RunView():
+            return _run_changed(state, message)
+        case m.HostReading():
+            return replace(state, hosts=_frozen({**state.hosts, message.node: Seen(message, now)}))
+        case m.Event():
+            return replace(state, events=(*state.events, message)[-MAX_EVENTS:])
+        case m.StepCommitted() if _ours(state, message.run):
+            return _step(state, message, now)
+        case m.RankStep() if _ours(state, message.run):
+            return _rank_step(state, message, now)
+    return state
+
+
+def _ours(state: ViewState, run: str) -> bool:
+    return state.run is not None and state.run.run == run
+
+
+def _run_changed(state: ViewState, view: m.RunView) -> ViewState:
+    """Another run that starts takes the screen; one that has ended elsewhere doesn't."""
+    if state.run is None or (view.run != state.run.run and view.state in m.ACTIVE_RUN_STATES):
+        nothing: Mapping[SeriesKey, s.Window] = MappingProxyType({})
+        return replace(state, run=view, last_step=None, ranks=_frozen({}), windows=nothing, recent=nothing)
+    if view.run != state.run.run:
+        return state
+    state = replace(state, run=view)
+    if view.eval_loss is not None and view.eval_step is not None:
+        known = state.windows.get(("eval_loss", None))
+        bucket = view.eval_step // known.bucket_steps * known.bucket_steps if known is not None else -1
+        if known is None or bucket not in known.first:
+            return _record(state, view.eval_step, {("eval_loss", None): view.eval_loss})
+    return state
+
+
+def _step(state: ViewState, step: m.StepCommitted, now: float) -> ViewState:
+    assert state.run is not None
+    run = state.run
+    if step.generation >= run.generation:
+        run = _with_step(run, step)
+    values: dict[SeriesKey, float] = {
+        ("loss", None): step.loss,
+        ("grad_norm", None): step.grad_norm,
+        ("learning_rate", None): step.learning_rate,
+        ("step_seconds", None): step.step_seconds,
+    }
+    if step.step_seconds > 0:
+        values["tokens_per_second", None] = step.weight / step.step_seconds
+    return _record(replace(state, run=run, last_step=Seen(step, now)), step.step, values)
+
+
+def _with_step(run: m.RunView, step: m.StepCommitted) -> m.RunView:
+    """A RunView isn't published at each step, so the step moves it on."""
+    return msgspec.structs.replace(
+        run,
+        step=step.step,
+        cursor=step.cursor,
+        learning_rate=step.learning_rate,
+        global_batch=step.global_batch,
+        plan_version=max(run.plan_version, step.plan_version),
+        generation=step.generation,
+    )
+
+
+def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
+    values: dict[SeriesKey, float] = {("rank_step_seconds", step.rank): step.step_seconds}
+    own = step.own_tokens_per_second
+    if own is not None:
+        values["own_tokens_per_second", step.rank] = own
+    ranks = _frozen({**state.ranks, step.rank: Seen(step, now)})
+    return _record(replace(state, ranks=ranks), step.step, values)
+
+
+def _record(state: ViewState, step: int, values: Mapping[SeriesKey, float]) -> ViewState:
+    windows, recent = dict(state.windows), dict(state.recent)
+    for key, value in values.items():
+        if key not in windows and len(windows) >= MAX_SERIES:
+            continue
+        windows[key] = s.add(windows.get(key) or s.empty(), step, value)
+        recent[key] = _keep_recent(s.add(recent.get(key) or s.empty(2 * RECENT_STEPS), step, value))
+    return replace(state, windows=_frozen(windows), recent=_frozen(recent))
+
+
+def _keep_recent(window: s.Window) -> s.Window:
+    """Drops the oldest in pages, so that what is drawn from it doesn't scroll with each step."""
+    if window.capacity != 2 * RECENT_STEPS:
+        window = replace(window, capacity=2 * RECENT_STEPS)
+    return s.tail(window, window.newest_step - RECENT_STEPS + 1) if len(window) >= 2 * RECENT_STEPS else window
+
+
+def _frozen(mapping: dict[K, V]) -> Mapping[K, V]:
+    return MappingProxyType(mapping)

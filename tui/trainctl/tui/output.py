@@ -1,0 +1,249 @@
+"""What the command line prints: one JSON object, or lines and tables for a person, both safe to show."""
+
+import datetime
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import (
+    ExpiredError,
+    InvalidInputError,
+    NotAuthorisedError,
+    ProtocolError,
+    RefusedError,
+    TrainctlError,
+    UnreachableError,
+    VersionError,
+)
+from trainctl.tui import format as fmt
+
+ERROR_CODES: tuple[tuple[type[TrainctlError], str], ...] = (
+    (InvalidInputError, "invalid-input"),
+    (RefusedError, "refused"),
+    (ExpiredError, "expired"),
+    (UnreachableError, "unreachable"),
+    (NotAuthorisedError, "not-authorised"),
+    (VersionError, "version"),
+    (ProtocolError, "protocol"),
+)
+"""The `error.code` of each exception, first match."""
+
+
+def emit(value: Any) -> None:
+    """One JSON value on one line of standard output; NaN and infinities become null."""
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.flush()
+
+
+def emit_ok(**fields: Any) -> None:
+    """The one object of a `--json` call that went well."""
+    emit({"ok": True, **fields})
+
+
+def emit_error(code: str, text: str, **fields: Any) -> None:
+    """The one object of a `--json` call that didn't."""
+    emit({"ok": False, "error": {"code": code, "text": _encodable(one_line(text))}, **fields})
+
+
+def say(text: str) -> None:
+    """Lines on standard output, at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def tell(text: str) -> None:
+    """A remark for the person, on standard error: never part of what a script reads."""
+    sys.stderr.write(f"{one_line(text)}\n")
+    sys.stderr.flush()
+
+
+def complain(text: str) -> None:
+    """The one line of a failure."""
+    tell(f"trainctl: {text}")
+
+
+def error_code(error: TrainctlError) -> str:
+    return next((code for kind, code in ERROR_CODES if isinstance(error, kind)), "failed")
+
+
+def one_line(text: str) -> str:
+    """Text from anywhere as one printable line: what would steer a terminal becomes a space."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
+def log_text(text: str, *, raw: bool) -> str:
+    """A log as it is (`raw`), or without the control characters that would steer a terminal; colours go with them."""
+    if raw:
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else "\n" if char == "\r" else "" for char in text)
+
+
+def silence() -> None:
+    """Point standard output at nothing after its reader has gone, so that the interpreter's last flush is quiet."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+# ---------------------------------------------------------------- tables and lines
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> str:
+    """Columns two spaces apart; names in `right` (separated by spaces) are set flush right."""
+    cells = [list(header), *([one_line(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    flush_right = [name in right.split() for name in header]
+    lines = []
+    for row in cells:
+        parts = [
+            cell.rjust(width) if flush else cell.ljust(width)
+            for cell, width, flush in zip(row, widths, flush_right, strict=True)
+        ]
+        lines.append("  ".join(parts).rstrip())
+    return "\n".join(lines)
+
+
+def time_of_day(at: float) -> str:
+    """Local 14:31:07 of a Unix second; dashes for a time that is none."""
+    try:
+        return datetime.datetime.fromtimestamp(at, datetime.UTC).astimezone().strftime("%H:%M:%S")
+    except (OverflowError, OSError, ValueError):
+        return "--:--:--"
+
+
+def date_and_time(at: float) -> str:
+    """Local 2026-11-20 14:31 of a Unix second."""
+    try:
+        return datetime.datetime.fromtimestamp(at, datetime.UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, OSError, ValueError):
+        return fmt.NA
+
+
+def runs_table(runs: Sequence[m.RunSummary]) -> str:
+    """`trainctl ls`."""
+    rows = [
+        (
+            run.run,
+            run.state,
+            f"{run.step:,}/{run.steps:,}",
+            fmt.loss(run.last_loss),
+            date_and_time(run.started_at),
+            run.directory,
+        )
+        for run in runs
+    ]
+    return table(("RUN", "STATE", "STEP", "LOSS", "STARTED", "DIRECTORY"), rows, right="STEP LOSS")
+
+
+def status_text(snapshot: m.Snapshot) -> str:
+    """`trainctl status`: the run, what its last step was, its ranks, and the machine."""
+    run = snapshot.run
+    if run is None:
+        return "\n".join([f"no run on {snapshot.node.node} yet", *_host_lines(snapshot.node.host)])
+    why = f": {one_line(run.reason)}" if run.reason else ""
+    lines = [
+        f"run        {run.run}  {run.state.upper()}{why}",
+        f"step       {run.step:,}/{run.steps:,} ({fmt.percent(run.step / run.steps if run.steps else None)})"
+        f"  lead {run.lead}  engine {run.engine}  {run.generation}",
+        f"training   {_training(run, snapshot.last_step)}",
+        f"plan       version {run.plan_version}  global batch {run.global_batch:,}  "
+        f"learning rate {fmt.scientific(run.learning_rate)}",
+        f"directory  {run.directory}",
+        *_host_lines(snapshot.node.host),
+        "",
+        ranks_table(run.ranks, snapshot.rank_steps),
+    ]
+    return "\n".join(lines)
+
+
+def ranks_table(ranks: Sequence[m.RankView], parts: Sequence[m.RankStep]) -> str:
+    """A row a rank: its share, its own rate and where it is."""
+    newest = {part.rank: part for part in parts}
+    rows = [_rank_row(rank, newest.get(rank.rank)) for rank in ranks]
+    header = ("RANK", "NODE", "STATE", "SHARE", "MICRO", "OWN T/S", "STEP", "WAIT", "MEM GB", "BACKEND", "WHY")
+    return table(header, rows, right="RANK SHARE MICRO STEP WAIT")
+
+
+def step_line(step: m.StepCommitted) -> str:
+    """A committed step as a line of `trainctl watch`."""
+    rate = step.weight / step.step_seconds if step.step_seconds > 0 else None
+    skipped = f"  skipped: {one_line(step.skipped)}" if step.skipped else ""
+    return (
+        f"{time_of_day(step.committed_at)}  step {step.step:,}  loss {fmt.loss(step.loss)}  "
+        f"|g| {fmt.loss(step.grad_norm)}  lr {fmt.scientific(step.learning_rate)}  "
+        f"{fmt.seconds(step.step_seconds)}  {fmt.rate(rate)} tok/s{skipped}"
+    )
+
+
+def event_line(event: m.Event) -> str:
+    """An event as a line: when, who, what, from what to what, and at which step."""
+    text = event.text
+    if event.before is not None and event.after is not None and event.after not in text:
+        text = f"{text}  {event.before} -> {event.after}"
+    where = f"  @{event.step:,}" if event.step is not None else ""
+    mark = f"{event.severity.upper()} " if event.severity in ("warning", "error") else ""
+    return one_line_keeping_gaps(f"{time_of_day(event.at)}  {mark}{event.by or 'auto'}  {text}{where}")
+
+
+def one_line_keeping_gaps(text: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in text).rstrip()
+
+
+def reply_line(verb: str, reply: m.CommandReply) -> str:
+    """How a command ended, naming the step it took effect at, or why it didn't."""
+    if reply.state == "applied":
+        at = f" at step {reply.step:,}" if reply.step is not None else ""
+        change = f": {reply.before} -> {reply.after}" if reply.before is not None and reply.after is not None else ""
+        return one_line(f"{verb} applied{at}{change}")
+    if reply.state == "accepted":
+        return f"{verb} accepted, id {reply.id}"
+    field = f"{reply.field}: " if reply.field and not reply.reason.startswith(f"{reply.field}:") else ""
+    return one_line(f"{verb} {reply.state}: {field}{reply.reason or 'no reason given'}")
+
+
+def _rank_row(rank: m.RankView, part: m.RankStep | None) -> tuple[str, ...]:
+    backend = " ".join(word for word in (rank.backend, rank.device) if word)
+    accumulation = -(-rank.share // rank.micro_batch) if rank.micro_batch else 0
+    micro = f"{rank.micro_batch}x{accumulation}" if accumulation else fmt.NA
+    head = (str(rank.rank), rank.node, rank.state, f"{rank.share:,}", micro)
+    if part is None:
+        return (*head, fmt.NA, fmt.NA, fmt.NA, fmt.NA, backend or fmt.NA, rank.why)
+    return (
+        *head,
+        fmt.count(part.own_tokens_per_second),
+        fmt.seconds(part.step_seconds),
+        fmt.seconds(part.phases.wait + part.phases.sync),
+        fmt.used_of(part.memory_bytes, part.memory_cap_bytes),
+        backend or fmt.NA,
+        rank.why,
+    )
+
+
+def _training(run: m.RunView, last: m.StepCommitted | None) -> str:
+    if last is None:
+        return "no step committed yet"
+    rate = last.weight / last.step_seconds if last.step_seconds > 0 else None
+    at = f" @{run.eval_step:,}" if run.eval_step is not None else ""
+    return (
+        f"loss {fmt.loss(last.loss)}  eval {fmt.loss(run.eval_loss)}{at}  |g| {fmt.loss(last.grad_norm)}  "
+        f"{fmt.seconds(last.step_seconds)} a step  {fmt.rate(rate)} tok/s"
+    )
+
+
+def _host_lines(host: m.HostReading | None) -> list[str]:
+    if host is None:
+        return []
+    cpu = fmt.NA if host.cpu_percent is None else f"{host.cpu_percent:.0f}%"
+    memory = fmt.used_of(host.memory_used_bytes, host.memory_total_bytes)
+    return [
+        f"host       {host.node}  cpu {cpu}  memory {memory} GB  disk free {fmt.gigabytes(host.disk_free_bytes)} GB"
+    ]
+
+
+def _encodable(text: str) -> str:
+    """Without the lone surrogates that undecodable argument bytes arrive as."""
+    return text.encode("utf-8", "replace").decode()

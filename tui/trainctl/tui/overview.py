@@ -1,0 +1,194 @@
+"""The Overview as lines: head, fleet, charts, events, put together for a screen of any size from 60 x 15 up."""
+
+from dataclasses import dataclass
+
+from trainctl.tui import events_panel, fleet, header
+from trainctl.tui import lines as ln
+from trainctl.tui.charts import panel as p
+from trainctl.tui.clock import Clock
+from trainctl.tui.glyphs import Glyphs
+from trainctl.tui.model import ViewState
+from trainctl.tui.themes import SERIES_ROLES
+
+LEAST_COLUMNS, LEAST_ROWS = 60, 15
+RECENT_CHART_STEPS = 240
+"""Steps the step-time chart spans."""
+_TWO_CHARTS, _THREE_CHARTS = 72, 150
+_EVENTS_PART = 0.34
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rows of each part, rules included; they add up to the rows given."""
+
+    head: int
+    fleet: int
+    charts: int
+    events: int
+
+
+class ChartCache:
+    """The charts as last drawn; they are drawn again only when what they show has changed."""
+
+    def __init__(self) -> None:
+        self._shown: tuple[object, ...] = ()
+        self._drawn: list[ln.Line] = []
+
+    def lines(self, state: ViewState, columns: int, room: int, glyphs: Glyphs) -> list[ln.Line]:
+        shown = (state.windows, state.recent, state.events, state.run, glyphs, columns, room)
+        same = len(shown) == len(self._shown) and all(a is b for a, b in zip(shown, self._shown, strict=True))
+        if not same:
+            self._shown, self._drawn = shown, chart_lines(state, columns, room, glyphs)
+        return self._drawn
+
+
+def layout(columns: int, rows: int, ranks: int) -> Layout:
+    """How `rows` are shared out. The fleet gets what it needs up to half; charts and events share the rest 2 : 1."""
+    head = 3 if rows >= 29 and columns >= 80 else 2
+    table = min(1 + max(ranks, 1) + (1 if _with_total(rows, ranks) else 0), max((rows - head) // 2, 2))
+    rest = rows - head - table
+    events = max(round(rest * _EVENTS_PART), 3)
+    charts = rest - events
+    if charts < 5:
+        charts, events = (rest, 0) if rest < 8 else (5, rest - 5)
+    return Layout(head, table, charts, events)
+
+
+def _with_total(rows: int, ranks: int) -> bool:
+    return ranks > 1 and rows >= 29
+
+
+def too_small(columns: int, rows: int) -> str | None:
+    """What to say instead of a screen that can't be read, or None."""
+    if columns >= LEAST_COLUMNS and rows >= LEAST_ROWS:
+        return None
+    return f"{columns}x{rows} is too small: trainctl needs {LEAST_COLUMNS}x{LEAST_ROWS}"
+
+
+def lines(
+    state: ViewState,
+    clock: Clock,
+    columns: int,
+    rows: int,
+    glyphs: Glyphs,
+    *,
+    selected: int | None = None,
+    badge: str = "",
+    cache: ChartCache | None = None,
+) -> list[ln.Line]:
+    """Exactly `rows` lines of `columns` cells."""
+    ranks = len(state.run.ranks) if state.run else 0
+    plan = layout(columns, rows, ranks)
+    made = header.lines(state, clock, columns, glyphs, rows=plan.head, badge=badge)
+    made += fleet_lines(state, clock, columns, plan.fleet, glyphs, rows=rows, selected=selected)
+    made += (cache or ChartCache()).lines(state, columns, plan.charts, glyphs)
+    if plan.events:
+        made.append(ln.rule(columns, glyphs.horizontal, (0, f"{glyphs.horizontal} events ", "title")))
+        made += events_panel.lines(state, clock, columns, plan.events - 1, glyphs)
+    return made
+
+
+def fleet_lines(
+    state: ViewState, clock: Clock, columns: int, room: int, glyphs: Glyphs, *, rows: int, selected: int | None
+) -> list[ln.Line]:
+    """The table in exactly `room` lines; ranks that don't fit are counted, the selected one is always among those
+    shown."""
+    if state.run is None:
+        why = ln.clean(state.connection.why) if state.connection.state != "connected" else ""
+        waiting = ln.line(
+            ln.Piece(why, "warning") if why else ln.Piece("no run yet: trainctl run RUN.toml starts one", "dim")
+        )
+        return [ln.fit(waiting if row == 0 else (), columns) for row in range(room)]
+    total = _with_total(rows, len(state.run.ranks))
+    table = fleet.lines(state, clock, columns, glyphs, total=total, selected=selected)
+    if len(table) > room:
+        body = table[1:-1] if total else table[1:]
+        keep = room - 2
+        order = [view.rank for view in sorted(state.run.ranks, key=lambda view: view.rank)]
+        place = order.index(selected) if selected in order else 0
+        start = min(max(place - keep + 1, 0), max(len(body) - keep, 0))
+        more = ln.line(ln.Piece(f"{glyphs.ellipsis} {len(body) - keep} more ranks (up and down show them)", "dim"))
+        table = [table[0], *body[start : start + keep], ln.fit(more, columns)]
+    return (table + [ln.fit((), columns)] * room)[:room]
+
+
+def chart_lines(state: ViewState, columns: int, room: int, glyphs: Glyphs) -> list[ln.Line]:
+    """The charts side by side under one rule, in exactly `room` lines."""
+    if room < 2:
+        return [ln.fit((), columns)] * max(room, 0)
+    panels = _panels(state, columns)
+    widths = _widths(columns, len(panels))
+    drawn = [p.draw(item, size, room - 1, glyphs) for item, size in zip(panels, widths, strict=True)]
+    labels: list[tuple[int, str, str]] = []
+    start = 0
+    for index, ((_, own), size) in enumerate(zip(drawn, widths, strict=True)):
+        if index:
+            labels.append((start - 1, glyphs.tee, "rule"))
+        labels += [(start + at, text, role) for at, text, role in own]
+        start += size + 1
+    made = [ln.rule(columns, glyphs.horizontal, *labels)]
+    for row in range(room - 1):
+        pieces: list[ln.Piece] = []
+        for index, ((body, _), size) in enumerate(zip(drawn, widths, strict=True)):
+            pieces += [ln.Piece(glyphs.vertical, "rule")] if index else []
+            pieces += ln.fit(body[row], size)
+        made.append(ln.fit(pieces, columns))
+    return made
+
+
+def _widths(columns: int, panels: int) -> list[int]:
+    room = columns - (panels - 1)
+    sizes = [room // panels] * panels
+    sizes[0] += room - sum(sizes)
+    return sizes
+
+
+def _panels(state: ViewState, columns: int) -> list[p.Panel]:
+    made = [loss_panel(state)]
+    if columns >= _TWO_CHARTS:
+        made.append(step_panel(state))
+    if columns >= _THREE_CHARTS:
+        made.append(rate_panel(state))
+    return made
+
+
+def loss_panel(state: ViewState) -> p.Panel:
+    """Loss over the whole run, with the evaluations as points."""
+    newest, total = _extent(state)
+    evaluations = state.window("eval_loss")
+    tracks = [p.Track(state.window("loss"), "", "series0", band="band")]
+    if len(evaluations):
+        tracks.append(p.Track(evaluations, "eval", "series1", points=True))
+    return p.Panel("loss", tuple(tracks), 1, p.window_end(newest, total), events_panel.marks(state))
+
+
+def step_panel(state: ViewState) -> p.Panel:
+    """Step seconds of each rank over the last steps."""
+    return _by_rank(state, "rank_step_seconds", "step seconds by node")
+
+
+def rate_panel(state: ViewState) -> p.Panel:
+    """Own rates of each rank over the last steps."""
+    return _by_rank(state, "own_tokens_per_second", "own tok/s by node")
+
+
+def _by_rank(state: ViewState, metric: str, title: str) -> p.Panel:
+    newest, total = _extent(state)
+    first, last = p.page(newest, RECENT_CHART_STEPS)
+    if total <= RECENT_CHART_STEPS:
+        first, last = 1, max(total, 2)
+    views = sorted(state.run.ranks, key=lambda view: view.rank) if state.run else []
+    nodes = [view.node for view in views]
+    tracks = tuple(
+        p.Track(
+            state.lately(metric, view.rank),
+            ln.shorten(ln.clean(view.node), 10) + (f":{view.rank}" if nodes.count(view.node) > 1 else ""),
+            SERIES_ROLES[index % len(SERIES_ROLES)],
+        )
+        for index, view in enumerate(views)
+    )
+    return p.Panel(title, tracks, first, last, events_panel.marks(state), least_span=0.2)
+
+
+def _extent(state: ViewState) -> tuple[int, int]:
+    return (state.run.step, state.run.steps) if state.run else (0, 0)

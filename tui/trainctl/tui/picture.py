@@ -1,0 +1,55 @@
+"""The screen as a picture: an SVG file that any browser shows."""
+
+import datetime
+import re
+from pathlib import Path
+from typing import Any
+
+from textual.app import App
+
+from trainctl.protocol.errors import InvalidInputError
+
+_SPACE = "&#160;"
+_CELL = 12.2  # width of a character in Rich's SVG export, in its units
+_RUN = 3
+_BRAILLE = re.compile("[\u2801-\u28ff]")
+_LED = re.compile(
+    rf'(<text class="[^"]*" x=")([\d.]+)(" y="[\d.]+" textLength=")([\d.]+)("[^>]*>)((?:{_SPACE})*)([^<]*)</text>'
+)
+
+
+def svg(app: App[Any], title: str = "trainctl") -> str:
+    """The running app's current screen as an SVG document."""
+    return _LED.sub(_trimmed, app.export_screenshot(title=title, simplify=False))
+
+
+def _trimmed(found: re.Match[str]) -> str:
+    """A text without its leading and trailing spaces, begun further right: some viewers drop spaces at a text's
+    start."""
+    head, x, middle, length, tail, spaces, text = found.groups()
+    rest = re.sub(rf"(?:{_SPACE})+$", "", text)
+    lead = spaces.count(_SPACE) * _CELL
+    if not _BRAILLE.search(rest):
+        lost = lead + (text.count(_SPACE) - rest.count(_SPACE)) * _CELL
+        return f"{head}{float(x) + lead:g}{middle}{float(length) - lost:g}{tail}{rest}</text>"
+    # Fonts without braille borrow it from one of another width: short runs keep the dots in their columns.
+    chars = re.findall(r"&#?\w+;|.", rest)
+    return "".join(
+        f"{head}{float(x) + lead + start * _CELL:g}{middle}{len(run) * _CELL:g}{tail}{''.join(run)}</text>"
+        for start, run in ((start, chars[start : start + _RUN]) for start in range(0, len(chars), _RUN))
+        if any(char != _SPACE for char in run)
+    )
+
+
+def file_name(at: datetime.datetime) -> str:
+    """A name that sorts by time: trainctl-20261120-143105.svg."""
+    return f"trainctl-{at:%Y%m%d-%H%M%S}.svg"
+
+
+def save(app: App[Any], path: Path, title: str = "trainctl") -> Path:
+    """Writes the current screen to `path`. Raises InvalidInputError where it can't be written."""
+    try:
+        path.write_text(svg(app, title), encoding="utf-8")
+    except OSError as error:
+        raise InvalidInputError(str(path), f"cannot write the picture: {error.strerror or error}") from None
+    return path

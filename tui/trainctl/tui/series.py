@@ -1,0 +1,179 @@
+"""A metric over a run in bounded memory: buckets of min, max, mean and last that fold to half the resolution when
+full."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainctl.protocol import messages as m
+
+CAPACITY = 512
+"""Buckets a window holds before it folds; even, so that a fold halves it."""
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_COLUMNS = ("minimum", "maximum", "total", "count", "last")
+
+
+@dataclass(frozen=True)
+class Window:
+    """Parallel arrays, one entry a bucket that has a step; bucket i covers `bucket_steps` steps from `first[i]`.
+
+    Buckets begin at multiples of their size. A bucket without a step is absent: a gap.
+    `broken` counts the non-finite values of a bucket, which its other columns leave out (NaN if there were only such).
+    """
+
+    bucket_steps: int
+    first: Ints
+    minimum: Floats
+    maximum: Floats
+    total: Floats
+    count: Floats
+    last: Floats
+    broken: Ints
+    capacity: int = CAPACITY
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @property
+    def mean(self) -> Floats:
+        """Mean of each bucket's finite values; NaN where there were none."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(self.count > 0, self.total / self.count, np.nan)
+
+    @property
+    def newest_step(self) -> int:
+        """Last step the window covers, 0 when empty."""
+        return int(self.first[-1]) + self.bucket_steps - 1 if len(self) else 0
+
+
+def empty(capacity: int = CAPACITY, bucket_steps: int = 1) -> Window:
+    """A window without a value."""
+    floats = np.empty(0)
+    whole = np.empty(0, np.int64)
+    return Window(bucket_steps, whole, floats, floats, floats, floats, floats, whole, capacity)
+
+
+def add(window: Window, step: int, value: float) -> Window:
+    """The window with one more value; a step seen before adds to its bucket, for a redo must not hide what it redid."""
+    start = _bucket(step, window.bucket_steps)
+    place = int(np.searchsorted(window.first, start))
+    finite = bool(np.isfinite(value))
+    if place < len(window) and window.first[place] == start:
+        return _merge_value(window, place, value, finite)
+    made = Window(
+        bucket_steps=window.bucket_steps,
+        first=np.insert(window.first, place, start),
+        minimum=np.insert(window.minimum, place, value if finite else np.nan),
+        maximum=np.insert(window.maximum, place, value if finite else np.nan),
+        total=np.insert(window.total, place, value if finite else 0.0),
+        count=np.insert(window.count, place, 1.0 if finite else 0.0),
+        last=np.insert(window.last, place, value if finite else np.nan),
+        broken=np.insert(window.broken, place, 0 if finite else 1),
+        capacity=window.capacity,
+    )
+    return fold(made)
+
+
+def from_series(series: m.Series, newest_step: int, capacity: int = CAPACITY) -> Window:
+    """The agent's buckets as a window. A bucket's count of steps isn't sent: it is taken as full, the newest as
+    begun."""
+    first = np.asarray(series.steps, np.int64)
+    order = np.argsort(first, kind="stable")
+    columns = [
+        np.asarray(values, np.float64)[order] for values in (series.minimum, series.maximum, series.mean, series.last)
+    ]
+    first = first[order]
+    finite = np.isfinite(columns[0]) & np.isfinite(columns[1]) & np.isfinite(columns[2])
+    covered = np.clip(newest_step - first + 1, 1, series.bucket_steps)
+    count = np.where(np.isfinite(columns[2]), covered, 0).astype(np.float64)
+    window = Window(
+        bucket_steps=series.bucket_steps,
+        first=first,
+        minimum=np.where(np.isfinite(columns[0]), columns[0], np.nan),
+        maximum=np.where(np.isfinite(columns[1]), columns[1], np.nan),
+        total=np.where(count > 0, columns[2], 0.0) * count,
+        count=count,
+        last=np.where(np.isfinite(columns[3]), columns[3], np.nan),
+        broken=np.where(finite, 0, 1).astype(np.int64),
+        capacity=capacity,
+    )
+    return fold(_rebucket(window, series.bucket_steps))
+
+
+def fold(window: Window) -> Window:
+    """The window at the coarsest resolution it needs: bucket size doubled until it is within its capacity."""
+    while len(window) > window.capacity:
+        window = _rebucket(window, window.bucket_steps * 2)
+    return window
+
+
+def tail(window: Window, first_step: int) -> Window:
+    """The part from `first_step` on; a bucket is kept when it begins there or later."""
+    place = int(np.searchsorted(window.first, first_step))
+    cut = {name: getattr(window, name)[place:] for name in ("first", "broken", *_COLUMNS)}
+    return replace(window, **cut)
+
+
+def typical(window: Window, newest: int = 8) -> float | None:
+    """Median of the last values: what it is like now, without one odd step. None when nothing finite is there."""
+    values = window.last[-newest:]
+    values = values[np.isfinite(values)]
+    return float(np.median(values)) if len(values) else None
+
+
+def trend(window: Window, over_steps: int) -> float | None:
+    """Relative change per `over_steps` steps: least-squares slope over the last `over_steps`, over their mean.
+
+    None unless at least eight buckets span four fifths of them.
+    """
+    recent = tail(window, window.newest_step - over_steps + 1)
+    mean = recent.mean
+    good = np.isfinite(mean)
+    if good.sum() < 8 or recent.newest_step - int(recent.first[0]) + 1 < 0.8 * over_steps:
+        return None
+    x = recent.first[good].astype(np.float64)
+    y = mean[good]
+    level = float(np.mean(y))
+    x = x - x.mean()
+    return float(x @ y / (x @ x)) * over_steps / abs(level) if level else None
+
+
+def _bucket(step: int, bucket_steps: int) -> int:
+    return step // bucket_steps * bucket_steps
+
+
+def _merge_value(window: Window, place: int, value: float, finite: bool) -> Window:
+    arrays = {name: getattr(window, name).copy() for name in ("broken", *_COLUMNS)}
+    if finite:
+        arrays["minimum"][place] = np.fmin(arrays["minimum"][place], value)
+        arrays["maximum"][place] = np.fmax(arrays["maximum"][place], value)
+        arrays["total"][place] += value
+        arrays["count"][place] += 1
+        arrays["last"][place] = value
+    else:
+        arrays["broken"][place] += 1
+    return replace(window, **arrays)
+
+
+def _rebucket(window: Window, bucket_steps: int) -> Window:
+    """Buckets of another size, a multiple of the present one; those that fall together are merged."""
+    starts, place = np.unique(window.first // bucket_steps * bucket_steps, return_inverse=True)
+    heads = np.searchsorted(place, np.arange(len(starts)))
+    if not len(starts):
+        return replace(window, bucket_steps=bucket_steps)
+    known = np.where(np.isfinite(window.last), np.arange(len(window)), -1)
+    newest = np.maximum.reduceat(known, heads)
+    return replace(
+        window,
+        bucket_steps=bucket_steps,
+        first=starts.astype(np.int64),
+        minimum=np.fmin.reduceat(window.minimum, heads),
+        maximum=np.fmax.reduceat(window.maximum, heads),
+        total=np.add.reduceat(window.total, heads),
+        count=np.add.reduceat(window.count, heads),
+        last=np.where(newest >= 0, window.last[np.maximum(newest, 0)], np.nan),
+        broken=np.add.reduceat(window.broken, heads),
+    )

@@ -1,0 +1,73 @@
+"""What was typed, as a command's arguments: `key=value` words, `--set` overrides and run files."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainctl.protocol import runfile, verbs
+from trainctl.protocol.errors import InvalidInputError
+
+
+def verb_args(verb: str, words: Sequence[str], *, local: bool) -> dict[str, Any]:
+    """The arguments of `trainctl send VERB key=value ...`.
+
+    `config=@FILE` reads a run file; with `local` (the agent is on this machine) its model and data must be there too.
+    Raises InvalidInputError naming the verb or the argument.
+    """
+    given = pairs(words, verb)
+    if verb != "start-run" or "config" not in given:
+        return verbs.parse_args(verb, given)
+    text = given.pop("config")
+    if not text.startswith("@"):
+        raise InvalidInputError("config", f"{text!r} is not of the form config=@run.toml")
+    return {**verbs.parse_args(verb, given), "config": run_file(Path(text[1:]), {}, local=local)}
+
+
+def verbs_summary() -> str:
+    """Every verb with its arguments, for the help text; those that may be left out in brackets."""
+    return f"Verbs: {'; '.join(_signature(verb) for verb in verbs.VERBS.values())}."
+
+
+def _signature(verb: verbs.Verb) -> str:
+    words = [f"{field.name}=" if field.required else f"[{field.name}=]" for field in msgspec.structs.fields(verb.args)]
+    return " ".join([verb.name, *words])
+
+
+def pairs(words: Sequence[str], where: str) -> dict[str, str]:
+    """`key=value` words by key. Raises InvalidInputError for another form and for a key given twice."""
+    found: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise InvalidInputError(where, f"{word!r} is not of the form key=value")
+        if key in found:
+            raise InvalidInputError(where, f"{key!r} is given twice")
+        found[key] = check_text(value, key)
+    return found
+
+
+def run_file(path: Path, overrides: dict[str, str], *, local: bool) -> dict[str, Any]:
+    """A run file resolved and checked, as plain values. Raises InvalidInputError naming the file and the field."""
+    config = runfile.read(path, overrides)
+    if local:
+        runfile.check_paths(config, str(path))
+    return runfile.to_dict(config)
+
+
+def check_text(text: str, where: str) -> str:
+    """`text` as given. Raises InvalidInputError if it holds bytes that are not UTF-8: no message could carry it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError(where, "not UTF-8 text") from None
+    return text
+
+
+def is_local(address: str) -> bool:
+    """Whether the agent at `address` sees this machine's files. Raises InvalidInputError for a bad address."""
+    from trainctl.protocol import sockets  # ZeroMQ: not for `--help`
+
+    parts = sockets.split(address)
+    return parts.scheme == "ipc" or sockets.is_loopback(parts.hostname or "")

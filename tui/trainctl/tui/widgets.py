@@ -1,0 +1,150 @@
+"""The thin Textual side of the pure lines: a widget that repaints only the cells that changed, and a field with
+choices."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Region
+from textual.message import Message
+from textual.reactive import reactive
+from textual.strip import Strip
+from textual.widget import Widget
+from textual.widgets import Input
+
+from trainctl.tui.glyphs import Glyphs, to_ascii
+from trainctl.tui.lines import Line, Piece, merged, plain, width
+from trainctl.tui.themes import style_of
+
+_APART = 12
+"""Unchanged cells from which on two changes are painted apart; moving the cursor costs about that."""
+
+
+def changed_spans(old: Line, new: Line) -> list[tuple[int, int]]:
+    """(first cell, number of cells) of each stretch where two lines differ; all of it with wide characters."""
+    if old == new:
+        return []
+    size = max(width(old), width(new))
+    if size != len(plain(old)) or size != len(plain(new)):
+        return [(0, size)]
+    before, after = ([(char, p.role if char != " " else "", p.action) for p in pieces for char in p.text]
+                     for pieces in (old, new))  # fmt: skip
+    spans: list[tuple[int, int]] = []
+    for index in (index for index in range(size) if before[index] != after[index]):
+        if spans and index - sum(spans[-1]) < _APART:
+            spans[-1] = (spans[-1][0], index - spans[-1][0] + 1)
+        else:
+            spans.append((index, 1))
+    return spans
+
+
+class Lines(Widget):
+    """Shows lines as they are given; `show` repaints no more than what differs from what is there."""
+
+    DEFAULT_CSS = "Lines { height: 1fr; width: 1fr; }"
+
+    def __init__(self, glyphs: Glyphs, *, id: str | None = None, grow: bool = False) -> None:
+        super().__init__(id=id)
+        self._glyphs, self._grow = glyphs, grow
+        self._lines: list[Line] = []
+
+    @property
+    def shown(self) -> list[str]:
+        """The text on each line, for tests and for copying."""
+        return [plain(pieces) for pieces in self._lines]
+
+    def show(self, lines: Sequence[Line]) -> None:
+        """Replaces the lines. With `grow` the widget is as tall as they are."""
+        old, self._lines = self._lines, [merged(pieces) for pieces in lines]
+        if len(old) != len(self._lines):
+            if self._grow:
+                self.styles.height = max(len(self._lines), 1)
+            self.refresh(layout=self._grow)
+            return
+        regions = []
+        for row, (before, after) in enumerate(zip(old, self._lines, strict=True)):
+            regions += [Region(start, row, size, 1) for start, size in changed_spans(before, after)]
+        if regions:
+            self.refresh(*regions)
+
+    def render_line(self, y: int) -> Strip:
+        pieces = self._lines[y] if y < len(self._lines) else ()
+        theme = self.app.theme
+        ground = Style(bgcolor=self.rich_style.bgcolor)
+        segments = [self._segment(piece, theme, ground) for piece in pieces]
+        return Strip(segments).adjust_cell_length(self.size.width, ground)
+
+    def _segment(self, piece: Piece, theme: str, ground: Style) -> Segment:
+        text = to_ascii(piece.text) if self._glyphs.ascii_only else piece.text
+        style = ground + style_of(piece.role, theme)
+        if piece.action:
+            style += Style.from_meta({"@click": piece.action})
+        return Segment(text, style)
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self.refresh()
+
+
+class Choice(Widget, can_focus=True):
+    """One of a few values, turned with left, right, space or a click."""
+
+    DEFAULT_CSS = "Choice { height: 1; width: 1fr; padding: 0 1; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("right,space", "turn(1)", "next choice"),
+        Binding("left", "turn(-1)", "previous choice"),
+    ]
+    index = reactive(0)
+
+    class Changed(Message):
+        """Another value was chosen."""
+
+    def __init__(self, choices: tuple[str, ...], value: str, glyphs: Glyphs, *, id: str) -> None:
+        super().__init__(id=id)
+        self.choices, self._glyphs = choices, glyphs
+        self.set_reactive(Choice.index, choices.index(value) if value in choices else 0)
+
+    @property
+    def value(self) -> str:
+        return self.choices[self.index]
+
+    def action_turn(self, by: int) -> None:
+        self.index = (self.index + by) % len(self.choices)
+
+    def on_click(self) -> None:
+        self.action_turn(1)
+
+    def watch_index(self) -> None:
+        self.post_message(self.Changed())
+
+    def render_line(self, y: int) -> Strip:
+        theme = self.app.theme
+        ground = Style(bgcolor=self.rich_style.bgcolor)
+        segments = []
+        for index, text in enumerate(self.choices):
+            chosen = index == self.index
+            role = "dim" if not chosen else "cursor" if self.has_focus else "strong"
+            mark = f"({'*' if self._glyphs.ascii_only else '•'}) " if chosen else "( ) "
+            segments.append(Segment(f"{mark}{text}  ", ground + style_of(role, theme)))
+        return Strip(segments).adjust_cell_length(self.size.width, ground)
+
+
+class Field(Input):
+    """An Input that takes keys strictly in the order they came.
+
+    A plain Input inserts a character at once and a binding's key (backspace, enter) only after the whole batch, so
+    that what a slow line delivers in one packet arrives shuffled.
+    """
+
+    async def _on_key(self, event: events.Key) -> None:
+        mine = [] if event.is_printable else self._bindings.key_to_bindings.get(event.key, [])
+        if not mine:
+            await super()._on_key(event)
+            return
+        event.stop()
+        event.prevent_default()
+        for binding in mine:
+            await self.run_action(binding.action)
