@@ -1,0 +1,178 @@
+"""Real agents, trainers and models for the tests of the whole line, each ended with its test."""
+
+import contextlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.paths import RunPaths
+from trainctl.trainer import demo_assets
+
+STEP_SECONDS_LIMIT = 60.0
+NODE = "box"
+
+
+def until(condition: Callable[[], Any], seconds: float = STEP_SECONDS_LIMIT, what: str = "it") -> Any:
+    """What `condition` gives once it is true. Fails at the deadline."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"{what} did not come within {seconds:g} s")
+
+
+class AgentProcess:
+    """One agent on free loopback ports, in a state folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = folder
+        self.address = "tcp://127.0.0.1:0"
+        self.live_address: str | None = None
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def directory(self) -> Path:
+        return self.state / NODE
+
+    def start(self) -> "AgentProcess":
+        """Start, or start again on the same ports."""
+        command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", NODE, "--listen", self.address]
+        if self.live_address is not None:
+            command += ["--live", self.live_address]
+        self.process = subprocess.Popen(
+            [*command, "--state", str(self.state)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.stderr and self.process.stderr.read()
+        said = json.loads(line)
+        self.address, self.live_address = said["listen"], said["live"]
+        return self
+
+    def client(self, **options: Any) -> BlockingClient:
+        return BlockingClient(self.address, by="tester", **options)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self._reap()
+
+    def terminate(self) -> int:
+        assert self.process is not None
+        self.process.terminate()
+        return self._reap()
+
+    def _reap(self) -> int:
+        assert self.process is not None
+        status = self.process.wait(20)
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+        return status
+
+    def run_paths(self, run: str) -> RunPaths:
+        return RunPaths(self.directory / "runs" / run)
+
+    def trainer_pids(self) -> list[int]:
+        """Live trainer processes that this agent's runs name."""
+        found = []
+        for file in self.directory.glob("runs/*/rank-*.process.json"):
+            known = json.loads(file.read_text())
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(known["pid"])
+                if process.status() != psutil.STATUS_ZOMBIE and "trainctl.trainer" in " ".join(process.cmdline()):
+                    found.append(known["pid"])
+        return found
+
+    def clean_up(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            assert self.terminate() == 0
+        for pid in self.trainer_pids():
+            with contextlib.suppress(psutil.Error):
+                psutil.Process(pid).send_signal(signal.SIGKILL)
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[AgentProcess]:
+    process = AgentProcess(tmp_path / "state").start()
+    yield process
+    process.clean_up()
+
+
+@pytest.fixture(scope="session")
+def small_assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of 27 k parameters and text with some structure, so that a step takes some 10 ms."""
+    folder = tmp_path_factory.mktemp("small")
+    shape = demo_assets.llama_config(hidden=32, layers=2, heads=2, intermediate=64)
+    demo_assets.make_model(folder / "model", shape, seed=7)
+    words = ["def", "return", "import", "self", "value", "(", ")", ":", "\n    ", "for", "in", "range", "x"]
+    (folder / "text").mkdir()
+    (folder / "text" / "a.txt").write_text(" ".join(random.Random(5).choices(words, k=4000)), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def run_config(small_assets: Path) -> Callable[..., dict[str, Any]]:
+    """A run file as parsed, `table__key` changes laid over it."""
+
+    def make(**changes: Any) -> dict[str, Any]:
+        raw: dict[str, Any] = {
+            "run": {"name": "small", "steps": 30, "seed": 3, "orphan_seconds": 30},
+            "model": {"path": str(small_assets / "model")},
+            "data": {
+                "path": str(small_assets / "text"), "tokenizer": "bytes", "sequence_length": 24, "held_out": 0.05,
+            },
+            "batch": {"global": 12, "micro": 4},
+            "optimizer": {"learning_rate": 3e-3, "weight_decay": 0.1, "warmup_steps": 3},
+            "checkpoint": {"at_end": False},
+            "nodes": {NODE: {"backend": "torch", "device": "cpu", "threads": 1}},
+        }  # fmt: skip
+        for name, value in changes.items():
+            table, _, key = name.partition("__")
+            raw.setdefault(table, {})[key] = value
+        return raw
+
+    return make
+
+
+def wait_for_step(client: BlockingClient, step: int, seconds: float = STEP_SECONDS_LIMIT) -> m.Snapshot:
+    """A snapshot in which the run has committed `step`, or has ended."""
+
+    def reached() -> m.Snapshot | None:
+        snapshot = client.snapshot(0)
+        run = snapshot.run
+        return snapshot if run and (run.step >= step or run.state not in m.ACTIVE_RUN_STATES) else None
+
+    return until(reached, seconds, f"step {step}")
+
+
+def wait_for_end(client: BlockingClient, seconds: float = 120.0) -> m.RunView:
+    """The run's last view."""
+
+    def ended() -> m.RunView | None:
+        run = client.snapshot(0).run
+        return run if run and run.state not in m.ACTIVE_RUN_STATES else None
+
+    return until(ended, seconds, "the run's end")
+
+
+def all_steps(client: BlockingClient, run: str | None = None) -> list[m.StepCommitted]:
+    steps: list[m.StepCommitted] = []
+    while True:
+        page = client.steps(run, steps[-1].step if steps else 0)
+        steps += page.steps
+        if not page.more:
+            return steps

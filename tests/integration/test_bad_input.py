@@ -1,0 +1,191 @@
+"""What must not get in: garbage and strangers on either socket, taken ports, wrong states."""
+
+import os
+import socket
+import subprocess
+import sys
+import uuid
+
+import msgpack
+import pytest
+import zmq
+from tests.integration.conftest import until, wait_for_end, wait_for_step
+
+from trainctl.protocol import codec, sockets
+from trainctl.protocol import messages as m
+from trainctl.protocol.version import PROTOCOL_VERSION
+
+SOME_ID = str(uuid.UUID(int=5))
+
+
+def exchange(address: str, *frames: bytes) -> m.AgentReply:
+    """What the agent answers to raw frames."""
+    context = zmq.Context()
+    try:
+        dealer = sockets.new_socket(context, zmq.DEALER)
+        dealer.setsockopt(zmq.IDENTITY, uuid.uuid4().bytes)
+        dealer.connect(address)
+        assert dealer.poll(5000, zmq.POLLOUT)
+        dealer.send_multipart(frames)
+        assert dealer.poll(5000, zmq.POLLIN), "no answer"
+        return codec.decode_reply(dealer.recv())
+    finally:
+        context.destroy(linger=0)
+
+
+def packed(**fields) -> bytes:
+    return msgpack.packb({"v": PROTOCOL_VERSION, "rid": "r1", **fields})
+
+
+@pytest.mark.parametrize(
+    ("frames", "code", "words"),
+    [
+        ((b"garbage",), "malformed", "msgpack"),
+        ((b"",), "malformed", "msgpack"),
+        ((b"\xc1" * 100,), "malformed", "msgpack"),
+        ((packed(type="snapshot-request"), b"more"), "malformed", "one frame"),
+        ((packed(type="unheard-of"),), "malformed", "unheard-of"),
+        ((packed(type="snapshot-request", columns=10**6),), "malformed", "columns"),
+        ((packed(type="snapshot-request", extra=1),), "malformed", "extra"),
+        ((packed(type="command", id="x", verb="pause"),), "malformed", "id"),
+        ((packed(type="command", id=SOME_ID, verb="set-lr", args={"value": float("nan")}),), "malformed", "nan"),
+        ((msgpack.packb({"v": 99, "rid": "r1", "type": "snapshot-request"}),), "version", "99"),
+        ((msgpack.packb({"rid": "r1", "type": "snapshot-request"}),), "version", "None"),
+    ],
+)  # fmt: skip
+def test_a_bad_request_is_refused_in_one_line(one_agent, frames, code, words):
+    reply = exchange(one_agent.address, *frames)
+    assert isinstance(reply, m.Refusal)
+    assert reply.code == code
+    assert words in reply.text
+    assert "\n" not in reply.text
+    with one_agent.client() as client:
+        assert client.runs().runs == ()
+
+
+@pytest.fixture(scope="module")
+def one_agent(tmp_path_factory):
+    from tests.conftest import SHARED_PIDS
+    from tests.integration.conftest import AgentProcess
+
+    process = AgentProcess(tmp_path_factory.mktemp("one") / "state").start()
+    SHARED_PIDS.add(process.process.pid)
+    yield process
+    process.clean_up()
+
+
+def test_raw_bytes_that_are_no_zeromq_leave_both_sockets_serving(one_agent):
+    for address in (one_agent.address, one_agent.live_address):
+        port = int(address.rsplit(":", 1)[1])
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as raw:
+                raw.sendall(os.urandom(2000))
+    with one_agent.client() as client:
+        heard = 0
+        for item in client.attach():
+            heard += isinstance(item, m.Heartbeat)
+            if heard == 2:
+                break
+        assert client.runs().runs == ()
+
+
+def test_a_frame_over_the_cap_ends_that_connection_and_nothing_else(one_agent):
+    context = zmq.Context()
+    try:
+        dealer = sockets.new_socket(context, zmq.DEALER)
+        dealer.connect(one_agent.address)
+        assert dealer.poll(5000, zmq.POLLOUT)
+        dealer.send(b"x" * (codec.CONTROL_FRAME_BYTES + 1))
+        assert not dealer.poll(300, zmq.POLLIN)
+    finally:
+        context.destroy(linger=0)
+    with one_agent.client() as client:
+        assert client.runs().runs == ()
+
+
+def test_garbage_on_the_trainers_socket_changes_nothing(agent, run_config):
+    from trainctl.protocol.paths import runtime_directory
+
+    with agent.client() as client:
+        client.send("start-run", {"config": run_config(run__steps=100_000)}, wait="accepted")
+        wait_for_step(client, 2)
+        context = zmq.Context()
+        dealer = sockets.new_socket(context, zmq.DEALER)
+        dealer.connect(f"ipc://{runtime_directory(agent.directory)}/trainers.sock")
+        for frames in ([b"garbage"], [b"a", b"b", b"c"], [msgpack.packb({"v": 1, "type": "report"})]):
+            dealer.send_multipart(frames)
+        step = client.snapshot(0).run.step
+        wait_for_step(client, step + 5)
+        context.destroy(linger=0)
+        client.send("stop", {"checkpoint": False})
+        assert wait_for_end(client).state == "stopped"
+
+
+def agent_command(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("listen", "words"),
+    [
+        ("tcp://0.0.0.0:7999", "loopback"),
+        ("tcp://192.0.2.1:7999", "loopback"),
+        ("nonsense", "tcp://host:port"),
+        ("tcp://127.0.0.1", "tcp://host:port"),
+    ],
+)
+def test_an_address_that_may_not_be_listened_on_is_one_line_and_exit_2(tmp_path, listen, words):
+    done = agent_command("--name", "x", "--state", str(tmp_path / "s"), "--listen", listen)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_a_taken_port_and_a_taken_folder_are_named(one_agent, tmp_path):
+    port = agent_command("--name", "x", "--state", str(tmp_path / "s"), "--listen", one_agent.address)
+    assert (port.returncode, port.stderr.count("\n")) == (2, 1)
+    assert one_agent.address in port.stderr
+    folder = agent_command("--name", "box", "--state", str(one_agent.state), "--listen", "tcp://127.0.0.1:0")
+    assert (folder.returncode, folder.stderr.count("\n")) == (2, 1)
+    assert str(one_agent.directory) in folder.stderr
+
+
+def test_a_bad_node_name_is_refused(tmp_path):
+    done = agent_command("--name", "../x", "--state", str(tmp_path / "s"), "--listen", "tcp://127.0.0.1:0")
+    assert done.returncode == 2
+    assert "../x" in done.stderr
+
+
+def test_a_run_file_that_names_what_is_not_there_leaves_no_run_behind(agent, run_config, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with agent.client() as client:
+        for changes, field in (
+            ({"model__path": str(tmp_path / "nope")}, "model.path"),
+            ({"data__path": str(tmp_path / "nope")}, "data.path"),
+            ({"data__path": str(empty)}, "data.path"),
+            ({"run__steps": 0}, "run.steps"),
+            ({"batch__micro": 13}, "batch.micro"),
+            ({"optimizer__schedule": "square"}, "optimizer.schedule"),
+            ({"data__tokenizer": "model"}, "data.tokenizer"),
+        ):
+            reply = client.send("start-run", {"config": run_config(**changes)})
+            assert (reply.state, reply.field) == ("rejected", f"config: {field}"), reply
+        named = run_config()
+        named["nodes"]["elsewhere"] = {"share": 3}
+        assert "elsewhere" in client.send("start-run", {"config": named}).field
+        assert client.send("start-run", {"resume": "no-such-run"}).field == "resume"
+        assert client.runs().runs == ()
+    assert not list(agent.directory.glob("runs/*"))
+
+
+def test_commands_without_a_run_or_for_another_run_are_refused(agent, run_config):
+    with agent.client() as client:
+        assert client.send("pause", {}).field == "run"
+        client.send("start-run", {"config": run_config(run__steps=100_000)}, wait="accepted")
+        until(lambda: client.snapshot(0).run)
+        assert client.send("pause", {}, run="other").field == "run"
+        client.send("stop", {"checkpoint": False})
+        wait_for_end(client)

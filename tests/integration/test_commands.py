@@ -1,0 +1,172 @@
+"""Commands to a live run: applied at one named step or refused by field, once, and all of it in the record."""
+
+import asyncio
+import random
+import statistics
+import time
+import uuid
+
+import pytest
+from tests.integration.conftest import all_steps, wait_for_end, wait_for_step
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.client import Client
+from trainctl.protocol.codec import decode_order
+from trainctl.protocol.errors import ExpiredError
+from trainctl.protocol.record import open_for_reading
+
+LONG = 100_000
+SAMPLES = 12
+
+
+def random_command(chance: random.Random) -> tuple[str, dict, str | None]:
+    """One that is mostly sensible: about a fifth are wrong in a way that only the agent, or anyone, can tell."""
+    pick = chance.random()
+    if pick < 0.35:
+        return (
+            "resize-batch",
+            {"micro": chance.choice([0, 1, 2, 3, 4, 6, 12, 13, 99])},
+            chance.choice([None, "box", "nowhere"]),
+        )
+    if pick < 0.55:
+        value = chance.choice([1e-4, 1e-3, 3e-3, -1.0, 5e-3])
+        return "set-lr", {"value": value, "schedule": chance.choice(["set", "scale"])}, None
+    if pick < 0.7:
+        return "set-global-batch", {"value": chance.choice([4, 12, 12, 24, 0])}, None
+    if pick < 0.8:
+        return "note", {"text": chance.choice(["a note", "another", ""])}, None
+    if pick < 0.9:
+        return "evaluate", {}, None
+    if pick < 0.93:
+        return "checkpoint", {}, None
+    return chance.choice(
+        [("unheard-of", {}, None), ("resize-batch", {"micro": 2, "extra": 1}, None), ("note", {}, None)]
+    )
+
+
+def test_two_hundred_commands_are_applied_at_one_named_step_or_refused_by_field(agent, run_config):
+    chance = random.Random(11)
+    with agent.client() as client:
+        client.send("start-run", {"config": run_config(run__steps=LONG, batch__global=SAMPLES)}, wait="accepted")
+        run = wait_for_step(client, 1).run.run
+        replies = []
+        for _ in range(200):
+            verb, args, node = random_command(chance)
+            replies.append((verb, args, client.send(verb, args, node=node)))
+        client.send("stop", {"checkpoint": False})
+        wait_for_end(client)
+    applied = [(verb, args, reply) for verb, args, reply in replies if reply.state == "applied"]
+    refused = [(verb, args, reply) for verb, args, reply in replies if reply.state != "applied"]
+    assert len(applied) >= 120
+    assert all(reply.step is not None for _, _, reply in applied)
+    for verb, args, reply in refused:
+        assert (reply.state, bool(reply.field), bool(reply.reason)) == ("rejected", True, True), (verb, args, reply)
+    check_record(agent.run_paths(run), applied)
+
+
+def check_record(paths, applied) -> None:
+    """Each edit stands in the plan of the step it names, and in the events with before and after."""
+    record = open_for_reading(paths.record)
+    events = {
+        row[0]: row[1:]
+        for row in record.execute("SELECT command, step, before, after FROM events WHERE command IS NOT NULL")
+    }
+    plans: dict[int, m.StepPlan] = {}
+    for (body,) in record.execute("SELECT body FROM plans WHERE kind = 'train'"):
+        plan = decode_order(body)
+        plans[plan.step] = plan
+    record.close()
+    for verb, args, reply in applied:
+        if verb == "note":
+            continue
+        step, before, after = events[reply.id]
+        assert step == reply.step
+        if verb in ("evaluate", "checkpoint"):
+            continue
+        assert before and after
+        assert reply.id in plans[step].commands
+        if verb == "resize-batch":
+            assert plans[step].work[0].micro_batch == args["micro"]
+        elif verb == "set-global-batch":
+            assert plans[step].global_batch == args["value"]
+        else:
+            assert plans[step].learning_rate == pytest.approx(args["value"], rel=1e-6)
+
+
+def test_the_same_id_twice_changes_nothing_and_another_body_conflicts(agent, run_config):
+    with agent.client() as client:
+        client.send("start-run", {"config": run_config(run__steps=LONG)}, wait="accepted")
+        wait_for_step(client, 1)
+        id = str(uuid.uuid4())
+        first = client.send("resize-batch", {"micro": 2}, id=id)
+        second = client.send("resize-batch", {"micro": 2}, id=id)
+        other = client.send("resize-batch", {"micro": 3}, id=id)
+        version = client.snapshot(0).run.plan_version
+        client.send("stop", {"checkpoint": False})
+        wait_for_end(client)
+    assert (first.state, first.step) == (second.state, second.step)
+    assert (other.state, other.field) == ("conflict", "id")
+    assert version == first.plan_version == 2
+
+
+def test_while_paused_commands_apply_at_once_and_name_the_step_to_come(agent, run_config):
+    with agent.client() as client:
+        client.send("start-run", {"config": run_config(run__steps=LONG)}, wait="accepted")
+        wait_for_step(client, 3)
+        paused = client.send("pause", {})
+        stood = client.snapshot(0).run
+        assert (stood.state, stood.step) == ("paused", paused.step)
+        resized = client.send("resize-batch", {"micro": 1})
+        assert (resized.state, resized.step) == ("applied", paused.step + 1)
+        assert client.send("evaluate", {}).state == "applied"
+        assert client.snapshot(0).run.step == paused.step
+        generation = client.snapshot(0).run.generation
+        resumed = client.send("resume", {})
+        assert resumed.step == paused.step + 1
+        assert client.snapshot(0).run.generation > generation
+        client.send("stop", {"checkpoint": False})
+        wait_for_end(client)
+        assert [step.step for step in all_steps(client)][: paused.step + 1] == list(range(1, paused.step + 2))
+
+
+def test_resizes_leave_the_losses_alone(agent, run_config):
+    """Promise 1 on one rank, through the whole line: the undisturbed run's losses, step for step, to 1e-5."""
+    with agent.client() as client:
+        client.send("start-run", {"config": run_config(run__steps=40)}, wait="accepted")
+        wait_for_end(client)
+        undisturbed = [step.loss for step in all_steps(client)]
+        client.send("start-run", {"config": run_config(run__steps=40)}, wait="accepted")
+        wait_for_step(client, 2)
+        micros = []
+        for micro in (1, 12, 5, 2, 7):
+            reply = client.send("resize-batch", {"micro": micro})
+            micros.append(reply.state)
+            if reply.state != "applied":
+                break
+        wait_for_end(client)
+        disturbed = [step.loss for step in all_steps(client)]
+    assert micros.count("applied") >= 3
+    assert disturbed == pytest.approx(undisturbed, rel=1e-5)
+
+
+async def test_a_command_is_applied_within_two_steps_of_being_sent(agent, run_config):
+    """The time from sending to applied, against the steps of the same run: at most two of them and 50 ms (p95)."""
+    config = run_config(run__steps=LONG, batch__global=96, batch__micro=96, data__sequence_length=96)
+    async with Client(agent.address, by="tester", timeout_seconds=60) as client:
+        await client.send("start-run", {"config": config}, timeout_seconds=120)
+        over, step_seconds = [], []
+        chance = random.Random(3)
+        for index in range(40):
+            await asyncio.sleep(chance.uniform(0.0, 0.1))
+            before = time.monotonic()
+            reply = await client.send("resize-batch", {"micro": 95 + index % 2})
+            waited = time.monotonic() - before
+            steps = (await client.steps(after_step=max(0, reply.step - 4), limit=4)).steps
+            longest = sorted(step.step_seconds for step in steps if step.step <= reply.step)[-2:]
+            over.append(waited - sum(longest))
+            step_seconds += [step.step_seconds for step in steps]
+        with pytest.raises(ExpiredError):
+            await client.send("pause", {}, timeout_seconds=0.0001)
+        await client.send("stop", {"checkpoint": False})
+    worst = sorted(over)[int(0.95 * len(over))]
+    assert worst < 0.05, f"{worst:.3f} s over two steps; a step took {statistics.median(step_seconds):.3f} s"

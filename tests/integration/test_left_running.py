@@ -1,0 +1,150 @@
+"""Training needs none of its watchers: agents are killed and come back, and every step is in the record."""
+
+import random
+import signal
+import time
+
+import psutil
+import pytest
+from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.checkpoints import newest_complete
+from trainctl.protocol.client import Connection
+from trainctl.protocol.codec import decode_order
+from trainctl.protocol.record import open_for_reading
+
+
+def test_an_agent_killed_again_and_again_costs_no_step_and_not_the_trainer(agent, run_config):
+    steps = 300
+    with agent.client(timeout_seconds=30) as client:
+        client.send("start-run", {"config": run_config(run__steps=steps)}, wait="accepted")
+        wait_for_step(client, 2)
+        (pid,) = agent.trainer_pids()
+        run = client.snapshot(0).run.run
+        chance = random.Random(7)
+        for _ in range(4):
+            time.sleep(chance.uniform(0.05, 0.4))
+            agent.kill()
+            time.sleep(chance.uniform(0.0, 0.3))
+            agent.start()
+            state = until(lambda: client.snapshot(0).run)
+            if state.state == "finished":
+                break
+            assert agent.trainer_pids() == [pid]
+            wait_for_step(client, state.step + 5)
+        assert wait_for_end(client).state == "finished"
+        disturbed = all_steps(client, run)
+        client.send("start-run", {"config": run_config(run__steps=steps)}, wait="accepted")
+        wait_for_end(client)
+        undisturbed = all_steps(client)
+    assert [step.step for step in disturbed] == list(range(1, steps + 1))
+    assert [step.loss for step in disturbed] == pytest.approx([step.loss for step in undisturbed], rel=1e-5)
+    assert disturbed[-1].generation > disturbed[0].generation
+    check_ledger(agent.run_paths(run), disturbed)
+
+
+def check_ledger(paths, steps) -> None:
+    """By the journal: no generation and seq twice, and each step's plans begin where the step before ended."""
+    record = open_for_reading(paths.record)
+    plans = [decode_order(body) for (body,) in record.execute("SELECT body FROM plans")]
+    record.close()
+    assert len({(plan.generation, plan.seq) for plan in plans}) == len(plans)
+    ends = {step.step: step.cursor for step in steps} | {0: 0}
+    assert all(plan.cursor == ends[plan.step - 1] for plan in plans if plan.kind == "train")
+
+
+def test_a_command_accepted_before_the_kill_takes_effect_once_after_it(agent, run_config):
+    with agent.client(timeout_seconds=30) as client:
+        client.send("start-run", {"config": run_config(run__steps=100_000)}, wait="accepted")
+        wait_for_step(client, 2)
+        for micro in (1, 2, 3, 5):
+            sent = client.send("resize-batch", {"micro": micro}, wait="accepted")
+            agent.kill()
+            agent.start()
+            again = client.send("resize-batch", {"micro": micro}, id=sent.id, timeout_seconds=60)
+            assert again.state == "applied"
+            assert client.snapshot(0).run.ranks[0].micro_batch == micro
+        events = [event for event in client.events(newest=True, limit=200).events if event.verb == "resize-batch"]
+        assert len(events) == len({event.command for event in events}) == 4
+        client.send("stop", {"checkpoint": False})
+        wait_for_end(client)
+
+
+def test_a_paused_run_is_still_paused_after_its_agent_came_back(agent, run_config):
+    with agent.client(timeout_seconds=30) as client:
+        client.send("start-run", {"config": run_config(run__steps=100_000)}, wait="accepted")
+        wait_for_step(client, 2)
+        paused = client.send("pause", {})
+        client.send("resize-batch", {"micro": 1})
+        agent.kill()
+        agent.start()
+        until(lambda: client.snapshot(0).run.ranks[0].state == "paused", what="the adopted rank")
+        assert client.snapshot(0).run.step == paused.step
+        assert client.send("resume", {}).step == paused.step + 1
+        assert client.snapshot(0).run.ranks[0].micro_batch == 1
+        client.send("stop", {"checkpoint": False})
+        wait_for_end(client)
+
+
+def test_an_attached_client_sees_the_restart_and_every_step(agent, run_config):
+    seen: dict[int, float] = {}
+    states = []
+    with agent.client(timeout_seconds=2) as client:
+        client.send("start-run", {"config": run_config(run__steps=400)}, wait="accepted", timeout_seconds=30)
+        killed = False
+        for item in client.attach(columns=2000):
+            if isinstance(item, Connection):
+                states.append(item.state)
+            elif isinstance(item, m.Snapshot):
+                (series,) = [series for series in item.series if series.metric == "loss"]
+                seen |= dict(zip(series.steps, series.last, strict=True))
+                if item.run is not None and item.run.state == "finished":
+                    break
+            elif isinstance(item, m.StepCommitted):
+                seen[item.step] = item.loss
+            elif isinstance(item, m.RunView) and item.state == "finished":
+                break
+            if len(seen) > 20 and not killed:
+                killed = True
+                agent.kill()
+                agent.start()
+        recorded = {step.step: step.loss for step in all_steps(client)}
+    assert states.count("connected") >= 2
+    assert seen == recorded
+    assert sorted(recorded) == list(range(1, 401))
+
+
+def test_a_trainer_whose_agent_stays_away_writes_a_checkpoint_and_ends(agent, run_config):
+    with agent.client() as client:
+        client.send("start-run", {"config": run_config(run__steps=100_000, run__orphan_seconds=2)}, wait="accepted")
+        run = wait_for_step(client, 3).run.run
+        (pid,) = agent.trainer_pids()
+    assert agent.terminate() == 0
+    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 30, "its end")
+    assert newest_complete(agent.run_paths(run).checkpoints) is not None
+    agent.start()
+    with agent.client() as client:
+        view = wait_for_end(client)
+        assert view.state == "failed"
+        resumed = client.send("start-run", {"resume": run})
+        assert resumed.state == "applied"
+        client.send("stop", {"checkpoint": False})
+        wait_for_end(client)
+
+
+def test_sigterm_to_the_agent_leaves_the_trainer_training(agent, run_config):
+    with agent.client() as client:
+        client.send("start-run", {"config": run_config(run__steps=100_000)}, wait="accepted")
+        wait_for_step(client, 2)
+        (pid,) = agent.trainer_pids()
+    agent.process.send_signal(signal.SIGTERM)
+    assert agent._reap() == 0
+    assert psutil.Process(pid).is_running()
+    agent.start()
+    with agent.client() as client:
+        step = until(lambda: client.snapshot(0).run).step
+        wait_for_step(client, step + 5)
+        assert agent.trainer_pids() == [pid]
+        client.send("stop", {"checkpoint": False})
+        wait_for_end(client)

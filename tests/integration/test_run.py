@@ -1,0 +1,130 @@
+"""A run from a run file to its last step, seen through the agent: record, history, live messages, resume."""
+
+import json
+import math
+
+import pytest
+from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.checkpoints import newest_complete
+from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.reader import RecordReader
+
+
+def test_a_run_trains_to_its_end_and_every_step_is_in_the_record(agent, run_config):
+    with agent.client() as client:
+        begun = client.send("start-run", {"config": run_config(evaluate__every_steps=10)})
+        assert (begun.state, begun.step) == ("applied", 1)
+        view = wait_for_end(client)
+        steps = all_steps(client)
+        history = client.history(view.run, ("loss", "own_tokens_per_second", "eval_loss"), columns=10)
+        events = client.events(newest=True).events
+        runs = client.runs().runs
+        log = client.log()
+    assert view.state == "finished"
+    assert [step.step for step in steps] == list(range(1, 31))
+    assert steps[-1].loss < steps[0].loss
+    assert all(step.cursor == 12 * step.step for step in steps)
+    assert math.isclose(steps[-1].tokens_total, sum(step.weight for step in steps))
+    assert [series.metric for series in history.series] == ["loss", "own_tokens_per_second", "eval_loss"]
+    assert max(len(series.steps) for series in history.series) <= 10
+    assert {event.kind for event in events} >= {"run", "command", "evaluation"}
+    assert [(run.state, run.step) for run in runs] == [("finished", 30)]
+    assert log.size_bytes >= len(log.text.encode())
+    with RecordReader(agent.run_paths(view.run)) as reader:
+        assert len(reader.rank_steps(30)) == 1
+    assert not agent.trainer_pids()
+
+
+def test_live_messages_come_without_a_gap_and_a_slow_start_is_filled(agent, run_config):
+    with agent.client() as client:
+        client.send("start-run", {"config": run_config(run__steps=40)}, wait="accepted")
+        seen, base = [], None
+        for message in client.attach(columns=20):
+            if isinstance(message, m.Snapshot):
+                base = message.seq
+            elif isinstance(message, m.Live):
+                seen.append(message.seq)
+                if isinstance(message, m.RunView) and message.state == "finished":
+                    break
+        assert base is not None
+        assert seen == list(range(base + 1, base + 1 + len(seen)))
+        kept = client._run(client._client._ask(m.GapRequest(rid="x", boot="other", first_seq=1, last_seq=2), m.GapFill))
+        assert not kept.complete
+
+
+def test_stop_checkpoints_and_the_run_can_be_taken_up_again(agent, run_config):
+    with agent.client() as client:
+        client.send("start-run", {"config": run_config(run__steps=40)}, wait="accepted")
+        run = wait_for_step(client, 8).run
+        stopped = client.send("stop", {})
+        assert wait_for_end(client).state == "stopped"
+        found = newest_complete(agent.run_paths(run.run).checkpoints)
+        assert found is not None
+        assert found.name == f"step-{stopped.step}"
+        again = client.send("start-run", {"resume": run.run})
+        assert (again.state, again.step, again.run) == ("applied", stopped.step + 1, run.run)
+        assert wait_for_end(client).state == "finished"
+        assert [step.step for step in all_steps(client)] == list(range(1, 41))
+
+
+def test_resume_goes_on_as_if_never_stopped(agent, run_config):
+    """Steps after the checkpoint are retracted and redone; on torch with the undisturbed run's losses, bit for bit."""
+    with agent.client() as client:
+        client.send("start-run", {"config": run_config(run__steps=24)}, wait="accepted")
+        undisturbed = wait_for_end(client).run
+        losses = [step.loss for step in all_steps(client, undisturbed)]
+        client.send("start-run", {"config": run_config(run__steps=24, checkpoint__every_steps=8)}, wait="accepted")
+        run = wait_for_step(client, 11).run
+        client.send("stop", {"checkpoint": False})
+        wait_for_end(client)
+        resumed = client.send("start-run", {"resume": run.run})
+        assert resumed.step in (9, 17)
+        wait_for_end(client)
+        assert [step.loss for step in all_steps(client, run.run)] == losses
+
+
+def test_a_trainer_that_dies_fails_the_run_with_how_it_ended(agent, run_config):
+    with agent.client() as client:
+        client.send("start-run", {"config": run_config(run__steps=4000)}, wait="accepted")
+        wait_for_step(client, 3)
+        (pid,) = until(agent.trainer_pids)
+        import os
+        import signal
+
+        os.kill(pid, signal.SIGKILL)
+        view = wait_for_end(client)
+        assert view.state == "failed"
+        assert "signal 9" in view.reason
+
+
+def test_one_run_at_a_time(agent, run_config):
+    with agent.client() as client:
+        client.send("start-run", {"config": run_config(run__steps=4000)}, wait="accepted")
+        reply = client.send("start-run", {"config": run_config()})
+        assert (reply.state, reply.field) == ("rejected", "run")
+        wait_for_step(client, 1)
+        client.send("stop", {"checkpoint": False})
+        wait_for_end(client)
+
+
+def test_a_model_that_cannot_be_loaded_is_told_in_its_own_words(agent, run_config, tmp_path):
+    model = tmp_path / "broken"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (model / "model.safetensors").write_bytes(b"not weights")
+    with agent.client() as client:
+        reply = client.send("start-run", {"config": run_config(model__path=str(model))})
+        assert reply.state == "failed"
+        assert "broken" in reply.reason
+        assert "Traceback" not in reply.reason
+        assert wait_for_end(client).state == "failed"
+
+
+def test_requests_about_unknown_runs_and_metrics_are_refused_by_name(agent):
+    with agent.client() as client:
+        for ask in (lambda: client.events("nope"), lambda: client.steps("nope"), lambda: client.log("nope")):
+            with pytest.raises(RefusedError, match="nope"):
+                ask()
+        assert client.snapshot().run is None

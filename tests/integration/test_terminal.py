@@ -1,0 +1,135 @@
+"""The program in a real terminal: tmux at the two designed sizes, over a real agent, trainer and model."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from tests.integration.conftest import until, wait_for_end, wait_for_step
+
+pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+TRAINCTL = shlex.join([sys.executable, "-m", "trainctl.tui.cli"])
+
+
+class Terminal:
+    """One tmux server of its own, one window."""
+
+    def __init__(self, folder: Path, columns: int, lines: int, command: str) -> None:
+        self._socket = f"trainctl-{uuid.uuid4().hex[:8]}"
+        self._exit = folder / "exit"
+        shell = f"{command}; echo status=$? > {shlex.quote(str(self._exit))}; read -r"
+        self._tmux("-f", "/dev/null", "new-session", "-d", "-x", str(columns), "-y", str(lines), shell)
+
+    def _tmux(self, *arguments: str) -> str:
+        done = subprocess.run(["tmux", "-L", self._socket, *arguments], capture_output=True, text=True, timeout=10)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def screen(self) -> str:
+        return self._tmux("capture-pane", "-p")
+
+    def keys(self, *keys: str) -> None:
+        self._tmux("send-keys", *keys)
+
+    def wait_for(self, pattern: str, seconds: float = 40.0) -> str:
+        """The screen once `pattern` is on it."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            screen = self.screen()
+            if re.search(pattern, screen):
+                return screen
+            time.sleep(0.05)
+        raise AssertionError(f"no {pattern!r} within {seconds} s on:\n{self.screen()}")
+
+    def exit_status(self, seconds: float = 20.0) -> str:
+        until(lambda: self._exit.exists() and self._exit.read_text(), seconds, "the program's end")
+        return self._exit.read_text().strip()
+
+    def close(self) -> None:
+        subprocess.run(["tmux", "-L", self._socket, "kill-server"], capture_output=True, timeout=10, check=False)
+
+
+@pytest.fixture
+def running(agent, run_config):
+    """A live run of many small steps."""
+    with agent.client() as client:
+        client.send("start-run", {"config": run_config(run__steps=200_000)}, wait="accepted")
+        wait_for_step(client, 3)
+        yield agent, client
+        if client.snapshot(0).run.state in ("running", "paused"):
+            client.send("stop", {"checkpoint": False})
+        wait_for_end(client)
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (120, 40)])
+def test_b_changes_the_micro_batch_and_events_names_the_step(running, tmp_path, columns, lines):
+    agent, client = running
+    terminal = Terminal(tmp_path, columns, lines, f"{TRAINCTL} --connect {agent.address}")
+    try:
+        terminal.wait_for(r"RUNNING")
+        terminal.wait_for(r"4×3")
+        terminal.keys("b")
+        terminal.wait_for(r"resize micro-batch")
+        terminal.keys("BSpace", "2", "Enter")
+        shown = terminal.wait_for(r"applied @ step [\d,]+")
+        terminal.keys("Escape")
+        screen = terminal.wait_for(r"resize-batch.*@[\d,]+")
+        terminal.wait_for(r"2×6")
+        events = client.events(newest=True).events
+        (resized,) = [event for event in events if event.verb == "resize-batch"]
+        assert (resized.before, resized.after) == ("4", "2")
+        assert f"{resized.step:,}" in shown
+        assert f"@{resized.step:,}" in screen
+        assert all(len(line) <= columns for line in screen.splitlines())
+        terminal.keys("q")
+        assert terminal.exit_status() == "status=0"
+        assert "goes on" in terminal.wait_for(r"goes on")
+        wait_for_step(client, client.snapshot(0).run.step + 5)
+    finally:
+        terminal.close()
+
+
+def test_killing_the_terminal_changes_nothing_for_the_run(running, tmp_path):
+    agent, client = running
+    terminal = Terminal(tmp_path, 80, 24, f"{TRAINCTL} --connect {agent.address}")
+    terminal.wait_for(r"RUNNING")
+    (pid,) = agent.trainer_pids()
+    terminal.close()
+    step = client.snapshot(0).run.step
+    wait_for_step(client, step + 20)
+    assert agent.trainer_pids() == [pid]
+    assert client.snapshot(0).run.generation == client.snapshot(0).last_step.generation
+
+
+def test_the_screen_survives_its_agent(running, tmp_path):
+    """The agent is killed and comes back: the screen says so meanwhile, answers keys, and goes on by itself."""
+    agent, _ = running
+    terminal = Terminal(tmp_path, 120, 40, f"{TRAINCTL} --connect {agent.address}")
+    try:
+        terminal.wait_for(r"RUNNING")
+        agent.kill()
+        terminal.wait_for(r"(?i)silent|no message|no answer")
+        terminal.keys("?")
+        terminal.wait_for(r"(?i)help")
+        terminal.keys("Escape")
+        agent.start()
+        terminal.wait_for(r"g1\.[3-9]")
+        terminal.keys("q")
+        assert terminal.exit_status() == "status=0"
+    finally:
+        terminal.close()
+
+
+def test_without_an_agent_it_says_what_to_do_and_leaves_a_clean_terminal(tmp_path):
+    terminal = Terminal(tmp_path, 80, 24, f"{TRAINCTL} status --connect tcp://127.0.0.1:9")
+    try:
+        screen = terminal.wait_for(r"no agent|unreachable|nothing answered")
+        assert "Traceback" not in screen
+        assert terminal.exit_status() == "status=5"
+    finally:
+        terminal.close()
