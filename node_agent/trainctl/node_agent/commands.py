@@ -45,7 +45,7 @@ class CommandOffice:
         try:
             args = verbs.check(command.verb, command.args, command.node)
             if isinstance(args, verbs.StartRun):
-                await self._start_run(command, args)
+                self._ledger.set_run(command.id, await self._start_run(command, args))
             else:
                 await self._conduct(command, args)
         except InvalidInputError as error:

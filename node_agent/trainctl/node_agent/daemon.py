@@ -109,7 +109,8 @@ class Agent:
 
     async def _start_run(self, command: m.Command, args: verbs.StartRun) -> str:
         if self.session is not None:
-            raise InvalidInputError("run", f"{self.session.run} is active; one run at a time")
+            why = "is active" if self.session.conductor.final is None else "is still ending, try again in a moment"
+            raise InvalidInputError("run", f"{self.session.run} {why}; one run at a time")
         if args.config is not None:
             config = runfile.parse(args.config, "config")
             opening = openings.new_run(config, self.node, self.directory, command.id, command.by)

@@ -139,6 +139,10 @@ class AgentLedger:
         ended_at = time.time() if at is None else at
         self._write_or_keep(_OUTCOME, (state, step, reason, field, before, after, ended_at, run, command_id))
 
+    def set_run(self, command_id: str, run: str) -> None:
+        """Keep which run a command turned out to be about."""
+        self._write_or_keep("UPDATE commands SET run = ? WHERE id = ?", (run, command_id))
+
     def find(self, command_id: str) -> JournaledCommand | None:
         self.retry()
         rows = self._connection.execute(f"SELECT {_COMMAND_COLUMNS} FROM commands WHERE id = ?", (command_id,))  # noqa: S608

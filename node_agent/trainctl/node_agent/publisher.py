@@ -11,14 +11,6 @@ from trainctl.protocol import messages as m
 
 KEPT_MESSAGES = 10_000
 """How many live messages can be asked for again; past that a client attaches anew, from the record."""
-TOPICS: dict[type[m.Message], bytes] = {
-    m.RunView: b"run",
-    m.StepCommitted: b"step",
-    m.RankStep: b"rank",
-    m.HostReading: b"host",
-    m.Event: b"event",
-    m.Heartbeat: b"beat",
-}
 
 
 class Publisher:
@@ -49,6 +41,6 @@ class Publisher:
 
     def _send(self, message: m.Live | m.Heartbeat) -> None:
         try:
-            self._socket.send_multipart([TOPICS[type(message)], codec.encode(message)], zmq.DONTWAIT)
+            self._socket.send_multipart([m.TOPICS[type(message)], codec.encode(message)], zmq.DONTWAIT)
         except zmq.Again:
             return  # no room for any subscriber: they will see the gap

@@ -21,7 +21,14 @@ import zmq.asyncio
 from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.attachment import Attachment, Gap
-from trainctl.protocol.errors import ExpiredError, ProtocolError, RefusedError, UnreachableError, VersionError
+from trainctl.protocol.errors import (
+    ExpiredError,
+    InvalidInputError,
+    ProtocolError,
+    RefusedError,
+    UnreachableError,
+    VersionError,
+)
 
 DEFAULT_TIMEOUT_SECONDS = 5.0
 SILENT_AFTER_SECONDS = 3.5
@@ -227,7 +234,8 @@ class Client:
             message = await live.get(SILENT_AFTER_SECONDS)
             if message is None:
                 yield Connection("silent", time.monotonic(), f"no message from {self.address}")
-                await self.snapshot(0)  # raises UnreachableError: attach again
+                with contextlib.suppress(RefusedError):
+                    await self.snapshot(0)  # raises UnreachableError: attach again
                 return
             verdict = attachment.judge(message)
             while isinstance(verdict, Gap):
@@ -266,9 +274,13 @@ class Client:
             del self._waiting[request.rid]
 
     async def _transmit(self, request: m.Request) -> None:
+        frame = codec.encode(request)
+        if len(frame) > codec.CONTROL_FRAME_BYTES:
+            limit = f"{codec.CONTROL_FRAME_BYTES:,}"
+            raise InvalidInputError("request", f"{len(frame):,} bytes, and an agent takes {limit} at most")
         try:
             async with asyncio.timeout(self.timeout_seconds):
-                await self._socket.send(codec.encode(request))
+                await self._socket.send(frame)
         except TimeoutError:
             raise UnreachableError(f"no agent at {self.address}: is one running? (trainctl-agent run)") from None
 

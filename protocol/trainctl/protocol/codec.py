@@ -29,8 +29,11 @@ M = TypeVar("M")
 
 
 def encode(message: m.Message) -> bytes:
-    """One frame. Raises ProtocolError if it would be over FRAME_BYTES."""
-    frame = msgspec.msgpack.encode(message)
+    """One frame. Raises ProtocolError if it would be over FRAME_BYTES or a value in it can't be a msgpack one."""
+    try:
+        frame = msgspec.msgpack.encode(message)
+    except (OverflowError, UnicodeEncodeError, TypeError) as error:
+        raise ProtocolError(f"{type(message).__name__} holds what msgpack can't carry: {error}") from None
     if len(frame) > FRAME_BYTES:
         raise ProtocolError(
             f"{type(message).__name__} is {len(frame):,} bytes, over the frame limit of {FRAME_BYTES:,}"

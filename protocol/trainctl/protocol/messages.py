@@ -384,6 +384,16 @@ class Heartbeat(Message, tag="heartbeat", frozen=True):
 Live = RunView | StepCommitted | RankStep | HostReading | Event
 """What is published with a sequence number of its own."""
 
+TOPICS: dict[type[Message], bytes] = {
+    RunView: b"run",
+    StepCommitted: b"step",
+    RankStep: b"rank",
+    HostReading: b"host",
+    Event: b"event",
+    Heartbeat: b"beat",
+}
+"""The first frame of what is published, by the type of the second."""
+
 # ---------------------------------------------------------------- client -> agent
 
 
