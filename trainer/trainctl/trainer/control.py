@@ -69,8 +69,10 @@ class Control:
         self._next_alive = 0.0
         self._closing: float | None = None  # when to give up flushing
         self._context = zmq.Context()
-        self._socket = self._connect(endpoint)
+        self._socket = new_socket(self._context, zmq.DEALER)
+        # Watched before it connects, or the handshake could be over before anyone looks.
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._connect(endpoint)
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def __enter__(self) -> "Control":
@@ -97,14 +99,12 @@ class Control:
         """Pass a message on from the main thread; never a wait."""
         self._outbox.put(message)
 
-    def _connect(self, endpoint: str) -> Any:
-        socket = new_socket(self._context, zmq.DEALER)
-        socket.setsockopt(zmq.ROUTING_ID, f"rank-{self._who.rank}".encode())
+    def _connect(self, endpoint: str) -> None:
+        self._socket.setsockopt(zmq.ROUTING_ID, f"rank-{self._who.rank}".encode())
         try:
-            socket.connect(endpoint)
+            self._socket.connect(endpoint)
         except zmq.ZMQError as error:
             raise InvalidInputError(endpoint, f"cannot connect: {error}") from None
-        return socket
 
     # ------------------------------------------------------------ the thread
 

@@ -98,7 +98,7 @@ def run_config(assets: Path, node: str, steps: int, backend: str) -> dict[str, A
         },
         "batch": {"global": SAMPLES_PER_STEP, "micro": MICRO_BATCH},
         "optimizer": {
-            "learning_rate": 2e-3,
+            "learning_rate": 4e-3,
             "schedule": "cosine",
             "warmup_steps": min(WARMUP_STEPS, steps - 1),
             "clip_norm": 1.0,

@@ -13,6 +13,8 @@ _SPACE = "&#160;"
 _CELL = 12.2  # width of a character in Rich's SVG export, in its units
 _RUN = 3
 _BRAILLE = re.compile("[\u2801-\u28ff]")
+_FONTS = re.compile(r"@font-face\s*\{[^}]*\}\s*")  # from a server; the viewer's own monospace does
+_COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
 _LED = re.compile(
     rf'(<text class="[^"]*" x=")([\d.]+)(" y="[\d.]+" textLength=")([\d.]+)("[^>]*>)((?:{_SPACE})*)([^<]*)</text>'
 )
@@ -20,7 +22,8 @@ _LED = re.compile(
 
 def svg(app: App[Any], title: str = "trainctl") -> str:
     """The running app's current screen as an SVG document."""
-    return _LED.sub(_trimmed, app.export_screenshot(title=title, simplify=False))
+    document = _FONTS.sub("", app.export_screenshot(title=title, simplify=False))
+    return _LED.sub(_trimmed, _COMMENT.sub("", document))
 
 
 def _trimmed(found: re.Match[str]) -> str:
