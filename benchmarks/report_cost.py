@@ -1,8 +1,10 @@
 """What reporting a step of ten values costs the training loop, beside wandb (offline) and tensorboardX where installed.
 
-The loop's part is everything it does to report: the Report built, handed to the control thread (which encodes and
-sends it to a real ROUTER over a socket file), and handed to the thread that writes rank-0.db. Also: 100,000
-rapid reports must all reach rank-0.db. Prints a table, then one JSON line; exits 1 if a bar is missed.
+The real executor runs real plans; only its arithmetic is replaced, by a matrix product, which the peers get too.
+Counted is all that a step spends to report: the Report made (memory read included), kept for the next fence, Soon and
+Report handed to the control thread (which sends them to a real ROUTER over a socket file), and the Report handed to
+the thread that writes rank-0.db. Phase switches, which time the step and show its phase, are a row of their own.
+Also: 100,000 rapid reports must all reach rank-0.db. Prints a table, then one JSON line; exits 1 if a bar is missed.
 """
 
 import argparse
@@ -15,7 +17,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
+import msgspec
 import numpy as np
 import zmq
 from numpy.typing import NDArray
@@ -25,10 +29,16 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.record import open_for_reading
 from trainctl.protocol.sockets import new_socket
 from trainctl.protocol.statuspage import StatusWriter
+from trainctl.trainer.backend import Backend, Memory
+from trainctl.trainer.batch import Batch, from_blocks
 from trainctl.trainer.control import Control
+from trainctl.trainer.dataset import Dataset
+from trainctl.trainer.host_memory import HostMemory
 from trainctl.trainer.ledger import Ledger
 from trainctl.trainer.metrics import MetricsWriter
-from trainctl.trainer.step import Identity
+from trainctl.trainer.permutation import Indices
+from trainctl.trainer.step import Executor, Identity, Settings
+from trainctl.trainer.stopwatch import Stopwatch
 
 Micros = NDArray[np.float64]
 MEDIAN_BAR, P99_BAR = 10.0, 100.0
@@ -37,6 +47,10 @@ MEDIAN_BAR, P99_BAR = 10.0, 100.0
 WORK = {"short work": 100, "long work": 400}
 """Side of the matrix product between two reports. Long work empties the processor's caches and puts the other cores to
 sleep, which whatever comes after it pays for; short work shows the cost of reporting itself."""
+
+OURS = "trainctl"
+SAMPLES = 8
+GENERATION = m.Generation(1, 1)
 
 VALUES = (
     "loss", "grad_norm", "learning_rate", "data", "forward", "backward", "optimizer", "wait", "step_seconds", "memory",
@@ -76,14 +90,70 @@ def drain(endpoint: str) -> None:
     context.term()
 
 
-def build_report(step: int) -> m.Report:
-    """A step's report with ten values that change."""
-    x = step * 1e-3
-    return m.Report(
-        run="bench", rank=0, generation=m.Generation(1, 1), seq=step, kind="train", step=step, loss_sum=100.0 - x,
-        weight=256.0, own_weight=256.0, own_samples=8, grad_norm=1.0 + x, clip_scale=1.0, micro_batch=8,
-        phases=m.Phases(x, 2 * x, 3 * x, 0.0, 4 * x, 5 * x), step_seconds=15 * x, finished_at=time.time(),
-        memory_bytes=1_000_000 + step,
+class Spent:
+    """Seconds that a step has spent on reporting so far; whoever times a part adds it."""
+
+    seconds = 0.0
+
+
+class TimedLedger(Ledger):
+    """The executor makes its report between the step's commit and the ledger's taking it: all of that counts."""
+
+    def __init__(self, spent: Spent) -> None:
+        super().__init__()
+        self._spent, self._committed_at = spent, 0.0
+
+    def commit(self, plan: m.StepPlan) -> None:
+        super().commit(plan)
+        self._committed_at = time.perf_counter()
+
+    def remember(self, report: m.Report) -> None:
+        super().remember(report)
+        self._spent.seconds += time.perf_counter() - self._committed_at
+
+
+class Work:
+    """A backend whose arithmetic is one matrix product; what it says of memory is true."""
+
+    def __init__(self, side: int) -> None:
+        self._matrix = np.ones((side, side), np.float32)
+        self._memory = HostMemory(None)
+
+    def forward(self, batch: Batch, scale: float) -> float:
+        self._matrix @ self._matrix
+        return 100.0
+
+    def backward(self) -> None: ...
+
+    def accumulate(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def gradient_norm(self) -> float:
+        return 1.0
+
+    def update(self, learning_rate: float, factor: float) -> None: ...
+
+    def memory(self) -> Memory:
+        return self._memory.read()
+
+
+class Samples:
+    """Data that cost nothing to read."""
+
+    samples = 1000
+    _batch = from_blocks(np.zeros((SAMPLES, 9), np.int32))
+
+    def batch(self, indices: Indices) -> Batch:
+        return self._batch
+
+
+def plan_of(step: int) -> m.StepPlan:
+    cursor = (step - 1) * SAMPLES
+    return m.StepPlan(
+        run="bench", generation=GENERATION, seq=step, kind="train", step=step, plan_version=1, cursor=cursor,
+        global_batch=SAMPLES, work=(m.RankWork(0, (m.Range(cursor, SAMPLES),), SAMPLES),), learning_rate=1e-3,
+        divisor=64.0,
     )  # fmt: skip
 
 
@@ -101,34 +171,76 @@ def measure(report: Callable[[int], None], count: int, work: int) -> Micros:
 
 
 def measure_ours(folder: Path, count: int, work: int) -> Micros:
-    """The trainer's own reporting path, with a peer that takes what is sent."""
+    """What a step of the training loop spends on reporting, a peer taking what is sent."""
     endpoint = f"ipc://{folder / 's'}"
     peer = Drain(endpoint)
     who = Identity("bench", "here", 0)
     status = StatusWriter(folder / "rank-0.status", os.getpid())
     writer = MetricsWriter(folder / "rank-0.db", "here")
-    with Control(who, endpoint, Ledger(), status) as control:
+    spent, each = Spent(), np.empty(count)
+    ledger = TimedLedger(spent)
+    with Control(who, endpoint, ledger, status) as control:
 
-        def report(step: int) -> None:
-            made = build_report(step)
-            control.send(made)
-            writer.append(made)
+        def send_soon(message: m.FromTrainer) -> None:
+            begun = time.perf_counter()
+            control.send(message)
+            spent.seconds += time.perf_counter() - begun
 
-        spent = measure(report, count, work)
+        executor = new_executor(who, work, ledger, status, send_soon)
+        for step in range(1, count + 1):
+            report = executor.train(plan_of(step), time.perf_counter())
+            begun = time.perf_counter()
+            control.send(report)
+            writer.append(report)
+            each[step - 1] = spent.seconds + time.perf_counter() - begun
+            spent.seconds = 0.0
     writer.close()
     status.close()
     taken = peer.close()
     if taken < count:
         raise SystemExit(f"only {taken} of {count} reports reached the agent's end")
+    return each * 1e6
+
+
+def new_executor(
+    who: Identity, work: int, ledger: Ledger, status: StatusWriter, send: Callable[[m.FromTrainer], None]
+) -> Executor:
+    """The trainer's own, at step 0 of a generation of one rank."""
+    ledger.load(0, 0)
+    ledger.form(m.Form(run=who.run, generation=GENERATION, engine="none", ranks=(0,)))
+    backend, data = cast(Backend, Work(work)), cast(Dataset, Samples())
+    return Executor(who, Settings(0, "float32", 1.0), backend, data, ledger, status, send)
+
+
+def measure_phases(folder: Path, count: int, work: int) -> Micros:
+    """The switches of a step of one micro-batch: five phases timed and shown, three states shown."""
+    status = StatusWriter(folder / "rank-0.status", os.getpid())
+
+    def switch(step: int) -> None:
+        watch = Stopwatch(status, 0.0)
+        status.show("data", step, (1, 1))
+        for name in ("data", "forward", "backward", "sync", "optimizer"):
+            with watch.phase(name):
+                pass
+        status.show("commit")
+        status.show("idle")
+
+    spent = measure(switch, count, work)
+    status.close()
     return spent
 
 
 def count_after_a_burst(folder: Path, count: int) -> int:
     """Rows in rank-0.db after `count` reports as fast as they can be made."""
+    status = StatusWriter(folder / "rank-0.status", os.getpid())
+    who = Identity("bench", "here", 0)
+    executor = new_executor(who, 1, Ledger(), status, lambda message: None)
+    report = executor.train(plan_of(1), time.perf_counter())
     writer = MetricsWriter(folder / "rank-0.db", "here")
     for step in range(1, count + 1):
-        writer.append(build_report(step))
+        writer.append(msgspec.structs.replace(report, step=step, seq=step))
     writer.close()
+    status.close()
     connection = open_for_reading(folder / "rank-0.db")
     (rows,) = connection.execute("SELECT count(*) FROM rank_steps").fetchone()
     connection.close()
@@ -185,7 +297,7 @@ def main() -> int:
     if arguments.drain:
         drain(arguments.drain)
         return 0
-    peers: dict[str, Callable[[Path, int, int], Micros]] = {"trainctl": measure_ours}
+    peers: dict[str, Callable[[Path, int, int], Micros]] = {OURS: measure_ours, "its phase switches": measure_phases}
     peers |= {"wandb offline": measure_wandb} if importlib.util.find_spec("wandb") else {}
     peers |= {"tensorboardX": measure_tensorboardx} if importlib.util.find_spec("tensorboardX") else {}
     timed: dict[str, dict[str, dict[str, float]]] = {}
@@ -198,17 +310,19 @@ def main() -> int:
         arrived = count_after_a_burst(Path(folder), arguments.burst)
     print_table(timed)
     print(f"{arrived:,} of {arguments.burst:,} rapid reports in rank-0.db")
-    ours = timed["trainctl"]["short work"]
+    ours = timed[OURS]["short work"]
     passed = ours["median_us"] < MEDIAN_BAR and ours["p99_us"] < P99_BAR and arrived == arguments.burst
     print(json.dumps({"reports": timed, "burst": arguments.burst, "arrived": arrived, "passed": passed}))
     return 0 if passed else 1
 
 
 def print_table(timed: dict[str, dict[str, dict[str, float]]]) -> None:
-    print(f"{'a step of ten values, µs':<26}{'between two':<14}{'median':>10}{'p99':>10}{'mean':>10}")
+    """A row for each and the work between; the ratio is to our median."""
+    print(f"{'a step of ten values, µs':<26}{'between two':<14}{'median':>10}{'p99':>10}{'mean':>10}{'ratio':>8}")
     for peer, kinds in timed.items():
         for kind, row in kinds.items():
-            print(f"{peer:<26}{kind:<14}{row['median_us']:>10.1f}{row['p99_us']:>10.1f}{row['mean_us']:>10.1f}")
+            figures = "".join(f"{row[key]:>10.1f}" for key in ("median_us", "p99_us", "mean_us"))
+            print(f"{peer:<26}{kind:<14}{figures}{row['median_us'] / timed[OURS][kind]['median_us']:>8.1f}")
 
 
 if __name__ == "__main__":

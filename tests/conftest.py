@@ -21,15 +21,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fail-on-skip", action="store_true", help="a skipped test fails the session")
 
 
-def our_processes() -> dict[int, str]:
-    """Live processes of this session other than this one: pid and command line."""
+def our_processes(but: set[int]) -> dict[int, str]:
+    """Live processes of this session other than this one and `but`: pid and command line."""
     found = {}
-    for process in psutil.process_iter(["pid", "status"]):
-        if process.pid in (os.getpid(), *SHARED_PIDS) or process.info["status"] == psutil.STATUS_ZOMBIE:
-            continue
+    for pid in set(psutil.pids()) - but - SHARED_PIDS - {os.getpid()}:
         try:
-            if process.environ().get(MARK) == os.environ[MARK]:
-                found[process.pid] = " ".join(process.cmdline())[:200]
+            process = psutil.Process(pid)
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == os.environ[MARK]:
+                found[pid] = " ".join(process.cmdline())[:200]
         except psutil.Error:
             continue
     return found
@@ -41,7 +40,7 @@ def our_threads() -> dict[int, str]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    item.stash[_before] = (set(our_processes()), set(our_threads()))
+    item.stash[_before] = (set(psutil.pids()), set(our_threads()))
     return (yield)
 
 
@@ -51,7 +50,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     pids, threads = item.stash[_before]
     deadline = time.monotonic() + GRACE_SECONDS
     while True:
-        left = {pid: line for pid, line in our_processes().items() if pid not in pids}
+        left = our_processes(pids)
         running = {i: name for i, name in our_threads().items() if i not in threads and not _is_pool(name)}
         if not left and not running:
             return

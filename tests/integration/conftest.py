@@ -98,11 +98,14 @@ class AgentProcess:
         return found
 
     def clean_up(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            assert self.terminate() == 0
-        for pid in self.trainer_pids():
+        """End what is left. A trainer that outlives its run is a failure: no test here leaves one on purpose."""
+        status = self.terminate() if self.process is not None and self.process.poll() is None else 0
+        left = self.trainer_pids()
+        for pid in left:
             with contextlib.suppress(psutil.Error):
                 psutil.Process(pid).send_signal(signal.SIGKILL)
+        assert status == 0
+        assert left == [], "trainers outlived their runs"
 
 
 @pytest.fixture

@@ -189,3 +189,19 @@ def test_commands_without_a_run_or_for_another_run_are_refused(agent, run_config
         assert client.send("pause", {}, run="other").field == "run"
         client.send("stop", {"checkpoint": False})
         wait_for_end(client)
+
+
+def test_values_no_record_can_hold_and_paths_no_system_has_are_refused_and_the_agent_lives(one_agent, run_config):
+    reply = exchange(
+        one_agent.address, packed(type="command", id=SOME_ID, verb="note", args={"text": "x"}, if_plan=2**63)
+    )
+    assert isinstance(reply, m.Refusal)
+    assert "if_plan" in reply.text
+    reply = exchange(one_agent.address, packed(type="events-request", after_id=2**63))
+    assert isinstance(reply, m.Refusal)
+    with one_agent.client() as client:
+        long = client.send("start-run", {"config": run_config(model__path="/" + "x" * 300)})
+        assert (long.state, "Traceback" in long.reason) == ("rejected", False)
+        relative = client.send("start-run", {"config": run_config(data__path="here")})
+        assert (relative.state, relative.field) == ("rejected", "config: data.path")
+        assert client.runs().runs == ()

@@ -148,3 +148,44 @@ def test_sigterm_to_the_agent_leaves_the_trainer_training(agent, run_config):
         assert agent.trainer_pids() == [pid]
         client.send("stop", {"checkpoint": False})
         wait_for_end(client)
+
+
+def test_an_agent_that_stalls_longer_than_its_heartbeats_is_found_again_by_trainer_and_client(agent, run_config):
+    """Stopped for five seconds (a paused machine, swapping): both reconnect, and nothing stays deaf."""
+    with agent.client(timeout_seconds=10) as client:
+        client.send("start-run", {"config": run_config(run__steps=100_000)}, wait="accepted")
+        wait_for_step(client, 3)
+        agent.process.send_signal(signal.SIGSTOP)
+        time.sleep(5)
+        agent.process.send_signal(signal.SIGCONT)
+        stalled = until(lambda: client.snapshot(0).run, what="the same client's snapshot").step
+        wait_for_step(client, stalled + 20)
+        client.send("stop", {"checkpoint": False})
+        assert wait_for_end(client).state == "stopped"
+        steps = all_steps(client)
+    assert [step.step for step in steps] == list(range(1, steps[-1].step + 1))
+
+
+def test_an_agent_killed_while_the_trainer_loads_conducts_it_all_the_same(agent, run_config):
+    with agent.client(timeout_seconds=20) as client:
+        sent = client.send("start-run", {"config": run_config(run__steps=30)}, wait="accepted")
+        until(agent.trainer_pids, what="the trainer")
+        agent.kill()
+        agent.start()
+        again = client.send("start-run", {"config": run_config(run__steps=30)}, id=sent.id, timeout_seconds=60)
+        assert (again.state, again.step) == ("applied", 1)
+        assert wait_for_end(client).state == "finished"
+
+
+def test_a_stop_sent_to_an_agent_that_just_came_back_still_writes_its_checkpoint(agent, run_config):
+    with agent.client(timeout_seconds=20) as client:
+        client.send("start-run", {"config": run_config(run__steps=100_000)}, wait="accepted")
+        run = wait_for_step(client, 10).run.run
+        agent.kill()
+        agent.start()
+        stopped = client.send("stop", {})
+        assert stopped.state == "applied"
+        assert wait_for_end(client).state == "stopped"
+    found = newest_complete(agent.run_paths(run).checkpoints)
+    assert found is not None
+    assert found.name == f"step-{stopped.step}"

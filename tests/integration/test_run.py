@@ -2,6 +2,10 @@
 
 import json
 import math
+import os
+import re
+import shutil
+import signal
 
 import pytest
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
@@ -85,14 +89,47 @@ def test_resume_goes_on_as_if_never_stopped(agent, run_config):
         assert [step.loss for step in all_steps(client, run.run)] == losses
 
 
+def test_resume_takes_the_settings_of_the_step_it_begins_with(agent, run_config):
+    """What a command changed after the checkpoint is undone with the steps it changed it at, and the events say so."""
+    with agent.client() as client:
+        client.send("start-run", {"config": run_config(run__steps=100_000)}, wait="accepted")
+        run = wait_for_step(client, 3).run.run
+        written = client.send("checkpoint", {}).step
+        wait_for_step(client, written + 1)
+        rate = client.steps(after_step=written, limit=1).steps[0].learning_rate
+        changed = client.send("set-lr", {"value": 1e-5, "schedule": "set"})
+        wait_for_step(client, changed.step + 2)
+        client.send("stop", {"checkpoint": False})
+        wait_for_end(client)
+        again = client.send("start-run", {"resume": run})
+        assert again.step == written + 1 < changed.step
+        assert client.steps(after_step=written, limit=1).steps[0].learning_rate == rate
+        assert any("undone" in event.text for event in client.events(newest=True).events)
+        client.send("stop", {"checkpoint": False})
+        wait_for_end(client)
+
+
+def test_a_trainer_that_says_nothing_is_shown_as_away(agent, run_config):
+    with agent.client() as client:
+        client.send("start-run", {"config": run_config(run__steps=100_000)}, wait="accepted")
+        wait_for_step(client, 3)
+        (pid,) = agent.trainer_pids()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            rank = until(lambda: next((r for r in client.snapshot(0).run.ranks if r.state == "away"), None), 20)
+            assert re.fullmatch(r"silent in \w+ of step \d+", rank.why)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        until(lambda: client.snapshot(0).run.ranks[0].state == "run", 20)
+        client.send("stop", {"checkpoint": False})
+        wait_for_end(client)
+
+
 def test_a_trainer_that_dies_fails_the_run_with_how_it_ended(agent, run_config):
     with agent.client() as client:
         client.send("start-run", {"config": run_config(run__steps=4000)}, wait="accepted")
         wait_for_step(client, 3)
         (pid,) = until(agent.trainer_pids)
-        import os
-        import signal
-
         os.kill(pid, signal.SIGKILL)
         view = wait_for_end(client)
         assert view.state == "failed"
@@ -109,17 +146,28 @@ def test_one_run_at_a_time(agent, run_config):
         wait_for_end(client)
 
 
-def test_a_model_that_cannot_be_loaded_is_told_in_its_own_words(agent, run_config, tmp_path):
+def test_a_model_that_cannot_be_loaded_is_told_in_its_own_words(agent, run_config, tmp_path, small_assets):
+    """Its weights are not of the shapes that its configuration says: only loading it shows that."""
     model = tmp_path / "broken"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    (model / "model.safetensors").write_bytes(b"not weights")
+    shutil.copytree(small_assets / "model", model)
+    told = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**told, "hidden_size": 48, "head_dim": 24}))
     with agent.client() as client:
         reply = client.send("start-run", {"config": run_config(model__path=str(model))})
         assert reply.state == "failed"
         assert "broken" in reply.reason
         assert "Traceback" not in reply.reason
         assert wait_for_end(client).state == "failed"
+
+
+def test_weights_that_are_no_safetensors_start_no_run(agent, run_config, tmp_path, small_assets):
+    model = tmp_path / "broken"
+    shutil.copytree(small_assets / "model", model)
+    (model / "model.safetensors").write_bytes(b"not weights")
+    with agent.client() as client:
+        reply = client.send("start-run", {"config": run_config(model__path=str(model))})
+        assert (reply.state, reply.field) == ("rejected", "config: model.path")
+        assert client.runs().runs == ()
 
 
 def test_requests_about_unknown_runs_and_metrics_are_refused_by_name(agent):

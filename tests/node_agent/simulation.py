@@ -8,7 +8,8 @@ import msgspec
 
 from trainctl.node_agent import decisions as d
 from trainctl.node_agent import shares
-from trainctl.node_agent.conductor import Conductor, Progress
+from trainctl.node_agent.book import Progress
+from trainctl.node_agent.conductor import Conductor
 from trainctl.node_agent.settings import Durable, RankSetting, Settings
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile, verbs
@@ -47,6 +48,7 @@ class SimRank:
     held: tuple[m.Range, ...] = ()
     held_from: m.Generation | None = None
     gone: bool = False
+    disk_full: bool = False
     reports: list = dataclasses.field(default_factory=list)
     done: list = dataclasses.field(default_factory=list)  # (step, positions) of every update applied
 
@@ -97,10 +99,11 @@ class SimRank:
             return []
         self.plans.popleft()
         count = sum(piece.count for piece in (self.held if plan.kind == "train" else mine.ranges))
+        writes = self.rank in plan.writers and not self.disk_full
         report = m.Report(
             run=RUN, rank=self.rank, generation=plan.generation, seq=plan.seq, kind=plan.kind, step=plan.step,
             loss_sum=2.0, weight=1.0, own_weight=1.0, own_samples=count, micro_batch=mine.micro_batch,
-            checkpoint=m.CheckpointInfo("p", plan.step, 1, 0.0) if self.rank in plan.writers else None,
+            checkpoint=m.CheckpointInfo("p", plan.step, 1, 0.0) if writes else None,
         )  # fmt: skip
         if plan.kind == "train":
             self.done.append((plan.step, self.held))
@@ -126,6 +129,8 @@ class Simulation:
         self.happened: list[d.Happened] = []
         self.ended: d.Ended | None = None
         self.next_id = 0
+        self.sent: dict[str, d.Commanded] = {}
+        self.crash_after: int | None = None  # decisions the agent still carries out before it is killed
 
     def begin(self) -> "Simulation":
         for rank in self.ranks.values():
@@ -133,7 +138,14 @@ class Simulation:
         return self
 
     def feed(self, event) -> None:
+        """What an agent does with an event, unless it is killed on the way."""
         for decision in self.conductor.handle(event, self.now):
+            if self.crash_after is not None:
+                if self.crash_after == 0:
+                    self.crash_after = None
+                    self.restart_agent()
+                    return
+                self.crash_after -= 1
             self.carry_out(decision)
 
     def carry_out(self, decision) -> None:
@@ -167,7 +179,8 @@ class Simulation:
         self.next_id += 1
         id = f"c{self.next_id}"
         typed = verbs.check(verb, args, node)
-        self.feed(d.Commanded(id, verb, typed, "anna", node, if_plan, self.now + ttl))
+        self.sent[id] = d.Commanded(id, verb, typed, "anna", node, if_plan, self.now + ttl)
+        self.feed(self.sent[id])
         return id
 
     def stride(self) -> bool:
@@ -191,7 +204,7 @@ class Simulation:
             assert self.stride(), f"stuck at step {self.conductor.progress.step}"
         return self
 
-    def restart_agent(self, open_ids: list[str] = ()) -> None:
+    def restart_agent(self) -> None:
         """The agent is killed: what was journaled is all that its successor knows; the ranks live on."""
         self.inbox.clear()
         last = self.commits[-1] if self.commits else None
@@ -205,7 +218,14 @@ class Simulation:
                 run=RUN, rank=rank.rank, generation=rank.generation, step=rank.last_step, phase="idle",
                 ready=rank.ready(),
             )  # fmt: skip
-            self.feed(alive)
+            if not rank.gone:
+                self.feed(alive)
+        for id, command in self.sent.items():
+            if id not in self.ends and id not in self.conductor.durable.carried:
+                self.feed(dataclasses.replace(command, again=True))
+        for rank in self.ranks.values():
+            if rank.gone:
+                self.feed(d.RankEnded(rank.rank, True, "exited with 0"))
 
 
 def check_ledger(simulation: Simulation) -> None:

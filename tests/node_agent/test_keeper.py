@@ -110,7 +110,8 @@ def test_the_command_reads_nothing_and_its_signals_are_as_a_shell_gives_them(kee
     kept = keep("/bin/sh", "-c", "wc -c; grep SigIgn /proc/self/status || echo 'SigIgn: 0'")
     assert kept.ended()["exit_status"] == 0
     count, ignored = kept.log.read_text().splitlines()
-    assert count.strip() == "0" and int(ignored.split()[-1], 16) == 0
+    assert count.strip() == "0"
+    assert int(ignored.split()[-1], 16) & 0x7FFFFFFF == 0  # 32 and up are the C library's own
 
 
 def test_a_command_that_is_not_there(keep: Callable[..., Kept]) -> None:

@@ -1,6 +1,7 @@
 """Paths, addresses and the status page: where things are, and what refuses to be there."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -9,9 +10,12 @@ from pathlib import Path
 
 import pytest
 import zmq
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainctl.protocol import paths, sockets, statuspage
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
+from trainctl.protocol.runfile import NAME_PATTERN
 
 # ---------------------------------------------------------------- paths
 
@@ -24,12 +28,28 @@ def test_the_state_folder_is_the_one_chosen(monkeypatch: pytest.MonkeyPatch, tmp
     assert paths.state_root().name == "trainctl"
 
 
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [("Studio.local", "studio"), ("büro-7", "b-ro-7"), ("x" * 80, "x" * 64), ("a-" * 40, "a-" * 31 + "a"),
+     ("--", "node"), ("", "node"), (".x", "node"), ("_x_1_", "x_1"), ("Ⅷ²", "node")],
+)  # fmt: skip
+def test_a_machine_s_name_is_a_node_s_name(host: str, name: str) -> None:
+    assert paths.node_name(host) == name
+    assert re.fullmatch(NAME_PATTERN, paths.node_name(host))
+
+
+@given(st.text(max_size=100))
+def test_any_machine_has_a_node_s_name(host: str) -> None:
+    assert re.fullmatch(NAME_PATTERN, paths.node_name(host))
+
+
 def test_files_of_a_run(tmp_path: Path) -> None:
-    run = paths.RunPaths(tmp_path)
-    names = {run.run_file, run.record, run.checkpoints, run.logs, run.data, run.rank_record(0), run.rank_record(1)}
+    run = paths.RunPaths(tmp_path / "node" / "runs" / "r")
+    names = {run.run_file, run.record, run.checkpoints, run.logs, run.rank_record(0), run.rank_record(1)}
     names |= {run.status_page(0), run.process(0), run.log(0), run.log(1), run.checkpoint(10)}
-    assert len(names) == 12
-    assert all(name.is_relative_to(tmp_path) for name in names)
+    assert len(names) == 11
+    assert all(name.is_relative_to(run.directory) for name in names)
+    assert run.node_data == tmp_path / "node" / "data"
     assert run.checkpoint(10).parent == run.checkpoints
 
 

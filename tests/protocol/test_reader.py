@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.reader import RecordReader
+from trainctl.protocol.reader import RecordReader, Totals
 from trainctl.protocol.record import ROLLUP_LEVELS, RUN_SCHEMA, open_for_writing
 from trainctl.protocol.zoom import RAW_STEPS_PER_COLUMN, choose, pieces
 
@@ -201,6 +201,11 @@ def test_steps_come_back_as_they_were_committed(small: RunPaths) -> None:
         assert reader.meta("name") == "demo" and reader.meta("absent") is None
 
 
+def test_totals_leave_out_what_was_retracted(small: RunPaths) -> None:
+    with RecordReader(small) as reader:
+        assert reader.totals() == Totals(4, 4 * 3072.0, 4 * 0.5, {"a": 8.0})
+
+
 def test_only_the_redo_of_a_retracted_step_is_seen(small: RunPaths) -> None:
     with RecordReader(small) as reader:
         assert reader.rank_steps(3) == (
@@ -243,6 +248,7 @@ def test_an_empty_record_has_nothing_and_says_so_quietly(tmp_path: Path) -> None
     with RecordReader(paths) as reader:
         assert reader.last_step() is None and reader.ranks() == () and reader.evaluations() == ()
         assert reader.steps() == ((), False) and reader.events() == ((), False)
+        assert reader.totals() == Totals(0, 0.0, 0.0, {})
         for metric, (_, per_rank) in m.METRICS.items():
             assert reader.series(metric, 0 if per_rank else None).steps == ()
 

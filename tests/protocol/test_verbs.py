@@ -82,6 +82,32 @@ def test_the_argument_at_fault_is_named(verb: str, args: dict[str, Any], field: 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("verb", "args", "says"),
+    [
+        ("resize-batch", {"micro": "8"}, "micro: needs a whole number"),
+        ("resize-batch", {"micro": None}, "micro: needs a whole number"),
+        ("resize-batch", {"micro": 0}, "micro: must be a whole number of at least 1"),
+        ("resize-batch", {"micro": 2**21}, "micro: must be a whole number of at most 1048576"),
+        ("resize-batch", {}, "micro: is required and not there"),
+        ("resize-batch", {"micro": 1, "macro": 2}, "macro: there is no such field"),
+        ("set-lr", {"value": "x"}, "value: needs a number"),
+        ("set-lr", {"value": -1.0}, "value: must be a number of at least 0"),
+        ("set-lr", {"value": 1e-4, "schedule": "halve"}, "schedule: 'halve' is none of its values"),
+        ("stop", {"checkpoint": 1}, "checkpoint: needs true or false"),
+        ("note", {"text": 7}, "text: needs text"),
+        ("note", {"text": ""}, "text: must be text of at least 1 character"),
+        ("note", {"text": "x" * 501}, "text: must be text of at most 500 characters"),
+        ("start-run", {"config": "run.toml"}, "config: needs a table"),
+        ("start-run", {"resume": 7}, "resume: needs text"),
+    ],
+)
+def test_what_an_argument_needs_is_said_in_plain_words(verb: str, args: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        verbs.check(verb, args)
+    assert str(caught.value) == says
+
+
 @pytest.mark.parametrize("verb", ["", "frobnicate", "resize_batch", "RESIZE-BATCH", "__class__"])
 def test_an_unknown_verb_names_those_there_are(verb: str) -> None:
     for call in (verbs.check, verbs.parse_args):

@@ -93,6 +93,14 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def dead_pid() -> int:
+    """A process id that was just in use and isn't any more."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait(timeout=60)
+    return process.pid
+
+
+@pytest.fixture
 def run_file(assets: Path, tmp_path: Path) -> Callable[..., runfile.RunFile]:
     """Write `tmp_path`/run.toml for the small model, `table__key` changes laid over it, and parse it."""
 

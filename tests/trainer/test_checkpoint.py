@@ -1,6 +1,7 @@
 """A checkpoint is whole or absent, is refused when torn, and continues a run to the byte."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +35,7 @@ def loop_state(rig: Any) -> checkpoint.LoopState:
 
 
 def write(rig: Any, folder: Path) -> Path:
-    checkpoint.write(folder, "r", loop_state(rig), rig.backend.export_state(), Path(rig.config.model.path), 0)
+    checkpoint.write(folder, "r", loop_state(rig), rig.backend.export_state(), Path(rig.config.model.path))
     return folder
 
 
@@ -50,7 +51,7 @@ def small(tmp_path: Path, assets: Path) -> Callable[[int], Path]:
             layout_digest="l", data_digest="d",
         )  # fmt: skip
         folder = tmp_path / "checkpoints" / f"step-{step}"
-        checkpoint.write(folder, "r", loop, state, assets / "model", 0)
+        checkpoint.write(folder, "r", loop, state, assets / "model")
         return folder
 
     return make
@@ -154,7 +155,7 @@ def test_the_newest_complete_one_is_found_past_torn_ones(small: Callable[[int], 
     assert checkpoints.newest_complete(folder) == folder / "step-11"
     (folder / "step-11" / "manifest.json").unlink()
     (folder / "step-10" / "model.safetensors").write_bytes(b"")
-    shutil.copytree(folder / "step-2", folder / ".step-12.rank-0.part")
+    shutil.copytree(folder / "step-2", folder / ".step-12.1.part")
     (folder / "step-x").mkdir()
     assert checkpoints.newest_complete(folder) == folder / "step-2"
     assert checkpoints.newest_complete(tmp_path / "nothing") is None
@@ -169,7 +170,7 @@ def test_a_write_that_fails_leaves_everything_as_it_was(
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "_sync", full)
+    monkeypatch.setattr(checkpoint, "sync", full)
     for step in (1, 2):
         with pytest.raises(OSError, match="No space"):
             small(step)
@@ -187,19 +188,19 @@ def test_a_process_killed_while_writing_leaves_no_checkpoint(run_python: Callabl
             from pathlib import Path
             from trainctl.trainer import checkpoint
             from trainctl.trainer.backend import State
-            count, sync = 0, checkpoint._sync
+            count, sync = 0, checkpoint.sync
             def stopping(path):
                 global count
                 count += 1
                 sync(path)
                 if count == {stop}:
                     os._exit(0)
-            checkpoint._sync = stopping
+            checkpoint.sync = stopping
             array = {{"w": np.zeros(2, np.float32)}}
             loop = checkpoint.LoopState(step=7, cursor=0, updates=0, loss_scale=1.0, loss_scale_good_steps=0, seed=0,
                                         samples=1, layout_digest="", data_digest="")
             state = State(array, array, array, 0)
-            checkpoint.write(Path({str(folder)!r}), "r", loop, state, Path(sys.argv[1]) / "model", 0)
+            checkpoint.write(Path({str(folder)!r}), "r", loop, state, Path(sys.argv[1]) / "model")
         """)
         if folder.exists():
             checkpoints.verify(folder)
@@ -221,6 +222,122 @@ def test_a_step_done_again_replaces_its_checkpoint(small: Callable[[int], Path])
     (first / "state.json").write_text("{}", encoding="utf-8")
     again = checkpoint.read(small(4))
     assert again.loop.step == 4
+
+
+@pytest.fixture
+def small_of(tmp_path: Path, assets: Path) -> Callable[[float], Path]:
+    """Write `step-4` of a model of two numbers, both `value`: the step done again if it is another value."""
+
+    def make(value: float) -> Path:
+        array = {"w": np.full(2, value, np.float32)}
+        loop = checkpoint.LoopState(
+            step=4, cursor=4, updates=4, loss_scale=1.0, loss_scale_good_steps=0, seed=0, samples=9,
+            layout_digest="l", data_digest="d",
+        )  # fmt: skip
+        folder = tmp_path / "checkpoints" / "step-4"
+        checkpoint.write(folder, "r", loop, State(array, array, array, 4), assets / "model")
+        return folder
+
+    return make
+
+
+def value_of(folder: Path) -> float:
+    return float(checkpoint.read(folder).state.weights["w"][0])
+
+
+def test_the_same_checkpoint_written_again_is_left_alone(small_of: Callable[[float], Path]) -> None:
+    folder = small_of(1.0)
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    made = checkpoints.read_manifest(folder)
+    small_of(1.0)
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    assert checkpoints.read_manifest(folder) == made
+    small_of(2.0)
+    assert value_of(folder) == 2.0
+    assert [path.name for path in folder.parent.iterdir()] == ["step-4"]
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+def test_a_replacement_that_the_disk_refuses_leaves_the_old_one(
+    small_of: Callable[[float], Path], monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    folder = small_of(1.0)
+    rename, calls = Path.rename, []
+
+    def refusing(path: Path, target: Path) -> Path:
+        calls.append(path)
+        if len(calls) == refused:
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refusing)
+    with pytest.raises(OSError, match="Input/output"):
+        small_of(2.0)
+    assert value_of(folder) == 1.0
+    assert [path.name for path in folder.parent.iterdir()] == ["step-4"]
+
+
+def test_a_replacement_that_cannot_be_made_durable_is_taken_back(
+    small_of: Callable[[float], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = small_of(1.0)
+    sync = checkpoint.sync
+
+    def refusing(path: Path) -> None:
+        if path == folder.parent:
+            raise OSError(5, "Input/output error")
+        sync(path)
+
+    monkeypatch.setattr(checkpoint, "sync", refusing)
+    with pytest.raises(OSError, match="Input/output"):
+        small_of(2.0)
+    assert value_of(folder) == 1.0
+    assert [path.name for path in folder.parent.iterdir()] == ["step-4"]
+
+
+@pytest.mark.parametrize(("stop", "value"), [(1, 1.0), (2, 2.0)])
+def test_a_process_killed_while_replacing_leaves_one_or_the_other(
+    small_of: Callable[[float], Path], run_python: Callable[[str], str], stop: int, value: float
+) -> None:
+    """Killed after each of the two renames of a replacement."""
+    folder = small_of(1.0)
+    run_python(f"""
+        import os, sys, numpy as np
+        from pathlib import Path
+        from trainctl.trainer import checkpoint
+        from trainctl.trainer.backend import State
+        count, rename = 0, Path.rename
+        def stopping(path, target):
+            global count
+            count += 1
+            rename(path, target)
+            if count == {stop}:
+                os._exit(0)
+        Path.rename = stopping
+        array = {{"w": np.full(2, 2.0, np.float32)}}
+        loop = checkpoint.LoopState(step=4, cursor=4, updates=4, loss_scale=1.0, loss_scale_good_steps=0, seed=0,
+                                    samples=9, layout_digest="l", data_digest="d")
+        checkpoint.write(Path({str(folder)!r}), "r", loop, State(array, array, array, 4), Path(sys.argv[1]) / "model")
+    """)
+    found = checkpoints.newest_complete(folder.parent)
+    assert found is not None
+    assert value_of(found) == value
+    assert len([*folder.parent.iterdir()]) > 1, "it died half-way"
+    checkpoint.tidy(folder.parent)
+    assert [path.name for path in folder.parent.iterdir()] == ["step-4"]
+    assert value_of(folder) == value
+
+
+def test_leftovers_of_dead_writers_go_when_older_checkpoints_do(
+    small: Callable[[int], Path], tmp_path: Path, dead_pid: int
+) -> None:
+    written, folder = small(3), tmp_path / "checkpoints"
+    living = f".step-9.{os.getppid()}.part"
+    for name in (f".step-7.{dead_pid}.part", f".step-3.{dead_pid}.old", ".step-1.gone", living):
+        (folder / name).mkdir()
+        (folder / name / "model.safetensors").write_bytes(b"x")
+    checkpoint.prune(folder, 2, written)
+    assert sorted(path.name for path in folder.iterdir()) == [living, "step-3"]
 
 
 def test_a_manifest_cannot_name_files_elsewhere(small: Callable[[int], Path]) -> None:

@@ -1,6 +1,9 @@
 """Tokens, blocks, masks and weights: what a sample is, what is held out, and what is refused."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from trainctl.protocol import runfile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.batch import collate
 from trainctl.trainer.dataset import Dataset, open_dataset
+from trainctl.trainer.demo_assets import llama_config, make_model
 from trainctl.trainer.packing import BYTES_END
 
 RunFileWriter = Callable[..., runfile.RunFile]
@@ -159,6 +163,57 @@ def test_a_models_own_tokenizer(run_file: RunFileWriter, tmp_path: Path, assets:
     (tmp_path / "text.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidInputError, match=r"text\.txt: not UTF-8"):
         open_dataset(config, tmp_path / "packs", "run.toml")
+
+
+def test_trainers_that_make_a_pack_at_once_share_it(run_file: RunFileWriter, tmp_path: Path) -> None:
+    """Four processes, loaded and then let go together; each gets a whole one."""
+    (tmp_path / "text.txt").write_bytes(bytes(range(32, 127)) * 2000)
+    run_file(data__path=str(tmp_path / "text.txt"))
+    script = """
+import sys
+from pathlib import Path
+from trainctl.protocol import runfile
+from trainctl.trainer.dataset import open_dataset
+print("loaded", flush=True)
+sys.stdin.readline()
+print(open_dataset(runfile.read(Path(sys.argv[1])), Path(sys.argv[2]), "run.toml").digest)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    trainers = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path / "run.toml"), str(tmp_path / "packs")],
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for _ in range(4)
+    ]  # fmt: skip
+    for trainer in trainers:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "loaded\n"
+    for trainer in trainers:
+        assert trainer.stdin is not None
+        trainer.stdin.write("\n")
+        trainer.stdin.flush()
+    digests = {trainer.communicate(timeout=60)[0] for trainer in trainers}
+    assert [trainer.returncode for trainer in trainers] == [0] * 4
+    assert len(digests) == 1
+    assert [path.name[:5] for path in (tmp_path / "packs").iterdir()] == ["pack-"]
+
+
+@pytest.mark.parametrize("what", ["pack", "model"])
+def test_what_a_dead_maker_left_is_removed(
+    open_text: Callable[..., Dataset], tmp_path: Path, dead_pid: int, what: str
+) -> None:
+    folder = tmp_path / "packs"
+    left, living = folder / f".{what}.{dead_pid}.part", folder / f".{what}.{os.getppid()}.part"
+    for path in (left, living):
+        path.mkdir(parents=True)
+        (path / "tokens.bin").write_bytes(b"x")
+    if what == "pack":
+        open_text({"a.txt": b"x" * 50}, 5)
+    else:
+        make_model(folder / "model", llama_config(hidden=16, layers=1, heads=2, intermediate=16))
+    assert not left.exists()
+    assert living.exists(), "another is at work on it"
 
 
 def test_a_pack_is_made_once_and_again_when_the_text_changes(open_text: Callable[..., Dataset], tmp_path: Path) -> None:

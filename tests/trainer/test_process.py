@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,10 +33,13 @@ M = TypeVar("M", bound=m.Message)
 class Agent:
     """The agent's end: a ROUTER at a socket file, and the trainer that was started to connect to it."""
 
-    def __init__(self, directory: Path, socket_folder: Path) -> None:
-        self.paths = RunPaths(directory)
+    def __init__(self, node: Path, run_file: Path, socket_folder: Path) -> None:
+        self.paths = RunPaths(node / "runs" / "r")
+        self.paths.directory.mkdir(parents=True)
+        self._run_file = run_file
         self.endpoint = f"ipc://{socket_folder / 'a'}"
         self._context = zmq.Context()
+        self.trainer = b""  # who sent the last message
         self._processes: list[subprocess.Popen[str]] = []
         self.listen()
 
@@ -47,6 +51,7 @@ class Agent:
         self.socket.close()
 
     def start(self, *more: str) -> "subprocess.Popen[str]":
+        shutil.copyfile(self._run_file, self.paths.run_file)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         command = [sys.executable, "-m", "trainctl.trainer", "--run-directory", str(self.paths.directory), "--run", "r"]
         command += ["--node", "here", "--rank", "0", "--endpoint", self.endpoint, *more]
@@ -62,14 +67,14 @@ class Agent:
         return process
 
     def tell(self, order: m.ToTrainer) -> None:
-        self.socket.send_multipart([b"rank-0", codec.encode(order)])
+        self.socket.send_multipart([self.trainer, codec.encode(order)])
 
     def hear(self, kind: type[M], wanted: Callable[[M], bool] = lambda message: True) -> M:
         """The next message of a kind; others are passed over. Fails at the deadline."""
         deadline = time.monotonic() + DEADLINE_SECONDS
         while self.socket.poll(max(0, int(1000 * (deadline - time.monotonic())))):
             identity, frame = self.socket.recv_multipart()
-            assert identity == b"rank-0"
+            self.trainer = identity
             message = codec.decode_answer(frame)
             assert isinstance(message, kind) or not isinstance(message, m.TrainerFailed), message
             if isinstance(message, kind) and wanted(message):
@@ -114,14 +119,18 @@ class Agent:
 def agent(tmp_path: Path, run_file: Callable[..., Any]) -> Iterator[Agent]:
     run_file(run__orphan_seconds=1.0)
     with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as folder:  # socket paths are short
-        made = Agent(tmp_path, Path(folder))
+        made = Agent(tmp_path / "node", tmp_path / "run.toml", Path(folder))
         yield made
         made.close()
 
 
-def test_a_life(agent: Agent) -> None:
+def test_a_life(agent: Agent, dead_pid: int) -> None:
+    leftover = agent.paths.checkpoints / f".step-1.{dead_pid}.part"
+    leftover.mkdir(parents=True)
     process = agent.start()
     ready = agent.hear(m.Ready)
+    assert not leftover.exists(), "what a dead writer left is gone at the start"
+    assert [path.name[:5] for path in agent.paths.node_data.iterdir()] == ["pack-"]
     assert (ready.rank, ready.pid, ready.backend, ready.device) == (0, process.pid, "torch", "cpu")
     assert (ready.last_step, ready.cursor, ready.mean_weight) == (0, 0, 20.0)
     assert ready.parameters == 29_088
@@ -237,11 +246,11 @@ def test_a_trainer_outlives_its_agent_and_is_taken_up_by_the_next(agent: Agent, 
     [
         ({"model__path": "/nowhere"}, "model.path: no Hugging Face model"),
         ({"data__path": "/nowhere"}, "data.path: no such file or folder: /nowhere"),
-        ({"batch__micro": 0}, "batch.micro: expected `int` >= 1"),
+        ({"batch__micro": 0}, "batch.micro: must be a whole number of at least 1"),
     ],
 )
 def test_bad_input_is_one_line_to_both(
-    agent: Agent, run_file: Callable[..., Any], tmp_path: Path, changes: dict[str, Any], names: str
+    agent: Agent, run_file: Callable[..., Any], changes: dict[str, Any], names: str
 ) -> None:
     with contextlib.suppress(InvalidInputError):  # the fixture reads what it wrote
         run_file(**changes)
@@ -250,7 +259,7 @@ def test_bad_input_is_one_line_to_both(
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 1
     assert names in failed.reason
-    assert str(tmp_path / "run.toml") in failed.reason
+    assert str(agent.paths.run_file) in failed.reason
     assert errors == f"rank 0: {failed.reason}\n"
 
 
@@ -259,7 +268,7 @@ def test_an_mlx_rank_drops_garbage_trains_and_ends_at_a_term_signal(agent: Agent
     process = agent.start()
     assert agent.hear(m.Ready).backend == "mlx"
     for frames in ([b"\xc1"], [b""], [codec.encode(m.Leave(run="another", reason=""))], [b"a", b"b"], [b"\x80" * 90]):
-        agent.socket.send_multipart([b"rank-0", *frames])
+        agent.socket.send_multipart([agent.trainer, *frames])
     agent.form(FIRST)
     assert agent.step(1, 1).skipped is None
     written = agent.step(2, 1, kind="checkpoint", writers=(0,)).checkpoint

@@ -12,7 +12,7 @@ from trainctl.protocol.errors import ProtocolError, TrainctlError
 from trainctl.trainer.backend import Backend, DeviceMemoryError
 from trainctl.trainer.batch import Batch
 from trainctl.trainer.group import Solo, Tail
-from trainctl.trainer.ledger import AbandonedError, FenceAnswer, Ledger
+from trainctl.trainer.ledger import AbandonedError, FenceAnswer, Ledger, OutdatedError
 
 G = 12
 FIRST, SECOND, THIRD, FOURTH = (m.Generation(1, n) for n in (1, 2, 3, 4))
@@ -138,11 +138,48 @@ def test_a_batch_wholly_held_is_finished_by_a_plan_without_samples(new_rig: NewR
     assert same_bits(rig.backend.export_state().weights, straight.backend.export_state().weights)
 
 
-def test_a_finish_of_a_batch_that_isnt_held_begins_with_nothing(new_rig: NewRig) -> None:
+def test_a_finish_of_a_batch_that_others_hold_begins_with_nothing(new_rig: NewRig) -> None:
     """A rank that rejoined holds nothing; it does the part that it is given."""
     rig = new_rig("torch")
-    report = rig.train(1, 3, finishes=m.Generation(0, 9), work=(m.RankWork(0, (m.Range(4, 5),), 3),))
+    work = (m.RankWork(0, (m.Range(4, 5),), 3), m.RankWork(1, (), 3))
+    report = rig.train(1, 3, finishes=m.Generation(0, 9), work=work)
     assert report.own_samples == 5
+
+
+def test_a_finish_of_a_batch_that_nobody_holds_is_refused(new_rig: NewRig) -> None:
+    rig = new_rig("torch")
+    with pytest.raises(ProtocolError, match=r"step 1 finishes g0\.9; nothing is held here"):
+        rig.train(1, 3, finishes=m.Generation(0, 9), work=(m.RankWork(0, (m.Range(4, 5),), 3),))
+
+
+@pytest.mark.parametrize("changes", [{"finishes": THIRD}, {"finishes": FIRST, "divisor": 512.0}])
+def test_a_finish_of_another_batch_than_is_held_is_refused(new_rig: NewRig, changes: dict[str, Any]) -> None:
+    rig, answers = fenced_rig(new_rig, {2: SECOND})
+    with pytest.raises(AbandonedError):
+        rig.train(1, 3)
+    rig.form(SECOND)
+    work = (m.RankWork(0, (m.Range(6, 6),), 3), m.RankWork(1, (), 3))
+    with pytest.raises(ProtocolError, match=r"what is held is of step 1 in g1\.1"):
+        rig.train(1, 3, generation=SECOND, work=work, **changes)
+    assert fence(rig.ledger, THIRD).held == answers[0].held, "what was held still is"
+
+
+def test_a_fence_of_the_formed_generation_leaves_it(new_rig: NewRig) -> None:
+    rig = new_rig("torch")
+    rig.form(SECOND)
+    fence(rig.ledger, SECOND)
+    assert rig.ledger.formed is None
+    with pytest.raises(AbandonedError):
+        rig.train(1, 3, generation=SECOND)
+
+
+def test_a_fence_older_than_what_was_seen_is_refused_and_changes_nothing(new_rig: NewRig) -> None:
+    rig = new_rig("torch")
+    rig.form(THIRD)
+    with pytest.raises(OutdatedError, match=r"g1\.2 is older than g1\.3"):
+        rig.ledger.try_fence(SECOND, 1.0)
+    assert (rig.ledger.formed, rig.ledger.highest) == (THIRD, THIRD)
+    assert rig.train(1, 3, generation=THIRD).step == 1
 
 
 def test_after_a_fence_nothing_of_the_old_generation_is_acted_on(new_rig: NewRig) -> None:
@@ -234,6 +271,46 @@ def test_out_of_memory_halves_the_micro_batch_and_replays_only_that(new_rig: New
     assert (again.micro_batch, again.replays) == (3, 0), "what didn't fit is not tried at every step"
     rig.backend.room = 100
     assert rig.train(3, 6).micro_batch == 6, "another size is"
+
+
+def test_a_size_that_did_not_fit_is_tried_again_when_the_plan_is_changed(new_rig: NewRig) -> None:
+    rig = new_rig("torch", wrap=lambda inner: Cramped(inner, 3))
+    assert rig.train(1, 7).micro_batch == 3
+    assert rig.train(2, 7).replays == 0
+    rig.backend.room = 100
+    assert rig.train(3, 7).micro_batch == 3, "the same plan"
+    assert rig.train(4, 7, plan_version=2).micro_batch == 7, "somebody asked for it again"
+
+
+def test_evaluation_short_of_memory_leaves_the_training_micro_batch(new_rig: NewRig) -> None:
+    rig = new_rig("torch", wrap=lambda inner: Cramped(inner, 3), data__held_out=0.2)
+    work = (m.RankWork(0, (m.Range(0, 12),), 7),)
+    refused: list[int] = []
+    evaluate = rig.backend.evaluate
+
+    def cramped(batch: Batch) -> float:
+        if len(batch) > 3:
+            refused.append(len(batch))
+            raise DeviceMemoryError("no room")
+        return float(evaluate(batch))
+
+    rig.backend.evaluate = cramped
+    rig.backend.room = 100
+    for _ in range(2):
+        report = rig.executor.evaluate(rig.plan(0, 7, kind="evaluate", cursor=0, work=work), 0.0)
+        assert (report.micro_batch, report.own_samples) == (3, 12)
+    assert refused == [7], "the second evaluation knows"
+    report = rig.train(1, 7)
+    assert (report.micro_batch, report.replays) == (7, 0)
+    assert rig.backend.sizes == [7, 5]
+
+
+def test_the_reported_micro_batch_is_the_one_used(new_rig: NewRig) -> None:
+    rig = new_rig("torch")
+    assert rig.train(1, 500).micro_batch == G, "there are no more samples"
+    assert rig.executor.written(rig.plan(1, 5, kind="checkpoint"), 0.0, None).micro_batch == 0
+    nothing = rig.plan(1, 5, kind="evaluate", work=(m.RankWork(0, (), 5),))
+    assert rig.executor.evaluate(nothing, 0.0).micro_batch == 0
 
 
 def test_out_of_memory_with_one_sample_ends_the_rank_in_a_line(new_rig: NewRig) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import datetime
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,8 +19,23 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.client import Connection
 from trainctl.protocol.errors import RefusedError, UnreachableError
 from trainctl.tui.app import TrainctlApp
-from trainctl.tui.clock import FrozenClock
+from trainctl.tui.clock import Clock
 from trainctl.tui.glyphs import UNICODE, Glyphs
+
+
+@dataclass(frozen=True)
+class FrozenClock(Clock):
+    """A clock that stands still."""
+
+    at_monotonic: float = 1000.0
+    at_wall: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.at_monotonic
+
+    def wall(self) -> float:
+        return self.at_wall
+
 
 NOW = datetime.datetime(2026, 11, 20, 14, 31, 5, tzinfo=datetime.UTC).timestamp()
 CLOCK = FrozenClock(zone=datetime.UTC, at_monotonic=5000.0, at_wall=NOW)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -53,9 +54,11 @@ def main(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def run_file(tmp_path: Path) -> Path:
-    for folder, name in (("model", "config.json"), ("model", "model.safetensors"), ("data", "a.txt")):
-        (tmp_path / folder).mkdir(exist_ok=True)
-        (tmp_path / folder / name).write_text("{}")
+    for name, raw in (
+        ("model/config.json", b"{}"), ("model/model.safetensors", b"\2\0\0\0\0\0\0\0{}"), ("data/a.txt", b"text" * 200)
+    ):  # fmt: skip
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(raw)
     path = tmp_path / "run.toml"
     path.write_text(RUN_FILE)
     return path
@@ -67,8 +70,8 @@ BAD = [
     (["send"], "Missing argument 'VERB'"),
     (["send", "frobnicate"], "unknown verb 'frobnicate'; there are start-run, resize-batch"),
     (["send", "resize-batch"], "micro"),
-    (["send", "resize-batch", "micro=0"], "micro: expected `int` >= 1"),
-    (["send", "resize-batch", "micro=x"], "micro: expected `int`"),
+    (["send", "resize-batch", "micro=0"], "micro: must be a whole number of at least 1"),
+    (["send", "resize-batch", "micro=x"], "micro: needs a whole number"),
     (["send", "resize-batch", "micro=1.5"], "micro"),
     (["send", "resize-batch", "micro=8", "macro=1"], "macro: resize-batch has no argument 'macro'; it takes micro"),
     (["send", "resize-batch", "micro=8", "micro=9"], "'micro' is given twice"),
@@ -126,7 +129,7 @@ def test_with_json_it_is_one_object_on_standard_output(main: Main, words: list[s
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("batch.micro", "0", "run.toml: batch.micro: expected `int` >= 1"),
+        ("batch.micro", "0", "run.toml: batch.micro: must be a whole number of at least 1"),
         ("batch.micro", "5", "run.toml: batch.micro: 5 is over batch.global = 4"),
         ("run.stepz", "5", "stepz"),
         ("steps", "5", "--set: 'steps' is not of the form table.key=value"),
@@ -151,6 +154,24 @@ def test_empty_data_is_refused_here(main: Main, run_file: Path) -> None:
         code, _, err = main(*words)
         assert code == 2
         assert "data.path" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "says"),
+    [
+        ("data/a.txt", b"x" * 511, "data.path: 512 tokens of text, fewer than one block of 513"),
+        ("model/model.safetensors", b"weights", "model.path: "),
+        ("model/model.safetensors", b"\2\0\0\0\0\0\0\0{", "model.safetensors is not a safetensors file"),
+    ],
+)
+def test_what_can_be_seen_without_loading_is_refused_here(
+    main: Main, run_file: Path, name: str, raw: bytes, says: str
+) -> None:
+    (run_file.parent / name).write_bytes(raw)
+    for words in (["run", str(run_file)], ["check", str(run_file)], ["send", "start-run", f"config=@{run_file}"]):
+        code, out, err = main(*words)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert says in err
 
 
 def test_check_says_that_a_run_file_is_in_order(main: Main, run_file: Path) -> None:
@@ -249,6 +270,38 @@ def test_help_of_send_names_every_verb_and_argument(main: Main) -> None:
     assert "micro=" in out
 
 
+def test_help_names_every_exit_code(main: Main) -> None:
+    _, out, _ = main("--help")
+    words = " ".join(out.split())
+    for said in ("0 applied", "1 an unexpected system error", "2 usage", "5 unreachable", "130 interrupted"):
+        assert said in words
+
+
+def test_a_demo_s_folder_that_cannot_be_is_named(main: Main, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for folder in (file, file / "below"):
+        code, out, err = main("demo", "--headless", "--folder", str(folder))
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith(f"trainctl: --folder: no demo can be kept in {folder}: ")
+        code, out, err = main("demo", "--json", "--folder", str(folder))
+        assert (code, err, json.loads(out)["error"]["code"]) == (2, "", "invalid-input")
+
+
+@pytest.mark.parametrize("piped", ["stdin", "stdout", "stderr"])
+def test_the_full_screen_needs_all_three_streams_on_a_terminal(piped: str) -> None:
+    here, there = pty.openpty()
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), there) | {piped: subprocess.PIPE}
+    with subprocess.Popen([*COMMAND, "attach", "--connect", NOBODY], env=ENVIRONMENT, **streams) as process:
+        os.close(there)
+        _, err = process.communicate(timeout=60)
+        said = err if piped == "stderr" else os.read(here, 4096)
+    os.close(here)
+    assert process.returncode == 2
+    assert b"the full screen needs a terminal on standard input, output and error" in said
+    assert said.count(b"\n") == 1
+
+
 def test_version(main: Main) -> None:
     code, out, _ = main("--version")
     assert code == 0
@@ -300,4 +353,7 @@ def test_what_the_locale_cannot_show_does_not_stop_it() -> None:
 def test_json_of_a_bad_call_in_a_process_of_its_own() -> None:
     done = call_process("send", "resize-batch", "micro=0", "--json")
     assert (done.returncode, done.stderr) == (2, "")
-    assert json.loads(done.stdout)["error"] == {"code": "invalid-input", "text": "micro: expected `int` >= 1"}
+    assert json.loads(done.stdout)["error"] == {
+        "code": "invalid-input",
+        "text": "micro: must be a whole number of at least 1",
+    }

@@ -1,13 +1,14 @@
 """What the command line prints, from messages alone: lines, tables, JSON, and the place a follower has come to."""
 
 import json
+from typing import Any
 
 import msgspec
 import pytest
 
 from trainctl.protocol import errors, examples
 from trainctl.protocol import messages as m
-from trainctl.tui import calls, follow, output, typed
+from trainctl.tui import calls, events_text, follow, output, typed
 from trainctl.tui.demo_folder import run_config
 
 SAID = examples.EXAMPLES["agent to client"]
@@ -28,9 +29,22 @@ def test_a_step_s_line() -> None:
 
 
 def test_an_event_s_line() -> None:
-    assert output.event_line(EVENT)[8:] == "  anna  resize-batch studio=8 → studio=4  @121"
+    assert output.event_line(EVENT)[8:] == "  anna  resize-batch studio=8 → studio=4 @121"
     bare = msgspec.structs.replace(EVENT, text="resize-batch", severity="warning", by="")
-    assert output.event_line(bare)[8:] == "  WARNING auto  resize-batch  studio=8 -> studio=4  @121"
+    assert output.event_line(bare)[8:] == "  WARNING auto  resize-batch studio=8 -> studio=4 @121"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"text": "applied at step 121"}, "resize-batch applied at step 121 studio=8 -> studio=4"),
+        ({"text": "resize-batch to 1,210"}, "resize-batch to 1,210 studio=8 -> studio=4 @121"),
+        ({"text": "", "verb": None, "before": None, "step": None}, "command"),
+        ({"text": "resize-batch", "before": None, "outcome": "rejected"}, "resize-batch @121 rejected"),
+    ],
+)
+def test_an_event_s_words_say_nothing_twice(fields: dict[str, Any], words: str) -> None:
+    assert events_text.words(msgspec.structs.replace(EVENT, **fields)) == words
 
 
 def test_what_came_from_elsewhere_cannot_steer_the_terminal() -> None:

@@ -74,17 +74,32 @@ def test_a_dialog_checks_as_the_agent_will() -> None:
 
 def test_previews_tell_the_mathematics_apart_from_the_speed() -> None:
     def preview(text: str) -> str:
-        return c.preview(c.parse(text), STATE, UNICODE)
+        piece = c.preview(c.parse(text), STATE, UNICODE)
+        assert piece.role == "strong"
+        return piece.text
 
     assert preview("resize-batch micro=4") == "atlas 8×3 → 4×6; curve unchanged"
     assert preview("resize-batch micro=8") == "atlas stays 8×3; curve unchanged"
-    assert preview("resize-batch micro=99") == "atlas 8×3 → 24×1; curve unchanged"
-    assert "no node 'x'" in preview("resize-batch micro=4 --node x")
+    assert preview("resize-batch micro=24") == "atlas 8×3 → 24×1; curve unchanged"
     assert "changes the curve" in preview("set-lr value=6e-4")
     assert "×0.496" in preview("set-lr value=6e-4")
     assert "constant" in preview("set-lr value=6e-4 schedule=set")
     assert preview("set-global-batch value=48 schedule=scale") == "G 24 → 48, lr ×2: changes the curve"
     assert "WITHOUT" in preview("stop checkpoint=false")
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "says"),
+    [
+        ("resize-batch micro=34", STATE, "34 is over atlas's share of 24 samples"),
+        ("resize-batch micro=25 --node atlas", STATE, "25 is over atlas's share of 24 samples"),
+        ("resize-batch micro=17", FLEET, "17 is over studio's share of 16 samples"),
+        ("resize-batch micro=4 --node x", STATE, "no node 'x' in this run; there is atlas"),
+    ],
+)
+def test_what_the_agent_will_refuse_is_said_before_it_is_sent(text: str, state: md.ViewState, says: str) -> None:
+    piece = c.preview(c.parse(text), state, UNICODE)
+    assert (piece.text, piece.role) == (says, "bad")
 
 
 def test_a_run_that_ended_takes_no_commands_but_notes() -> None:

@@ -2,6 +2,7 @@
 number."""
 
 import dataclasses
+import math
 
 import msgspec
 import pytest
@@ -37,8 +38,24 @@ def test_the_head_says_where_the_run_is() -> None:
     first, second = texts(header.lines(ALONE, CLOCK, 80, UNICODE, rows=2))
     for word in ("stdlib", "RUNNING", "118/150", "79%", "ETA 10s, 14:31", "g1.1"):
         assert word in first
-    for word in ("loss 2.162", "eval 2.301", "lr 1.21e-3", "|g| 0.71", "tok/s", "eff 94%"):
+    for word in ("loss 2.167", "eval 2.301", "lr 1.21e-3", "|g| 0.71", "tok/s", "eff 94%"):
         assert word in second
+
+
+def test_the_loss_in_the_head_is_the_mean_of_sixteen_steps_unless_the_last_is_no_number() -> None:
+    def head(*losses: float) -> str:
+        state = ALONE
+        assert state.last_step is not None
+        for number, loss in enumerate(losses, 119):
+            step = msgspec.structs.replace(
+                state.last_step.value, step=number, loss=loss, boot=state.boot, seq=state.seq + 1
+            )
+            state = md.apply(state, step, CLOCK.at_monotonic)
+        return texts(header.lines(state, CLOCK, 80, UNICODE, rows=2))[1]
+
+    assert "loss 2.500 " in head(*[2.0, 3.0] * 8)
+    assert "loss 3.000 " in head(*[9.0] * 4, *[2.0, 4.0] * 8)
+    assert "loss nan" in head(*[2.0] * 16, math.nan)
 
 
 def test_the_table_has_own_rates_and_what_is_lost_has_no_numbers() -> None:

@@ -87,3 +87,15 @@ def test_typical_ignores_one_odd_step() -> None:
     window = filled([(step, 50.0 if step == 7 else 2.0) for step in range(1, 9)], 64)
     assert s.typical(window) == 2.0
     assert s.typical(s.empty()) is None
+
+
+def test_the_mean_of_the_last_steps_is_by_steps_whatever_the_buckets() -> None:
+    pairs = [(step, float(step)) for step in range(1, 65)]
+    assert s.lately(filled(pairs, 512), 16) == sum(range(49, 65)) / 16
+    coarse = filled(pairs[:-1], 16)  # buckets of 4 steps
+    assert coarse.bucket_steps == 4
+    assert s.lately(coarse, 16) == sum(range(48, 64)) / 16
+    assert s.lately(coarse, 2) == sum(range(60, 64)) / 4
+    assert s.lately(filled([(1, math.nan), (2, 3.0)], 16), 16) == 3.0
+    assert s.lately(filled([(1, math.nan)], 16), 16) is None
+    assert s.lately(s.empty(), 16) is None

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ from typing import Annotated
 import typer
 
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.paths import node_name
 from trainctl.protocol.sockets import DEFAULT_PORT
 
 app = typer.Typer(
@@ -32,29 +32,21 @@ def run(
     ),
     live: Annotated[str | None, typer.Option(help="Where live messages go out; default: the port after.")] = None,
     state: Annotated[Path | None, typer.Option(help="Folder for this machine's nodes and runs.")] = None,
-    announce: Annotated[Path | None, typer.Option(help="Write the bound addresses to this file, as JSON.")] = None,
+    leash: Annotated[
+        bool, typer.Option("--leash", hidden=True, help="Leave once standard input has ended and no run is active.")
+    ] = False,
 ) -> None:
     """Run the agent in the foreground until SIGTERM; its trainers outlive it."""
-    asyncio.run(_serve(name or _host_name(), listen, live, state, announce))
+    asyncio.run(_serve(name or node_name(), listen, live, state, leash=leash))
 
 
-async def _serve(name: str, listen: str, live: str | None, state: Path | None, announce: Path | None) -> None:
+async def _serve(name: str, listen: str, live: str | None, state: Path | None, *, leash: bool) -> None:
     from trainctl.node_agent.daemon import Agent
 
-    async with Agent(name, listen, live, state) as agent:
-        line = json.dumps({"name": name, "listen": agent.address, "live": agent.live_address, "pid": os.getpid()})
-        print(line, flush=True)
-        if announce is not None:
-            draft = announce.with_name(announce.name + ".new")
-            draft.write_text(line + "\n")
-            draft.replace(announce)
+    async with Agent(name, listen, live, state, leashed=leash) as agent:
+        line = {"name": name, "listen": agent.address, "live": agent.live_address, "pid": os.getpid()}
+        print(json.dumps(line), flush=True)
         await agent.serve()
-
-
-def _host_name() -> str:
-    """The machine's name as a node name."""
-    short = socket.gethostname().split(".")[0].lower()
-    return "".join(char if char.isalnum() or char in "._-" else "-" for char in short).strip("._-") or "node"
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from trainctl.node_agent.ledger import AgentLedger, JournaledCommand, digest_of
 from trainctl.node_agent.session import Session
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, RefusedError
 
 Answer = Callable[[bytes, m.CommandReply], Awaitable[None]]
 StartRun = Callable[[m.Command, verbs.StartRun], Awaitable[str]]
@@ -50,6 +50,8 @@ class CommandOffice:
                 await self._conduct(command, args)
         except InvalidInputError as error:
             await self.end(d.CommandEnded(command.id, "rejected", reason=error.problem, field=error.where))
+        except RefusedError as error:
+            await self.end(d.CommandEnded(command.id, "failed", reason=str(error)))
         row = self._ledger.find(command.id)
         if row is not None and row.is_open:
             await self._answer(identity, row.reply(command.rid))
@@ -85,7 +87,11 @@ class CommandOffice:
                 await self.end(d.CommandEnded(row.id, "failed", reason=reason))
                 continue
             left_seconds = row.received_at + row.ttl_seconds - time.time()
-            args = verbs.check(row.verb, row.args, row.node)
+            try:
+                args = verbs.check(row.verb, row.args, row.node)
+            except InvalidInputError as error:  # killed before the refusal was journaled
+                await self.end(d.CommandEnded(row.id, "rejected", reason=error.problem, field=error.where))
+                continue
             expires = time.monotonic() + left_seconds
             await session.feed(d.Commanded(row.id, row.verb, args, row.by, row.node, row.if_plan, expires, again=True))
 
@@ -101,15 +107,14 @@ class CommandOffice:
             return
         self._ledger.outcome(
             ended.id, ended.state, ended.step, ended.reason, ended.field, ended.before, ended.after,
-            at=time.time(), run=self.session.run if self.session is not None else None,
+            plan_version=ended.plan_version, at=time.time(), run=self.session.run if self.session is not None else None,
         )  # fmt: skip
         if self.session is not None and (row.verb != "note" or ended.state != "applied"):
             self.session.note(_event(row, ended))
         settled = self._ledger.find(ended.id)
         assert settled is not None
         for asker in self._askers.pop(ended.id, ()):
-            reply = msgspec.structs.replace(settled.reply(asker.rid), plan_version=ended.plan_version)
-            await self._answer(asker.identity, reply)
+            await self._answer(asker.identity, settled.reply(asker.rid))
 
 
 def _event(row: JournaledCommand, ended: d.CommandEnded) -> d.Happened:

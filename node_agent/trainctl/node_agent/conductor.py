@@ -6,15 +6,16 @@ arrives while that step still synchronises and updates.
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
+from trainctl.node_agent import conclusions, edits, planner, results, shares
 from trainctl.node_agent import decisions as d
-from trainctl.node_agent import edits, planner, results, shares
+from trainctl.node_agent.book import Book, Progress
 from trainctl.node_agent.desk import EXPIRED, SIDE_KINDS, Desk
 from trainctl.node_agent.schedule import rate
-from trainctl.node_agent.settings import Carried, Durable, Settings
+from trainctl.node_agent.settings import Durable, Settings
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
@@ -24,15 +25,6 @@ Stage = Literal["loading", "fencing", "forming", "formed", "leaving", "over"]
 Final = Literal["finished", "stopped", "failed"]
 PLANS_KEPT = 4
 """Recent train plans kept for reports that come late; at most two are ever under way."""
-
-
-@dataclasses.dataclass
-class Progress:
-    """What was committed: the last step, the first position after it, and the weight of all steps."""
-
-    step: int = 0
-    cursor: int = 0
-    tokens_total: float = 0.0
 
 
 @dataclasses.dataclass
@@ -63,32 +55,38 @@ class Conductor:
     """Conducts one run. `handle` takes an event and gives decisions, to be carried out in order."""
 
     def __init__(
-        self, run: str, config: RunFile, durable: Durable, progress: Progress, recent: tuple[m.StepPlan, ...] = ()
+        self,
+        run: str,
+        config: RunFile,
+        durable: Durable,
+        progress: Progress,
+        recent: tuple[m.StepPlan, ...] | None = None,
     ) -> None:
-        """`recent` are the newest train plans of the record, when a run is taken up where another conductor left it."""
-        self.run, self.config, self.durable, self.progress = run, config, durable, progress
+        """`recent`: the newest train plans of the record, when a run goes on where another conductor left it; its
+        trainers then live. None: the trainers are being started."""
+        self.run, self.config = run, config
+        self._book = Book(durable, progress)
         self.stage: Stage = "loading"
         self.final: Final | None = None
         self.reason = ""
         self.ranks = {rank: _Rank() for rank in durable.settings.ranks}
-        self._plans = {plan.step: plan for plan in recent}
+        # As first issued: what a fence leaves of a batch is always dealt out from the whole of it.
+        self._plans = {plan.step: plan for plan in recent or () if plan.finishes is None}
+        self._adopts = recent is not None
         self._planned_step, self._planned_cursor = progress.step, progress.cursor
         self._outstanding: list[_Outstanding] = []
         self._desk = Desk()
-        self._paused_ids: tuple[str, ...] = ()  # commands applied while paused, for the plan that resumes
         self._wants_pause = durable.mode == "paused"
         self._ending_scheduled = False
-        self._decisions: list[d.Decision] = []
 
     # ------------------------------------------------------------ the outside
 
     def handle(self, event: d.Input, now: float) -> list[d.Decision]:
         """Decisions that follow from `event` at `now` (seconds of a monotonic clock)."""
-        self._decisions = []
         if self.stage == "over":
             if isinstance(event, d.Commanded):
                 self._refuse(event, "run", f"the run is {self.final}")
-            return self._decisions
+            return self._book.take()
         match event:
             case m.Ready():
                 self._on_ready(event)
@@ -108,10 +106,19 @@ class Conductor:
                 self._on_command(event, now)
             case d.RankEnded():
                 self._on_rank_ended(event)
+            case d.RankReturned():
+                self._on_returned()
             case d.Ticked():
-                for command in self._desk.take_expired(now):
-                    self._end(command.id, "expired", reason=EXPIRED)
-        return self._decisions
+                self._expire(now)
+        return self._book.take()
+
+    @property
+    def durable(self) -> Durable:
+        return self._book.durable
+
+    @property
+    def progress(self) -> Progress:
+        return self._book.progress
 
     @property
     def state(self) -> m.RunState:
@@ -149,7 +156,7 @@ class Conductor:
             return
         rank.ready = alive.ready
         if alive.generation is not None and alive.generation > self.durable.generation:
-            self._keep(generation=alive.generation)
+            self._book.keep(generation=alive.generation)
         if all(other.ready for other in self.ranks.values()):
             self._fence()
 
@@ -160,13 +167,18 @@ class Conductor:
             self._fail(difference)
         return difference is None
 
+    def _on_returned(self) -> None:
+        """Whatever was said on the lost connection is asked for again by a fence."""
+        if self.stage in ("fencing", "forming", "formed"):
+            self._fence()
+
     def _fence(self) -> None:
-        self._keep(generation=self.durable.generation.next())
-        self._decide(d.Persist(self.durable))
+        self._book.keep(generation=self.durable.generation.next())
+        self._book.decide(d.Persist(self.durable))
         self.stage = "fencing"
         for rank, state in self.ranks.items():
             state.fenced = None
-            self._decide(d.Tell(rank, m.Fence(run=self.run, generation=self.durable.generation)))
+            self._book.decide(d.Tell(rank, m.Fence(run=self.run, generation=self.durable.generation)))
 
     def _on_fenced(self, fenced: m.Fenced) -> None:
         rank = self.ranks.get(fenced.rank)
@@ -177,7 +189,7 @@ class Conductor:
             return
         for answer in self._answers():
             for report in answer.reports:
-                if report.kind == "train" and report.step == self.progress.step + 1:
+                if report.kind == "train" and report.step == self.progress.step + 1 and report.step in self._plans:
                     self._commit(report)
         for answer in self._answers():
             if answer.last_step != self.progress.step:
@@ -185,25 +197,26 @@ class Conductor:
                 self._fail(f"{where}, the record at step {self.progress.step}; resume the run from its checkpoint")
                 return
         self._planned_step, self._planned_cursor = self.progress.step, self.progress.cursor
-        self._happen("agent", "warning", "the agent came back; its trainer went on without it")
+        self._schedule_periodic(self.progress.step)
+        self._book.happen("agent", "warning", "back in touch with a trainer that went on by itself")
         self._form()
 
     def _form(self) -> None:
         mean_weight = self._any_ready().mean_weight
         divisor = shares.divisor(self.durable.settings.global_batch, mean_weight)
-        self._keep(generation=self.durable.generation.next(), divisor=divisor)
+        self._book.keep(generation=self.durable.generation.next(), divisor=divisor)
         self._outstanding.clear()
         for id, carried in list(self.durable.carried.items()):
             if carried.verb in SIDE_KINDS:
                 self._desk.put_back(id, carried)
-                self._uncarry(id)
-        self._decide(d.Persist(self.durable))
+                self._book.uncarry(id)
+        self._book.decide(d.Persist(self.durable))
         self.stage = "forming"
         for rank, state in self.ranks.items():
             state.formed = False
             ranks = tuple(sorted(self.ranks))
             form = m.Form(run=self.run, generation=self.durable.generation, engine="none", ranks=ranks)
-            self._decide(d.Tell(rank, form))
+            self._book.decide(d.Tell(rank, form))
 
     def _on_formed(self, formed: m.Formed, now: float) -> None:
         rank = self.ranks.get(formed.rank)
@@ -213,8 +226,10 @@ class Conductor:
         if all(other.formed for other in self.ranks.values()):
             self.stage = "formed"
             count = len(self.ranks)
-            self._happen("run", "info", f"{self.durable.generation} formed, {count} rank{'s' if count > 1 else ''}")
-            self._conclude_carried(self.progress.step)
+            self._book.happen(
+                "run", "info", f"{self.durable.generation} formed, {count} rank{'s' if count > 1 else ''}"
+            )
+            self._book.conclude(self.progress.step)
             if not self._finish_batch():
                 self._advance(now)
 
@@ -227,7 +242,7 @@ class Conductor:
         plan = self._plans.get(self.progress.step + 1)
         if not held or len(origins) != 1 or plan is None:
             return False
-        self._keep(seq=self.durable.seq + 1)
+        self._book.keep(seq=self.durable.seq + 1)
         self._issue(planner.finishing(plan, self.durable, held, origins.pop()))
         return True
 
@@ -247,7 +262,7 @@ class Conductor:
         elif not self._wants_pause:
             self._issue_train(now)
         elif self._is_still:
-            self._enter_pause()
+            self._enter_pause(now)
 
     @property
     def _may_issue(self) -> bool:
@@ -275,16 +290,16 @@ class Conductor:
 
     def _schedule_periodic(self, step: int) -> None:
         every = {"evaluate": self.config.evaluate.every_steps, "checkpoint": self.config.checkpoint.every_steps}
-        if every["evaluate"] and not self._any_ready().held_out:
+        if not self._any_ready().held_out or self.durable.eval_step == step:
             every["evaluate"] = 0
-        if step < self.config.run.steps:
+        if 0 < step < self.config.run.steps:
             self._desk.scheduled |= {kind for kind, steps in every.items() if steps and step % steps == 0}
 
     def _issue_side(self, kind: str) -> None:
         commands = self._desk.take_side(kind)
         for command in commands:
-            self._carry(command, self._planned_step)
-        self._keep(seq=self.durable.seq + 1)
+            self._book.carry(command, self._planned_step)
+        self._book.keep(seq=self.durable.seq + 1)
         where = (self.run, self.durable, self._planned_step, self._planned_cursor)
         ids = [command.id for command in commands]
         if kind == "evaluate":
@@ -294,44 +309,46 @@ class Conductor:
 
     def _issue_train(self, now: float) -> None:
         self._apply_staged(now)
-        self._issue(self._next_train_plan())
-        self._paused_ids = ()
+        plan = self._next_train_plan()
+        self._book.keep(paused_ids=())
+        self._issue(plan)
 
     def _next_train_plan(self) -> m.StepPlan:
         step = self._planned_step + 1
         carried = [id for id, command in self.durable.carried.items() if command.step == step]
-        self._keep(seq=self.durable.seq + 1)
-        ids = [*self._paused_ids, *carried]
+        self._book.keep(seq=self.durable.seq + 1)
+        ids = [*self.durable.paused_ids, *carried]
         return planner.train(self.run, self.durable, self.config, step, self._planned_cursor, ids)
 
     def _issue(self, plan: m.StepPlan) -> None:
         if plan.kind == "train":
-            self._plans[plan.step] = plan
+            if plan.finishes is None:
+                self._plans[plan.step] = plan
             self._plans.pop(plan.step - PLANS_KEPT, None)
             self._planned_step, self._planned_cursor = plan.step, plan.cursor + plan.global_batch
             self._schedule_periodic(plan.step)
         self._outstanding.append(_Outstanding(plan))
-        self._decide(d.Issue(plan, self.durable))
+        self._book.decide(d.Issue(plan, self.durable))
 
     def _apply_staged(self, now: float) -> None:
         """Fold the staged edits into the settings; the next step carries them."""
         step = self._planned_step + 1
         for command in self._desk.take_staged():
             if command.expires <= now:
-                self._end(command.id, "expired", reason=EXPIRED)
+                self._book.end(command.id, "expired", reason=EXPIRED)
                 continue
             try:
                 edit = edits.apply(self.durable.settings, command.args, command.node, step, self.config)
             except InvalidInputError as error:  # an edit before it expired, and this one stood on it
-                self._end(command.id, "failed", reason=error.problem, field=error.where)
+                self._book.end(command.id, "failed", reason=error.problem, field=error.where)
                 continue
             self._take_settings(edit.settings)
-            self._carry(command, step, edit.before, edit.after)
+            self._book.carry(command, step, edit.before, edit.after)
 
     def _take_settings(self, settings: Settings) -> None:
         if settings.global_batch != self.durable.settings.global_batch:
-            self._keep(divisor=shares.divisor(settings.global_batch, self._any_ready().mean_weight))
-        self._keep(settings=settings)
+            self._book.keep(divisor=shares.divisor(settings.global_batch, self._any_ready().mean_weight))
+        self._book.keep(settings=settings)
 
     # ------------------------------------------------------------ reports
 
@@ -350,14 +367,16 @@ class Conductor:
             if len(under_way.reports) == 1:
                 self._commit(report)
             else:
-                self._decide(d.RankDone(results.rank_step(report, self._node(report.rank))))
+                self._book.decide(d.RankDone(results.rank_step(report, self._node(report.rank))))
             self._note_replays(report)
         if set(under_way.reports) == under_way.ranks:
             self._outstanding.remove(under_way)
             if report.kind == "evaluate":
-                self._conclude_evaluation(under_way)
+                conclusions.evaluation(self._book, under_way.plan, under_way.reports)
             elif report.kind == "checkpoint":
-                self._conclude_checkpoint(under_way)
+                failed = conclusions.checkpoint(self._book, under_way.plan, under_way.reports)
+                if failed and self.durable.mode == "stopping":
+                    self._call_stop_off(failed)
             self._advance(now)
 
     def _commit(self, report: m.Report) -> None:
@@ -369,10 +388,10 @@ class Conductor:
         step = results.step_committed(
             report, plan, plan.learning_rate, self.progress.cursor, self.progress.tokens_total
         )
-        self._decide(d.Commit(step, results.rank_step(report, self._node(report.rank))))
+        self._book.decide(d.Commit(step, results.rank_step(report, self._node(report.rank))))
         if report.skipped:
-            self._happen("run", "warning", f"step {report.step} left the parameters alone: {report.skipped}")
-        self._conclude_carried(report.step)
+            self._book.happen("run", "warning", f"step {report.step} left the parameters alone: {report.skipped}")
+        self._book.conclude(report.step)
 
     def _note_replays(self, report: m.Report) -> None:
         """A rank that ran out of memory goes on with the micro-batch that fitted."""
@@ -381,36 +400,11 @@ class Conductor:
             return
         smaller = msgspec.structs.replace(setting, micro_batch=report.micro_batch)
         ranks = {**self.durable.settings.ranks, report.rank: smaller}
-        self._keep(settings=self.durable.settings.edited(ranks=ranks))
-        self._decide(d.Persist(self.durable))
+        self._book.keep(settings=self.durable.settings.edited(ranks=ranks))
+        self._book.decide(d.Persist(self.durable))
         before, after = str(setting.micro_batch), str(report.micro_batch)
         text = f"resize-batch {setting.node} {before} → {after}: out of memory, the micro-batch was run again"
-        self._decide(d.Happened("rank", "warning", "auto", text, report.step, "resize-batch", before, after))
-
-    def _conclude_evaluation(self, done: _Outstanding) -> None:
-        weight = sum(report.weight for report in done.reports.values())
-        step = done.plan.step
-        loss = sum(report.loss_sum for report in done.reports.values()) / weight if weight else float("nan")
-        seconds = max(report.step_seconds for report in done.reports.values())
-        self._keep(eval_loss=loss, eval_step=step)
-        self._decide(d.Persist(self.durable))
-        self._decide(d.Evaluated(step, loss, weight, seconds))
-        self._happen("evaluation", "info", f"held-out loss {loss:.4f}", step)
-        for id in done.plan.commands:
-            self._end(id, "applied", step, after=f"loss {loss:.4f}")
-
-    def _conclude_checkpoint(self, done: _Outstanding) -> None:
-        step, failed = done.plan.step, ""
-        for rank in done.plan.writers:
-            written = done.reports[rank].checkpoint
-            if written is None:
-                failed = f"no checkpoint on {self._node(rank)}: {done.reports[rank].skipped or 'nothing was written'}"
-                self._happen("checkpoint", "error", failed, step)
-            else:
-                size, paid = f"{written.size_bytes / 1e6:,.1f} MB", f"{written.loop_seconds * 1e3:,.0f} ms"
-                self._happen("checkpoint", "good", f"checkpoint step-{step}, {size}, loop paid {paid}", step)
-        for id in done.plan.commands:
-            self._end(id, "failed" if failed else "applied", step, failed, after=None if failed else f"step-{step}")
+        self._book.decide(d.Happened("rank", "warning", "auto", text, report.step, "resize-batch", before, after))
 
     # ------------------------------------------------------------ commands
 
@@ -426,8 +420,8 @@ class Conductor:
     def _dispatch(self, command: d.Commanded, settings: Settings, now: float) -> None:
         match command.args:
             case verbs.Note(text=text):
-                self._happen("note", "info", text, by=command.by)
-                self._end(command.id, "applied", self.progress.step)
+                self._book.happen("note", "info", text, by=command.by)
+                self._book.end(command.id, "applied", self.progress.step)
             case verbs.Pause():
                 self._on_pause(command, now)
             case verbs.Resume():
@@ -459,9 +453,9 @@ class Conductor:
         """While paused the next plan is journaled at once, and with it the commands in it are applied."""
         self._apply_staged(now)
         plan = self._next_train_plan()
-        self._paused_ids = plan.commands
-        self._decide(d.Issue(plan, self.durable, held=True))
-        self._conclude_carried(plan.step)
+        self._book.keep(paused_ids=plan.commands)
+        self._book.decide(d.Issue(plan, self.durable, held=True))
+        self._book.conclude(plan.step)
 
     def _on_side_command(self, command: d.Commanded, now: float) -> None:
         if command.verb == "evaluate" and any(rank.ready and not rank.ready.held_out for rank in self.ranks.values()):
@@ -478,13 +472,18 @@ class Conductor:
         self._desk.pausing.append(command)
         self._advance(now)
 
-    def _enter_pause(self) -> None:
+    def _enter_pause(self, now: float) -> None:
         if self.durable.mode != "paused":
-            self._keep(mode="paused")
-            self._decide(d.Persist(self.durable))
+            self._book.keep(mode="paused")
+            self._book.decide(d.Persist(self.durable))
+        for id, carried in list(self.durable.carried.items()):
+            if carried.verb == "resume":
+                self._book.end(id, "failed", self.progress.step, "paused again before a step was run")
         for command in self._desk.pausing:
-            self._end(command.id, "applied", self.progress.step, before="running", after="paused")
+            self._book.end(command.id, "applied", self.progress.step, before="running", after="paused")
         self._desk.pausing.clear()
+        if self._desk.staged:
+            self._hold_next_plan(now)
 
     def _on_resume(self, command: d.Commanded, now: float) -> None:
         if not self._wants_pause:
@@ -492,10 +491,10 @@ class Conductor:
             return
         self._wants_pause = False
         self._fail_pausing("resumed before the pause took effect")
-        self._carry(command, self._planned_step + 1, "paused", "running")
+        self._book.carry(command, self._planned_step + 1, "paused", "running")
         was_paused = self.durable.mode == "paused"
-        self._keep(mode="running")
-        self._decide(d.Persist(self.durable))
+        self._book.keep(mode="running")
+        self._book.decide(d.Persist(self.durable))
         if was_paused and self.stage == "formed":
             self._form()
         else:
@@ -508,15 +507,30 @@ class Conductor:
         self._desk.stopping.append(command)
         self._wants_pause = False
         self._fail_pausing("the run was stopped")
-        self._keep(mode="stopping", stop_writes_checkpoint=checkpoint)
-        self._decide(d.Persist(self.durable))
-        if self.stage == "loading":
-            self._leave("stopped")
+        self._book.keep(mode="stopping", stop_writes_checkpoint=checkpoint)
+        self._book.decide(d.Persist(self.durable))
+        if self.stage == "loading" and not self._adopts:
+            self._leave("stopped")  # the trainers are still loading: there is nothing to save
         self._advance(now)
+
+    def _call_stop_off(self, why: str) -> None:
+        """Nothing is lost to a disk that takes no checkpoint: the run pauses, and can be stopped without one."""
+        for command in self._desk.stopping:
+            self._book.end(command.id, "failed", self.progress.step, f"{why}; paused instead")
+        self._desk.stopping.clear()
+        self._ending_scheduled, self._wants_pause = False, True
+        self._book.keep(mode="running")
+
+    def _expire(self, now: float) -> None:
+        for command in self._desk.take_expired(now):
+            self._book.end(command.id, "expired", reason=EXPIRED)
+        if self._wants_pause and self.durable.mode != "paused" and self.stage == "formed" and not self._desk.pausing:
+            self._wants_pause = False
+            self._advance(now)
 
     def _fail_pausing(self, why: str) -> None:
         for pausing in self._desk.pausing:
-            self._end(pausing.id, "failed", reason=why)
+            self._book.end(pausing.id, "failed", reason=why)
         self._desk.pausing.clear()
 
     # ------------------------------------------------------------ ending
@@ -524,11 +538,11 @@ class Conductor:
     def _leave(self, final: Final) -> None:
         self.final, self.stage = final, "leaving"
         for command in self._desk.stopping:
-            self._end(command.id, "applied", self.progress.step, before="running", after="stopped")
+            self._book.end(command.id, "applied", self.progress.step, before="running", after="stopped")
         self._desk.stopping.clear()
         for rank, state in self.ranks.items():
             if not state.ended:
-                self._decide(d.Tell(rank, m.Leave(run=self.run, reason=self.reason or final)))
+                self._book.decide(d.Tell(rank, m.Leave(run=self.run, reason=self.reason or final)))
 
     def _on_rank_ended(self, ended: d.RankEnded) -> None:
         rank = self.ranks.get(ended.rank)
@@ -536,68 +550,41 @@ class Conductor:
             return
         rank.ended = True
         if self.stage != "leaving":
-            self._fail(f"rank {ended.rank} ({self._node(ended.rank)}) {ended.why}")
+            self._end_unasked(ended)
         if all(state.ended for state in self.ranks.values()):
             assert self.final is not None
             self.stage = "over"
             self._end_open(f"the run {self.final} before a step could carry it")
-            self._decide(d.Ended(self.final, self.reason))
+            self._book.decide(d.Ended(self.final, self.reason))
+
+    def _end_unasked(self, ended: d.RankEnded) -> None:
+        """It ended as our predecessor had told it to, or of itself."""
+        if ended.clean and self._adopts and self.progress.step >= self.config.run.steps:
+            self._leave("finished")
+        elif ended.clean and self._adopts and self.durable.mode == "stopping":
+            self._leave("stopped")
+        else:
+            self._fail(f"rank {ended.rank} ({self._node(ended.rank)}) {ended.why}")
 
     def _fail(self, reason: str) -> None:
         if self.stage == "leaving":
             return
         self.reason = reason
-        self._happen("run", "error", f"failed: {reason}")
+        self._book.happen("run", "error", f"failed: {reason}")
         self._end_open(f"the run failed: {reason}")
         self._leave("failed")
 
     def _end_open(self, why: str) -> None:
-        self._conclude_carried(self.progress.step)
+        self._book.conclude(self.progress.step)
         for command in self._desk.take_all():
-            self._end(command.id, "failed", self.progress.step, why)
+            self._book.end(command.id, "failed", self.progress.step, why)
         for id in list(self.durable.carried):
-            self._end(id, "failed", self.progress.step, why)
+            self._book.end(id, "failed", self.progress.step, why)
 
     # ------------------------------------------------------------ small things
 
-    def _carry(self, command: d.Commanded, step: int, before: str = "", after: str = "") -> None:
-        carried = Carried(command.verb, command.by, step, before, after)
-        self._keep(carried={**self.durable.carried, command.id: carried})
-
-    def _uncarry(self, id: str) -> None:
-        self._keep(carried={key: value for key, value in self.durable.carried.items() if key != id})
-
-    def _conclude_carried(self, step: int) -> None:
-        """Commands whose step has been committed (or journaled, while paused) are applied; side plans end their own."""
-        for id, carried in list(self.durable.carried.items()):
-            if carried.step <= step and carried.verb not in SIDE_KINDS:
-                self._end(id, "applied", carried.step, before=carried.before, after=carried.after)
-
-    def _end(
-        self,
-        id: str,
-        state: Literal["applied", "rejected", "expired", "failed"],
-        step: int | None = None,
-        reason: str = "",
-        field: str | None = None,
-        before: str | None = None,
-        after: str | None = None,
-    ) -> None:
-        self._uncarry(id)
-        version = self.durable.settings.plan_version
-        self._decide(d.CommandEnded(id, state, step, reason, field, before or None, after or None, version))
-
     def _refuse(self, command: d.Commanded, field: str, reason: str) -> None:
-        self._end(command.id, "rejected", reason=reason, field=field)
-
-    def _happen(self, kind: str, severity: m.Severity, text: str, step: int | None = None, by: str = "auto") -> None:
-        self._decide(d.Happened(kind, severity, by, text, self.progress.step if step is None else step))
-
-    def _keep(self, **changes: Any) -> None:
-        self.durable = msgspec.structs.replace(self.durable, **changes)
-
-    def _decide(self, decision: d.Decision) -> None:
-        self._decisions.append(decision)
+        self._book.end(command.id, "rejected", reason=reason, field=field)
 
     def _rate_at(self, step: int) -> float:
         return rate(self.durable.settings.lr, self.config.optimizer, self.config.run.steps, step)

@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import re
 import secrets
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ import zmq
 import zmq.asyncio
 
 from trainctl.node_agent import decisions as d
-from trainctl.node_agent import openings, requests
+from trainctl.node_agent import leash, openings, requests
 from trainctl.node_agent.commands import CommandOffice
 from trainctl.node_agent.host import TrainerHost
 from trainctl.node_agent.ledger import AgentLedger
@@ -35,19 +36,27 @@ WATCH_SECONDS = 0.25
 
 
 class Agent:
-    """One node's agent. `async with` binds it; `serve` runs until `stop` is called or a signal comes."""
+    """One node's agent. `async with` binds it; `serve` runs until `stop` is called or a signal comes.
 
-    def __init__(self, node: str, listen: str, live: str | None = None, state_root: Path | None = None) -> None:
+    A leashed one also leaves once its standard input has ended and no run is active.
+    """
+
+    def __init__(
+        self, node: str, listen: str, live: str | None = None, state_root: Path | None = None, *, leashed: bool = False
+    ) -> None:
         if not re.fullmatch(runfile.NAME_PATTERN, node):
             raise InvalidInputError("--name", f"{node!r} is no node name: lower-case letters, digits, '.', '_' and '-'")
+        if leashed:
+            leash.check()
+        self._leashed = leashed
         sockets.check_bind(listen)
         self.node, self._wanted = node, (listen, live or _port_after(listen))
         sockets.check_bind(self._wanted[1])
         self.directory = node_directory(node, state_root)
         self.boot = secrets.token_hex(8)
         self.session: Session | None = None
+        self._last_run: str | None = None  # the newest to have been opened by this agent
         self._stopping = asyncio.Event()
-        self._lag_seconds = 0.0
         self._host_reading: m.HostReading | None = None
 
     # ------------------------------------------------------------ life
@@ -76,6 +85,8 @@ class Agent:
     def _close(self) -> None:
         if self.session is not None:
             self.session.close()
+        elif hasattr(self, "_link"):
+            self._link.remove()
         if hasattr(self, "_reader"):
             self._reader.close()
         self._ledger.close()
@@ -93,7 +104,8 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         await self._take_up_run()
-        workers = (self._serve_clients, self._serve_trainers, self._beat, self._watch)
+        workers = [self._serve_clients, self._serve_trainers, self._beat, self._watch]
+        workers += [self._heed_leash] if self._leashed else []
         tasks = [asyncio.create_task(worker(), name=worker.__name__) for worker in workers]
         stopping = asyncio.create_task(self._stopping.wait(), name="stopping")
         try:
@@ -114,15 +126,28 @@ class Agent:
         if args.config is not None:
             config = runfile.parse(args.config, "config")
             opening = openings.new_run(config, self.node, self.directory, command.id, command.by)
-            self._ledger.add_run(opening.conductor.run, config.run.name, opening.paths.directory, time.time())
+            try:
+                self._ledger.add_run(opening.conductor.run, config.run.name, opening.paths.directory, time.time())
+            except RefusedError:
+                opening.recorder.close()
+                shutil.rmtree(opening.paths.directory, ignore_errors=True)
+                raise
         else:
             directory = self.run_directory(args.resume)
             if directory is None:
                 raise InvalidInputError("resume", f"no run {args.resume!r} on this node")
-            opening = await asyncio.to_thread(openings.old_run, RunPaths(directory), command.id, command.by)
+            paths = RunPaths(directory)
+            if self._host.find(paths, 0) is not None:
+                raise InvalidInputError("resume", f"a trainer of {args.resume} is still running; wait for its end")
+            opening = await asyncio.to_thread(openings.old_run, paths, command.id, command.by)
         session = self._open(opening, time.time())
-        session.start_trainers(opening.resume_from)
+        if opening.notice:
+            session.note(d.Happened("run", "warning", "auto", opening.notice, session.conductor.progress.step))
         self.publisher.publish(session.view)
+        try:
+            session.start_trainers(opening.resume_from)
+        except RefusedError as error:
+            await session.feed(d.RankEnded(0, False, f"could not be started: {error}"))
         return session.run
 
     async def _take_up_run(self) -> None:
@@ -147,9 +172,9 @@ class Agent:
     def _open(self, opening: openings.Opening, started_at: float) -> Session:
         self.session = Session(
             opening.conductor, opening.paths, opening.recorder, self._host, self._link, self.publisher, started_at,
-            self._office.end,
+            self._office.end, self._ledger.saw,
         )  # fmt: skip
-        self._office.session = self.session
+        self._office.session, self._last_run = self.session, self.session.run
         self._ledger.set_run_state(self.session.run, "starting")
         return self.session
 
@@ -218,10 +243,16 @@ class Agent:
 
     async def _serve_trainers(self) -> None:
         while True:
-            message = await self._link.receive()
-            session = self.session
-            if message is None or session is None or message.run != session.run:
+            received = await self._link.receive()
+            if received is None:
                 continue
+            (message, returned), session = received, self.session
+            if session is None or message.run != session.run:
+                # A trainer of a run that nobody conducts any more: it would wait for ever.
+                await self._link.send(message.rank, m.Leave(run=message.run, reason="this run is not conducted here"))
+                continue
+            if returned:
+                await session.feed(d.RankReturned(message.rank))
             await session.feed(message)
             await self._close_if_ended()
 
@@ -232,6 +263,12 @@ class Agent:
                 await self.session.feed(d.Ticked())
                 self.session.check_record()
                 await self._close_if_ended()
+
+    async def _heed_leash(self) -> None:
+        await leash.let_go()
+        async for _ in _every(WATCH_SECONDS):
+            if self.session is None:
+                return
 
     # ------------------------------------------------------------ telemetry
 
@@ -263,10 +300,16 @@ class Agent:
         """Of a run by its id; of the active run, or else the newest, for None."""
         if run is None and self.session is not None:
             return self.session.paths.directory
-        for known in self._ledger.runs():
-            if run in (None, known.run):
-                return Path(known.directory)
-        return None
+        wanted = run or self._last_run
+        known = self._ledger.runs()
+        found = next((row for row in known if row.run == wanted), None)
+        if found is None and run is None:
+            found = next(iter(known), None)
+        return found.directory if found is not None else None
+
+    def ended_as(self, run: str) -> tuple[m.RunState, str]:
+        """State and reason of a run that isn't active, as the ledger has them."""
+        return next((known.state, known.reason) for known in self._ledger.runs() if known.run == run)
 
     def run_summaries(self) -> list[tuple[str, str, str, str, float]]:
         """(run, name, directory, state, started at) of every run, newest first; the active one as it is now."""
@@ -304,7 +347,8 @@ def _port_after(listen: str) -> str:
     parts = sockets.split(listen)
     if parts.scheme != "tcp":
         return f"{listen}.live"
-    return f"tcp://{parts.hostname}:{parts.port + 1 if parts.port else 0}"
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"tcp://{host}:{parts.port + 1 if parts.port else 0}"
 
 
 def _lock(directory: Path) -> Any:

@@ -34,11 +34,30 @@ class RankEnded:
 
 
 @dataclasses.dataclass(frozen=True)
+class RankReturned:
+    """A rank that was attached speaks over a new connection: what was under way on the old one may be lost."""
+
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Ticked:
     """Time has passed."""
 
 
-Input = m.Ready | m.Alive | m.Soon | m.Report | m.Fenced | m.Formed | m.TrainerFailed | Commanded | RankEnded | Ticked
+Input = (
+    m.Ready
+    | m.Alive
+    | m.Soon
+    | m.Report
+    | m.Fenced
+    | m.Formed
+    | m.TrainerFailed
+    | Commanded
+    | RankEnded
+    | RankReturned
+    | Ticked
+)
 
 # ---------------------------------------------------------------- decisions out
 
@@ -53,7 +72,10 @@ class Tell:
 
 @dataclasses.dataclass(frozen=True)
 class Issue:
-    """Journal the plan and the durable state in one transaction, then send the plan to its ranks (unless `held`)."""
+    """Journal the durable state, then the plan, then send the plan to its ranks (unless `held`).
+
+    Killed between the two, the settings are of a step that has no plan yet: its plan is made again from them.
+    """
 
     plan: m.StepPlan
     durable: Durable

@@ -1,11 +1,13 @@
 """The conductor's desk: commands that were accepted and wait for the step, the boundary or the mode that ends them."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 from trainctl.node_agent import edits
 from trainctl.node_agent.decisions import Commanded
 from trainctl.node_agent.settings import Carried, Settings
 from trainctl.protocol import verbs
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import RunFile
 
 EXPIRED = "its time to live ran out before a step could carry it"
@@ -45,13 +47,16 @@ class Desk:
     def folded(self, settings: Settings, step: int, config: RunFile, now: float) -> Settings:
         """The settings as the edits staged so far will have made them."""
         for command in self.staged:
-            if command.expires > now:
+            if command.expires <= now:
+                continue
+            with contextlib.suppress(InvalidInputError):  # it stood on an edit that has expired
                 settings = edits.apply(settings, command.args, command.node, step, config).settings
         return settings
 
     def take_expired(self, now: float) -> Iterator[Commanded]:
         """Hand out and forget what no step could carry in time."""
-        yield from self._take(lambda command: command.expires <= now, [self.staged, *self.side.values()])
+        queues = [self.staged, *self.side.values(), self.pausing]
+        yield from self._take(lambda command: command.expires <= now, queues)
 
     def take_all(self) -> Iterator[Commanded]:
         """Hand out and forget everything."""

@@ -1,16 +1,19 @@
 """What each editing verb does to the settings: pure functions to (settings, before, after)."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from trainctl.node_agent import shares
-from trainctl.node_agent.schedule import rate
+from trainctl.node_agent.schedule import LrRule, rate
 from trainctl.node_agent.settings import RankSetting, Settings
 from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import RunFile
+
+MAX_LEARNING_RATE = 100.0
 
 
 class Edit(NamedTuple):
@@ -19,17 +22,13 @@ class Edit(NamedTuple):
     after: str
 
 
-EDITING = (verbs.ResizeBatch, verbs.SetGlobalBatch, verbs.SetLr)
-"""Argument types of the verbs that `apply` takes."""
-
-
 def apply(settings: Settings, args: verbs.Args, node: str | None, step: int, config: RunFile) -> Edit:
     """The settings from `step` on. Raises InvalidInputError naming the argument that can't be had."""
     match args:
         case verbs.ResizeBatch():
             return _resize(settings, args, node)
         case verbs.SetGlobalBatch():
-            return _global_batch(settings, args)
+            return _global_batch(settings, args, config)
         case verbs.SetLr():
             return _learning_rate(settings, args, step, config)
         case _:
@@ -61,7 +60,7 @@ def _micros(ranks: Mapping[int, RankSetting], chosen: Sequence[int]) -> str:
     return " ".join(f"{ranks[rank].node}={ranks[rank].micro_batch}" for rank in chosen)
 
 
-def _global_batch(settings: Settings, args: verbs.SetGlobalBatch) -> Edit:
+def _global_batch(settings: Settings, args: verbs.SetGlobalBatch, config: RunFile) -> Edit:
     weights = {rank: float(setting.share) for rank, setting in settings.ranks.items()}
     counts = shares.apportion(args.value, weights)
     ranks = {
@@ -69,6 +68,8 @@ def _global_batch(settings: Settings, args: verbs.SetGlobalBatch) -> Edit:
         for rank, setting in settings.ranks.items()
     }
     lr = settings.lr.scaled(args.value / settings.global_batch) if args.schedule == "scale" else settings.lr
+    if args.schedule == "scale":
+        _check_rate(lr, "schedule", config)
     after = f"{args.value}, learning rate {'scaled with it' if args.schedule == 'scale' else 'unchanged'}"
     return Edit(settings.edited(global_batch=args.value, ranks=ranks, lr=lr), str(settings.global_batch), after)
 
@@ -82,4 +83,12 @@ def _learning_rate(settings: Settings, args: verbs.SetLr, step: int, config: Run
     if before == 0:
         raise InvalidInputError("schedule", "the learning rate is 0 here and can't be scaled; use schedule=set")
     lr = settings.lr.scaled(args.value / before)
+    _check_rate(lr, "value", config)
     return Edit(settings.edited(lr=lr), f"{before:.4g}", f"{args.value:.4g} scaled")
+
+
+def _check_rate(rule: LrRule, field: str, config: RunFile) -> None:
+    """Whether the rest of the schedule stays within what a learning rate may be."""
+    peak = rule.number * (config.optimizer.learning_rate if rule.kind == "schedule" else 1.0)
+    if not math.isfinite(peak) or peak > MAX_LEARNING_RATE:
+        raise InvalidInputError(field, f"the schedule's peak would be {peak:.4g}, over {MAX_LEARNING_RATE:g}; use set")

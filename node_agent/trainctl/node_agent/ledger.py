@@ -21,7 +21,7 @@ from trainctl.protocol.record import AGENT_SCHEMA, open_for_writing
 
 _COMMAND_COLUMNS = (
     "id, digest, verb, args, by, run, node, if_plan, received_at, ttl_seconds, state, step, reason, field, before,"
-    " after, ended_at"
+    " after, ended_at, plan_version"
 )
 _ACCEPT = (
     "INSERT INTO commands (id, digest, verb, args, by, run, node, if_plan, received_at, ttl_seconds, state)"
@@ -29,7 +29,7 @@ _ACCEPT = (
 )
 _OUTCOME = (
     "UPDATE commands SET state = ?, step = ?, reason = ?, field = ?, before = ?, after = ?, ended_at = ?,"
-    " run = coalesce(?, run) WHERE id = ? AND state = 'accepted'"
+    " plan_version = ?, run = coalesce(?, run) WHERE id = ? AND state = 'accepted'"
 )
 _GENERATION = "REPLACE INTO meta VALUES ('generation', ?)"
 
@@ -55,6 +55,7 @@ class JournaledCommand:
     before: str | None
     after: str | None
     ended_at: float | None
+    plan_version: int | None  # of the settings that it made, or that it left alone
 
     @property
     def is_open(self) -> bool:
@@ -64,7 +65,7 @@ class JournaledCommand:
         """What a client that asks again under `rid` is told."""
         return m.CommandReply(
             rid=rid, id=self.id, state=self.state, step=self.step, reason=self.reason, field=self.field,
-            before=self.before, after=self.after, run=self.run,
+            before=self.before, after=self.after, plan_version=self.plan_version, run=self.run,
         )  # fmt: skip
 
 
@@ -131,13 +132,15 @@ class AgentLedger:
         after: str | None = None,
         at: float | None = None,
         run: str | None = None,
+        plan_version: int | None = None,
     ) -> None:
         """Keep how a command ended `at` (Unix seconds; None: now); `run` is the one it turned out to be about.
 
         The first outcome stays, whatever comes after it.
         """
         ended_at = time.time() if at is None else at
-        self._write_or_keep(_OUTCOME, (state, step, reason, field, before, after, ended_at, run, command_id))
+        row = (state, step, reason, field, before, after, ended_at, plan_version, run, command_id)
+        self._write_or_keep(_OUTCOME, row)
 
     def set_run(self, command_id: str, run: str) -> None:
         """Keep which run a command turned out to be about."""

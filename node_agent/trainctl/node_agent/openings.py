@@ -1,29 +1,33 @@
 """How a run comes to an agent: a new one from a run file, an old one taken up again, or one that outlived the agent."""
 
 import secrets
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import tomli_w
 
 from trainctl.node_agent import results, shares
-from trainctl.node_agent.conductor import Conductor, Progress
+from trainctl.node_agent.book import Progress
+from trainctl.node_agent.conductor import Conductor
 from trainctl.node_agent.recorder import LastState, RunRecorder
-from trainctl.node_agent.session import DURABLE_KEY
+from trainctl.node_agent.session import DURABLE_KEY, settings_key
 from trainctl.node_agent.settings import Carried, Durable, RankSetting, Settings
 from trainctl.protocol import checkpoints, runfile
 from trainctl.protocol import messages as m
 from trainctl.protocol.codec import decode_answer
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.paths import RunPaths, runs_directory
+from trainctl.protocol.reader import RecordReader
 from trainctl.protocol.record import open_for_reading
 from trainctl.protocol.runfile import RunFile
 
+T = TypeVar("T")
 FIRST_GENERATION = m.Generation(1, 0)
 
 
@@ -34,6 +38,7 @@ class Opening(NamedTuple):
     paths: RunPaths
     recorder: RunRecorder
     resume_from: Path | None
+    notice: str = ""  # what the run's events should say of it
 
 
 def new_run(config: RunFile, node: str, node_dir: Path, starter: str, by: str) -> Opening:
@@ -44,25 +49,34 @@ def new_run(config: RunFile, node: str, node_dir: Path, starter: str, by: str) -
     unknown = sorted(set(config.nodes) - {node})
     if unknown:
         raise InvalidInputError(f"config: nodes.{unknown[0]}", f"no such node in this cluster; there is {node}")
+    for field, path in (("model", config.model.path), ("data", config.data.path)):
+        if not Path(path).is_absolute():
+            raise InvalidInputError(
+                f"config: {field}.path", f"{path!r} must be absolute: agent and trainer run elsewhere"
+            )
     runfile.check_paths(config, "config")
     settings = _first_settings(config, node)
     run = f"{config.run.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     paths = RunPaths(runs_directory(node_dir) / run)
-    paths.directory.mkdir(parents=True)
-    paths.logs.mkdir()
-    paths.run_file.write_bytes(tomli_w.dumps(runfile.to_dict(config)).encode())
-    recorder = RunRecorder(paths)
-    recorder.set_meta("run", run)
-    recorder.set_meta("name", config.run.name)
-    carried = {starter: Carried("start-run", by, 1, "", "")}
+    carried = {starter: Carried("start-run", by, 1, "", "", settings.plan_version)}
     durable = Durable(settings, FIRST_GENERATION, 0, carried=carried)
+    try:
+        paths.logs.mkdir(parents=True)
+        paths.run_file.write_bytes(tomli_w.dumps(runfile.to_dict(config)).encode())
+        recorder = RunRecorder(paths)
+    except (OSError, InvalidInputError) as error:
+        shutil.rmtree(paths.directory, ignore_errors=True)
+        raise RefusedError(f"cannot make the run directory: {error}") from None
+    _keep(recorder, durable)
     return Opening(Conductor(run, config, durable, Progress()), paths, recorder, None)
 
 
 def old_run(paths: RunPaths, starter: str, by: str) -> Opening:
     """Take an ended run up again from its newest complete checkpoint, or from the start if it has none.
 
-    Steps committed after that checkpoint are retracted: they stay in the record, marked. Raises InvalidInputError.
+    Steps committed after that checkpoint are retracted: they stay in the record, marked. The settings are those that
+    the first step to be done again was planned with, so that it is the same step; what commands changed later is undone
+    with the steps they changed it at. Raises InvalidInputError; changes nothing then.
     """
     config = runfile.read(paths.run_file)
     runfile.check_paths(config, str(paths.run_file))
@@ -75,16 +89,20 @@ def old_run(paths: RunPaths, starter: str, by: str) -> Opening:
         if durable is None:
             durable = Durable(_first_settings(config, _node_of(config, paths)), FIRST_GENERATION, 0)
         _complete(recorder, paths)
+        if step and not _has_step(paths, step):
+            raise InvalidInputError(str(paths.record), f"has no step {step}, which the checkpoint {found} is of")
+        kept = durable.settings
+        settings = _settings_of_step(recorder, step + 1, kept)
         recorder.retract_after(step)
         state = recorder.last_state()
-        if (state.step.step if state.step else 0) != step:
-            raise InvalidInputError(str(paths.record), f"has no step {step}, which the checkpoint {found} is of")
-        starting = {starter: Carried("start-run", by, step + 1, "", "")}
+        starting = {starter: Carried("start-run", by, step + 1, "", "", settings.plan_version)}
         durable = msgspec.structs.replace(
-            durable, generation=_highest(durable, state), seq=state.seq, mode="running", carried=starting
-        )
+            durable, settings=settings, generation=_highest(durable, state), seq=state.seq, mode="running",
+            carried=starting, paused_ids=(),
+        )  # fmt: skip
+        _keep(recorder, durable)
         conductor = Conductor(paths.directory.name, config, durable, _progress(state))
-        return Opening(conductor, paths, recorder, found)
+        return Opening(conductor, paths, recorder, found, _undone(durable.settings, kept, step + 1))
 
 
 def surviving_run(paths: RunPaths, open_commands: frozenset[str]) -> Opening:
@@ -101,6 +119,27 @@ def surviving_run(paths: RunPaths, open_commands: frozenset[str]) -> Opening:
         recent = tuple(plan for plan in state.plans if plan.kind == "train")
         conductor = Conductor(paths.directory.name, config, durable, _progress(state), recent)
         return Opening(conductor, paths, recorder, None)
+
+
+def _has_step(paths: RunPaths, step: int) -> bool:
+    with RecordReader(paths) as reader:
+        rows, _ = reader.steps(step - 1, 1)
+    return bool(rows) and rows[0].step == step
+
+
+def _settings_of_step(recorder: RunRecorder, step: int, latest: Settings) -> Settings:
+    """What `step` was planned with, if it was planned before, under a plan version of its own; else the latest."""
+    plan = recorder.train_plan(step)
+    text = recorder.meta(settings_key(plan.plan_version)) if plan is not None else None
+    then = _decoded(text, Settings, recorder) if text is not None else latest
+    same = msgspec.structs.replace(then, plan_version=latest.plan_version) == latest
+    return latest if same else msgspec.structs.replace(then, plan_version=latest.plan_version + 1)
+
+
+def _undone(then: Settings, latest: Settings, step: int) -> str:
+    if then == latest:
+        return ""
+    return f"settings are those of step {step}: what commands changed after it is undone with those steps"
 
 
 @contextmanager
@@ -123,7 +162,8 @@ def _complete(recorder: RunRecorder, paths: RunPaths) -> None:
     state = recorder.last_state()
     plans = {(plan.step, plan.generation): plan for plan in state.plans if plan.kind == "train"}
     progress = _progress(state)
-    for report in _kept_reports(paths, progress.step):
+    least = state.step.generation if state.step is not None else FIRST_GENERATION
+    for report in _kept_reports(paths, progress.step, least):
         plan = plans.get((report.step, report.generation))
         if plan is None or report.step != progress.step + 1:
             continue
@@ -134,9 +174,10 @@ def _complete(recorder: RunRecorder, paths: RunPaths) -> None:
         recorder.commit(row, [results.rank_step(report, node)], report.finished_at)
 
 
-def _kept_reports(paths: RunPaths, after_step: int) -> list[m.Report]:
-    """Train reports of all ranks above `after_step`, in the order of their steps."""
-    found: list[m.Report] = []
+def _kept_reports(paths: RunPaths, after_step: int, least: m.Generation) -> list[m.Report]:
+    """Train reports of all ranks above `after_step`, in the order of their steps, each of the newest generation that
+    reported it; those older than `least` are of steps that were retracted."""
+    found: dict[int, m.Report] = {}
     for file in sorted(paths.directory.glob("rank-*.db")):
         with closing(open_for_reading(file)) as connection:
             try:
@@ -146,8 +187,11 @@ def _kept_reports(paths: RunPaths, after_step: int) -> list[m.Report]:
             except sqlite3.DatabaseError:
                 continue  # of a trainer that died before it had made its tables
         answers = [decode_answer(body) for (body,) in rows]
-        found += [answer for answer in answers if isinstance(answer, m.Report)]
-    return sorted(found, key=lambda report: (report.step, report.generation))
+        for report in (answer for answer in answers if isinstance(answer, m.Report)):
+            known = found.get(report.step)
+            if report.generation >= least and (known is None or report.generation > known.generation):
+                found[report.step] = report
+    return [found[step] for step in sorted(found)]
 
 
 def _kept_node(recorder: RunRecorder, rank: int) -> str:
@@ -173,7 +217,19 @@ def _progress(state: LastState) -> Progress:
 
 def _kept(recorder: RunRecorder) -> Durable | None:
     text = recorder.meta(DURABLE_KEY)
-    return msgspec.json.decode(text, type=Durable) if text is not None else None
+    return _decoded(text, Durable, recorder) if text is not None else None
+
+
+def _keep(recorder: RunRecorder, durable: Durable) -> None:
+    """So that an agent that is killed before the first plan leaves a run that its successor can conduct."""
+    recorder.set_meta(DURABLE_KEY, msgspec.json.encode(durable).decode())
+
+
+def _decoded(text: str, kind: type[T], recorder: RunRecorder) -> T:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError as error:
+        raise InvalidInputError(str(recorder.path), f"what its conductor kept cannot be read: {error}") from None
 
 
 def _highest(durable: Durable, state: LastState) -> m.Generation:

@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -167,6 +168,18 @@ class RunRecorder:
         elif self._clock() >= self._retry_at and not self._ballast.taken:
             self._retry_at = self._clock() + RETRY_SECONDS
             self._ballast.take()
+
+    @property
+    def path(self) -> Path:
+        return self._paths.record
+
+    def train_plan(self, step: int) -> m.StepPlan | None:
+        """The newest plan journaled for `step`, None if there is none."""
+        row = self._connection.execute(
+            "SELECT body FROM plans WHERE kind = 'train' AND step = ? ORDER BY term DESC, n DESC, seq DESC LIMIT 1",
+            (step,),
+        ).fetchone()
+        return self._plan_in(row[0]) if row else None
 
     def _last_plans(self) -> tuple[m.StepPlan, ...]:
         bodies = self._connection.execute(

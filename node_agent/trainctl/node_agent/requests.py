@@ -16,6 +16,8 @@ from trainctl.protocol.reader import RecordReader
 
 GAP_LIMIT = 400
 SNAPSHOT_EVENTS = 100
+SNAPSHOT_BUCKETS = 20_000
+"""Most buckets in one snapshot, over all series: some 40 bytes each, so that it stays below the frame limit."""
 RUN_SERIES = ("loss", "eval_loss", "step_seconds", "tokens_per_second")
 RANK_SERIES = ("rank_step_seconds", "own_tokens_per_second")
 
@@ -29,6 +31,7 @@ class Surroundings(Protocol):
     def node_view(self) -> m.NodeView: ...
     def run_directory(self, run: str | None) -> Path | None: ...
     def run_summaries(self) -> list[tuple[str, str, str, str, float]]: ...
+    def ended_as(self, run: str) -> tuple[m.RunState, str]: ...
     def now(self) -> float: ...
 
 
@@ -67,10 +70,18 @@ async def _snapshot(request: m.SnapshotRequest, around: Surroundings) -> m.Snaps
         return _snapshot_of(request, around, boot, seq, None, None, (), (), ())
     live = session if session is not None and session.paths.directory == directory else None
     last, parts, events, series, kept = await asyncio.to_thread(_read_snapshot, RunPaths(directory), request.columns)
-    view = live.view if live is not None else kept
+    view = live.view if live is not None else _as_ended(kept, around)
     if live is not None and live.last_step is not None:
         last, parts = live.last_step, tuple(live.rank_steps[rank] for rank in sorted(live.rank_steps))
     return _snapshot_of(request, around, boot, seq, view, last, parts, events, series)
+
+
+def _as_ended(kept: m.RunView | None, around: Surroundings) -> m.RunView | None:
+    """The last view that was kept, which may be from before the end when the agent was killed."""
+    if kept is None:
+        return None
+    state, reason = around.ended_as(kept.run)
+    return msgspec.structs.replace(kept, state=state, reason=reason or kept.reason)
 
 
 def _snapshot_of(
@@ -102,6 +113,7 @@ def _read_snapshot(paths: RunPaths, columns: int) -> _Read:
         events, _ = reader.events(limit=SNAPSHOT_EVENTS, newest=True)
         series: list[m.Series] = []
         if columns:
+            columns = min(columns, SNAPSHOT_BUCKETS // (len(RUN_SERIES) + len(RANK_SERIES) * len(reader.ranks())))
             series += [reader.series(metric, None, 0, None, columns) for metric in RUN_SERIES]
             series += [
                 reader.series(metric, rank, 0, None, columns) for metric in RANK_SERIES for rank in reader.ranks()

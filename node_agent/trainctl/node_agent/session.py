@@ -18,8 +18,18 @@ from trainctl.node_agent.settings import Durable
 from trainctl.node_agent.trainer_link import TrainerLink
 from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.statuspage import read_status
 
 DURABLE_KEY, VIEW_KEY = "conductor", "view"
+AWAY_SECONDS = 5.0
+"""A trainer says a word every second, also while it computes; after this long without one it is shown as away."""
+
+
+def settings_key(plan_version: int) -> str:
+    """Where the record keeps the settings of a plan version."""
+    return f"settings-{plan_version}"
+
+
 CommandEnding = Callable[[d.CommandEnded], Awaitable[None]]
 
 
@@ -36,7 +46,9 @@ class Session:
         publisher: Publisher,
         started_at: float,
         on_command_end: CommandEnding,
+        saw: Callable[[m.Generation], object],
     ) -> None:
+        """`saw` is told each generation before it is used; `on_command_end` each command's outcome."""
         self.conductor, self.paths, self.recorder, self.started_at = conductor, paths, recorder, started_at
         self._host, self._link, self._publisher, self._on_command_end = host, link, publisher, on_command_end
         state = recorder.last_state()
@@ -46,7 +58,10 @@ class Session:
         self.ended: d.Ended | None = None
         self._kept_durable: Durable | None = None
         self._problem: str | None = None
+        self._saw = saw
         self._pids: dict[int, int | None] = {}
+        self._heard: dict[int, float] = {}  # by time.monotonic
+        self._away: dict[int, str] = {}  # why, for ranks that have not been heard of lately
         self.view = self._look()
         self._keep_view()
 
@@ -78,6 +93,17 @@ class Session:
             if hosted is None:
                 status = self._host.exit_status(self.paths, rank)
                 await self.feed(d.RankEnded(rank, status == 0, self._describe(rank, status)))
+            else:
+                self._look_away(rank)
+
+    def _look_away(self, rank: int) -> None:
+        """Notice a trainer that lives and says nothing, and where it was by its status page."""
+        heard = self._heard.setdefault(rank, time.monotonic())
+        if time.monotonic() - heard < AWAY_SECONDS or self.conductor.ready(rank) is None:
+            self._away.pop(rank, None)
+        elif rank not in self._away:
+            page = read_status(self.paths.status_page(rank))
+            self._away[rank] = f"silent in {page.phase} of step {page.step}" if page else "silent"
 
     def _describe(self, rank: int, status: int | None) -> str:
         how = (
@@ -90,6 +116,9 @@ class Session:
 
     async def feed(self, event: d.Input) -> None:
         """Give the conductor an event and carry out what it decides."""
+        if isinstance(event, m.Message):
+            self._heard[event.rank] = time.monotonic()
+            self._away.pop(event.rank, None)
         for decision in self.conductor.handle(event, time.monotonic()):
             await self._carry_out(decision)
         self._publish_view()
@@ -162,14 +191,22 @@ class Session:
     def _keep_durable(self, durable: Durable) -> None:
         """Every plan has a seq of its own in the journal, so what differs by no more than that is already kept."""
         durable = msgspec.structs.replace(durable, seq=0)
-        if durable != self._kept_durable:
+        before = self._kept_durable
+        if before is None or durable.settings != before.settings:
+            key = settings_key(durable.settings.plan_version)
+            self.recorder.set_meta(key, msgspec.json.encode(durable.settings).decode())
+        if before is None or durable.generation != before.generation:
+            self._saw(durable.generation)
+        if durable != before:
             self.recorder.set_meta(DURABLE_KEY, msgspec.json.encode(durable).decode())
             self._kept_durable = durable
 
     def _look(self) -> m.RunView:
         before = {view.rank: view for view in self.view.ranks} if hasattr(self, "view") else {}
         ranks = tuple(
-            views.rank_view(self.conductor, rank, self._pids.get(rank), False, before.get(rank), time.time())
+            views.rank_view(
+                self.conductor, rank, self._pids.get(rank), self._away.get(rank, ""), before.get(rank), time.time()
+            )
             for rank in sorted(self.conductor.ranks)
         )
         return views.run_view(self.conductor, self.started_at, str(self.paths.directory), ranks)

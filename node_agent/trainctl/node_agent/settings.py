@@ -36,6 +36,7 @@ class Carried(msgspec.Struct, frozen=True):
     step: int
     before: str
     after: str
+    plan_version: int  # that it made, or that it left alone
 
 
 class Durable(msgspec.Struct, frozen=True):
@@ -47,6 +48,7 @@ class Durable(msgspec.Struct, frozen=True):
     mode: Literal["running", "paused", "stopping"] = "running"
     divisor: float = 1.0  # D of the plans
     carried: dict[str, Carried] = {}  # by command id
+    paused_ids: tuple[str, ...] = ()  # commands applied while paused, for the plan that resumes
     stop_writes_checkpoint: bool = True
     eval_loss: float | None = None
     eval_step: int | None = None

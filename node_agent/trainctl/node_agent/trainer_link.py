@@ -1,5 +1,6 @@
 """The local socket between an agent and the trainers it hosts."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,25 @@ class TrainerLink:
     """A ROUTER on a socket file; a trainer is addressed by (run, rank) once it has spoken."""
 
     def __init__(self, context: Any, path: Path) -> None:
-        self.endpoint = f"ipc://{path}"
+        self._path, self.endpoint = path, f"ipc://{path}"
         self._peers: dict[tuple[str, int], bytes] = {}
         self._socket = sockets.new_socket(context, zmq.ROUTER)
         path.unlink(missing_ok=True)  # left by an agent that was killed; the agent's lock says there is no other
         self._socket.bind(self.endpoint)
         path.chmod(0o600)
 
-    async def receive(self) -> m.FromTrainer | None:
-        """The next message, or None for one that isn't of this protocol."""
+    async def receive(self) -> tuple[m.FromTrainer, bool] | None:
+        """The next message and whether its rank, known before, speaks over a new connection; None for what isn't of
+        this protocol."""
         frames = await sockets.receive(self._socket)
         try:
             identity, frame = sockets.check_frames(frames, 2)
             message = codec.decode_answer(frame)
         except ProtocolError:
             return None
+        before = self._peers.get((message.run, message.rank))
         self._peers[message.run, message.rank] = identity
-        return message
+        return message, before not in (None, identity)
 
     async def send(self, rank: int, message: m.ToTrainer) -> bool:
         """Whether the trainer was there to take it."""
@@ -42,6 +45,13 @@ class TrainerLink:
         except zmq.ZMQError:
             return False
         return True
+
+    def remove(self) -> None:
+        """Close, and leave no socket file behind; only when no trainer is to find the next agent by it."""
+        self._socket.close(linger=0)
+        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # another file is in it: not ours to remove
+            self._path.parent.rmdir()
 
     def forget(self, run: str) -> None:
         self._peers = {key: identity for key, identity in self._peers.items() if key[0] != run}

@@ -34,11 +34,11 @@ def run_view(conductor: Conductor, started_at: float, directory: str, ranks: tup
 
 
 def rank_view(
-    conductor: Conductor, rank: int, pid: int | None, is_away: bool, before: m.RankView | None, at: float
+    conductor: Conductor, rank: int, pid: int | None, away: str, before: m.RankView | None, at: float
 ) -> m.RankView:
-    """One rank; `since_at` is kept from `before` while the state stays."""
+    """One rank; `away` says why it counts as such, else it is empty; `since_at` stays while the state does."""
     setting, ready = conductor.durable.settings.ranks[rank], conductor.ready(rank)
-    state = _rank_state(conductor, rank, is_away)
+    state = _rank_state(conductor, rank, away)
     return m.RankView(
         rank=rank,
         node=setting.node,
@@ -46,7 +46,7 @@ def rank_view(
         since_at=before.since_at if before is not None and before.state == state else at,
         share=setting.share,
         micro_batch=setting.micro_batch,
-        why=conductor.reason if state in ("failed", "lost") else "",
+        why=away if state == "away" else conductor.reason if state == "failed" else "",
         backend=ready.backend if ready else None,
         device=ready.device if ready else None,
         pid=pid,
@@ -62,11 +62,13 @@ def same_but_progress(one: m.RunView, other: m.RunView) -> bool:
     return still(one) == still(other)
 
 
-def _rank_state(conductor: Conductor, rank: int, is_away: bool) -> m.RankState:
+def _rank_state(conductor: Conductor, rank: int, away: str) -> m.RankState:
     if conductor.ranks[rank].ended:
         return "failed" if conductor.final == "failed" else "done"
     if conductor.ready(rank) is None:
-        return "away" if is_away else "starting"
+        return "starting"
+    if away:
+        return "away"
     if conductor.state == "paused":
         return "paused"
     return "run" if conductor.stage == "formed" else "ready"

@@ -16,6 +16,8 @@ from trainctl.protocol.errors import InvalidInputError
 MANIFEST_NAME: Final = "manifest.json"
 MANIFEST_FORMAT: Final = 1
 _STEP_FOLDER = re.compile(r"^step-(\d+)$")
+SET_ASIDE: Final = re.compile(r"^\.(step-(\d+))\.(\d+)\.old$")
+"""What `step-N` is called while process PID puts another in its place: `.step-N.PID.old`."""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -76,11 +78,15 @@ def verify(folder: Path, *, hashes: bool = True) -> Manifest:
 
 
 def listed(checkpoints: Path) -> list[Path]:
-    """The folders named `step-N`, newest step first, complete or not."""
-    if not checkpoints.is_dir():
-        return []
-    found = [(int(match[1]), path) for path in checkpoints.iterdir() if (match := _STEP_FOLDER.match(path.name))]
-    return [path for _, path in sorted(found, reverse=True)]
+    """The folders named `step-N`, newest step first, complete or not. One that was set aside by a writer that died
+    before it had put another in its place stands for its step."""
+    found: dict[int, Path] = {}
+    for path in checkpoints.iterdir() if checkpoints.is_dir() else ():
+        if match := _STEP_FOLDER.match(path.name):
+            found[int(match[1])] = path
+        elif match := SET_ASIDE.match(path.name):
+            found.setdefault(int(match[2]), path)
+    return [found[step] for step in sorted(found, reverse=True)]
 
 
 def newest_complete(checkpoints: Path, *, hashes: bool = True) -> Path | None:

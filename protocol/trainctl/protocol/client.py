@@ -33,6 +33,7 @@ from trainctl.protocol.errors import (
 DEFAULT_TIMEOUT_SECONDS = 5.0
 SILENT_AFTER_SECONDS = 3.5
 """An agent beats at 1 Hz; after this long without a message it counts as silent."""
+REFUSED_PAUSE_SECONDS = 1.0
 GAP_PAGE = 400
 """Most live messages fetched by one gap request."""
 
@@ -96,7 +97,6 @@ class Client:
     async def __aenter__(self) -> Self:
         self._context = zmq.asyncio.Context()
         self._socket = sockets.new_socket(self._context, zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, uuid.uuid4().bytes)
         self._socket.connect(self.address)
         self._receiver = asyncio.create_task(self._receive(), name="trainctl-client-receive")
         return self
@@ -210,8 +210,12 @@ class Client:
         while True:
             try:
                 snapshot = await self.snapshot(columns)
-            except (UnreachableError, RefusedError) as error:
+            except UnreachableError as error:
                 yield Connection("silent", time.monotonic(), str(error))
+                continue
+            except RefusedError as error:
+                yield Connection("silent", time.monotonic(), str(error))
+                await asyncio.sleep(REFUSED_PAUSE_SECONDS)
                 continue
             live = _LiveQueue(self._context, snapshot.node.live_address)
             try:
@@ -221,8 +225,9 @@ class Client:
                 yield snapshot
                 async for item in self._deltas(Attachment(snapshot), live):
                     yield item
-            except UnreachableError as error:
+            except (UnreachableError, RefusedError) as error:
                 yield Connection("silent", time.monotonic(), str(error))
+                await asyncio.sleep(REFUSED_PAUSE_SECONDS)
             finally:
                 await live.close()
 
@@ -234,8 +239,7 @@ class Client:
             message = await live.get(SILENT_AFTER_SECONDS)
             if message is None:
                 yield Connection("silent", time.monotonic(), f"no message from {self.address}")
-                with contextlib.suppress(RefusedError):
-                    await self.snapshot(0)  # raises UnreachableError: attach again
+                await self.snapshot(0)  # raises UnreachableError: attach again
                 return
             verdict = attachment.judge(message)
             while isinstance(verdict, Gap):

@@ -11,7 +11,9 @@ from msgspec import Meta
 
 from trainctl.protocol.version import PROTOCOL_VERSION
 
-Count = Annotated[int, Meta(ge=0)]
+MAX_COUNT = 2**63 - 1
+"""Largest integer that the record can hold."""
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 RunState = Literal["starting", "running", "pausing", "paused", "stopping", "stopped", "finished", "failed"]
 RankState = Literal["starting", "ready", "run", "paused", "away", "lost", "failed", "done"]
@@ -454,7 +456,7 @@ class LogRequest(Request, tag="log-request", frozen=True, forbid_unknown_fields=
 
     run: str | None = None
     rank: Count = 0
-    offset_bytes: int = -65536  # negative: from the end
+    offset_bytes: Annotated[int, Meta(ge=-MAX_COUNT, le=MAX_COUNT)] = -65536  # negative: from the end
     limit_bytes: Annotated[int, Meta(ge=1, le=262144)] = 65536
 
 

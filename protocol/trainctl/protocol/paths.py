@@ -1,10 +1,21 @@
-"""Where a node keeps its runs and its sockets."""
+"""What a node is called, and where it keeps its runs and its sockets."""
 
 import os
+import socket
 import tempfile
 from pathlib import Path
 
 import platformdirs
+
+_NODE_NAME_CHARACTERS = 64
+
+
+def node_name(host: str | None = None) -> str:
+    """A machine's name (default: this one's) as a node name of run files: its first label, what a name can't have as
+    dashes, at most 64 characters; `node` where nothing is left."""
+    label = (socket.gethostname() if host is None else host).split(".")[0].lower()
+    kept = "".join(char if char.isascii() and (char.isalnum() or char in "_-") else "-" for char in label)
+    return kept.strip("-_")[:_NODE_NAME_CHARACTERS].rstrip("-_") or "node"
 
 
 def state_root() -> Path:
@@ -24,7 +35,7 @@ def runs_directory(node_dir: Path) -> Path:
 def runtime_directory(node_dir: Path) -> Path:
     """A short folder for this node's sockets (macOS allows 104 bytes of socket path), made 0700."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    if len(base) > 40:
+    if len(base) > 40 or not os.access(base, os.W_OK):
         base = "/tmp"  # noqa: S108  the sockets' own folder below is private
     digest = format(abs(hash_text(str(node_dir.resolve()))) % 16**8, "08x")
     folder = Path(base) / f"trainctl-{os.getuid()}-{digest}"
@@ -50,7 +61,11 @@ class RunPaths:
         self.record = directory / "record.db"
         self.checkpoints = directory / "checkpoints"
         self.logs = directory / "logs"
-        self.data = directory / "data"
+
+    @property
+    def node_data(self) -> Path:
+        """Packed tokens, shared by all runs of the node: `<node folder>/data`."""
+        return self.directory.absolute().parent.parent / "data"
 
     def rank_record(self, rank: int) -> Path:
         return self.directory / f"rank-{rank}.db"

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
@@ -38,6 +38,15 @@ _RANKS = """
     )
     SELECT rank FROM found WHERE rank IS NOT NULL
 """  # a seek per rank, where DISTINCT would read every row
+
+
+class Totals(NamedTuple):
+    """Sums over the committed steps of a run."""
+
+    steps: int
+    weight: float  # of the losses: counted targets
+    step_seconds: float
+    tokens_by_node: dict[str, float]  # processed, names in ascending order
 
 
 class RecordReader:
@@ -76,6 +85,15 @@ class RecordReader:
             f"SELECT {_STEP_COLUMNS} FROM steps WHERE NOT retracted ORDER BY step DESC, term DESC, n DESC LIMIT 1"  # noqa: S608
         )
         return self._step(rows[0]) if rows else None
+
+    def totals(self) -> Totals:
+        """What all committed steps come to."""
+        rows = self._rows("SELECT count(*), sum(weight), sum(step_seconds) FROM steps WHERE NOT retracted")
+        nodes = self._rows(
+            f"SELECT r.node, sum(r.tokens) FROM {LIVE_RANK_STEPS} GROUP BY r.node ORDER BY r.node"  # noqa: S608
+        )
+        count, weight, seconds = rows[0]
+        return Totals(count, weight or 0.0, seconds or 0.0, dict(nodes))
 
     def steps(self, after: int = 0, limit: int = 500) -> tuple[tuple[m.StepCommitted, ...], bool]:
         """Up to `limit` steps above `after`, ascending, and whether there are more."""

@@ -90,7 +90,8 @@ CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITH
 CREATE TABLE IF NOT EXISTS commands (
   id TEXT PRIMARY KEY, digest TEXT NOT NULL, verb TEXT NOT NULL, args TEXT NOT NULL, by TEXT NOT NULL, run TEXT,
   node TEXT, if_plan INTEGER, received_at REAL NOT NULL, ttl_seconds REAL NOT NULL, state TEXT NOT NULL,
-  step INTEGER, reason TEXT NOT NULL DEFAULT '', field TEXT, before TEXT, after TEXT, ended_at REAL
+  step INTEGER, reason TEXT NOT NULL DEFAULT '', field TEXT, before TEXT, after TEXT, ended_at REAL,
+  plan_version INTEGER
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS runs (
   run TEXT PRIMARY KEY, name TEXT NOT NULL, directory TEXT NOT NULL, started_at REAL NOT NULL, state TEXT NOT NULL,

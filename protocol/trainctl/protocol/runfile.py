@@ -1,6 +1,5 @@
 """The run file: one TOML document that describes a training run, its types, defaults and checks."""
 
-import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -8,12 +7,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from trainctl.protocol import inputs, problems
 from trainctl.protocol.errors import InvalidInputError
 
 PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
 NonNegativeInt = Annotated[int, Meta(ge=0, le=2**40)]
 PathText = Annotated[str, Meta(min_length=1, max_length=4096)]
-NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}\Z"
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,12 +114,8 @@ def parse(raw: dict[str, Any], where: str = "run file") -> RunFile:
     try:
         config = msgspec.convert(raw, RunFile)
     except msgspec.ValidationError as error:
-        problem, _, path = str(error).partition(" - at `$")
-        field = path.rstrip("`").lstrip(".")
-        missing = re.fullmatch(r"Object missing required field `(.+)`", problem)
-        if missing:
-            field, problem = f"{field}.{missing[1]}".lstrip("."), "Is required and not there"
-        raise InvalidInputError(f"{where}: {field}" if field else where, problem[0].lower() + problem[1:]) from None
+        field, problem = problems.split(str(error))
+        raise InvalidInputError(f"{where}: {field}" if field else where, problem) from None
     _check_sense(config, where)
     return config
 
@@ -137,27 +133,46 @@ def to_dict(config: RunFile) -> dict[str, Any]:
 
 
 def check_paths(config: RunFile, where: str = "run file") -> None:
-    """Whether model and data are there and not empty. Raises InvalidInputError naming the field and the path."""
-    model = Path(config.model.path)
-    if not (model / "config.json").is_file():
+    """Whether model and data are there and can be what they should be, as far as that shows without loading them.
+
+    Raises InvalidInputError naming the field and the path.
+    """
+    try:
+        _check_model(Path(config.model.path), f"{where}: model.path")
+        _check_data(config, f"{where}: data.path")
+    except OSError as error:
+        raise InvalidInputError(where, f"{error.filename}: {error.strerror}") from None
+    tokenizer = Path(config.model.path) / "tokenizer.json"
+    if config.data.kind == "text" and config.data.tokenizer == "model" and not tokenizer.is_file():
         raise InvalidInputError(
-            f"{where}: model.path", f"no Hugging Face model (config.json and *.safetensors) in {model}"
+            f"{where}: data.tokenizer", f'"model" needs {tokenizer}; use "bytes" for a byte-level model'
         )
-    if not any(model.glob("*.safetensors")):
-        raise InvalidInputError(f"{where}: model.path", f"{model} has a config.json but no *.safetensors weights")
+
+
+def _check_model(model: Path, where: str) -> None:
+    if not (model / "config.json").is_file():
+        raise InvalidInputError(where, f"no Hugging Face model (config.json and *.safetensors) in {model}")
+    inputs.check_json(model / "config.json", where)
+    weights = sorted(model.glob("*.safetensors"))
+    if not weights:
+        raise InvalidInputError(where, f"{model} has a config.json but no *.safetensors weights")
+    for file in weights:
+        inputs.check_weights(file, where)
+
+
+def _check_data(config: RunFile, where: str) -> None:
     data = Path(config.data.path)
     if not data.exists():
-        raise InvalidInputError(f"{where}: data.path", f"no such file or folder: {data}")
-    files = sorted(data.rglob("*.txt")) if data.is_dir() else [data]
+        raise InvalidInputError(where, f"no such file or folder: {data}")
     if config.data.kind == "samples" and data.is_dir():
-        raise InvalidInputError(f"{where}: data.path", f"samples are one JSON-lines file, {data} is a folder")
+        raise InvalidInputError(where, f"samples are one JSON-lines file, {data} is a folder")
+    files = sorted(data.rglob("*.txt")) if data.is_dir() else [data]
     if not any(file.stat().st_size for file in files):
-        what = "holds no *.txt file with text" if data.is_dir() else "is empty"
-        raise InvalidInputError(f"{where}: data.path", f"{data} {what}")
-    if config.data.kind == "text" and config.data.tokenizer == "model" and not (model / "tokenizer.json").is_file():
-        raise InvalidInputError(
-            f"{where}: data.tokenizer", f'"model" needs {model / "tokenizer.json"}; use "bytes" for a byte-level model'
-        )
+        raise InvalidInputError(where, f"{data} {'holds no *.txt file with text' if data.is_dir() else 'is empty'}")
+    if config.data.kind == "samples":
+        inputs.check_samples(data, where)
+    elif config.data.tokenizer == "bytes":
+        inputs.check_bytes(files, config.data.sequence_length, where)
 
 
 def _check_sense(config: RunFile, where: str) -> None:
@@ -171,6 +186,9 @@ def _check_sense(config: RunFile, where: str) -> None:
         raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, over batch.global = {batch.global_}")
     if config.nodes and all(node.share is not None for node in config.nodes.values()) and fixed != batch.global_:
         raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, not to batch.global = {batch.global_}")
+    for name, node in config.nodes.items():
+        if node.share is not None and node.micro is not None and node.micro > node.share:
+            raise InvalidInputError(f"{where}: nodes.{name}.micro", f"{node.micro} is over its share of {node.share}")
     if batch.micro > batch.global_:
         raise InvalidInputError(f"{where}: batch.micro", f"{batch.micro} is over batch.global = {batch.global_}")
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from trainctl.protocol import problems
 from trainctl.protocol.errors import InvalidInputError
 
 MAX_SAMPLES = 1_048_576
@@ -131,9 +132,6 @@ def _takes(entry: Verb) -> str:
 
 
 def _field_and_problem(entry: Verb, text: str) -> tuple[str, str]:
-    """msgspec's "Expected `int` >= 1 - at `$.micro`" as ("micro", "expected `int` >= 1")."""
-    problem, _, path = text.partition(" - at `$.")
-    field = path.rstrip("`")
-    if not field and "`" in problem:
-        field = problem.split("`")[1]
-    return field or entry.name, problem[0].lower() + problem[1:]
+    """What msgspec said of the arguments: which field it is, or the verb where it names none, and what it needs."""
+    field, problem = problems.split(text)
+    return field or entry.name, problem

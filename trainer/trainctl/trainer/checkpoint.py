@@ -17,9 +17,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol.checkpoints import MANIFEST_NAME, FileEntry, Manifest, digest_of, listed, verify
+from trainctl.protocol.checkpoints import (
+    MANIFEST_NAME,
+    SET_ASIDE,
+    FileEntry,
+    Manifest,
+    digest_of,
+    listed,
+    read_manifest,
+    verify,
+)
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backend import State, first_line, model_config
+from trainctl.trainer.whole import is_left_by_dead, part_of, remove_parts, sync
 
 _CARRIED_FILES = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
@@ -49,23 +59,20 @@ class Checkpoint:
     state: State
 
 
-def write(folder: Path, run: str, loop: LoopState, state: State, model: Path, rank: int) -> Manifest:
+def write(folder: Path, run: str, loop: LoopState, state: State, model: Path) -> Manifest:
     """Write `folder` (`checkpoints/step-N`) under a temporary name, make it durable, then give it its name.
 
-    One that is already there (of a step that was done again) is replaced. Raises OSError if the disk doesn't take
-    it; then nothing has changed.
+    One that is already there stays if it holds the same, and is replaced otherwise (a step that was done again, or a
+    torn one). Raises OSError if the disk doesn't take it; then nothing has changed.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = folder.with_name(f".{folder.name}.rank-{rank}.part")
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
-    try:
+    tidy(folder.parent)
+    with part_of(folder) as work:
         _write_files(work, loop, state, model)
         manifest = _seal(work, run, loop.step)
-        _publish(work, folder)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return manifest
+        there = _same(folder, manifest)
+        if there is None:
+            _publish(work, folder)
+    return there or manifest
 
 
 def read(folder: Path) -> Checkpoint:
@@ -105,12 +112,24 @@ def check_fits(loop: LoopState, *, seed: int, samples: int, layout_digest: str, 
 
 def prune(checkpoints: Path, keep_last: int, written: Path) -> None:
     """Remove all but the `keep_last` newest, never the one just `written`; each loses its name before its files."""
+    tidy(checkpoints)
     for folder in listed(checkpoints)[keep_last:]:
         if folder != written:
             gone = folder.with_name(f".{folder.name}.gone")
             shutil.rmtree(gone, ignore_errors=True)
             folder.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
+
+
+def tidy(checkpoints: Path) -> None:
+    """Put back what a writer that died had set aside without a successor, and remove its other leftovers."""
+    remove_parts(checkpoints)
+    for path in [*checkpoints.glob(".step-*")]:
+        aside = SET_ASIDE.match(path.name)
+        if aside and is_left_by_dead(int(aside[3])) and not (checkpoints / aside[1]).exists():
+            path.rename(checkpoints / aside[1])
+        elif path.suffix == ".gone" or (aside and is_left_by_dead(int(aside[3]))):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _write_files(work: Path, loop: LoopState, state: State, model: Path) -> None:
@@ -135,30 +154,47 @@ def _seal(work: Path, run: str, step: int) -> Manifest:
     files: dict[str, FileEntry] = {}
     for path in sorted(work.iterdir()):
         files[path.name] = FileEntry(path.stat().st_size, digest_of(path))
-        _sync(path)
+        sync(path)
     manifest = Manifest(run=run, step=step, written_at=time.time(), files=files)
     (work / MANIFEST_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
-    _sync(work / MANIFEST_NAME)
-    _sync(work)
+    sync(work / MANIFEST_NAME)
+    sync(work)
     return manifest
 
 
-def _publish(work: Path, folder: Path) -> None:
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    work.rename(folder)
-    _sync(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _same(folder: Path, manifest: Manifest) -> Manifest | None:
+    """The manifest of the checkpoint at `folder`, if it is whole and its files are those of `manifest`."""
     try:
-        os.fsync(descriptor)
+        there = read_manifest(folder)
+        if (there.run, there.step, there.files) == (manifest.run, manifest.step, manifest.files):
+            return verify(folder)
+    except InvalidInputError:
+        pass
+    return None
+
+
+def _publish(work: Path, folder: Path) -> None:
+    """Give `work` its name. What has the name steps aside, still listed as its step, until `work` is durably in its
+    place, and comes back if that fails."""
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    done = False
+    try:
+        if folder.exists():
+            folder.rename(aside)
+        work.rename(folder)
+        sync(folder.parent)
+        done = True
     finally:
-        os.close(descriptor)
+        if not done:
+            _take_back(work, folder, aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _take_back(work: Path, folder: Path, aside: Path) -> None:
+    if not work.exists():
+        folder.rename(work)
+    if aside.exists():
+        aside.rename(folder)
 
 
 def _load(path: Path) -> dict[str, NDArray[Any]]:

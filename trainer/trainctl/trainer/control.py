@@ -1,8 +1,8 @@
 """The thread that talks with the agent: it answers a fence and sends heartbeats while the main thread computes.
 
 It owns the socket. Orders that need the model go to the main thread's queue; `Form` and `Fence` take effect here at
-once, in the ledger, and are queued only to be shown. Messages that the agent cannot take are kept until it is back,
-for a fence repeats the newest reports anyway.
+once, in the ledger; what is queued of them is the group that was joined, and that a fence was answered. Messages that
+the agent cannot take are kept until it is back, for a fence repeats the newest reports anyway.
 """
 
 import sys
@@ -24,8 +24,8 @@ from trainctl.protocol.errors import InvalidInputError, ProtocolError, TrainctlE
 from trainctl.protocol.sockets import new_socket, split
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer.backend import first_line
-from trainctl.trainer.group import join
-from trainctl.trainer.ledger import Ledger
+from trainctl.trainer.group import Group, join
+from trainctl.trainer.ledger import Ledger, OutdatedError
 from trainctl.trainer.outbox import Outbox
 from trainctl.trainer.step import Identity
 
@@ -33,6 +33,14 @@ _ALIVE_SECONDS = 1.0
 _FENCE_RETRY_MILLISECONDS = 20
 _UNSENT_RETRY_MILLISECONDS = 200
 _FLUSH_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A generation has been formed: plans that follow reduce over this group."""
+
+    generation: m.Generation
+    group: Group
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ class Broken:
     error: TrainctlError
 
 
-Order = m.StepPlan | m.Form | m.Fence | m.Leave | Orphaned | Broken
+Order = m.StepPlan | Joined | m.Fence | m.Leave | Orphaned | Broken
 
 
 class Control:
@@ -100,7 +108,6 @@ class Control:
         self._outbox.put(message)
 
     def _connect(self, endpoint: str) -> None:
-        self._socket.setsockopt(zmq.ROUTING_ID, f"rank-{self._who.rank}".encode())
         try:
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -182,13 +189,15 @@ class Control:
                 self.orders.put(order)
 
     def _form(self, order: m.Form) -> None:
+        if self._pending_fence and self._pending_fence.generation <= order.generation:
+            self._pending_fence = None  # answered late, it would leave the generation that is formed here
         try:
-            join(order, self._who.rank)
+            group = join(order, self._who.rank)
         except TrainctlError as error:
             self.orders.put(Broken(error))
             return
         if self._ledger.form(order):
-            self.orders.put(order)
+            self.orders.put(Joined(order.generation, group))
             self._say(m.Formed(run=self._who.run, rank=self._who.rank, generation=order.generation))
 
     def _answer_fence(self) -> None:
@@ -196,7 +205,12 @@ class Control:
         fence = self._pending_fence
         if fence is None or not self._ledger.loaded:
             return
-        answer = self._ledger.try_fence(fence.generation, _FENCE_RETRY_MILLISECONDS / 1000)
+        try:
+            answer = self._ledger.try_fence(fence.generation, _FENCE_RETRY_MILLISECONDS / 1000)
+        except OutdatedError as error:
+            self._pending_fence = None
+            print(f"dropped a fence of the agent: {error}", file=sys.stderr, flush=True)
+            return
         if answer is None:
             return
         self._pending_fence = None

@@ -7,12 +7,10 @@ under its name only when whole, and is left alone when it is there. One JSON lin
 
 import argparse
 import json
-import os
-import shutil
 import sys
 import sysconfig
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.trainer.backend import first_line
 from trainctl.trainer.packing import BYTES_BEGIN, BYTES_END, BYTES_PAD
 from trainctl.trainer.permutation import mix
+from trainctl.trainer.whole import make_folder
 
 _SEED = 0x7472616E  # "tran"
 _SPREAD = 0.02
@@ -86,7 +85,7 @@ def make_model(folder: Path, config: dict[str, Any] | None = None, seed: int = _
         (work / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
         save_file(llama_weights(config, seed), work / "model.safetensors", metadata={"format": "pt"})
 
-    _make(folder, write)
+    make_folder(folder, write)
     return sum(int(np.prod(shape)) for shape in _shapes(config).values())
 
 
@@ -97,7 +96,7 @@ def make_text(folder: Path) -> int:
         for name, sources in sorted(_standard_library().items()):
             (work / f"{name}.txt").write_bytes(b"".join(source.read_bytes() for source in sorted(sources)))
 
-    _make(folder, write)
+    make_folder(folder, write)
     return sum(path.stat().st_size for path in folder.glob("*.txt"))
 
 
@@ -117,23 +116,6 @@ def main() -> int:
     made = {"model": str(folder / "model"), "data": str(folder / "data"), "parameters": parameters, "bytes": size}
     print(json.dumps(made))
     return 0
-
-
-def _make(folder: Path, write: Callable[[Path], None]) -> None:
-    """`folder` as `write` fills it, all or nothing; another process that is first with it wins."""
-    if folder.is_dir():
-        return
-    work = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    work.mkdir(parents=True)
-    try:
-        write(work)
-        try:
-            work.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _standard_library() -> dict[str, list[Path]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from trainctl.protocol.errors import ProtocolError
 from trainctl.protocol.messages import Form, Generation, Range, Report, StepPlan
 from trainctl.trainer.permutation import Indices, ranges_of
 
@@ -22,6 +23,10 @@ KEPT_REPORTS = 8
 
 class AbandonedError(Exception):
     """The generation that a plan belongs to has been left; what was in flight is discarded."""
+
+
+class OutdatedError(Exception):
+    """An order of a generation lower than one already seen: its sender is no longer who orders here."""
 
 
 @dataclass
@@ -91,10 +96,16 @@ class Ledger:
 
     def begin(self, plan: StepPlan, scale: float) -> tuple[HalfBatch, bool]:
         """The batch a train plan works on, and whether it is new, that is, the accumulators must be zeroed. Call it
-        within `exclusive`."""
+        within `exclusive`.
+
+        A plan may finish a batch of which this rank holds nothing and others hold the rest. Raises ProtocolError for
+        one that finishes another batch than is held, or one that nobody holds: samples would be lost."""
         held = self.batch
-        if held and plan.finishes == held.origin and (plan.step, plan.divisor) == (held.step, held.divisor):
-            return held, False
+        if plan.finishes is not None:
+            if held and (plan.finishes, plan.step, plan.divisor) == (held.origin, held.step, held.divisor):
+                return held, False
+            if (held and held.positions) or len(plan.work) < 2:
+                raise ProtocolError(f"a plan for step {plan.step} finishes {plan.finishes}; {_described(held)}")
         self.batch = HalfBatch(plan.step, plan.finishes or plan.generation, plan.divisor, scale)
         return self.batch, True
 
@@ -107,12 +118,15 @@ class Ledger:
         self._reports.append(report)
 
     def try_fence(self, generation: Generation, wait_seconds: float) -> FenceAnswer | None:
-        """Leave every older generation. None if an update is in progress for longer than `wait_seconds`: ask again."""
+        """Leave the generation that is formed, `generation` itself included: a fence means that it has failed. None if
+        an update is in progress for longer than `wait_seconds`: ask again. Raises OutdatedError if a higher one has
+        been seen; then nothing has changed."""
         if not self._lock.acquire(timeout=wait_seconds):
             return None
         try:
-            if self.highest is None or generation > self.highest:
-                self.highest, self.formed = generation, None
+            if self.highest is not None and generation < self.highest:
+                raise OutdatedError(f"{generation} is older than {self.highest}")
+            self.highest, self.formed = generation, None
             batch = self.batch if self.batch and self.batch.positions else None
             held = batch.ranges() if batch else ()
             return FenceAnswer(self.last_step, batch.origin if batch else None, held, tuple(self._reports))
@@ -128,3 +142,9 @@ class Ledger:
                 self.highest = self.formed = order.generation
                 self.last_seq = -1
             return True
+
+
+def _described(held: HalfBatch | None) -> str:
+    if held is None or not held.positions:
+        return "nothing is held here"
+    return f"what is held is of step {held.step} in {held.origin}, D {held.divisor:g} (the plan's may differ)"

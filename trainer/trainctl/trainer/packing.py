@@ -1,4 +1,4 @@
-"""Text and samples to flat token files, made once for each content of the sources and then memory-mapped.
+"""Text and samples to flat token files, made once on a node for each content of the sources and then memory-mapped.
 
 A pack is a folder: tokens.bin (uint16, or uint32 where ids need it), for samples also counted.bin (one byte a
 token: its loss counts as a target) and offsets.bin (int64, one more than there are samples), and pack.json that
@@ -10,8 +10,6 @@ end to end, each followed by the end token, files in ascending order of their pa
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ from numpy.typing import NDArray
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import RunFile
 from trainctl.trainer.backend import first_line, model_config, vocabulary_size
+from trainctl.trainer.whole import make_folder
 
 BYTES_BEGIN, BYTES_END, BYTES_PAD = 256, 257, 258
 BYTES_VOCABULARY = 259
@@ -48,12 +47,11 @@ class _Sample(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def open_pack(config: RunFile, folder: Path, where: str) -> Pack:
-    """The pack of `config`'s data, made under `folder` if it isn't there yet. Raises InvalidInputError naming file
-    and line."""
+    """The pack of `config`'s data, made under `folder` if it isn't there yet; any number of trainers may do so at
+    once. Raises InvalidInputError naming file and line."""
     sources = source_files(config)
     target = folder / f"pack-{_key(config, sources)}"
-    if not (target / "pack.json").is_file():
-        _make(config, sources, target, where)
+    make_folder(target, lambda work: _write(config, sources, work, where))
     notes = json.loads((target / "pack.json").read_text(encoding="utf-8"))
     tokens = _mapped(target / "tokens.bin", np.dtype(notes["dtype"]))
     if config.data.kind == "text":
@@ -81,23 +79,12 @@ def _key(config: RunFile, sources: list[Path]) -> str:
     return hashlib.sha256(json.dumps(how).encode()).hexdigest()[:16]
 
 
-def _make(config: RunFile, sources: list[Path], target: Path, where: str) -> None:
-    work = target.with_name(f".{target.name}.{os.getpid()}")
-    work.mkdir(parents=True)
-    try:
-        notes = (
-            _write_text(config, sources, work, where)
-            if config.data.kind == "text"
-            else _write_samples(config, sources, work)
-        )
-        (work / "pack.json").write_text(json.dumps(notes), encoding="utf-8")
-        try:
-            work.rename(target)
-        except OSError:
-            if not (target / "pack.json").is_file():  # else another rank was first with the same content
-                raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+def _write(config: RunFile, sources: list[Path], work: Path, where: str) -> None:
+    if config.data.kind == "text":
+        notes = _write_text(config, sources, work, where)
+    else:
+        notes = _write_samples(config, sources, work)
+    (work / "pack.json").write_text(json.dumps(notes), encoding="utf-8")
 
 
 def _write_text(config: RunFile, sources: list[Path], work: Path, where: str) -> dict[str, Any]:

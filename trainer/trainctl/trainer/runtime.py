@@ -14,7 +14,7 @@ from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer import checkpoint, digest
 from trainctl.trainer.backend import Backend, first_line, load
-from trainctl.trainer.control import Broken, Control, Order, Orphaned
+from trainctl.trainer.control import Broken, Control, Joined, Order, Orphaned
 from trainctl.trainer.dataset import Dataset, open_dataset
 from trainctl.trainer.ledger import AbandonedError, Ledger
 from trainctl.trainer.metrics import MetricsWriter
@@ -44,11 +44,15 @@ class Trainer:
         self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
 
     def resume(self, folder: Path | None) -> None:
-        """Stand where the checkpoint in `folder` stood, or at the beginning. Raises InvalidInputError if it doesn't
-        fit."""
+        """Stand where the checkpoint in `folder` stood, or at the beginning; then clear away what writers that died
+        left. Raises InvalidInputError if it doesn't fit."""
         if folder is None:
             self._ledger.load(0, 0)
-            return
+        else:
+            self._take_up(folder)
+        checkpoint.tidy(self._paths.checkpoints)  # not earlier: `folder` may be one that has to be put back
+
+    def _take_up(self, folder: Path) -> None:
         found = checkpoint.read(folder)
         checkpoint.check_fits(
             found.loop,
@@ -105,7 +109,8 @@ class Trainer:
         match order:
             case m.StepPlan():
                 self._act_on_plan(order, started)
-            case m.Form(generation=generation):
+            case Joined(generation=generation, group=group):
+                self._executor.group = group
                 self._status.show("idle", generation=(generation.term, generation.n))
             case m.Fence():
                 self._status.show("regroup")
@@ -165,9 +170,7 @@ class Trainer:
         state = self._backend.export_state()
         folder = self._paths.checkpoint(self._ledger.last_step)
         model = Path(self._config.model.path)
-        manifest = checkpoint.write(
-            folder, self._who.run, self._loop_state(state.updates), state, model, self._who.rank
-        )
+        manifest = checkpoint.write(folder, self._who.run, self._loop_state(state.updates), state, model)
         checkpoint.prune(self._paths.checkpoints, self._config.checkpoint.keep_last, folder)
         spent = time.perf_counter() - begun
         return m.CheckpointInfo(str(folder), self._ledger.last_step, manifest.size_bytes, spent)
@@ -193,7 +196,7 @@ def load_trainer(who: Identity, paths: RunPaths, ledger: Ledger, status: StatusW
     config = runfile.read(paths.run_file)
     control.orphan_seconds = config.run.orphan_seconds
     runfile.check_paths(config, where)
-    dataset = open_dataset(config, paths.data, where)
+    dataset = open_dataset(config, paths.node_data, where)
     if dataset.left_out:
         _say(f"{dataset.left_out} samples have no counted target within data.sequence_length and are left out")
     backend = load(config, config.nodes.get(who.node, runfile.NodeTable()), where)

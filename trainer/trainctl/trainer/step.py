@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainctl.protocol.errors import ProtocolError, TrainctlError
-from trainctl.protocol.messages import FromTrainer, RankWork, Report, Soon, StepPlan
+from trainctl.protocol.messages import FromTrainer, PlanKind, RankWork, Report, Soon, StepPlan
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer.backend import Backend, DeviceMemoryError
 from trainctl.trainer.batch import Batch
@@ -44,11 +44,20 @@ class Settings:
     clip_norm: float
 
 
+@dataclass(frozen=True)
+class _Fit:
+    """What memory allowed of a micro-batch that a version of the plan asks for."""
+
+    plan_version: int
+    asked: int
+    fits: int
+
+
 @dataclass
 class _Sums:
     """What a plan's micro-batches came to, and what memory allowed."""
 
-    micro_batch: int
+    micro_batch: int  # in use
     replays: int = 0
     loss_sum: float = 0.0
     weight: float = 0.0
@@ -72,7 +81,7 @@ class Executor:
         self._ledger, self._status, self._send = ledger, status, send
         self.group: Group = Solo()
         self.loss_scale = LossScale.of(settings.dtype)
-        self._fits: tuple[int, int] | None = None
+        self._fits: dict[PlanKind, _Fit] = {}  # evaluation needs other memory than training
 
     def train(self, plan: StepPlan, started: float) -> Report:
         """One step. `started` is when the wait for the plan began (perf_counter). Raises AbandonedError if fenced
@@ -80,8 +89,8 @@ class Executor:
         watch = Stopwatch(self._status, started)
         work = self._work(plan)
         batch = self._begin(plan)
-        sums = _Sums(self._allowed(work.micro_batch))
-        self._each_piece(work, sums, lambda positions: self._micro_batch(plan, batch, positions, watch))
+        sums = _Sums(self._allowed(plan, work))
+        self._each_piece(plan, work, sums, lambda positions: self._micro_batch(plan, batch, positions, watch))
         self._send(Soon(run=self._who.run, rank=self._who.rank, generation=plan.generation, seq=plan.seq))
         with watch.phase("sync"):
             tail = self.group.all_reduce(self._backend, self._own_tail(batch))
@@ -101,7 +110,7 @@ class Executor:
         """Loss sums over held-out samples, the rank's own; accumulators are left alone. Raises as `train`."""
         watch = Stopwatch(self._status, started)
         work = self._work(plan)
-        sums = _Sums(self._allowed(work.micro_batch))
+        sums = _Sums(self._allowed(plan, work))
 
         def measure(indices: Indices) -> None:
             self._ledger.check(plan.generation)
@@ -111,13 +120,13 @@ class Executor:
             sums.samples += len(batch)
 
         with watch.phase("evaluate"):
-            self._each_piece(work, sums, measure)
+            self._each_piece(plan, work, sums, measure)
         return self._report(plan, sums, watch, sums.weight)
 
     def written(self, plan: StepPlan, started: float, failure: str | None) -> Report:
         """The report of a checkpoint plan, the checkpoint itself left for the caller to add."""
         watch = Stopwatch(self._status, started)
-        return self._report(plan, _Sums(self._work(plan).micro_batch), watch, 0.0, skipped=failure)
+        return self._report(plan, _Sums(0), watch, 0.0, skipped=failure)
 
     def _begin(self, plan: StepPlan) -> HalfBatch:
         with self._ledger.exclusive(plan.generation):
@@ -144,9 +153,10 @@ class Executor:
     def _data(self, positions: Indices) -> Batch:
         return self._dataset.batch(samples_at(positions, self._dataset.samples, self._settings.seed))
 
-    def _each_piece(self, work: RankWork, sums: _Sums, run: Callable[[Indices], None]) -> None:
+    def _each_piece(self, plan: StepPlan, work: RankWork, sums: _Sums, run: Callable[[Indices], None]) -> None:
         """`run` over the work in micro-batches. One that memory didn't suffice for is run again in halves, and the
-        smaller size is kept for as long as the same size is asked for."""
+        smaller size is kept for plans of the kind until another version of the plan. Afterwards `sums.micro_batch` is
+        the size in use at the end: never more than there were samples, 0 if there were none."""
         positions = positions_of(work.ranges)
         done = 0
         while done < len(positions):
@@ -159,11 +169,15 @@ class Executor:
                     raise TrainctlError(f"out of memory with a micro-batch of one sample: {error}") from None
                 sums.micro_batch = len(piece) // 2
                 sums.replays += 1
-                self._fits = (work.micro_batch, sums.micro_batch)
+                self._fits[plan.kind] = _Fit(plan.plan_version, work.micro_batch, sums.micro_batch)
+        sums.micro_batch = min(sums.micro_batch, len(positions))
 
-    def _allowed(self, asked: int) -> int:
-        """The micro-batch to use: what fitted when the same was asked for before, else what is asked for."""
-        return self._fits[1] if self._fits and self._fits[0] == asked else asked
+    def _allowed(self, plan: StepPlan, work: RankWork) -> int:
+        """The micro-batch to use: what fitted when this version of the plan asked for the same before, else what is
+        asked for."""
+        found = self._fits.get(plan.kind)
+        known = found is not None and (found.plan_version, found.asked) == (plan.plan_version, work.micro_batch)
+        return found.fits if found is not None and known else work.micro_batch
 
     def _own_tail(self, batch: HalfBatch) -> Tail:
         bad_gradient = not math.isfinite(self._backend.gradient_norm())

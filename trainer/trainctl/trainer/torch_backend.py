@@ -58,7 +58,7 @@ class TorchBackend:
         self._optimizer = _adamw(self._masters, optimizer)
         self._loss: torch.Tensor | None = None
         self._scratch: tuple[torch.Tensor, ...] = ()
-        self._limit_bytes = limit_bytes
+        self._cap_bytes = _device_cap(self._device, limit_bytes)
         self._host = HostMemory(limit_bytes)
 
     @property
@@ -124,11 +124,11 @@ class TorchBackend:
 
     def memory(self) -> Memory:
         if self._device.type == "cuda":
-            total = torch.cuda.get_device_properties(self._device).total_memory
-            used, peak = torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)
-            return Memory(used, peak, min(total, self._limit_bytes or total))
+            # Once, not per number: each of torch's shorthands flattens and sorts the allocator's whole statistics.
+            allocated = torch.cuda.memory_stats_as_nested_dict(self._device)["allocated_bytes"]["all"]
+            return Memory(allocated["current"], allocated["peak"], self._cap_bytes)
         if self._device.type == "mps":
-            return Memory(torch.mps.current_allocated_memory(), None, torch.mps.recommended_max_memory())
+            return Memory(torch.mps.current_allocated_memory(), None, self._cap_bytes)
         return self._host.read()
 
     def export_state(self) -> State:
@@ -290,6 +290,17 @@ def _device(wanted: str, where: str) -> torch.device:
     if missing:
         raise InvalidInputError(f"{where}: nodes.device", f"torch sees no device {wanted!r} on this machine")
     return device
+
+
+def _device_cap(device: torch.device, limit_bytes: int | None) -> int | None:
+    """What the trainer may hold on its device; None on a CPU, whose memory is the host's."""
+    if device.type == "cuda":
+        total = int(torch.cuda.get_device_properties(device).total_memory)
+    elif device.type == "mps":
+        total = int(torch.mps.recommended_max_memory())
+    else:
+        return None
+    return min(total, limit_bytes or total)
 
 
 def _limit(device: torch.device, limit_bytes: int) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -21,6 +21,7 @@ from trainctl.protocol.errors import InvalidInputError, TrainctlError, Unreachab
 from trainctl.tui import control, picture
 from trainctl.tui import model as md
 from trainctl.tui.bottom import Bottom, KeyHint
+from trainctl.tui.calls import Order
 from trainctl.tui.clock import Clock
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.glyphs import Glyphs, for_locale
@@ -257,23 +258,20 @@ class TrainctlApp(App[int]):
         """The dialog of a verb, its fields filled from the run shown."""
         self.push_screen(CommandDialog(control.form(verb, self.shown, self.selected, values), self.glyphs))
 
-    def send_order(self, order: control.Order, follower: Follower) -> None:
+    def send_order(self, order: Order, follower: Follower) -> None:
         """Sends a command; `follower` is told of each state it reaches, and the person if nothing shows it any more."""
         run = self.shown.run
         if order.run is None and order.verb != "start-run" and run is not None:
             order = dataclasses.replace(order, run=run.run)
         self.run_worker(self._carry(order, follower), group="command")
 
-    async def _carry(self, order: control.Order, follower: Follower) -> None:
+    async def _carry(self, order: Order, follower: Follower) -> None:
         progress = control.Progress(order, self.clock.wall())
         follower.follow(progress)
         try:
             if self.client is None:
                 raise UnreachableError("no agent")
-            replies = self.client.command(
-                order.verb, dict(order.args), node=order.node, run=order.run, if_plan=order.if_plan
-            )
-            async for reply in replies:
+            async for reply in self.client.command(order.verb, dict(order.args), **order.options):
                 accepted = progress.accepted or reply.state == "accepted"
                 progress = dataclasses.replace(progress, accepted=accepted, reply=reply)
                 follower.follow(progress)
@@ -348,12 +346,17 @@ def farewell(state: md.ViewState, address: str) -> str:
     return f"detached: {run.name} ({run.state}) goes on at step {run.step:,} of {run.steps:,}; {again}"
 
 
-def run_app(address: str, *, by: str, read_only: bool = False) -> int:
-    """The full-screen program until it is left; gives the exit status. Raises InvalidInputError for a bad address."""
+def run_app(
+    address: str, *, by: str, read_only: bool = False, say: Callable[[md.ViewState, str], str] = farewell
+) -> int:
+    """The full-screen program until it is left; gives the exit status. Raises InvalidInputError for a bad address.
+
+    `say` makes the line that is printed at the end from what was last known and the address.
+    """
     Client(address, by=by)
     app = TrainctlApp(lambda: Client(address, by=by), read_only=read_only)
     app.run()
     if app.return_code == 0:
         with contextlib.suppress(OSError):
-            print(clean(farewell(app.live, address)))
+            print(clean(say(app.live, address)))
     return app.return_code or 0

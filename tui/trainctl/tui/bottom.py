@@ -110,7 +110,7 @@ class Bottom(Vertical):
         except InvalidInputError as error:
             started = any(name.startswith(text.split()[0]) for name in verbs.VERBS)
             return line(Piece(str(error), "dim" if started else "bad"))
-        return line(Piece(control.preview(order, self._owner.shown, self._glyphs), "strong"))
+        return line(control.preview(order, self._owner.shown, self._glyphs))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()

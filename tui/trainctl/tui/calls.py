@@ -2,8 +2,9 @@
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
@@ -31,16 +32,23 @@ def call(address: str, work: "Callable[[Client], Awaitable[T]]", *, answer_secon
     return asyncio.run(connected())
 
 
-class Order(NamedTuple):
-    """A command as typed, checked as far as that can be done here."""
+@dataclass(frozen=True)
+class Order:
+    """A command ready to be sent, checked as far as that can be done here."""
 
     verb: str
-    args: dict[str, Any]
-    id: str
+    args: Mapping[str, Any] = field(default_factory=dict)
     node: str | None = None
     run: str | None = None
     if_plan: int | None = None
+    id: str | None = None  # None: the client makes one
     ttl_seconds: float = 60.0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All but the verb and its arguments, as the client takes them."""
+        names = ("node", "run", "if_plan", "id", "ttl_seconds")
+        return {name: getattr(self, name) for name in names}
 
 
 def make_order(verb: str, args: dict[str, Any], *, id: str | None = None, **options: Any) -> Order:
@@ -48,7 +56,7 @@ def make_order(verb: str, args: dict[str, Any], *, id: str | None = None, **opti
     verbs.check(verb, args, options.get("node"))
     if (options.get("if_plan") or 0) >= 2**63:
         raise InvalidInputError("--if-plan", "no plan version is that large")
-    return Order(verb, args, _checked_id(id) if id is not None else str(uuid.uuid4()), **options)
+    return Order(verb, args, id=_checked_id(id) if id is not None else str(uuid.uuid4()), **options)
 
 
 async def send(client: "Client", order: Order, wait: Wait, timeout_seconds: float) -> m.CommandReply:
@@ -56,11 +64,10 @@ async def send(client: "Client", order: Order, wait: Wait, timeout_seconds: floa
 
     Raises ExpiredError when an accepted command hasn't ended within the timeout, UnreachableError when nothing answers.
     """
-    options: dict[str, Any] = order._asdict()
-    verb, args = options.pop("verb"), options.pop("args")
+    verb, args = order.verb, dict(order.args)
     if wait == "none":
-        return await client.send(verb, args, wait="none", **options)
-    replies = client.command(verb, args, **options)
+        return await client.send(verb, args, wait="none", **order.options)
+    replies = client.command(verb, args, **order.options)
     first = await anext(replies)
     if wait == "accepted" or first.state in m.FINAL_COMMAND_STATES:
         return first

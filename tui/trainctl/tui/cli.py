@@ -47,8 +47,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Watch and steer the training of one model. Without a command: the full-screen program.",
-    epilog="Exit codes: 0 applied, 2 usage, 3 rejected or failed, 4 expired or not applied in time, "
-    "5 unreachable or another version, 6 not authorised, 130 interrupted.",
+    epilog="Exit codes: 0 applied, 1 an unexpected system error, 2 usage, 3 rejected or failed, 4 expired or not "
+    "applied in time, 5 unreachable or another version, 6 not authorised, 130 interrupted.",
 )
 
 Connect = Annotated[
@@ -99,13 +99,21 @@ def attach(ctx: typer.Context, connect: Connect = None, read_only: ReadOnly = Fa
 
 
 def _full_screen(address: str, *, read_only: bool) -> int:
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise InvalidInputError("standard output", "the full screen needs a terminal; try trainctl status or watch")
+    if not _has_screen():
+        raise InvalidInputError(
+            "terminal", "the full screen needs a terminal on standard input, output and error; "
+            "try trainctl status or watch",
+        )  # fmt: skip
     typed.is_local(address)
     from trainctl.protocol.client import user_name
     from trainctl.tui.app import run_app  # Textual: only for the full screen
 
     return run_app(address, by=user_name(), read_only=read_only)
+
+
+def _has_screen() -> bool:
+    """Whether a person sees all three streams; the full screen is drawn on standard error."""
+    return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
 @app.command()
@@ -126,7 +134,7 @@ def demo(
     """A small real model trained on real text: an agent, a run and the screen, all on this machine."""
     from trainctl.tui import demo as program
 
-    without_screen = headless or json or not (sys.stdin.isatty() and sys.stdout.isatty())
+    without_screen = headless or json or not _has_screen()
     count = steps or (program.HEADLESS_STEPS if without_screen else program.SCREEN_STEPS)
     wanted = program.Wanted(steps=count, backend=backend, folder=folder, keep=keep)
     return program.headless(wanted) if without_screen else program.on_screen(wanted)
@@ -175,7 +183,10 @@ def check(
     set_: Set = None,
     json: Json = False,
 ) -> int:
-    """Whether a run file, its model and its data are as they must be; nothing is started."""
+    """Whether a run file's fields are right, and model and data are there and not empty.
+
+    Of the weights it reads the headers, of samples the first lines, of text the size. Nothing is loaded or started.
+    """
     config = typed.run_file(file, typed.pairs(set_ or [], "--set"), local=True)
     if json:
         output.emit_ok(config=config)
@@ -282,7 +293,18 @@ def send(
         typed.check_text(text or "", name)
     order = calls.make_order(verb, args, id=id_, node=node, run=run, if_plan=if_plan, ttl_seconds=ttl)
     reply = _send(address, order, wait, timeout)
+    if wait == "none":
+        return _sent(verb, reply, json=json)
     return _finish(verb, reply, json=json, code=calls.exit_code(reply))
+
+
+def _sent(verb: str, reply: m.CommandReply, *, json: bool) -> int:
+    """What is said of a command that was handed to the socket: nobody has answered, so there is no state."""
+    if json:
+        output.emit_ok(verb=verb, **{**_fields(reply), "state": None})
+    else:
+        output.say(f"{verb} sent, not awaited; id {reply.id}")
+    return 0
 
 
 def _send(address: str, order: calls.Order, wait: calls.Wait, timeout: float) -> m.CommandReply:

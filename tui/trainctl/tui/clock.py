@@ -17,17 +17,3 @@ class Clock:
 
     def wall(self) -> float:
         return time.time()
-
-
-@dataclass(frozen=True)
-class FrozenClock(Clock):
-    """A clock that stands still."""
-
-    at_monotonic: float = 1000.0
-    at_wall: float = 0.0
-
-    def monotonic(self) -> float:
-        return self.at_monotonic
-
-    def wall(self) -> float:
-        return self.at_wall

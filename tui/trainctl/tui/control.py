@@ -4,27 +4,16 @@ come."""
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui import format as f
+from trainctl.tui.calls import Order
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, line
 from trainctl.tui.model import ViewState
-
-
-@dataclass(frozen=True)
-class Order:
-    """A command ready to be sent."""
-
-    verb: str
-    args: Mapping[str, Any] = field(default_factory=dict)
-    node: str | None = None
-    run: str | None = None
-    if_plan: int | None = None
 
 
 @dataclass(frozen=True)
@@ -177,8 +166,27 @@ def parse(text: str) -> Order:
     return Order(verb, args, options.get("node"), options.get("run"), int(plan) if plan is not None else None)
 
 
-def preview(order: Order, state: ViewState, glyphs: Glyphs) -> str:
-    """What the command would do to the run as it is now, in one line."""
+def preview(order: Order, state: ViewState, glyphs: Glyphs) -> Piece:
+    """What the command would do to the run as it is now, in one line; or, marked as bad, why the agent will refuse
+    it."""
+    problem = _refusal(order, state.run)
+    return Piece(problem, "bad") if problem else Piece(_promise(order, state, glyphs), "strong")
+
+
+def _refusal(order: Order, run: m.RunView | None) -> str:
+    """What the agent can already be seen to refuse a resize for, in its own words."""
+    if run is None or order.verb != "resize-batch":
+        return ""
+    views = [view for view in run.ranks if order.node in (None, view.node) and view.share]
+    if not any(order.node in (None, view.node) for view in run.ranks):
+        known = ", ".join(dict.fromkeys(clean(view.node) for view in run.ranks))
+        return f"no node {order.node!r} in this run; there is {known}"
+    micro = int(order.args["micro"])
+    over = next((view for view in views if micro > view.share), None)
+    return f"{micro} is over {clean(over.node)}'s share of {over.share} samples" if over else ""
+
+
+def _promise(order: Order, state: ViewState, glyphs: Glyphs) -> str:
     run = state.run
     if run is None:
         return verbs.VERBS[order.verb].summary
@@ -206,9 +214,6 @@ def preview(order: Order, state: ViewState, glyphs: Glyphs) -> str:
 def _preview_resize(order: Order, run: m.RunView, glyphs: Glyphs) -> str:
     micro = int(order.args["micro"])
     views = [view for view in run.ranks if order.node in (None, view.node)]
-    if not views:
-        known = ", ".join(dict.fromkeys(view.node for view in run.ranks))
-        return f"no node {order.node!r} in this run; there is {known}"
     parts = []
     for view in views:
         old, new = (_passes(view.share, size, glyphs) for size in (view.micro_batch, micro))

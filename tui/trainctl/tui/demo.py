@@ -3,20 +3,21 @@
 import contextlib
 import importlib.util
 import json
-import os
-import platform
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError
+from trainctl.protocol.paths import node_name
 from trainctl.tui import calls, follow, output
 from trainctl.tui.demo_folder import Session, default_folder, run_config, write_run_file
+
+if TYPE_CHECKING:
+    from trainctl.tui.model import ViewState
 
 HEADLESS_STEPS = 150
 SCREEN_STEPS = 2000
@@ -70,45 +71,46 @@ def on_screen(wanted: Wanted) -> int:
     with _supervised(wanted) as (demo, supervisor):
         try:
             _start(demo)
-            code = run_app(demo.address, by=user_name())
+            code = run_app(demo.address, by=user_name(), say=_farewell)
         except KeyboardInterrupt:
             supervisor.send_signal(signal.SIGTERM)
             raise
-        with contextlib.suppress(TrainctlError):
-            snapshot = calls.call(demo.address, lambda client: client.snapshot(0))
-            if snapshot.run is not None and snapshot.run.state in m.ACTIVE_RUN_STATES:
-                output.tell(
-                    f"the demo goes on until its last step; to end it: trainctl send stop --connect {demo.address}"
-                )
     return code
+
+
+def _farewell(state: "ViewState", address: str) -> str:
+    """What is said when the screen is left: how to come back or end it, or, as its agent ends with an ended run, where
+    its record is."""
+    from trainctl.tui.app import farewell
+
+    if state.run is None or state.active:
+        return f"{farewell(state, address)}; end it with: trainctl send stop --connect {address}"
+    return f"the demo is over ({state.run.state} at step {state.run.step:,}); its record is in {state.run.directory}"
 
 
 def summary(view: m.RunView) -> dict[str, Any]:
     """The figures of a run from its record; those that no step gave are None. Raises InvalidInputError without one."""
-    from trainctl.protocol.record import open_for_reading
+    from trainctl.protocol.reader import RecordReader
 
-    with contextlib.closing(open_for_reading(RunPaths(Path(view.directory)).record)) as record:
-        (first, last) = (
-            record.execute(f"SELECT loss FROM steps WHERE retracted = 0 ORDER BY step {order} LIMIT 1").fetchone()  # noqa: S608
-            for order in ("ASC", "DESC")
-        )
-        tokens, seconds = record.execute(
-            "SELECT SUM(weight), SUM(step_seconds) FROM steps WHERE retracted = 0 AND step > "
-            "(SELECT MIN(step) FROM steps)"  # the first one's seconds hold the model's warming up
-        ).fetchone()
-        by_node = record.execute(
-            "SELECT node, SUM(tokens) FROM rank_steps JOIN steps USING (step, term, n) WHERE retracted = 0 "
-            "GROUP BY node ORDER BY node"
-        ).fetchall()
+    with RecordReader(Path(view.directory)) as record:
+        (first, *_), last, sums = record.steps(limit=1)[0] or (None,), record.last_step(), record.totals()
+    tokens_per_second = None
+    if (
+        first is not None and sums.step_seconds > first.step_seconds
+    ):  # the first one's seconds hold the model's warming up
+        tokens_per_second = (sums.weight - first.weight) / (sums.step_seconds - first.step_seconds)
     backends = {rank.node: rank.backend for rank in view.ranks}
-    nodes = [{"name": node, "backend": backends.get(node), "tokens": round(total)} for node, total in by_node]
+    nodes = [
+        {"name": node, "backend": backends.get(node), "tokens": round(total)}
+        for node, total in sums.tokens_by_node.items()
+    ]
     return {
         "run": view.run,
         "state": view.state,
         "steps": view.step,
-        "first_loss": first[0] if first else None,
-        "last_loss": last[0] if last else None,
-        "tokens_per_second": round(tokens / seconds, 1) if tokens and seconds else None,
+        "first_loss": first.loss if first else None,
+        "last_loss": last.loss if last else None,
+        "tokens_per_second": round(tokens_per_second, 1) if tokens_per_second else None,
         "nodes": nodes,
         "generation": str(view.generation),
         "engine": view.engine,
@@ -125,7 +127,10 @@ def _supervised(wanted: Wanted) -> Iterator[tuple[Demo, "subprocess.Popen[bytes]
     """A demo that is ready for its run. Closing our end of the supervisor's input tells it that nobody watches."""
     check_backend(wanted.backend)
     root = (wanted.folder or default_folder()).absolute()
-    session = Session.create(root, keep=wanted.keep)
+    try:
+        session = Session.create(root, keep=wanted.keep)
+    except OSError as error:
+        raise InvalidInputError("--folder", f"no demo can be kept in {root}: {error.strerror}") from None
     node = node_name()
     command = [sys.executable, "-m", "trainctl.tui.demo_supervisor", "--node", node]
     with session.supervisor_log.open("wb") as log:
@@ -172,15 +177,19 @@ def _start(demo: Demo) -> str:
 async def _progress(client: Any, run: str, steps: int) -> m.RunView:
     """Tell of the run on standard error until it has ended; its last view."""
     every = max(1, steps // PROGRESS_LINES)
+    view: m.RunView | None = None
     async for item in follow.lines(client, run=run, from_start=True, until_end=True):
         if isinstance(item, m.StepCommitted) and (item.step % every == 0 or item.step in (1, steps)):
             sys.stderr.write(f"{output.step_line(item)}\n")
         elif isinstance(item, m.Event):
             sys.stderr.write(f"{output.event_line(item)}\n")
-    snapshot: m.Snapshot = await client.snapshot(0, run)
-    if snapshot.run is None:
+        elif isinstance(item, m.RunView):
+            view = item
+    with contextlib.suppress(UnreachableError):  # an agent whose supervisor was killed leaves with the run
+        view = (await client.snapshot(0, run)).run or view
+    if view is None:
         raise RefusedError(f"{run} is not known any more")
-    return snapshot.run
+    return view
 
 
 def _let_end(supervisor: "subprocess.Popen[bytes]") -> None:
@@ -208,10 +217,3 @@ def check_backend(backend: str) -> None:
     if not any(all(importlib.util.find_spec(module) for module in NEEDED[name]) for name in wanted):
         extras = " or ".join(f"pip install 'trainctl[{name}]'" for name in wanted)
         raise InvalidInputError("backend", f"{' and '.join(wanted)} not installed: {extras}")
-
-
-def node_name() -> str:
-    """This machine's name as a node name of a run file."""
-    short = platform.node().split(".")[0].lower()
-    cleaned = "".join(char if (char.isascii() and char.isalnum()) or char in "_-" else "-" for char in short)
-    return cleaned.strip("-_")[:20].strip("-_") or f"node-{os.getuid()}"

@@ -2,8 +2,8 @@
 
 It makes the model and the text, starts the agent and says on standard output, one JSON object a line, how far it is.
 Its standard input is a line to the program that started it: end of file means that nobody there watches any more. It
-ends once the run has ended and nobody watches, or a while after the end; on SIGTERM it stops the run first. It leaves
-no process.
+ends once the run has ended and nobody watches; on SIGTERM it stops the run first. It leaves no process. Should it be
+killed itself, the agent ends with the run, for its standard input is a line to this program.
 """
 
 import argparse
@@ -22,8 +22,6 @@ from trainctl.protocol.client import Client, Connection
 from trainctl.protocol.errors import TrainctlError
 from trainctl.tui.demo_folder import Session
 
-GRACE_SECONDS = 60.0
-"""How long the agent outlives its run while somebody may still look at it."""
 START_SECONDS = 30.0
 STOP_SECONDS = 30.0
 LEAVE_SECONDS = 10.0
@@ -48,12 +46,12 @@ class AgentProcess:
 
     async def start(self) -> str:
         """Start it and give the address it listens at. Raises StartError with what it said instead."""
-        command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", self._node]
+        command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--leash", "--name", self._node]
         state = ["--state", str(self._session.state)]
         with self._session.agent_log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *command, *self._addresses, *state,
-                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True,
                 pass_fds=self._session.lock_descriptors(),
             )  # fmt: skip
         assert self._process.stdout is not None
@@ -110,7 +108,6 @@ class Watch:
 
     def __init__(self) -> None:
         self.view: m.RunView | None = None
-        self.ended_at: float | None = None  # by time.monotonic
         self.nobody_watches = False
         self.asked_to_end = False
         self.agent_lost = False
@@ -122,7 +119,6 @@ class Watch:
 
     def see(self, view: m.RunView | None) -> None:
         self.view = view
-        self.ended_at = None if view is None or self.running else self.ended_at or time.monotonic()
         self.changed.set()
 
     def note(self, **flags: bool) -> None:
@@ -130,24 +126,18 @@ class Watch:
             setattr(self, name, value)
         self.changed.set()
 
-    def over(self, now: float, grace_seconds: float) -> bool:
-        """Whether there is nothing left to keep the agent for."""
-        if self.asked_to_end or self.agent_lost:
-            return True
-        if self.running:
-            return False
-        return self.nobody_watches or (self.ended_at is not None and now >= self.ended_at + grace_seconds)
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to keep the agent for: an ended run is kept for as long as somebody watches."""
+        return self.asked_to_end or self.agent_lost or (self.nobody_watches and not self.running)
 
-    async def until_over(self, grace_seconds: float) -> None:
-        while not self.over(time.monotonic(), grace_seconds):
+    async def until_over(self) -> None:
+        while not self.over:
             self.changed.clear()
-            left = None if self.ended_at is None else max(0.0, self.ended_at + grace_seconds - time.monotonic())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self.changed.wait()
+            await self.changed.wait()
 
 
-async def supervise(session: Session, assets: Path, node: str, listen: str, grace_seconds: float) -> int:
+async def supervise(session: Session, assets: Path, node: str, listen: str) -> int:
     """The whole of a demo but its client; returns the exit status."""
     watch = Watch()
     loop = asyncio.get_running_loop()
@@ -158,7 +148,7 @@ async def supervise(session: Session, assets: Path, node: str, listen: str, grac
     # Until the run has begun there is nothing to save: being asked to end, or being left, just ends it.
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: watch.note(asked_to_end=True))
-    leaving = asyncio.create_task(watch.until_over(grace_seconds))
+    leaving = asyncio.create_task(watch.until_over())
     try:
         await asyncio.wait({preparing, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not preparing.done():
@@ -169,7 +159,7 @@ async def supervise(session: Session, assets: Path, node: str, listen: str, grac
             say(state="ready", address=address)
             await leaving
             while await _goes_on(client, watch):
-                await watch.until_over(grace_seconds)
+                await watch.until_over()
             await _stop_run(client, watch)
         return 0
     except StartError as error:
@@ -282,10 +272,9 @@ def main() -> int:
     parser.add_argument("--assets", type=Path, required=True)
     parser.add_argument("--node", required=True)
     parser.add_argument("--listen", default="tcp://127.0.0.1:0")
-    parser.add_argument("--grace", type=float, default=GRACE_SECONDS)
     given = parser.parse_args()
     with Session(given.session).locked() as session:
-        return asyncio.run(supervise(session, given.assets, given.node, given.listen, given.grace))
+        return asyncio.run(supervise(session, given.assets, given.node, given.listen))
 
 
 if __name__ == "__main__":

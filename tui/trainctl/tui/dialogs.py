@@ -13,6 +13,7 @@ from textual.widgets import Input, Label
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui import control
 from trainctl.tui import format as f
+from trainctl.tui.calls import Order
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, line, wrap
 from trainctl.tui.widgets import Choice, Field, Lines
@@ -38,7 +39,7 @@ class CommandDialog(ModalScreen[None]):
         super().__init__()
         self.form, self._glyphs = form, glyphs
         self.progress: control.Progress | None = None
-        self.order: control.Order | None = None
+        self.order: Order | None = None
 
     @property
     def _owner(self) -> "TrainctlApp":
@@ -111,7 +112,7 @@ class CommandDialog(ModalScreen[None]):
         except InvalidInputError as error:
             self._say(Piece(str(error), "bad"))
             return
-        self._say(Piece(control.preview(self.order, self._owner.shown, self._glyphs), "strong"))
+        self._say(control.preview(self.order, self._owner.shown, self._glyphs))
 
     def _say(self, finding: Piece) -> None:
         self.query_one("#dialog-text", Lines).show(self._text(finding))
@@ -195,6 +196,6 @@ def _rows(pieces: Line) -> list[tuple[str, str]]:
     return [(row, role) for row in wrap(text, _TEXT_CELLS)]
 
 
-def _spoken(order: control.Order) -> str:
+def _spoken(order: Order) -> str:
     words = [order.verb, *(f"{name}={value}" for name, value in order.args.items())]
     return " ".join(words + ([f"--node {order.node}"] if order.node else []))

@@ -10,6 +10,7 @@ from trainctl.tui import format as f
 from trainctl.tui import series as s
 from trainctl.tui.charts.panel import Mark
 from trainctl.tui.clock import Clock
+from trainctl.tui.events_text import words
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, fit, line, shorten, spread, width
 from trainctl.tui.model import ViewState
@@ -65,22 +66,8 @@ def event_line(event: m.Event, state: ViewState, clock: Clock, columns: int, gly
     tail = line(Piece(f"  {_effect_text(measured)}" if measured is not None else "", _effect_role(measured)),
                 Piece(f"  {number}" if number else "", "mark"))  # fmt: skip
     room = max(columns - width(head) - width(tail) - 1, 1)
-    body = Piece(shorten(_words(event, glyphs), room, glyphs.ellipsis), role)
+    body = Piece(shorten(clean(words(event, glyphs.arrow)), room, glyphs.ellipsis), role)
     return fit(spread((*head, body), tail, columns), columns)
-
-
-def _words(event: m.Event, glyphs: Glyphs) -> str:
-    """The event's text, with before, after, step and outcome where the text doesn't say them itself."""
-    text = clean(event.text or event.verb or event.kind)
-    if event.verb and event.verb not in text:
-        text = f"{event.verb} {text}"
-    if event.before and event.after and not (event.before in text and event.after in text):
-        text += f" {clean(event.before)} {glyphs.arrow} {clean(event.after)}"
-    if event.step is not None and str(event.step) not in text.replace(",", ""):
-        text += f" @{event.step:,}"
-    if event.outcome and event.outcome != "applied" and event.outcome not in text:
-        text += f" {event.outcome}"
-    return text
 
 
 def effect(state: ViewState, event: m.Event) -> float | None:

@@ -12,7 +12,6 @@ class Glyphs:
     horizontal: str
     vertical: str
     tee: str
-    cross: str
     mark: str
     times: str
     arrow: str
@@ -26,13 +25,12 @@ class Glyphs:
     point: str
     nonfinite: str
     cursor: str
-    degree: str
 
 
 UNICODE = Glyphs(
-    False, "─", "│", "┬", "┼", "┊", "×", "→", "↑", "↓", "→", "·", "…", "▇", "▁▂▃▄▅▆▇█", "◆", "✕", "▸", "°C"
+    False, "─", "│", "┬", "┊", "×", "→", "↑", "↓", "→", "·", "…", "▇", "▁▂▃▄▅▆▇█", "◆", "✕", "▸"
 )  # fmt: skip
-ASCII = Glyphs(True, "-", "|", "+", "+", ":", "x", "->", "+", "-", "=", ".", "~", "#", "_.-=+*#@", "o", "X", ">", "C")
+ASCII = Glyphs(True, "-", "|", "+", ":", "x", "->", "+", "-", "=", ".", "~", "#", "_.-=+*#@", "o", "X", ">")
 
 _PLAIN = str.maketrans(
     {

@@ -1,6 +1,8 @@
 """The Overview's head: which run, how far, how well, how fast. One line a subject; wider screens add, never
 reshuffle."""
 
+import math
+
 from trainctl.protocol import messages as m
 from trainctl.tui import format as f
 from trainctl.tui import series as s
@@ -10,6 +12,8 @@ from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, fit, groups, line, shorten, spread, width
 from trainctl.tui.model import ViewState
 
+LOSS_STEPS = 16
+"""Steps that the loss in the head is the mean of."""
 STATE_ROLES = {
     "running": "good", "finished": "good", "starting": "accent", "pausing": "warning", "paused": "warning",
     "stopping": "warning", "stopped": "warning", "failed": "bad",
@@ -125,7 +129,7 @@ def _learning(state: ViewState, columns: int, glyphs: Glyphs) -> Line:
     efficiency = fleet / own if fleet is not None and own else None
     evaluated = f" @{run.eval_step:,}" if columns >= 100 and run.eval_step is not None else ""
     parts = [
-        line(Piece("loss ", "label"), Piece(f.loss(step.loss if step else None), "strong"), _trend(state, glyphs)),
+        line(Piece("loss ", "label"), Piece(f.loss(_loss(state)), "strong"), _trend(state, glyphs)),
         line(Piece("eval ", "label"), f.loss(run.eval_loss), Piece(evaluated, "dim")),
         line(Piece("lr ", "label"), f.scientific(run.learning_rate)),
         line(Piece("|g| ", "label"), _norm(step.grad_norm if step else None)),
@@ -140,6 +144,15 @@ def _learning(state: ViewState, columns: int, glyphs: Glyphs) -> Line:
             line(Piece("tokens ", "label"), f.compact(step.tokens_total if step else None)),
         ]
     return groups(parts, columns)
+
+
+def _loss(state: ViewState) -> float | None:
+    """Mean of the last 16 steps' losses, which wander less than one step's; a last loss that is no number as it is."""
+    if state.last_step is None:
+        return None
+    last = state.last_step.value.loss
+    mean = s.lately(state.lately("loss"), LOSS_STEPS) if math.isfinite(last) else None
+    return last if mean is None else mean
 
 
 def _norm(value: float | None) -> str:

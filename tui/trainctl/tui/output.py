@@ -19,6 +19,7 @@ from trainctl.protocol.errors import (
     UnreachableError,
     VersionError,
 )
+from trainctl.tui import events_text
 from trainctl.tui import format as fmt
 
 ERROR_CODES: tuple[tuple[type[TrainctlError], str], ...] = (
@@ -180,13 +181,9 @@ def step_line(step: m.StepCommitted) -> str:
 
 
 def event_line(event: m.Event) -> str:
-    """An event as a line: when, who, what, from what to what, and at which step."""
-    text = event.text
-    if event.before is not None and event.after is not None and event.after not in text:
-        text = f"{text}  {event.before} -> {event.after}"
-    where = f"  @{event.step:,}" if event.step is not None else ""
+    """An event as a line: when, who, and what in words."""
     mark = f"{event.severity.upper()} " if event.severity in ("warning", "error") else ""
-    return one_line_keeping_gaps(f"{time_of_day(event.at)}  {mark}{event.by or 'auto'}  {text}{where}")
+    return one_line_keeping_gaps(f"{time_of_day(event.at)}  {mark}{event.by or 'auto'}  {events_text.words(event)}")
 
 
 def one_line_keeping_gaps(text: str) -> str:

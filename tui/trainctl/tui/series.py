@@ -124,6 +124,14 @@ def typical(window: Window, newest: int = 8) -> float | None:
     return float(np.median(values)) if len(values) else None
 
 
+def lately(window: Window, steps: int) -> float | None:
+    """Mean of the finite values of the last `steps` steps, as near as the buckets come to that (at least the newest
+    one). None when nothing finite is there."""
+    newest = max(steps // window.bucket_steps, 1)
+    count = float(np.sum(window.count[-newest:]))
+    return float(np.sum(window.total[-newest:])) / count if count else None
+
+
 def trend(window: Window, over_steps: int) -> float | None:
     """Relative change per `over_steps` steps: least-squares slope over the last `over_steps`, over their mean.
 

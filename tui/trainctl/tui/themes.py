@@ -52,7 +52,6 @@ _STYLES = {
     theme.name: {role: Style.parse(text) for role, text in table.items()}
     for theme, table in ((NIGHT, _NIGHT), (DAY, _DAY), (TERMINAL, _TERMINAL))
 }
-ROLES: Final = frozenset(_NIGHT)
 SERIES_ROLES: Final = tuple(f"series{index}" for index in range(8))
 
 

@@ -1,0 +1,73 @@
+"""The conductor's book: what it must not forget, how far the run has come, and what it has just decided."""
+
+import dataclasses
+from typing import Any, Literal
+
+import msgspec
+
+from trainctl.node_agent import decisions as d
+from trainctl.node_agent.desk import SIDE_KINDS
+from trainctl.node_agent.settings import Carried, Durable
+from trainctl.protocol import messages as m
+
+
+@dataclasses.dataclass
+class Progress:
+    """What was committed: the last step, the first position after it, and the weight of all steps."""
+
+    step: int = 0
+    cursor: int = 0
+    tokens_total: float = 0.0
+
+
+class Book:
+    """Written by one conductor; pure."""
+
+    def __init__(self, durable: Durable, progress: Progress) -> None:
+        self.durable, self.progress = durable, progress
+        self._decisions: list[d.Decision] = []
+
+    def take(self) -> list[d.Decision]:
+        """Hand out what was decided since the last time, in order."""
+        taken, self._decisions = self._decisions, []
+        return taken
+
+    def decide(self, decision: d.Decision) -> None:
+        self._decisions.append(decision)
+
+    def keep(self, **changes: Any) -> None:
+        """Change the durable state; a Persist or Issue decision says when it is journaled."""
+        self.durable = msgspec.structs.replace(self.durable, **changes)
+
+    def happen(self, kind: str, severity: m.Severity, text: str, step: int | None = None, by: str = "auto") -> None:
+        self.decide(d.Happened(kind, severity, by, text, self.progress.step if step is None else step))
+
+    def carry(self, command: d.Commanded, step: int, before: str = "", after: str = "") -> None:
+        """The plan of `step` carries the command: it is applied when that step commits."""
+        carried = Carried(command.verb, command.by, step, before, after, self.durable.settings.plan_version)
+        self.keep(carried={**self.durable.carried, command.id: carried})
+
+    def uncarry(self, id: str) -> None:
+        self.keep(carried={key: value for key, value in self.durable.carried.items() if key != id})
+
+    def conclude(self, step: int) -> None:
+        """Commands whose step has been committed (or journaled, while paused) are applied; side plans end their own."""
+        for id, carried in list(self.durable.carried.items()):
+            if carried.step <= step and carried.verb not in SIDE_KINDS:
+                self.end(id, "applied", carried.step, before=carried.before, after=carried.after)
+
+    def end(
+        self,
+        id: str,
+        state: Literal["applied", "rejected", "expired", "failed"],
+        step: int | None = None,
+        reason: str = "",
+        field: str | None = None,
+        before: str | None = None,
+        after: str | None = None,
+    ) -> None:
+        """A command's outcome, final."""
+        known = self.durable.carried.get(id)
+        version = known.plan_version if known is not None else self.durable.settings.plan_version
+        self.uncarry(id)
+        self.decide(d.CommandEnded(id, state, step, reason, field, before or None, after or None, version))

@@ -1,0 +1,121 @@
+"""Cheap looks into what a run file points at: weights by their header, samples by their first lines, text by its size.
+
+They need no tensor library, so the command line and the agent make them before a run directory exists.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainctl.protocol.errors import InvalidInputError
+
+HEADER_LIMIT_BYTES = 100_000_000
+"""As the safetensors format has it."""
+_LENGTH_BYTES = 8
+_SAMPLE_LINES = 8
+_SAMPLE_BYTES = 16_777_216
+"""A line this long, and what follows it, is left to the trainer."""
+
+
+def check_json(path: Path, where: str) -> None:
+    """Whether a file holds one JSON object. Raises InvalidInputError, blaming `where` and naming the file."""
+    try:
+        _object(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InvalidInputError(where, f"{path} is not a JSON object: {_why(error)}") from None
+
+
+def check_weights(path: Path, where: str) -> None:
+    """Whether a file can be safetensors: 8 bytes of little-endian length, that much JSON, and all data it tells of.
+
+    The layout is that of https://github.com/huggingface/safetensors#format. Raises InvalidInputError.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            if size < _LENGTH_BYTES or not 2 <= length <= min(HEADER_LIMIT_BYTES, size - _LENGTH_BYTES):
+                raise ValueError("its first 8 bytes are no header's length")
+            header = _object(file.read(length))
+        told = _LENGTH_BYTES + length + max((_data_end(entry) for entry in header.values()), default=0)
+    except (OSError, ValueError) as error:
+        raise InvalidInputError(where, f"{path} is not a safetensors file: {_why(error)}") from None
+    if size < told:
+        raise InvalidInputError(where, f"{path} is cut short: {size:,} bytes, its header tells of {told:,}")
+
+
+def check_samples(path: Path, where: str) -> None:
+    """Whether the first lines are JSON objects of equally many tokens and mask values. Raises InvalidInputError."""
+    try:
+        with path.open("rb") as file:
+            for number in range(1, _SAMPLE_LINES + 1):
+                line = file.readline(_SAMPLE_BYTES)
+                if len(line) == _SAMPLE_BYTES:
+                    return
+                if line.strip():
+                    _check_sample(line, f"{path}: line {number}", where)
+    except OSError as error:
+        raise InvalidInputError(where, f"{path} cannot be read: {_why(error)}") from None
+
+
+def check_bytes(files: Sequence[Path], sequence_length: int, where: str) -> None:
+    """Whether text files read as bytes, each followed by an end token, fill a block of `sequence_length` + 1 tokens.
+
+    Raises InvalidInputError.
+    """
+    tokens = sum(file.stat().st_size + 1 for file in files)
+    if tokens <= sequence_length:
+        want = sequence_length + 1
+        raise InvalidInputError(
+            where, f"{tokens} tokens of text, fewer than one block of {want} (data.sequence_length + 1)"
+        )
+
+
+def _check_sample(line: bytes, place: str, where: str) -> None:
+    try:
+        sample = _object(line)
+    except ValueError as error:
+        raise InvalidInputError(where, f"{place}: not a JSON object: {_why(error)}") from None
+    tokens, mask = sample.get("tokens"), sample.get("mask")
+    if not isinstance(tokens, list) or not _whole_numbers(tokens):
+        raise InvalidInputError(where, f'{place}: "tokens" must be a list of whole numbers')
+    if mask is None:
+        return  # every token counts
+    if not isinstance(mask, list):
+        raise InvalidInputError(where, f'{place}: "mask" must be a list')
+    if len(mask) != len(tokens):
+        raise InvalidInputError(where, f"{place}: {len(tokens)} tokens and {len(mask)} mask values, not equally many")
+
+
+def _whole_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in value)
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    """Raises ValueError; a file nested too deeply to be parsed counts as one that isn't JSON."""
+    try:
+        found = json.loads(raw)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError("no JSON object")  # noqa: TRY004  to the caller it is a wrong file, not a wrong type
+    return found
+
+
+def _data_end(entry: Any) -> int:
+    """Where a tensor's bytes end, counted from the header's end; 0 for what is no tensor, such as the metadata."""
+    offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
+    if offsets is None:
+        return 0
+    if not (_whole_numbers(offsets) and len(offsets) == 2):
+        raise ValueError("data_offsets are not two whole numbers")
+    return int(offsets[1])
+
+
+def _why(error: OSError | ValueError) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8 text"
+    return str(error)

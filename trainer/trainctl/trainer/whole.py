@@ -1,0 +1,76 @@
+"""Folders that appear under their name only when whole, and what writers that died left of theirs.
+
+A writer fills `.NAME.PID.part` beside the folder and renames it. So a leftover names its process, and is removed
+once that is dead; a file system is never shared by nodes here, since every node has a folder of its own.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+_PART = re.compile(r"^\..+\.(\d+)\.part$")
+
+
+def make_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """`folder` as `write` fills it, if it isn't there yet; another process that is first with it wins. Raises OSError
+    and whatever `write` raises; then nothing has changed."""
+    remove_parts(folder.parent)
+    if folder.is_dir():
+        return
+    with part_of(folder) as work:
+        write(work)
+        for path in work.iterdir():
+            sync(path)
+        try:
+            work.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+        sync(folder.parent)
+
+
+@contextmanager
+def part_of(folder: Path) -> Iterator[Path]:
+    """An empty folder to fill before it is renamed to `folder`; gone afterwards if it wasn't."""
+    work = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    shutil.rmtree(work, ignore_errors=True)  # of a predecessor with our process id
+    work.mkdir(parents=True)
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def remove_parts(parent: Path) -> None:
+    """Remove what writers that died left in `parent`, if there is such a folder."""
+    for path in [*parent.iterdir()] if parent.is_dir() else []:
+        match = _PART.match(path.name)
+        if match and is_left_by_dead(int(match[1])):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def is_left_by_dead(pid: int) -> bool:
+    """Whether nobody works any more on what was named after `pid`. Our own number means a predecessor that had it, so
+    don't ask while at work on such a folder."""
+    if pid == os.getpid():
+        return True
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.Error:
+        return False
+
+
+def sync(path: Path) -> None:
+    """fsync a file or a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
