@@ -86,7 +86,7 @@ def test_without_a_terminal_for_its_messages_it_runs_headless(folder: Path) -> N
 
 
 def test_the_supervisor_killed_the_run_goes_on_and_the_agent_leaves_with_it(folder: Path) -> None:
-    with started("demo", "--json", "--steps", "40", "--backend", "torch", "--folder", folder) as process:
+    with started("demo", "--json", "--steps", "12", "--backend", "torch", "--folder", folder) as process:
         assert process.stderr is not None
         assert next(line for line in iter(process.stderr.readline, "") if "step 2 " in line)
         supervisor = process_of(folder, "trainctl.tui.demo_supervisor")
@@ -95,7 +95,7 @@ def test_the_supervisor_killed_the_run_goes_on_and_the_agent_leaves_with_it(fold
         assert process_of(folder, "trainctl.node_agent.cli") is not None
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert summary_of(out)["steps"] == 40
+    assert summary_of(out)["steps"] == 12
     assert_gone_within(folder, 20)
 
 
@@ -113,7 +113,7 @@ def test_the_supervisor_killed_after_the_run_leaves_no_agent(folder: Path) -> No
 
 
 def test_the_agent_killed_the_run_goes_on_and_every_step_is_there(folder: Path) -> None:
-    with started("demo", "--json", "--steps", "30", "--backend", "torch", "--folder", folder) as process:
+    with started("demo", "--json", "--steps", "24", "--backend", "torch", "--folder", folder) as process:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
         assert next(line for line in lines if "step 4 " in line)
@@ -133,8 +133,8 @@ def test_the_agent_killed_the_run_goes_on_and_every_step_is_there(folder: Path) 
     assert process.returncode == 0, err
     assert restarted_in < 5, "the supervisor starts it at once; the rest is a loaded machine"
     found = summary_of(out)
-    assert found["steps"] == 30
-    assert found["nodes"][0]["tokens"] == 30 * 24 * 128
+    assert found["steps"] == 24
+    assert found["nodes"][0]["tokens"] == 24 * 24 * 128
     assert "Traceback" not in err
 
 
@@ -164,7 +164,7 @@ def test_its_terminal_closed_it_trains_to_the_end_and_then_leaves(folder: Path) 
     before = set(sessions(folder))
     here, there = pty.openpty()
     process = subprocess.Popen(
-        [*COMMAND, "demo", "--headless", "--steps", "30", "--backend", "torch", "--folder", str(folder)],
+        [*COMMAND, "demo", "--headless", "--steps", "12", "--backend", "torch", "--folder", str(folder)],
         env=ENVIRONMENT, stdin=there, stdout=there, stderr=there, start_new_session=True,
     )  # fmt: skip
     os.close(there)
@@ -179,7 +179,7 @@ def test_its_terminal_closed_it_trains_to_the_end_and_then_leaves(folder: Path) 
     (session,) = set(sessions(folder)) - before
     (record,) = session.rglob("record.db")
     with sqlite3.connect(record) as connection:
-        assert connection.execute("SELECT COUNT(*), MAX(step) FROM steps").fetchone() == (30, 30)
+        assert connection.execute("SELECT COUNT(*), MAX(step) FROM steps").fetchone() == (12, 12)
     connection.close()
 
 

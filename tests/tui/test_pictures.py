@@ -29,6 +29,7 @@ def still(keys: tuple[str, ...] = ()) -> Callable[[Pilot[Any]], Any]:
         for key in keys:
             await pilot.press(key)
             await settled(pilot)
+        pilot.app.paint()  # what is under a dialog follows at the next tick, which a slow machine may have had or not
         for widget in pilot.app.screen.query("Input"):
             widget.cursor_blink = False  # type: ignore[attr-defined]
         await settled(pilot)
