@@ -20,6 +20,8 @@ from trainctl.protocol.paths import RunPaths
 from trainctl.trainer import demo_assets
 
 STEP_SECONDS_LIMIT = 60.0
+EXIT_SECONDS = 10.0
+"""How long a trainer that was told to leave may take over it."""
 NODE = "box"
 
 
@@ -100,7 +102,9 @@ class AgentProcess:
     def clean_up(self) -> None:
         """End what is left. A trainer that outlives its run is a failure: no test here leaves one on purpose."""
         status = self.terminate() if self.process is not None and self.process.poll() is None else 0
-        left = self.trainer_pids()
+        deadline = time.monotonic() + EXIT_SECONDS
+        while (left := self.trainer_pids()) and time.monotonic() < deadline:
+            time.sleep(0.05)
         for pid in left:
             with contextlib.suppress(psutil.Error):
                 psutil.Process(pid).send_signal(signal.SIGKILL)

@@ -171,7 +171,7 @@ async def test_from_key_press_to_applied_within_two_steps(agent, run_config):
         async with app.run_test(size=(80, 24)) as pilot:
             await reached(pilot, lambda: app.shown.run is not None and app.shown.run.state == "running")
             chance = random.Random(3)
-            for index in range(30):
+            for index in range(20):
                 waited, step = await resize_by_keys(pilot, app, str(95 + index % 2), chance.uniform(0.0, 0.1))
                 steps = (await client.steps(after_step=step - 3, limit=3)).steps
                 over.append(waited - sum(row.step_seconds for row in steps if step - 2 < row.step <= step))

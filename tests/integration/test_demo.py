@@ -16,7 +16,7 @@ def demo(folder: Path, *arguments: str, seconds: float = 240) -> subprocess.Comp
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
 def test_the_headless_demo_learns_and_prints_one_object(tmp_path, backend):
-    steps = {"torch": 25, "mlx": 2}[backend]
+    steps = {"torch": 12, "mlx": 2}[backend]
     done = demo(tmp_path, "--headless", "--steps", str(steps), "--json", "--backend", backend)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

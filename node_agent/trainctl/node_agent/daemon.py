@@ -31,6 +31,7 @@ from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedEr
 from trainctl.protocol.paths import RunPaths, node_directory, runtime_directory
 
 BEAT_SECONDS = 1.0
+ENDING_SECONDS = 10.0
 WATCH_SECONDS = 0.25
 """How often the agent looks whether its trainers live, and lets commands expire."""
 
@@ -120,6 +121,7 @@ class Agent:
     # ------------------------------------------------------------ runs
 
     async def _start_run(self, command: m.Command, args: verbs.StartRun) -> str:
+        await self._see_off_ending_run()
         if self.session is not None:
             why = "is active" if self.session.conductor.final is None else "is still ending, try again in a moment"
             raise InvalidInputError("run", f"{self.session.run} {why}; one run at a time")
@@ -149,6 +151,12 @@ class Agent:
         except RefusedError as error:
             await session.feed(d.RankEnded(0, False, f"could not be started: {error}"))
         return session.run
+
+    async def _see_off_ending_run(self) -> None:
+        """A run that is over but for its trainers' exit is waited for, so that the next can follow it at once."""
+        deadline = time.monotonic() + ENDING_SECONDS
+        while self.session is not None and self.session.conductor.final and time.monotonic() < deadline:
+            await asyncio.sleep(WATCH_SECONDS / 5)
 
     async def _take_up_run(self) -> None:
         """Conduct again the run that was active when the last agent of this node ended."""

@@ -94,7 +94,7 @@ def run_config(assets: Path, node: str, steps: int, backend: str) -> dict[str, A
             "kind": "text",
             "tokenizer": "bytes",
             "sequence_length": BYTES_PER_SAMPLE,
-            "held_out": 0.002,
+            "held_out": 0.001,
         },
         "batch": {"global": SAMPLES_PER_STEP, "micro": MICRO_BATCH},
         "optimizer": {
