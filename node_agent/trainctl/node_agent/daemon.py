@@ -57,6 +57,7 @@ class Agent:
         self.boot = secrets.token_hex(8)
         self.session: Session | None = None
         self._last_run: str | None = None  # the newest to have been opened by this agent
+        self._idle = asyncio.Event()  # set when a run has just ended
         self._stopping = asyncio.Event()
         self._host_reading: m.HostReading | None = None
 
@@ -154,9 +155,10 @@ class Agent:
 
     async def _see_off_ending_run(self) -> None:
         """A run that is over but for its trainers' exit is waited for, so that the next can follow it at once."""
-        deadline = time.monotonic() + ENDING_SECONDS
-        while self.session is not None and self.session.conductor.final and time.monotonic() < deadline:
-            await asyncio.sleep(WATCH_SECONDS / 5)
+        if self.session is not None and self.session.conductor.final is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ENDING_SECONDS):
+                    await self._idle.wait()
 
     async def _take_up_run(self) -> None:
         """Conduct again the run that was active when the last agent of this node ended."""
@@ -183,6 +185,7 @@ class Agent:
             self._office.end, self._ledger.saw,
         )  # fmt: skip
         self._office.session, self._last_run = self.session, self.session.run
+        self._idle.clear()
         self._ledger.set_run_state(self.session.run, "starting")
         return self.session
 
@@ -197,6 +200,7 @@ class Agent:
         self.publisher.publish(session.view)
         self.session = self._office.session = None
         session.close()
+        self._idle.set()
 
     # ------------------------------------------------------------ clients
 
