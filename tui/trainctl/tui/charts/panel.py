@@ -123,10 +123,17 @@ def _snapped(low: float, high: float) -> tuple[float, float]:
     return math.floor(low / unit) * unit, math.ceil(high / unit) * unit
 
 
+_FINEST = 1e-290
+"""Steps between ticks below this are lost in what a float can tell apart."""
+
+
 def tick_labels(low: float, high: float, rows: int) -> tuple[list[float], dict[float, str]]:
     """Round values within low..high, about one per two rows and at least one, with texts just precise enough."""
     wanted = max(2, min(8, rows // 2))
     rough = (high - low) / wanted
+    if rough < _FINEST:
+        middle = (low + high) / 2
+        return [middle], {middle: f"{middle:.3g}"}
     scale = 10.0 ** math.floor(math.log10(rough))
     step = next(scale * part for part in (1, 2, 2.5, 5, 10) if scale * part >= rough * 0.999)
     ticks = [index * step for index in range(math.ceil(low / step), math.floor(high / step) + 1)] or [(low + high) / 2]
