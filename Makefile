@@ -3,6 +3,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+# The tests mostly wait for real processes, so two workers are worth it on two cores.
+WORKERS ?= 2
 
 .PHONY: demo test check format bench clean
 
@@ -10,7 +12,7 @@ demo: $(VENV)/.ready
 	@$(BIN)/trainctl demo $(DEMO_ARGS)
 
 test: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .
@@ -26,6 +28,7 @@ format: $(VENV)/.ready-dev
 bench: $(VENV)/.ready-dev
 	$(BIN)/python benchmarks/report_cost.py
 	$(BIN)/python benchmarks/hosted_overhead.py
+	$(BIN)/python benchmarks/key_press.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from tests.integration.conftest import until, wait_for_end, wait_for_step
+from tests.integration.conftest import wait_for_end, wait_for_step
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 TRAINCTL = shlex.join([sys.executable, "-m", "trainctl.tui.cli"])
@@ -47,7 +47,10 @@ class Terminal:
         raise AssertionError(f"no {pattern!r} within {seconds} s on:\n{self.screen()}")
 
     def exit_status(self, seconds: float = 20.0) -> str:
-        until(lambda: self._exit.exists() and self._exit.read_text(), seconds, "the program's end")
+        deadline = time.monotonic() + seconds
+        while not (self._exit.exists() and self._exit.read_text()):
+            assert time.monotonic() < deadline, f"the program has not ended within {seconds} s:\n{self.screen()}"
+            time.sleep(0.02)
         return self._exit.read_text().strip()
 
     def close(self) -> None:

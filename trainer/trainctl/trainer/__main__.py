@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.statuspage import StatusWriter
@@ -17,23 +16,23 @@ from trainctl.trainer.control import Control
 from trainctl.trainer.ledger import Ledger
 from trainctl.trainer.runtime import Failures, load_trainer
 from trainctl.trainer.step import Identity
+from trainctl.trainer.termination import Termination
 
 
 def main() -> int:
     """Run one rank to its end; returns the exit status."""
     arguments = _parser().parse_args()
-    signal.signal(signal.SIGTERM, _leave)
-    signal.signal(signal.SIGINT, _leave)
+    termination = Termination()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # no terminal takes a trainer with it
     try:
-        _run(arguments)
+        _run(arguments, termination)
     except Failures as error:
         print(f"rank {arguments.rank}: {first_line(error)}", file=sys.stderr, flush=True)
         return 1
-    return 0
+    return termination.exit_status
 
 
-def _run(arguments: argparse.Namespace) -> None:
+def _run(arguments: argparse.Namespace, termination: Termination) -> None:
     who = Identity(arguments.run, arguments.node, arguments.rank)
     paths = RunPaths(arguments.run_directory)
     status = StatusWriter(paths.status_page(who.rank), os.getpid())
@@ -41,12 +40,9 @@ def _run(arguments: argparse.Namespace) -> None:
     with Control(who, arguments.endpoint, ledger, status) as control:
         trainer = load_trainer(who, paths, ledger, status, control)
         trainer.resume(arguments.resume_from)
+        termination.leave_by(lambda: control.leave("ended by a signal"))
         trainer.announce(os.getpid())
         trainer.serve()
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -107,6 +107,11 @@ class Control:
         """Pass a message on from the main thread; never a wait."""
         self._outbox.put(message)
 
+    def leave(self, reason: str) -> None:
+        """Make the main thread leave as if the agent had asked for it; from any thread."""
+        self._ledger.leaving = reason
+        self.orders.put(m.Leave(run=self._who.run, reason=reason))
+
     def _connect(self, endpoint: str) -> None:
         try:
             self._socket.connect(endpoint)
@@ -183,8 +188,7 @@ class Control:
             case m.Form():
                 self._form(order)
             case m.Leave():
-                self._ledger.leaving = order.reason or "asked to leave"
-                self.orders.put(order)
+                self.leave(order.reason or "asked to leave")
             case m.StepPlan():
                 self.orders.put(order)
 

@@ -6,6 +6,8 @@ import dataclasses
 import datetime
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -33,6 +35,7 @@ from trainctl.tui.themes import TERMINAL, THEMES
 
 REPAINT_SECONDS = 0.5
 RETRY_SECONDS = 1.0
+HANGUP_SECONDS = 2.0
 SNAPSHOT_COLUMNS = 200
 _HISTORY_STEPS = 256
 _HISTORY_METRICS = (
@@ -110,6 +113,7 @@ class TrainctlApp(App[int]):
         self._pinned: md.ViewState | None = None
         self.selected: int | None = None
         self._opened = False
+        self.hung_up = threading.Event()
         self.animation_level = "none"
         for item in THEMES:
             self.register_theme(item)
@@ -153,8 +157,13 @@ class TrainctlApp(App[int]):
 
     def _leave_on_hangup(self) -> None:
         """A terminal that went away ends the program; without this Textual would spin on a dead line."""
-        with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.exit, 0)
+        with contextlib.suppress(ValueError, RuntimeError):  # not the main thread's loop: then it isn't ours to handle
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
+
+    def _hang_up(self) -> None:
+        """Leave in order, for the signal may come to a terminal that lives."""
+        self.hung_up.set()
+        self.exit(0)
 
     async def _follow_agent(self) -> None:
         while True:
@@ -346,6 +355,13 @@ def farewell(state: md.ViewState, address: str) -> str:
     return f"detached: {run.name} ({run.state}) goes on at step {run.step:,} of {run.steps:,}; {again}"
 
 
+def _leave_after_hangup(hung_up: threading.Event) -> None:
+    """A terminal that died can block for ever what is written to it on the way out."""
+    hung_up.wait()
+    time.sleep(HANGUP_SECONDS)
+    os._exit(128 + signal.SIGHUP)
+
+
 def run_app(
     address: str, *, by: str, read_only: bool = False, say: Callable[[md.ViewState, str], str] = farewell
 ) -> int:
@@ -355,6 +371,7 @@ def run_app(
     """
     Client(address, by=by)
     app = TrainctlApp(lambda: Client(address, by=by), read_only=read_only)
+    threading.Thread(target=_leave_after_hangup, args=(app.hung_up,), name="hang-up", daemon=True).start()
     app.run()
     if app.return_code == 0:
         with contextlib.suppress(OSError):

@@ -1,5 +1,6 @@
 """`trainctl demo`: a small real model trained on real text on this machine, on the screen or headless."""
 
+import asyncio
 import contextlib
 import importlib.util
 import json
@@ -24,6 +25,7 @@ SCREEN_STEPS = 2000
 PROGRESS_LINES = 15
 """About how many steps a headless demo tells of."""
 END_SECONDS = 60.0
+WATCH_SECONDS = 2.0
 NEEDED = {"torch": ("torch", "transformers"), "mlx": ("mlx", "mlx_lm")}
 
 
@@ -50,7 +52,7 @@ def headless(wanted: Wanted) -> int:
     with _supervised(wanted) as (demo, supervisor):
         try:
             run = _start(demo)
-            view = calls.call(demo.address, lambda client: _progress(client, run, wanted.steps))
+            view = calls.call(demo.address, lambda client: _followed(client, run, wanted.steps, supervisor))
             _let_end(supervisor)
         except KeyboardInterrupt:
             output.tell("stopping the demo")
@@ -172,6 +174,24 @@ def _start(demo: Demo) -> str:
         raise RefusedError(output.reply_line("start-run", reply))
     output.tell(f"demo: {snapshot.run.run} at {demo.address}, in {snapshot.run.directory}")
     return snapshot.run.run
+
+
+async def _followed(client: Any, run: str, steps: int, supervisor: "subprocess.Popen[bytes]") -> m.RunView:
+    """The run's last view. Raises RefusedError if its agent is gone with nobody left to start it again."""
+    progress = asyncio.create_task(_progress(client, run, steps), name="progress")
+    try:
+        while not (await asyncio.wait({progress}, timeout=WATCH_SECONDS))[0]:
+            if supervisor.poll() is None:
+                continue
+            try:
+                await client.snapshot(0)
+            except UnreachableError as error:
+                await asyncio.wait({progress}, timeout=WATCH_SECONDS)  # it may have seen the end just before
+                if not progress.done():
+                    raise RefusedError(f"{error}, and the demo's supervisor has ended") from None
+        return await progress
+    finally:
+        progress.cancel()
 
 
 async def _progress(client: Any, run: str, steps: int) -> m.RunView:
