@@ -37,21 +37,22 @@ def until(condition: Callable[[], Any], seconds: float = STEP_SECONDS_LIMIT, wha
 
 
 class AgentProcess:
-    """One agent on free loopback ports, in a state folder of its own."""
+    """One agent on free loopback ports, or where a cluster file has it, in a node folder of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self.state = folder
+    def __init__(self, folder: Path, name: str = NODE, cluster: Path | None = None) -> None:
+        self.state, self.name, self._cluster = folder, name, cluster
         self.address = "tcp://127.0.0.1:0"
-        self.live_address: str | None = None
+        self.live_address: str | None = "tcp://127.0.0.1:0" if cluster is not None else None
         self.process: subprocess.Popen[str] | None = None
 
     @property
     def directory(self) -> Path:
-        return self.state / NODE
+        return self.state / self.name
 
     def start(self) -> "AgentProcess":
         """Start, or start again on the same ports."""
-        command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", NODE, "--listen", self.address]
+        command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", self.name]
+        command += ["--listen", self.address] if self._cluster is None else ["--cluster", str(self._cluster)]
         if self.live_address is not None:
             command += ["--live", self.live_address]
         self.process = subprocess.Popen(
@@ -131,9 +132,9 @@ def small_assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run_config(small_assets: Path) -> Callable[..., dict[str, Any]]:
-    """A run file as parsed, `table__key` changes laid over it."""
+    """A run file as parsed, `table__key` changes laid over it, or whole tables replaced."""
 
     def make(**changes: Any) -> dict[str, Any]:
         raw: dict[str, Any] = {
@@ -149,7 +150,10 @@ def run_config(small_assets: Path) -> Callable[..., dict[str, Any]]:
         }  # fmt: skip
         for name, value in changes.items():
             table, _, key = name.partition("__")
-            raw.setdefault(table, {})[key] = value
+            if key:
+                raw.setdefault(table, {})[key] = value
+            else:
+                raw[table] = value
         return raw
 
     return make
@@ -183,3 +187,21 @@ def all_steps(client: BlockingClient, run: str | None = None) -> list[m.StepComm
         steps += page.steps
         if not page.more:
             return steps
+
+
+@pytest.fixture(scope="session")
+def three_agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A cluster of three agents that all tests share; use `cluster`."""
+    from tests.integration.clusters import Cluster
+
+    made = Cluster(tmp_path_factory.mktemp("cluster"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def cluster(three_agents: Any) -> Iterator[Any]:
+    """The three agents of `tests.integration.clusters`, in touch with each other and without a run."""
+    three_agents.in_touch()
+    yield three_agents
+    three_agents.settle()

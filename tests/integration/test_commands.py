@@ -15,6 +15,7 @@ from trainctl.protocol.errors import ExpiredError
 from trainctl.protocol.record import open_for_reading
 from trainctl.tui.app import TrainctlApp
 from trainctl.tui.dialogs import CommandDialog
+from trainctl.tui.source import ClusterSource
 
 LONG = 100_000
 SAMPLES = 12
@@ -161,7 +162,7 @@ async def test_from_key_press_to_applied_at_the_step_that_the_reply_names(agent,
     """In the full-screen program. How long it takes is measured by benchmarks/key_press.py."""
     async with Client(agent.address, by="tester", timeout_seconds=60) as client:
         await client.send("start-run", {"config": run_config(run__steps=LONG)}, timeout_seconds=120)
-        app = TrainctlApp(lambda: Client(agent.address, by="tester"))
+        app = TrainctlApp(lambda: ClusterSource(agent.address, by="tester"))
         async with app.run_test(size=(80, 24)) as pilot:
             await reached(pilot, lambda: app.shown.run is not None and app.shown.run.state == "running")
             chance = random.Random(3)

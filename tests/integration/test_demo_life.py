@@ -1,4 +1,7 @@
-"""The demo as a person runs it: it trains, survives its agent's death and its terminal's, and leaves no process."""
+"""The demo as a person runs it: it trains, survives its agent's death and its terminal's, and leaves no process.
+
+One node is enough for all of that; test_demo.py has the whole group.
+"""
 
 import contextlib
 import json
@@ -54,6 +57,9 @@ def sessions(folder: Path) -> list[Path]:
     return sorted(folder.glob("demo-*"))
 
 
+ALONE = ("--nodes", "1", "--backend", "torch")
+
+
 def process_of(folder: Path, module: str) -> psutil.Process | None:
     found = [process for process in processes_of(folder) if module in process.cmdline()]
     return found[0] if found else None
@@ -68,7 +74,7 @@ def test_without_a_terminal_for_its_messages_it_runs_headless(folder: Path) -> N
     """The full screen is drawn on standard error: where that goes elsewhere, the object is what is printed."""
     here, there = pty.openpty()
     done = subprocess.run(
-        [*COMMAND, "demo", "--steps", "3", "--backend", "torch", "--folder", str(folder)],
+        [*COMMAND, "demo", *ALONE, "--steps", "3", "--folder", str(folder)],
         env=ENVIRONMENT, stdin=there, stdout=there, stderr=subprocess.PIPE, timeout=120, check=False,
     )  # fmt: skip
     os.close(there)
@@ -76,7 +82,8 @@ def test_without_a_terminal_for_its_messages_it_runs_headless(folder: Path) -> N
     os.close(here)
     assert done.returncode == 0, done.stderr
     found = summary_of(said)
-    assert (found["steps"], found["state"], found["mixed"]) == (3, "finished", False)
+    assert (found["steps"], found["state"], found["mixed"], found["engine"]) == (3, "finished", False, "none")
+    assert found["last_loss"] < found["first_loss"]
     assert [node["name"] for node in found["nodes"]] == [node_name()]
     directory = Path(found["run_directory"])
     assert directory.is_relative_to(folder)
@@ -86,7 +93,7 @@ def test_without_a_terminal_for_its_messages_it_runs_headless(folder: Path) -> N
 
 
 def test_the_supervisor_killed_the_run_goes_on_and_the_agent_leaves_with_it(folder: Path) -> None:
-    with started("demo", "--json", "--steps", "12", "--backend", "torch", "--folder", folder) as process:
+    with started("demo", *ALONE, "--json", "--steps", "8", "--folder", folder) as process:
         assert process.stderr is not None
         assert next(line for line in iter(process.stderr.readline, "") if "step 2 " in line)
         supervisor = process_of(folder, "trainctl.tui.demo_supervisor")
@@ -95,7 +102,7 @@ def test_the_supervisor_killed_the_run_goes_on_and_the_agent_leaves_with_it(fold
         assert process_of(folder, "trainctl.node_agent.cli") is not None
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert summary_of(out)["steps"] == 12
+    assert summary_of(out)["steps"] == 8
     assert_gone_within(folder, 20)
 
 
@@ -113,7 +120,7 @@ def test_the_supervisor_killed_after_the_run_leaves_no_agent(folder: Path) -> No
 
 
 def test_the_agent_killed_the_run_goes_on_and_every_step_is_there(folder: Path) -> None:
-    with started("demo", "--json", "--steps", "24", "--backend", "torch", "--folder", folder) as process:
+    with started("demo", *ALONE, "--json", "--steps", "12", "--folder", folder) as process:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
         assert next(line for line in lines if "step 4 " in line)
@@ -133,13 +140,13 @@ def test_the_agent_killed_the_run_goes_on_and_every_step_is_there(folder: Path) 
     assert process.returncode == 0, err
     assert restarted_in < 5, "the supervisor starts it at once; the rest is a loaded machine"
     found = summary_of(out)
-    assert found["steps"] == 24
-    assert found["nodes"][0]["tokens"] == 24 * 24 * 128
+    assert found["steps"] == 12
+    assert found["nodes"][0]["tokens"] == 12 * 24 * 128
     assert "Traceback" not in err
 
 
 def test_ctrl_c_stops_a_headless_demo(folder: Path) -> None:
-    with started("demo", "--headless", "--steps", "5000", "--backend", "torch", "--folder", folder) as process:
+    with started("demo", *ALONE, "--headless", "--steps", "5000", "--folder", folder) as process:
         assert process.stderr is not None
         assert next(line for line in iter(process.stderr.readline, "") if "step 1 " in line)
         out, err = interrupt(process)
@@ -164,7 +171,7 @@ def test_its_terminal_closed_it_trains_to_the_end_and_then_leaves(folder: Path) 
     before = set(sessions(folder))
     here, there = pty.openpty()
     process = subprocess.Popen(
-        [*COMMAND, "demo", "--headless", "--steps", "12", "--backend", "torch", "--folder", str(folder)],
+        [*COMMAND, "demo", *ALONE, "--headless", "--steps", "6", "--folder", str(folder)],
         env=ENVIRONMENT, stdin=there, stdout=there, stderr=there, start_new_session=True,
     )  # fmt: skip
     os.close(there)
@@ -179,7 +186,7 @@ def test_its_terminal_closed_it_trains_to_the_end_and_then_leaves(folder: Path) 
     (session,) = set(sessions(folder)) - before
     (record,) = session.rglob("record.db")
     with sqlite3.connect(record) as connection:
-        assert connection.execute("SELECT COUNT(*), MAX(step) FROM steps").fetchone() == (12, 12)
+        assert connection.execute("SELECT COUNT(*), MAX(step) FROM steps").fetchone() == (6, 6)
     connection.close()
 
 
@@ -207,7 +214,7 @@ def test_on_the_screen_it_goes_on_when_the_screen_is_left(folder: Path) -> None:
     here, there = pty.openpty()
     termios.tcsetwinsize(there, (24, 80))
     process = subprocess.Popen(
-        [*COMMAND, "demo", "--steps", "100000", "--backend", "torch", "--folder", str(folder)],
+        [*COMMAND, "demo", *ALONE, "--steps", "100000", "--folder", str(folder)],
         env={**ENVIRONMENT, "TERM": "xterm-256color"}, stdin=there, stdout=there, stderr=there, start_new_session=True,
     )  # fmt: skip
     os.close(there)

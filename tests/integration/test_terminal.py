@@ -46,6 +46,16 @@ class Terminal:
             time.sleep(0.05)
         raise AssertionError(f"no {pattern!r} within {seconds} s on:\n{self.screen()}")
 
+    def wait_gone(self, pattern: str, seconds: float = 20.0) -> str:
+        """The screen once `pattern` is no longer on it: a key sent right after Escape would be read as Alt with it."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            screen = self.screen()
+            if not re.search(pattern, screen):
+                return screen
+            time.sleep(0.05)
+        raise AssertionError(f"still {pattern!r} after {seconds} s on:\n{self.screen()}")
+
     def exit_status(self, seconds: float = 20.0) -> str:
         deadline = time.monotonic() + seconds
         while not (self._exit.exists() and self._exit.read_text()):
@@ -81,6 +91,7 @@ def test_b_changes_the_micro_batch_and_events_names_the_step(running, tmp_path, 
         terminal.keys("BSpace", "2", "Enter")
         shown = terminal.wait_for(r"applied @ step [\d,]+")
         terminal.keys("Escape")
+        terminal.wait_gone(r"esc closes")
         screen = terminal.wait_for(r"resize-batch.*@[\d,]+")
         terminal.wait_for(r"2×6")
         events = client.events(newest=True).events
@@ -118,8 +129,9 @@ def test_the_screen_survives_its_agent(running, tmp_path):
         agent.kill()
         terminal.wait_for(r"(?i)silent|no message|no answer")
         terminal.keys("?")
-        terminal.wait_for(r"(?i)help")
+        terminal.wait_for(r"the rank's speed alone")
         terminal.keys("Escape")
+        terminal.wait_gone(r"the rank's speed alone")
         agent.start()
         terminal.wait_for(r"g1\.[3-9]")
         terminal.keys("q")

@@ -1,10 +1,14 @@
-"""A group of simulated ranks around a real Conductor: what a trainer does, without a model, in any order."""
+"""An agent around a real Conductor with simulated ranks: what it decides is carried out, in any order that links allow.
+
+Everything that was decided is kept and checked as it comes: who may commit what, and that nothing is done twice.
+"""
 
 import dataclasses
 import random
-from collections import deque
+from collections.abc import Callable
 
 import msgspec
+from tests.node_agent.simulated_ranks import RUN, TORN, SimRank, SimWorld
 
 from trainctl.node_agent import decisions as d
 from trainctl.node_agent import shares
@@ -14,7 +18,7 @@ from trainctl.node_agent.settings import Durable, RankSetting, Settings
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile, verbs
 
-RUN = "sim"
+TICK_SECONDS = 15.0
 
 
 def config(steps: int = 20, batch: int = 8, **tables: dict) -> runfile.RunFile:
@@ -36,113 +40,47 @@ def durable(nodes: tuple[str, ...] = ("a",), batch: int = 8) -> Durable:
     return Durable(Settings(1, batch, ranks), m.Generation(1, 0), 0)
 
 
-@dataclasses.dataclass
-class SimRank:
-    """What a trainer keeps: its generation, its plans, its last step and what its accumulators hold."""
-
-    rank: int
-    generation: m.Generation | None = None
-    last_step: int = 0
-    plans: deque = dataclasses.field(default_factory=deque)
-    accumulated: bool = False
-    held: tuple[m.Range, ...] = ()
-    held_from: m.Generation | None = None
-    gone: bool = False
-    disk_full: bool = False
-    reports: list = dataclasses.field(default_factory=list)
-    done: list = dataclasses.field(default_factory=list)  # (step, positions) of every update applied
-
-    def ready(self) -> m.Ready:
-        return m.Ready(
-            run=RUN, rank=self.rank, pid=1, backend="torch", device="cpu", parameters=1, samples=100, held_out=10,
-            mean_weight=4.0, layout_digest="l", model_digest="m", data_digest="d", last_step=self.last_step, cursor=0,
-        )  # fmt: skip
-
-    def take(self, message, others=()) -> list:
-        match message:
-            case m.Form():
-                self.generation = message.generation
-                self.plans.clear()
-                self.accumulated = False
-                return [m.Formed(run=RUN, rank=self.rank, generation=message.generation)]
-            case m.Fence():
-                if self.accumulated and any(other.last_step > self.last_step for other in others):
-                    self.work(others)  # the reduce has happened: an update in progress finishes first
-                self.generation = None
-                return [
-                    m.Fenced(
-                        run=RUN, rank=self.rank, generation=message.generation, last_step=self.last_step,
-                        held_from=self.held_from, held=self.held, reports=tuple(self.reports[-8:]),
-                    )
-                ]  # fmt: skip
-            case m.StepPlan():
-                if message.generation == self.generation:
-                    self.plans.append(message)
-            case m.Leave():
-                self.gone = True
-        return []
-
-    def work(self, others=()) -> list:
-        """One stride: accumulate, then (the reduce lets nobody through before all have) update."""
-        if not self.plans or self.generation is None:
-            return []
-        plan = self.plans[0]
-        mine = next(work for work in plan.work if work.rank == self.rank)
-        if plan.kind == "train" and not self.accumulated:
-            before = self.held if plan.finishes is not None else ()
-            self.held, self.held_from = (*before, *mine.ranges), plan.finishes or plan.generation
-            self.accumulated = True
-            return [m.Soon(run=RUN, rank=self.rank, generation=plan.generation, seq=plan.seq)]
-        if plan.kind == "train" and not all(
-            rank.last_step >= plan.step or (rank.accumulated and rank.last_step == plan.step - 1) for rank in others
-        ):
-            return []
-        self.plans.popleft()
-        count = sum(piece.count for piece in (self.held if plan.kind == "train" else mine.ranges))
-        writes = self.rank in plan.writers and not self.disk_full
-        report = m.Report(
-            run=RUN, rank=self.rank, generation=plan.generation, seq=plan.seq, kind=plan.kind, step=plan.step,
-            loss_sum=2.0, weight=1.0, own_weight=1.0, own_samples=count, micro_batch=mine.micro_batch,
-            checkpoint=m.CheckpointInfo("p", plan.step, 1, 0.0) if writes else None,
-        )  # fmt: skip
-        if plan.kind == "train":
-            self.done.append((plan.step, self.held))
-            self.last_step, self.accumulated, self.held, self.held_from = plan.step, False, (), None
-            self.reports.append(report)
-        return [report]
-
-
 class Simulation:
-    """Delivers between a conductor and its ranks; keeps everything that was decided."""
+    """Delivers between a conductor and its ranks; a stride is one message delivered or one piece of work done."""
 
     def __init__(self, run_config: runfile.RunFile, kept: Durable | None = None, seed: int = 0) -> None:
         self.config = run_config
         self.journal = kept or durable(batch=run_config.batch.global_)
         self.conductor = Conductor(RUN, run_config, self.journal, Progress())
-        self.ranks = {rank: SimRank(rank) for rank in self.journal.settings.ranks}
+        self.world = SimWorld(seed)
+        self.ranks = {rank: SimRank(rank, self.world) for rank in self.journal.settings.ranks}
         self.random = random.Random(seed)
         self.now = 0.0
-        self.inbox: deque = deque()
-        self.plans: list[m.StepPlan] = []
+        self.strides = 0
+        self.plans: list[m.StepPlan] = []  # held ones included
+        self.sent_plans: list[m.StepPlan] = []
         self.commits: list[m.StepCommitted] = []
+        self.parts: set[tuple[int, int]] = set()
         self.ends: dict[str, d.CommandEnded] = {}
         self.happened: list[d.Happened] = []
+        self.drifts: list[d.Drifted] = []
+        self.evaluated: list[int] = []
         self.ended: d.Ended | None = None
         self.next_id = 0
         self.sent: dict[str, d.Commanded] = {}
         self.crash_after: int | None = None  # decisions the agent still carries out before it is killed
+        self._tellers: dict[m.Generation, Conductor] = {}
+        self._train_plans: set[tuple[m.Generation, int]] = set()
+        self._newest_plan: dict[int, m.Generation] = {}  # by step: the newest generation it was planned in
 
     def begin(self) -> "Simulation":
         for rank in self.ranks.values():
-            self.feed(rank.ready())
+            rank.load()
         return self
+
+    # ------------------------------------------------------------ the agent
 
     def feed(self, event) -> None:
         """What an agent does with an event, unless it is killed on the way."""
         for decision in self.conductor.handle(event, self.now):
             if self.crash_after is not None:
                 if self.crash_after == 0:
-                    self.crash_after = None
+                    self._carry_out_in_part(decision)
                     self.restart_agent()
                     return
                 self.crash_after -= 1
@@ -151,17 +89,30 @@ class Simulation:
     def carry_out(self, decision) -> None:
         match decision:
             case d.Issue(plan, kept, held):
+                self._check_settings(kept.settings)
                 self.journal = kept
                 self.plans.append(plan)
                 if not held:
-                    for work in plan.work:
-                        self.deliver(work.rank, plan)
+                    self._send_plan(plan)
             case d.Persist(kept):
+                self._check_settings(kept.settings)
                 self.journal = kept
             case d.Tell(rank, message):
-                self.deliver(rank, message)
-            case d.Commit(step, _):
+                if not isinstance(message, m.Leave):
+                    teller = self._tellers.setdefault(message.generation, self.conductor)
+                    assert teller is self.conductor, f"two conductors spoke for {message.generation}"
+                self._send(rank, message)
+            case d.Commit(step, first):
+                self._check_commit(step)
                 self.commits.append(step)
+                self._add_part(first)
+            case d.RankDone(part, step):
+                assert step in self.commits and part.step == step.step
+                self._add_part(part)
+            case d.Drifted():
+                self.drifts.append(decision)
+            case d.Evaluated(step, _, _, _):
+                self.evaluated.append(step)
             case d.CommandEnded():
                 assert decision.id not in self.ends, "a command ended twice"
                 self.ends[decision.id] = decision
@@ -170,10 +121,96 @@ class Simulation:
             case d.Ended():
                 self.ended = decision
 
-    def deliver(self, rank: int, message) -> None:
-        self.inbox.extend(self.ranks[rank].take(message, self.ranks.values()))
-        if self.ranks[rank].gone:
-            self.inbox.append(d.RankEnded(rank, True, "exited with 0"))
+    def _carry_out_in_part(self, decision) -> None:
+        """A plan is journaled after the settings it was made from, and sent to one rank after another."""
+        done = self.random.randrange(4)
+        if not isinstance(decision, d.Issue) or decision.held or not done:
+            return
+        self.journal = decision.durable
+        if done == 2:
+            self.plans.append(decision.plan)
+        elif done == 3:
+            self.carry_out(decision)
+            for work in decision.plan.work[self.random.randrange(len(decision.plan.work)) :]:
+                if self.ranks[work.rank].connected and not self.ranks[work.rank].gone:
+                    self.ranks[work.rank].down.pop()
+
+    def _send_plan(self, plan: m.StepPlan) -> None:
+        assert self._tellers.get(plan.generation) is self.conductor, "a plan of a generation that it didn't form"
+        self.sent_plans.append(plan)
+        if plan.kind == "train":
+            self._check_train_plan(plan)
+        for work in plan.work:
+            self._send(work.rank, plan)
+
+    def _send(self, rank: int, message) -> None:
+        if self.ranks[rank].connected and not self.ranks[rank].gone:
+            self.ranks[rank].down.append(message)
+
+    def _add_part(self, part: m.RankStep) -> None:
+        assert (part.step, part.rank) not in self.parts, "a part was told twice"
+        self.parts.add((part.step, part.rank))
+
+    # ------------------------------------------------------------ what must hold
+
+    def _check_settings(self, settings: Settings) -> None:
+        counts = {rank: setting.share for rank, setting in settings.live.items()}
+        assert counts and min(counts.values()) >= 1 and sum(counts.values()) == settings.global_batch
+        for setting in settings.ranks.values():
+            assert setting.out or 1 <= setting.micro_batch <= setting.share, setting
+            assert not setting.out or not setting.share, setting
+
+    def _check_train_plan(self, plan: m.StepPlan) -> None:
+        assert (plan.generation, plan.step) not in self._train_plans, "two plans for one step of a generation"
+        self._train_plans.add((plan.generation, plan.step))
+        self._newest_plan[plan.step] = max(plan.generation, self._newest_plan.get(plan.step, plan.generation))
+        assert plan.cursor == (self.world.batches[plan.step - 1][0] + self.world.batches[plan.step - 1][1]
+                               if plan.step - 1 in self.world.batches else plan.cursor)  # fmt: skip
+        if plan.finishes is None:
+            settings = self.journal.settings
+            assert {work.rank: sum(piece.count for piece in work.ranges) for work in plan.work} == {
+                rank: setting.share for rank, setting in settings.live.items()
+            }
+
+    def _check_commit(self, step: m.StepCommitted) -> None:
+        before = self.commits[-1] if self.commits else None
+        assert step.step == (before.step + 1 if before else 1), "steps are committed one after another"
+        assert step.cursor == (before.cursor if before else 0) + step.global_batch, "the cursor has no gaps"
+        assert before is None or step.generation >= before.generation
+        assert step.generation >= self._newest_plan[step.step], "committed by an older generation than planned it last"
+        assert step.step in self.world.states, "no rank has made this step"
+
+    def check_commands(self) -> None:
+        """Every one ended; every edit that was applied is in the plans from its step on, and in none before."""
+        assert set(self.ends) == set(self.sent)
+        versions = {commit.step: commit.plan_version for commit in self.commits}
+        for id, end in self.ends.items():
+            if end.state == "applied" and self.sent[id].verb in EDITING and end.step in versions:
+                assert versions[end.step] >= end.plan_version > versions.get(end.step - 1, 0), end
+
+    def check_periodic(self) -> None:
+        """What the run file wants beside training ran at its steps, and at no other."""
+        every = {
+            "evaluate": self.config.evaluate.every_steps, "sync": self.config.group.sync_weights_every,
+            "checkpoint": self.config.checkpoint.every_steps,
+        }  # fmt: skip
+        last = self.commits[-1].step if self.commits else 0
+        for plan in self.sent_plans:
+            if plan.kind in every and not plan.commands:
+                assert plan.step == last or plan.step % every[plan.kind] == 0, plan
+        assert {step for step in range(1, last) if every["evaluate"] and step % every["evaluate"] == 0} <= set(
+            self.evaluated
+        )
+
+    def check_alike(self) -> None:
+        """After quiescence: all live ranks at the last step, with one and the same state."""
+        settings, step = self.conductor.durable.settings, self.conductor.progress.step
+        for rank in settings.live:
+            at = self.ranks[rank]
+            assert (at.last_step, at.cursor) == (step, self.conductor.progress.cursor)
+            assert at.state == self.world.states[step] != TORN
+
+    # ------------------------------------------------------------ commands
 
     def command(self, verb: str, node: str | None = None, if_plan: int | None = None, ttl: float = 1e9, **args) -> str:
         self.next_id += 1
@@ -183,68 +220,151 @@ class Simulation:
         self.feed(self.sent[id])
         return id
 
+    # ------------------------------------------------------------ time and order
+
+    def talk(self) -> "Simulation":
+        """Deliver all that is on the links, both ways, before anybody works."""
+        while True:
+            told = [rank for rank in self.ranks.values() if rank.connected and (rank.up or rank.down)]
+            if not told:
+                return self
+            for rank in told:
+                self.hear(rank) if rank.up else self.order(rank)
+
+    def choices(self) -> list[Callable[[], None]]:
+        """All that could happen next."""
+        found: list[Callable[[], None]] = []
+        for rank in self.ranks.values():
+            if rank.connected and rank.up:
+                found.append(lambda rank=rank: self.hear(rank))
+            if rank.connected and rank.down and not rank.gone:
+                found.append(lambda rank=rank: self.order(rank))
+            if rank.can_work:
+                found.append(rank.work)
+        return found
+
+    def hear(self, rank: SimRank) -> None:
+        """The oldest message of a rank reaches the agent."""
+        self.feed(rank.up.popleft())
+
+    def order(self, rank: SimRank) -> None:
+        """The oldest order on a link reaches its rank."""
+        rank.take_order()
+        if rank.gone:
+            self.end_rank(rank, clean=True)
+
+    def end_rank(self, rank: SimRank, *, clean: bool) -> None:
+        rank.gone = True
+        rank.down.clear()
+        rank.exit = d.RankEnded(rank.rank, clean, "exited with 0" if clean else "was ended by signal 9")
+        rank.up.append(rank.exit)
+
     def stride(self) -> bool:
-        """Deliver one thing or let one rank work; False if nothing is left to do."""
-        choices = [rank for rank in self.ranks.values() if rank.plans and rank.generation is not None]
-        if self.inbox and (not choices or self.random.random() < 0.6):
-            self.feed(self.inbox.popleft())
-            return True
-        if not choices:
+        """One thing, by chance; False if nothing is left to do."""
+        found = self.choices()
+        if not found:
             return False
-        self.inbox.extend(self.random.choice(choices).work(self.ranks.values()))
+        self.strides += 1
+        self.now += 0.01
+        self.random.choice(found)()
         return True
 
-    def run(self, strides: int = 10_000) -> "Simulation":
+    def run(self, strides: int = 100_000) -> "Simulation":
+        """Until nothing moves but the clock."""
         while strides and self.stride():
             strides -= 1
         return self
 
+    def until(self, condition: Callable[[], bool]) -> "Simulation":
+        for _ in range(100_000):
+            if condition():
+                return self
+            assert self.stride(), f"stuck in {self.conductor.stage} at step {self.conductor.progress.step}"
+        raise AssertionError("it never comes to that")
+
     def until_step(self, step: int) -> "Simulation":
-        while self.conductor.progress.step < step:
-            assert self.stride(), f"stuck at step {self.conductor.progress.step}"
+        return self.until(lambda: self.conductor.progress.step >= step)
+
+    def tick(self, seconds: float = 0.0) -> None:
+        self.now += seconds
+        self.feed(d.Ticked())
+
+    def settle(self) -> "Simulation":
+        """No more faults: all links come back, and what hangs is found by its deadline."""
+        self.crash_after = None
+        for rank in self.ranks.values():
+            self.reconnect(rank)
+        for _ in range(60):
+            self.run()
+            if self.ended is not None or self.conductor.state == "paused":
+                return self
+            self.tick(TICK_SECONDS)
+        raise AssertionError(f"no quiescence: {self.conductor.stage} at step {self.conductor.progress.step}")
+
+    def finish(self) -> "Simulation":
+        """To the end of the run."""
+        self.settle()
+        if self.ended is None:
+            self.check_alike()
+            self.command("resume")
+            self.settle()
+        assert self.ended is not None
         return self
+
+    # ------------------------------------------------------------ faults
+
+    def disconnect(self, rank: SimRank, kept: int = 0) -> None:
+        """A connection is lost, and what was on it but for the `kept` newest that the rank had not sent yet."""
+        if rank.connected:
+            rank.connected = False
+            rank.down.clear()
+            self._lose(rank, kept)
+
+    def reconnect(self, rank: SimRank) -> None:
+        if not rank.connected:
+            rank.connected = True
+            rank.up.appendleft(d.RankReturned(rank.rank))
+            if not rank.gone:
+                rank.up.append(rank.alive())
+
+    @staticmethod
+    def _lose(rank: SimRank, kept: int) -> None:
+        """What was on its way up, but for the newest; that a process has ended is seen, not said."""
+        said = [message for message in rank.up if not isinstance(message, d.RankEnded | d.RankReturned)]
+        rank.up.clear()
+        rank.up.extend(said[len(said) - min(kept, len(said)) :])
+        if rank.exit is not None:
+            rank.up.append(rank.exit)
 
     def restart_agent(self) -> None:
         """The agent is killed: what was journaled is all that its successor knows; the ranks live on."""
-        self.inbox.clear()
+        self.crash_after = None
         last = self.commits[-1] if self.commits else None
         progress = Progress(last.step, last.cursor, last.tokens_total) if last else Progress()
         recent = tuple(plan for plan in self.plans[-32:] if plan.kind == "train")
         carried = {id: command for id, command in self.journal.carried.items() if id not in self.ends}
-        self.journal = msgspec.structs.replace(self.journal, carried=carried)
+        seq = self.plans[-1].seq if self.plans else 0
+        self.journal = msgspec.structs.replace(self.journal, carried=carried, seq=seq)
         self.conductor = Conductor(RUN, self.config, self.journal, progress, recent)
         for rank in self.ranks.values():
-            alive = m.Alive(
-                run=RUN, rank=rank.rank, generation=rank.generation, step=rank.last_step, phase="idle",
-                ready=rank.ready(),
-            )  # fmt: skip
-            if not rank.gone:
-                self.feed(alive)
+            rank.down.clear()
+            self._lose(rank, self.random.randrange(3))
+            if rank.connected and not rank.gone:
+                rank.up.append(rank.alive())
         for id, command in self.sent.items():
             if id not in self.ends and id not in self.conductor.durable.carried:
                 self.feed(dataclasses.replace(command, again=True))
-        for rank in self.ranks.values():
-            if rank.gone:
-                self.feed(d.RankEnded(rank.rank, True, "exited with 0"))
+
+
+EDITING = ("resize-batch", "set-global-batch", "set-lr", "rebalance", "drain", "admit")
 
 
 def check_ledger(simulation: Simulation) -> None:
-    """Every position of every committed step was computed by exactly one rank, once, and the cursor never jumps."""
+    """Every position of every committed step was in the sum that made it, once, and the cursor never jumps."""
     cursor = 0
-    for commit in simulation.commits:
-        pieces = sorted(
-            piece
-            for rank in simulation.ranks.values()
-            for step, held in rank.done
-            if step == commit.step
-            for piece in held
-        )
-        at = cursor
-        for piece in pieces:
-            assert piece.start == at, (commit.step, pieces)
-            at = piece.stop
-        assert at == commit.cursor == cursor + commit.global_batch
-        cursor = at
-    assert [commit.step for commit in simulation.commits] == list(range(1, len(simulation.commits) + 1))
+    for number, commit in enumerate(simulation.commits, 1):
+        assert commit.step == number
+        assert simulation.world.batches[commit.step] == (cursor, commit.global_batch)
+        cursor = commit.cursor
     identities = [(plan.generation, plan.seq) for plan in simulation.plans]
     assert len(set(identities)) == len(identities)

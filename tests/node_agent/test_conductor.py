@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from tests.node_agent.simulation import Simulation, check_ledger, config, durable
 
 from trainctl.node_agent import decisions as d
-from trainctl.node_agent import planner
 from trainctl.protocol import messages as m
 
 
@@ -19,11 +18,9 @@ def test_runs_to_its_last_step_and_leaves():
 
 def test_a_plan_is_issued_only_when_the_step_before_is_about_to_end():
     simulation = Simulation(config(steps=5)).begin()
-    while not simulation.ranks[0].accumulated:
-        assert len(simulation.plans) <= 1
-        simulation.stride()
-    while simulation.inbox:
-        simulation.feed(simulation.inbox.popleft())
+    simulation.until(lambda: simulation.ranks[0].accumulated)
+    assert [plan.step for plan in simulation.plans] == [1]
+    simulation.talk()
     assert [plan.step for plan in simulation.plans] == [1, 2]
 
 
@@ -165,11 +162,10 @@ def test_ranks_that_loaded_unlike_data_never_start():
 
 def test_a_restarted_agent_finishes_the_same_batch():
     simulation = Simulation(config()).begin().until_step(3)
-    while not simulation.ranks[0].accumulated:
-        simulation.stride()
+    simulation.until(lambda: simulation.ranks[0].accumulated)
     step = simulation.conductor.progress.step + 1
     simulation.restart_agent()
-    simulation.run()
+    simulation.talk().run()
     finishing = [plan for plan in simulation.plans if plan.finishes is not None]
     assert [plan.step for plan in finishing] == [step]
     assert finishing[0].work[0].ranges == ()
@@ -189,19 +185,10 @@ def test_stop_while_paused_checkpoints_and_ends():
 
 def test_a_stop_after_a_restart_waits_for_the_trainer_and_its_checkpoint():
     simulation = Simulation(config()).begin().until_step(4)
-    conductor_was = simulation.conductor
     simulation.restart_agent()
-    assert simulation.conductor is not conductor_was
-    simulation.conductor.stage = "loading"
-    for rank in simulation.conductor.ranks.values():
-        rank.ready = None
     stop = simulation.command("stop")
     assert simulation.ended is None
     assert stop not in simulation.ends
-    for rank in simulation.ranks.values():
-        simulation.feed(
-            m.Alive(run="sim", rank=rank.rank, generation=rank.generation, step=0, phase="idle", ready=rank.ready())
-        )
     simulation.run()
     assert simulation.ends[stop].state == "applied"
     assert [plan.kind for plan in simulation.plans][-1] == "checkpoint"
@@ -275,8 +262,8 @@ def test_a_rate_that_would_leave_the_possible_is_refused():
 def test_a_trainer_back_on_a_new_connection_is_fenced_and_nothing_is_lost():
     simulation = Simulation(config()).begin().until_step(5)
     simulation.run(strides=2)
-    simulation.inbox.clear()  # what was on the old connection
-    simulation.feed(d.RankReturned(0))
+    simulation.disconnect(simulation.ranks[0])
+    simulation.reconnect(simulation.ranks[0])
     simulation.run()
     assert simulation.ended.state == "finished"
     check_ledger(simulation)
@@ -299,18 +286,21 @@ def test_plan_versions_in_replies_are_those_the_commands_made():
     assert (simulation.ends[first].plan_version, simulation.ends[second].plan_version) == (2, 3)
 
 
-def test_a_batch_fenced_twice_is_finished_whole_when_a_part_is_lost():
+def test_a_batch_fenced_twice_is_finished_whole():
     """What a finishing plan holds is only the rest: a second fence deals out from the whole batch."""
     simulation = Simulation(config(batch=12), durable(("a", "b"), batch=12)).begin().until_step(2)
-    while (plan := simulation.conductor._plans.get(3)) is None:
-        simulation.stride()
-    whole = {position for work in plan.work for r in work.ranges for position in range(r.start, r.stop)}
-    kept = simulation.journal
-    rest = planner.finishing(plan, kept, {0: (m.Range(plan.cursor, 3),)}, plan.generation)
-    simulation.conductor._issue(rest)
-    assert simulation.conductor._plans[3] is plan
-    left = {position for work in rest.work for r in work.ranges for position in range(r.start, r.stop)}
-    assert left == whole - set(range(plan.cursor, plan.cursor + 3))
+    simulation.command("resize-batch", micro=1)
+    simulation.until_step(5)
+    step = simulation.conductor.progress.step + 1
+    for held in (2, 4):
+        simulation.until(lambda held=held: sum(piece.count for piece in simulation.ranks[0].held) >= held)
+        simulation.feed(d.RankReturned(1))
+        simulation.talk()
+    simulation.run()
+    finishing = [plan for plan in simulation.sent_plans if plan.finishes is not None]
+    assert [plan.step for plan in finishing] == [step, step]
+    assert finishing[0].finishes == finishing[1].finishes
+    check_ledger(simulation)
 
 
 COMMANDS = st.sampled_from(

@@ -3,6 +3,7 @@
 import math
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.node_agent.records import FIRST, check_rollups, part, plan, reading, rollups, rows, step
@@ -71,7 +72,7 @@ def test_a_retracted_step_stays_marked_and_its_redo_counts(paths: RunPaths) -> N
     with RunRecorder(paths) as recorder:
         for number in (1, 2):
             recorder.commit(step(number, loss=50.0), [part(number)], 1000.0)
-        recorder.retract(2, FIRST)
+        recorder.retract_after(1)
         assert recorder.last_state().step == step(1, loss=50.0)
         recorder.commit(step(2, FIRST.next(), loss=3.0), [part(2, 0, FIRST.next())], 1001.0)
         with RecordReader(paths) as reader:
@@ -134,6 +135,47 @@ def test_host_readings_are_thinned_and_old_ones_go(paths: RunPaths) -> None:
             recorder.host(reading(late + 60 + 10 * ten))
         kept = [at for (at,) in rows(paths, "SELECT at FROM host")]
         assert len(kept) == 10 and min(kept) == late + 60
+
+
+def test_plans_go_once_they_are_many_and_no_checkpoint_needs_them(paths: RunPaths, monkeypatch: Any) -> None:
+    monkeypatch.setattr(recorder_module, "PLANS_KEPT", 100)
+    monkeypatch.setattr(recorder_module, "CHECKPOINTS_EVERY_PLANS", 10)
+    kept = "SELECT min(seq), max(seq), count(*) FROM plans"
+    with RunRecorder(paths) as recorder:
+        for number in range(1, 301):
+            recorder.plan(plan(number), 1000.0)
+        assert rows(paths, kept) == [(1, 300, 300)]  # without a checkpoint a resume begins at the first step
+        for step_kept in (120, 250):
+            paths.checkpoint(step_kept).mkdir(parents=True)
+        for number in range(301, 451):
+            recorder.plan(plan(number), 1000.0)
+        assert rows(paths, kept) == [(121, 450, 330)]  # what the older checkpoint needs
+        paths.checkpoint(120).rmdir()
+        for number in range(451, 701):
+            recorder.plan(plan(number), 1000.0)
+        assert rows(paths, kept) == [(251, 700, 450)]
+        assert recorder.train_plan(251) == plan(251)
+    with RunRecorder(paths, resumable=False) as recorder:
+        for number in range(701, 1201):
+            recorder.plan(plan(number, FIRST.next()), 1000.0)
+        assert rows(paths, kept) == [(1101, 1200, 100)]
+        assert recorder.last_state().seq == 1200
+
+
+def test_drifts_are_kept_by_rank_and_a_repeated_one_counts(paths: RunPaths) -> None:
+    with RunRecorder(paths) as recorder:
+        for number in range(1, 41):
+            recorder.commit(step(number), [part(number, 0), part(number, 2)], 1000.0)
+            if number % 10 == 0:
+                recorder.drifts(number, 1000.0 + number, {0: 0.0, 2: number * 1e-8})
+        recorder.drifts(20, 2000.0, {0: 0.0, 2: 5e-7})
+        recorder.drifts(40, 2000.0, {0: math.nan, 2: math.inf})
+    with RecordReader(paths) as reader:
+        series = reader.series("drift", 2, columns=100)
+        assert (series.steps, series.last) == ((10, 20, 30), pytest.approx((1e-7, 5e-7, 3e-7)))
+        assert reader.series("drift", 0, columns=1).maximum == (0.0,)
+        assert reader.series("drift", 2, 25, 35).steps == (30,)
+        assert reader.series("drift", 1).steps == ()
 
 
 def test_a_file_that_is_no_record_of_ours_is_refused_in_a_line(paths: RunPaths) -> None:

@@ -29,7 +29,6 @@ ACTIONS = st.one_of(
     st.tuples(st.just("commit"), st.integers(1, 40), LOSSES, st.sets(st.integers(0, 2), max_size=3)),
     st.tuples(st.just("leap"), st.integers(50, 1200), LOSSES, st.sets(st.integers(0, 1), max_size=2)),
     st.tuples(st.just("again"), st.integers(0, 5), LOSSES, st.sets(st.integers(0, 2), max_size=3)),
-    st.tuples(st.just("retract"), st.integers(0, 5), LOSSES, st.just(set())),
     st.tuples(st.just("back"), st.integers(0, 60), LOSSES, st.just(set())),
 )
 
@@ -55,9 +54,6 @@ def test_rollups_equal_the_rows_whatever_happens(actions: list[tuple[str, int, f
                     number = newest - amount
                     parts = [part(number, rank, generation, 7.0 * rank) for rank in ranks]
                     recorder.commit(step(number, generation, loss), parts, 0.0)
-                elif action == "retract":
-                    recorder.retract(newest - amount, generation)
-                    generation = generation.next()
                 elif action == "back":
                     newest = max(0, newest - amount)
                     recorder.retract_after(newest)

@@ -12,6 +12,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "run.toml"
 TABLES = {
     "run": runfile.RunTable, "model": runfile.ModelTable, "data": runfile.DataTable, "batch": runfile.BatchTable,
     "optimizer": runfile.OptimizerTable, "checkpoint": runfile.CheckpointTable, "evaluate": runfile.EvaluateTable,
+    "group": runfile.GroupTable,
 }  # fmt: skip
 
 
@@ -21,8 +22,7 @@ def test_the_example_run_file_parses_and_leaves_nothing_out():
     raw = tomllib.loads(EXAMPLE.read_text())
     for name, table in TABLES.items():
         assert set(raw[name]) == {field.encode_name for field in msgspec.structs.fields(table)}
-    (node,) = raw["nodes"].values()
-    assert set(node) == {field.encode_name for field in msgspec.structs.fields(runfile.NodeTable)}
+    assert set(raw["nodes"]["studio"]) == {field.encode_name for field in msgspec.structs.fields(runfile.NodeTable)}
 
 
 def test_settings_said_to_stand_at_their_default_do():

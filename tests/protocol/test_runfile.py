@@ -107,6 +107,14 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("nodes.studio.device", "tpu", "must match '^"),
         ("nodes.studio.threads", -1, " of at least 0"),
         ("nodes.studio.memory_limit_gb", 0, "must be a number above 0"),
+        ("nodes.studio.model_path", "model", "must be absolute"),
+        ("nodes.studio.data_path", "data", "must be absolute"),
+        ("nodes.studio.interface", "e" * 65, "at most 64"),
+        ("group.engine", "nccl", "'nccl'"),
+        ("group.links_per_peer", 9, " of at most 8"),
+        ("group.chunk_mb", 0, " of at least 1"),
+        ("group.first_shares", "fair", "'fair'"),
+        ("group.sync_weights_every", -1, " of at least 0"),
     ],
 )  # fmt: skip
 def test_each_bad_field_is_named_with_its_file(tmp_path: Path, key: str, value: Any, says: str) -> None:

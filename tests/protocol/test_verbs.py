@@ -10,10 +10,13 @@ from trainctl.protocol.errors import InvalidInputError
 GOOD: dict[str, dict[str, Any]] = {
     "start-run": {"resume": "sft-1b-1"},
     "resize-batch": {"micro": 4},
+    "rebalance": {"shares": {"studio": 16, "mbp": "33.5%"}},
     "set-global-batch": {"value": 48, "schedule": "scale"},
     "set-lr": {"value": 1e-4},
     "checkpoint": {},
     "evaluate": {},
+    "drain": {},
+    "admit": {},
     "pause": {},
     "resume": {},
     "stop": {"checkpoint": False},
@@ -27,22 +30,46 @@ def test_these_are_all_the_verbs() -> None:
 
 @pytest.mark.parametrize("verb", GOOD)
 def test_good_arguments_become_their_type(verb: str) -> None:
-    args = verbs.check(verb, GOOD[verb])
+    args = verbs.check(verb, GOOD[verb], "mbp" if verbs.VERBS[verb].needs_node else None)
     assert type(args) is verbs.VERBS[verb].args
     for name, value in GOOD[verb].items():
         assert getattr(args, name) == value
 
 
-@pytest.mark.parametrize("verb", GOOD)
+@pytest.mark.parametrize("verb", sorted(set(GOOD) - {"rebalance"}))
 def test_typed_words_mean_the_same(verb: str) -> None:
     words = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in GOOD[verb].items()}
     assert verbs.parse_args(verb, words) == GOOD[verb]
 
 
-@pytest.mark.parametrize("verb", GOOD)
+def test_each_word_of_rebalance_is_a_node_or_auto() -> None:
+    assert verbs.parse_args("rebalance", {"studio": "16", "mbp": "33.5%"}) == GOOD["rebalance"]
+    assert verbs.parse_args("rebalance", {"auto": "true"}) == {"auto": True}
+    for words, field in (
+        ({"mbp": "much"}, "mbp"),
+        ({"mbp": "0"}, "mbp"),
+        ({"mbp": "-3"}, "mbp"),
+        ({"auto": "1"}, "auto"),
+    ):
+        with pytest.raises(InvalidInputError) as caught:
+            verbs.parse_args("rebalance", words)
+        assert caught.value.where == field
+    for args in ({}, {"shares": {}}, {"shares": {"a": 1}, "auto": True}, {"auto": False}):
+        with pytest.raises(InvalidInputError, match="auto=true"):
+            verbs.check("rebalance", args)
+
+
+@pytest.mark.parametrize("verb", ["drain", "admit"])
+def test_verbs_for_one_node_need_it(verb: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        verbs.check(verb, {})
+    assert caught.value.where == "node"
+
+
+@pytest.mark.parametrize("verb", sorted(set(GOOD) - {"rebalance"}))
 def test_an_argument_that_a_verb_does_not_have_is_named(verb: str) -> None:
     with pytest.raises(InvalidInputError, match="frobnicate"):
-        verbs.check(verb, {**GOOD[verb], "frobnicate": 1})
+        verbs.check(verb, {**GOOD[verb], "frobnicate": 1}, "mbp" if verbs.VERBS[verb].needs_node else None)
     with pytest.raises(InvalidInputError) as caught:
         verbs.parse_args(verb, {"frobnicate": "1"})
     assert caught.value.where == "frobnicate"

@@ -1,13 +1,15 @@
 """A small model, small data, and one rank whose plans a test hands out itself."""
 
+import functools
 import json
 import os
 import random
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,15 +18,24 @@ import msgspec
 import numpy as np
 import pytest
 import tomli_w
+import zmq
+from tests.trainer.curves import losses
+from tests.trainer.line import WHO, Line
+from tests.trainer.ranks import Ranks
 
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
 from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.runfile import GroupTable
+from trainctl.protocol.sockets import new_socket
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backend import Backend, load
+from trainctl.trainer.control import Control
 from trainctl.trainer.dataset import Dataset, open_dataset
+from trainctl.trainer.formation import Formation
 from trainctl.trainer.ledger import Ledger
+from trainctl.trainer.shared_buffer import Layout
 from trainctl.trainer.step import Executor, Identity, Settings
 
 GENERATION = m.Generation(1, 1)
@@ -127,11 +138,17 @@ def run_file(assets: Path, tmp_path: Path) -> Callable[..., runfile.RunFile]:
 
 @pytest.fixture
 def new_rig(run_file: Callable[..., runfile.RunFile], tmp_path: Path, assets: Path) -> Iterator[Callable[..., Rig]]:
-    """Make a rank: `new_rig("torch")`, `new_rig("mlx", samples=True)`, `new_rig("torch", model__dtype="bfloat16")`."""
+    """Make a rank: `new_rig("torch")`, `new_rig("mlx", samples=True)`, `new_rig("torch", model__dtype="bfloat16")`.
+    One of a group, `rank=2`, has not been told to form anything."""
     pages: list[StatusWriter] = []
 
     def make(
-        backend: str, *, samples: bool = False, wrap: Callable[[Backend], Backend] | None = None, **changes: Any
+        backend: str,
+        *,
+        samples: bool = False,
+        wrap: Callable[[Backend], Backend] | None = None,
+        rank: int | None = None,
+        **changes: Any,
     ) -> Rig:
         if samples:
             changes |= {"data__path": str(assets / "samples.jsonl"), "data__kind": "samples", "data__held_out": 0.0}
@@ -145,14 +162,73 @@ def new_rig(run_file: Callable[..., runfile.RunFile], tmp_path: Path, assets: Pa
         settings = Settings(config.run.seed, config.model.dtype, config.optimizer.clip_norm)
         sent: list[m.FromTrainer] = []
         model = wrap(loaded) if wrap else loaded
-        executor = Executor(Identity("r", "here", 0), settings, model, dataset, ledger, status, sent.append)
+        executor = Executor(Identity("r", "here", rank or 0), settings, model, dataset, ledger, status, sent.append)
         rig = Rig(config, model, dataset, ledger, executor, sent)
-        rig.form()
+        if rank is None:
+            rig.form()
         return rig
 
     yield make
     for page in pages:
         page.close()
+
+
+@pytest.fixture(scope="session")
+def known_curves() -> dict[Any, list[float]]:
+    return {}
+
+
+@pytest.fixture
+def curve(new_rig: Callable[..., Rig], known_curves: dict[Any, list[float]]) -> Callable[..., list[float]]:
+    """Losses of one rank, each worked out once a session: `curve("torch", samples=True, resized=False)`."""
+
+    def run(backend: str, *, samples: bool, resized: bool) -> list[float]:
+        key = (backend, samples, resized)
+        if key not in known_curves:
+            known_curves[key] = losses(new_rig(backend, samples=samples), resized)
+        return known_curves[key]
+
+    return run
+
+
+@pytest.fixture
+def new_ranks(new_rig: Callable[..., Rig]) -> Iterator[Callable[..., Ranks]]:
+    """Make a group that is still to be formed: `new_ranks("gloo", ("torch", "mlx"), samples=True)`."""
+    made: list[Ranks] = []
+
+    def make(engine: m.Engine, backends: Sequence[str], **changes: Any) -> Ranks:
+        makers = [functools.partial(new_rig, backend, **changes) for backend in backends]
+        made.append(Ranks(makers, engine))
+        return made[-1]
+
+    yield make
+    for ranks in made:
+        ranks.close()
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    made = Ledger()
+    made.load(0, 0)
+    return made
+
+
+@pytest.fixture
+def line(tmp_path: Path, ledger: Ledger) -> Iterator[Line]:
+    context = zmq.Context()
+    socket = new_socket(context, zmq.ROUTER)
+    status = StatusWriter(tmp_path / "rank-0.status", os.getpid())
+    with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as folder:
+        socket.bind(f"ipc://{folder}/a")
+        with Control(WHO, f"ipc://{folder}/a", ledger, status) as control:
+            control.groups.formation = Formation(WHO.rank, Layout({"a": (4,)}, "x"), GroupTable(), "", None)
+            made = Line(control, socket)
+            made.hear(m.Alive)
+            yield made
+            control.groups.formation.close()
+        socket.close()
+    context.term()
+    status.close()
 
 
 def pytest_configure(config: pytest.Config) -> None:

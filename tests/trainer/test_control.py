@@ -1,77 +1,24 @@
 """What the control thread does with orders to fence and form, at the other end of a real socket."""
 
 import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
-import zmq
+from tests.trainer.line import DEADLINE_SECONDS, WHO, Line
 
-from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.sockets import new_socket
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer.backend import Backend
-from trainctl.trainer.control import Control, Joined
 from trainctl.trainer.group import Solo, Tail
 from trainctl.trainer.ledger import Ledger
+from trainctl.trainer.orders import Joined
 from trainctl.trainer.runtime import Trainer
-from trainctl.trainer.step import Identity
 
 FIRST, SECOND, THIRD = (m.Generation(1, n) for n in (1, 2, 3))
-DEADLINE_SECONDS = 30.0
-WHO = Identity("r", "here", 0)
-M = TypeVar("M", bound=m.Message)
-
-
-class Line:
-    """A control thread, and the agent's end of its socket."""
-
-    def __init__(self, control: Control, socket: "zmq.Socket[bytes]") -> None:
-        self.control, self._socket = control, socket
-        self._trainer = b""  # who sent the last message
-
-    def tell(self, *orders: m.ToTrainer) -> None:
-        for order in orders:
-            self._socket.send_multipart([self._trainer, codec.encode(order)])
-
-    def hear(self, kind: type[M]) -> M:
-        """The next message but heartbeats, which must be of a kind."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while self._socket.poll(max(0, int(1000 * (deadline - time.monotonic())))):
-            self._trainer, frame = self._socket.recv_multipart()
-            message = codec.decode_answer(frame)
-            if isinstance(message, kind):
-                return message
-            assert isinstance(message, m.Alive), message
-        raise AssertionError(f"no {kind.__name__} within {DEADLINE_SECONDS:.0f} s")
-
-
-@pytest.fixture
-def ledger() -> Ledger:
-    made = Ledger()
-    made.load(0, 0)
-    return made
-
-
-@pytest.fixture
-def line(tmp_path: Path, ledger: Ledger) -> Iterator[Line]:
-    context = zmq.Context()
-    socket = new_socket(context, zmq.ROUTER)
-    status = StatusWriter(tmp_path / "rank-0.status", os.getpid())
-    with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as folder:
-        socket.bind(f"ipc://{folder}/a")
-        with Control(WHO, f"ipc://{folder}/a", ledger, status) as control:
-            made = Line(control, socket)
-            made.hear(m.Alive)
-            yield made
-        socket.close()
-    context.term()
-    status.close()
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.trainer.curves import STEPS, G, losses, worst
 
 from trainctl.trainer import torch_backend
 from trainctl.trainer.backend import Backend
 from trainctl.trainer.batch import Batch
 from trainctl.trainer.permutation import samples_at
 
-STEPS = 40
-G = 12
-SIZES = (12, 1, 5, 7, 2, 12, 3, 11)
 GOLDEN = Path(__file__).parents[1] / "golden" / "trainer" / "losses.json"
 Curve = Callable[..., list[float]]
 
@@ -32,34 +30,6 @@ class Misweighted:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
-
-
-@pytest.fixture(scope="session")
-def known_curves() -> dict[Any, list[float]]:
-    return {}
-
-
-@pytest.fixture
-def curve(new_rig: Callable[..., Any], known_curves: dict[Any, list[float]]) -> Curve:
-    """Losses of 40 steps, each worked out once a session: `resized` changes the micro-batch every third step."""
-
-    def run(backend: str, *, samples: bool, resized: bool) -> list[float]:
-        key = (backend, samples, resized)
-        if key not in known_curves:
-            known_curves[key] = losses(new_rig(backend, samples=samples), resized)
-        return known_curves[key]
-
-    return run
-
-
-def losses(rig: Any, resized: bool, steps: int = STEPS) -> list[float]:
-    reports = [rig.train(step, SIZES[(step // 3) % len(SIZES)] if resized else G) for step in range(1, steps + 1)]
-    assert all(report.skipped is None for report in reports)
-    return [report.loss_sum / report.weight for report in reports]
-
-
-def worst(one: list[float], other: list[float]) -> float:
-    return float(np.max(np.abs(np.array(one) / np.array(other) - 1)))
 
 
 @pytest.mark.parametrize("samples", [False, True], ids=["blocks", "masked"])

@@ -6,7 +6,7 @@ It stands where the network would; everything the screens are made of is the pro
 import asyncio
 import datetime
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -59,6 +59,16 @@ NODES = (
     ("forge", "torch", "cuda:0 NVIDIA RTX 4090", 39, 13, 7100.0, 20e9, 24e9),
     ("mini", None, None, 0, 4, None, None, None),
 )
+MIXED = (
+    # the demo's three: the last one is the slowest, and the others wait for it
+    ("torch-a", "torch", "cpu", 12, 8, 5200.0, 0.41e9, 8.2e9),
+    ("torch-b", "torch", "cpu", 10, 8, 4900.0, 0.40e9, 8.2e9),
+    ("mlx-c", "mlx", "cpu", 2, 2, 690.0, 0.22e9, None),
+)
+ALONE = (("atlas", "torch", "cpu", 24, 8, 3048 / (0.93 * 0.31), 412e6, None),)
+FLEETS: dict[int, tuple[Any, ...]] = {1: ALONE, 3: MIXED, 4: NODES}
+SECONDS = {1: 0.31, 3: 0.4, 4: 3.06}
+"""Of a step, by the number of ranks."""
 
 
 def rank_views(nodes: int) -> tuple[m.RankView, ...]:
@@ -75,22 +85,32 @@ def rank_views(nodes: int) -> tuple[m.RankView, ...]:
             rank=rank, node=name, state="run" if own else "lost", since_at=NOW - 15000, share=share, micro_batch=micro,
             backend=backend, device=device, why="" if own else "no heartbeat",
         )
-        for rank, (name, backend, device, share, micro, own, _, _) in enumerate(NODES[:nodes])
+        for rank, (name, backend, device, share, micro, own, _, _) in enumerate(FLEETS[nodes])
     )  # fmt: skip
+
+
+def away(view: m.RunView, rank: int, why: str = "its agent is silent") -> m.RunView:
+    """The run with one rank away for 12 s."""
+    ranks = tuple(
+        msgspec.structs.replace(item, state="away", since_at=NOW - 12, why=why) if item.rank == rank else item
+        for item in view.ranks
+    )
+    return msgspec.structs.replace(view, ranks=ranks)
 
 
 def run_view(
     nodes: int = 1, state: m.RunState = "running", step: int = 118, steps: int = 150, **other: Any
 ) -> m.RunView:
-    many = nodes > 1
+    name, lead, engine, n, batch = {
+        1: ("stdlib", "atlas", "none", 1, 24), 3: ("demo", "torch-a", "gloo", 2, 24), 4: ("sft-1b", "studio", "ring", 4,
+        64)
+    }[nodes]  # fmt: skip
+    many = nodes == 4
     made = m.RunView(
-        run="sft-1b-20261120-110000" if many else "stdlib-20261120-142900", name="sft-1b" if many else "stdlib",
-        state=state,
-        lead="studio" if many else "atlas", engine="ring" if many else "none", generation=m.Generation(1,
-        4 if many else 1),
-        step=step, steps=steps, plan_version=4, global_batch=64 if many else 24, samples=120_000 if many else 61_440,
-        cursor=step * (64 if many else 24), learning_rate=1.62e-4 if many else 1.21e-3,
-        started_at=NOW - (86400 if many else 95),
+        run=f"{name}-20261120-{'110000' if many else '142900'}", name=name, state=state, lead=lead, engine=engine,
+        mixed=nodes == 3, generation=m.Generation(1, n),
+        step=step, steps=steps, plan_version=4, global_batch=batch, samples=120_000 if many else 61_440,
+        cursor=step * batch, learning_rate=1.62e-4 if many else 1.21e-3, started_at=NOW - (86400 if many else 95),
         ranks=rank_views(nodes), directory="/var/lib/trainctl/atlas/runs/x", eval_loss=1.903 if many else 2.301,
         eval_step=step // 50 * 50, boot=BOOT, seq=0,
     )  # fmt: skip
@@ -98,9 +118,10 @@ def run_view(
 
 
 def committed(
-    view: m.RunView, step: int, seq: int = 0, seconds: float = 0.31, loss: float | None = None
+    view: m.RunView, step: int, seq: int = 0, seconds: float | None = None, loss: float | None = None
 ) -> m.StepCommitted:
-    many = len(view.ranks) > 1
+    many = len(view.ranks) == 4
+    seconds = SECONDS[len(view.ranks)] if seconds is None else seconds
     return m.StepCommitted(
         run=view.run, generation=view.generation, step=step, committed_at=NOW - 0.2 - seconds * (view.step - step),
         loss=loss_at(step, many) if loss is None else loss, weight=32768.0 if many else 3048.0,
@@ -118,19 +139,16 @@ def loss_at(step: int, many: bool) -> float:
     return 1.8 + 0.75 * math.exp(-step / 5200) + noise if many else 2.1 + 3.45 * math.exp(-step / 28) + noise
 
 
-def rank_step(view: m.RunView, step: int, rank: int, seq: int = 0, seconds: float = 0.31) -> m.RankStep:
-    if len(view.ranks) == 1:
-        busy, tokens, memory, cap = 0.93 * seconds, 3048.0, 412_000_000, None
-    else:
-        _, _, _, share, _, own, used, most = NODES[rank]
-        tokens = 512.0 * share
-        busy, memory, cap = tokens / (own or 1.0), int(used or 0), int(most or 0)
+def rank_step(view: m.RunView, step: int, rank: int, seq: int = 0, seconds: float | None = None) -> m.RankStep:
+    seconds = SECONDS[len(view.ranks)] if seconds is None else seconds
+    _, _, _, share, _, own, used, most = FLEETS[len(view.ranks)][rank]
+    tokens = 3048.0 if len(view.ranks) == 1 else (512.0 if len(view.ranks) == 4 else 127.0) * share
     ranked = view.ranks[rank]
     return m.RankStep(
         run=view.run, generation=view.generation, step=step, rank=rank, node=ranked.node, tokens=tokens,
         samples=ranked.share, micro_batch=ranked.micro_batch, replays=0, step_seconds=seconds,
-        phases=phases(seconds, busy), memory_bytes=memory, memory_peak_bytes=int(memory * 1.1),
-        memory_cap_bytes=cap, boot=BOOT, seq=seq,
+        phases=phases(seconds, tokens / (own or 1.0)), memory_bytes=int(used or 0),
+        memory_peak_bytes=int((used or 0) * 1.1), memory_cap_bytes=int(most) if most else None, boot=BOOT, seq=seq,
     )  # fmt: skip
 
 
@@ -171,7 +189,8 @@ def series(view: m.RunView, first_step: int = 0) -> tuple[m.Series, ...]:
     size = 1
     while (view.step - first_step) / size > 256:
         size *= 10 if size == 1 else 2
-    many = len(view.ranks) > 1
+    nodes = len(view.ranks)
+    many, seconds = nodes == 4, SECONDS[nodes]
 
     def make(metric: str, rank: int | None, value: Callable[[int], float]) -> m.Series:
         steps = range(first_step if size > 1 else max(first_step, 1), view.step + 1, size)
@@ -179,17 +198,16 @@ def series(view: m.RunView, first_step: int = 0) -> tuple[m.Series, ...]:
         columns = [tuple(float(pick(chunk)) for chunk in chunks) for pick in (np.min, np.max, np.mean, lambda c: c[-1])]
         return m.Series(metric, rank, size, tuple(steps), *columns)
 
-    seconds = 3.06 if many else 0.31
     made = [
         make("loss", None, lambda step: loss_at(step, many)),
         make("step_seconds", None, lambda step: seconds + 0.01 * math.sin(step)),
         make("tokens_per_second", None, lambda step: (32768 if many else 3048) / (seconds + 0.01 * math.sin(step))),
     ]
     for rank in view.ranks:
-        if rank.state != "run":
+        own = FLEETS[nodes][rank.rank][5]
+        if own is None:
             continue
         slow = 0.05 * rank.rank * seconds
-        own = NODES[rank.rank][5] if many else 3048 / (0.93 * seconds)
         made += [
             make("rank_step_seconds", rank.rank, lambda step,
             slow=slow: seconds - slow + 0.01 * seconds * math.sin(step * 0.7)),
@@ -205,14 +223,13 @@ def series(view: m.RunView, first_step: int = 0) -> tuple[m.Series, ...]:
 def snapshot(view: m.RunView | None, seq: int = 0) -> m.Snapshot:
     """What an agent answers an attach with; passed through the codec, as everything here."""
     lead = view.lead if view else "atlas"
-    seconds = 3.06 if view and len(view.ranks) > 1 else 0.31
-    live = [rank.rank for rank in view.ranks if rank.state == "run"] if view and view.step else []
+    live = [rank.rank for rank in view.ranks if rank.state != "lost"] if view and view.step else []
     made = m.Snapshot(
         rid="r", boot=BOOT, seq=seq, at=NOW,
-        node=m.NodeView(lead, BOOT, "tcp://127.0.0.1:7474", "tcp://127.0.0.1:7475", host(lead, gpu=len(live) > 1),
+        node=m.NodeView(lead, BOOT, "tcp://127.0.0.1:7474", "tcp://127.0.0.1:7475", host(lead, gpu=lead == "studio"),
         "0.1.0"),
-        run=view, last_step=committed(view, view.step, seconds=seconds) if view and view.step else None,
-        rank_steps=tuple(rank_step(view, view.step, rank, seconds=seconds) for rank in live) if view else (),
+        run=view, last_step=committed(view, view.step) if view and view.step else None,
+        rank_steps=tuple(rank_step(view, view.step, rank) for rank in live) if view else (),
         events=events(view) if view and view.step else (), series=series(view) if view and view.step else (),
     )  # fmt: skip
     decoded = codec.decode_reply(codec.encode(made))
@@ -223,7 +240,7 @@ def snapshot(view: m.RunView | None, seq: int = 0) -> m.Snapshot:
 def live_hosts(view: m.RunView) -> list[m.HostReading]:
     """One reading of each live node, numbered from 1."""
     nodes = [rank.node for rank in view.ranks if rank.state == "run"]
-    return [host(node, seq, gpu=True) for seq, node in enumerate(nodes, 1)]
+    return [host(node, seq, gpu=len(view.ranks) == 4) for seq, node in enumerate(nodes, 1)]
 
 
 CONNECTED = Connection("connected", CLOCK.at_monotonic)
@@ -247,7 +264,7 @@ class Recorded:
         self.known_runs = runs
         self.commands: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
         self.replies: dict[str, list[dict[str, Any]]] = {}
-        self.more: asyncio.Queue[Message] = asyncio.Queue()
+        self.more: asyncio.Queue[Message | tuple[str, Message]] = asyncio.Queue()
         self.gate: asyncio.Event | None = None
         self.refuses = False
 
@@ -259,11 +276,13 @@ class Recorded:
     ) -> None:
         return None
 
-    async def attach(self, columns: int = 120) -> AsyncIterator[Message]:
+    async def follow(self, columns: int = 120) -> AsyncGenerator[tuple[str, Message], None]:
+        """All of it as of the agent that conducts, but what is put into `more` as (node, message)."""
         for message in self.messages:
-            yield message
+            yield "", message
         while True:
-            yield await self.more.get()
+            item = await self.more.get()
+            yield item if isinstance(item, tuple) else ("", item)
 
     async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
         if self.refuses:
@@ -299,7 +318,7 @@ class Recorded:
 
 def source_of(nodes: int = 1, **view: Any) -> Recorded:
     """An agent with one run of `nodes` ranks, attached and up to date."""
-    if nodes > 1:
+    if nodes == 4:
         view = {"step": 18_240, "steps": 60_000, **view}
     made = run_view(nodes, **view)
     extra = live_hosts(made) if nodes > 1 else []

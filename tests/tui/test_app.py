@@ -11,14 +11,17 @@ from tests.tui.recorded import (
     run_view,
     source_of,
 )  # fmt: skip
+from textual import events
 from textual.pilot import Pilot
 from textual.widgets import Input
 
+from trainctl.protocol.client import Connection
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.app import TrainctlApp, farewell, run_app
 from trainctl.tui.bottom import Bottom
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.screens import EventsScreen, OverviewScreen
+from trainctl.tui.split_dialog import SplitDialog
 from trainctl.tui.widgets import Lines
 
 
@@ -233,6 +236,127 @@ async def test_new_steps_reach_the_screen_and_a_dialog_keeps_its_plan() -> None:
 
     await driven(source, play)
     assert source.commands[0][2]["if_plan"] == 4
+
+
+async def test_the_split_is_moved_typed_sent_and_undone() -> None:
+    source = source_of(3)
+    source.replies["rebalance"] = [
+        {"state": "accepted"},
+        {"state": "applied", "step": 120, "before": "torch-a=12 torch-b=10 mlx-c=2",
+         "after": "torch-a=12 torch-b=11 mlx-c=1", "plan_version": 5},
+    ]  # fmt: skip
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("down", "down", "s")
+        dialog = app.screen
+        assert isinstance(dialog, SplitDialog)
+        assert dialog.split.shares == (12, 10, 2)
+        await pilot.press("enter")
+        assert source.commands == [], "nothing has changed"
+        await pilot.press("right", "plus", "minus", "left")
+        assert dialog.split.shares == (12, 10, 2)
+        await pilot.press("2", "4")
+        assert "torch-b can have 22 of 24 at most" in dialog_text(app)
+        await pilot.press("enter")
+        assert source.commands == []
+        await pilot.press("backspace", "backspace", "a")
+        assert dialog.split.shares == (12, 11, 1)
+        assert "step 0.40 s → 0.34 s" in dialog_text(app)
+        await pilot.press("u")
+        assert dialog.split.shares == (12, 10, 2)
+        await pilot.press("a", "enter")
+        await until(pilot, lambda: "applied @ step 120" in dialog_text(app))
+        assert "rebalance torch-a=12 torch-b=11 mlx-c=1" in dialog_text(app)
+        await pilot.press("u")
+        assert dialog.split.shares == (12, 10, 2)
+        assert [seat.share for seat in dialog.split.seats] == [12, 11, 1]
+        await pilot.press("enter")
+        await until(pilot, lambda: len(source.commands) == 2)
+
+    await driven(source, play)
+    (first, again) = source.commands
+    assert first[:2] == ("rebalance", {"shares": {"torch-a": 12, "torch-b": 11, "mlx-c": 1}})
+    assert first[2].items() >= {"node": None, "run": "demo-20261120-142900", "if_plan": 4}.items()
+    assert again[1] == {"shares": {"torch-a": 12, "torch-b": 10, "mlx-c": 2}}
+    assert again[2]["if_plan"] == 5
+
+
+async def test_the_split_is_refused_closed_read_only_and_clicked() -> None:
+    source = source_of(3)
+    source.replies["rebalance"] = [{"state": "rejected", "field": "if_plan", "reason": "the plan has moved on to v6"}]
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("s")
+        text = app.screen.query_one("#dialog-text", Lines)
+        await pilot.click(text, offset=(text.shown[2].index("+"), 2))
+        assert isinstance(app.screen, SplitDialog)
+        assert app.screen.split.chosen == 1
+        assert sum(app.screen.split.shares) == 24
+        assert app.screen.split.shares[1] == 11
+        await pilot.press("enter")
+        await until(pilot, lambda: "moved on to v6" in dialog_text(app))
+        await pilot.press("u", "escape")
+        assert isinstance(app.screen, OverviewScreen)
+
+    await driven(source, play)
+
+
+async def test_a_single_rank_has_no_split_and_a_reader_none_to_send() -> None:
+    async def alone(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("s", "right", "5", "enter")
+        assert "nothing to split" in dialog_text(app)
+
+    async def watching(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("s", "right", "enter")
+        assert "read-only" in dialog_text(app)
+
+    source = source_of(3)
+    await driven(source_of(1), alone)
+    await driven(source, watching, read_only=True)
+    assert source.commands == []
+
+
+async def test_drain_and_admit_ask_for_a_node() -> None:
+    source = source_of(3)
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        app.open_dialog("drain")
+        await until(pilot, lambda: isinstance(app.screen, CommandDialog))
+        await pilot.press("right")
+        assert "torch-b leaves; the others take its 10 samples" in dialog_text(app)
+        await pilot.press("enter")
+        await until(pilot, lambda: bool(source.commands))
+        await pilot.press("escape", "colon", *"admit --node mlx-c")
+        assert "mlx-c is not drained" in hint(app)
+
+    await driven(source, play)
+    assert source.commands[0][0] == "drain"
+    assert source.commands[0][2]["node"] == "torch-b"
+
+
+async def test_escape_and_a_key_close_behind_it_are_two_keys() -> None:
+    """A terminal can't tell them from alt and the key: a dialog left with both would stay open, and the key be lost."""
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("c")
+        assert isinstance(app.screen, CommandDialog)
+        app.post_message(events.Key("alt+q", "q"))
+        await until(pilot, lambda: app.return_code is not None)
+
+    app = await driven(source_of(1), play)
+    assert app.return_code == 0
+
+
+async def test_another_node_s_agent_that_is_lost_is_named_and_the_run_goes_on() -> None:
+    source = source_of(3)
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        source.more.put_nowait(("torch-b", Connection("connected", app.clock.monotonic())))
+        source.more.put_nowait(("torch-b", Connection("silent", app.clock.monotonic(), "no message")))
+        await until(pilot, lambda: "torch-b silent 0s" in body(app))
+        assert "118/150" in body(app)
+
+    await driven(source, play)
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl+c"])

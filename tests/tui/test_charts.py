@@ -1,5 +1,6 @@
 """The dot canvas and the panels round it: no spike lost, gaps empty, what isn't finite marked, any size drawn."""
 
+import dataclasses
 import itertools
 import math
 
@@ -171,3 +172,29 @@ def test_ticks_are_inside_and_distinct(low: float, size: float, rows: int) -> No
     assert all(low <= tick <= high for tick in ticks)
     assert len(ticks) <= 12
     assert set(texts) == set(ticks)
+
+
+def test_a_first_step_of_twenty_seconds_leaves_the_others_their_room_and_says_its_number() -> None:
+    values = window({1: 20.25, **{step: 1.0 + 0.2 * math.sin(step) for step in range(2, 100)}})
+    clipped = text(Panel("step", (Track(values, "studio", "series0"),), 1, 120, most_times=4.0), 60, 10)
+    assert "20.2" in clipped[0]
+    assert any(ord(char) > 0x2800 for char in clipped[0]), "it reaches the top"
+    drawn = [row for row in clipped[:-1] if any(ord(char) > 0x2800 for char in row[12:])]
+    assert len(drawn) >= 3, "what varies has more than one line of dots"
+    flat = text(Panel("step", (Track(values, "studio", "series0"),), 1, 120), 60, 10)
+    assert "20.2" not in flat[0]
+    calm = window(dict.fromkeys(range(1, 100), 1.0))
+    panel = Panel("step", (Track(calm, "studio", "series0"),), 1, 120)
+    assert text(dataclasses.replace(panel, most_times=4.0), 60, 10) == text(panel, 60, 10)
+
+
+def test_letters_tell_the_lines_apart() -> None:
+    tracks = tuple(
+        Track(window({step: float(level) for step in range(1, 100)}), name, "series0", letter=letter)
+        for level, name, letter in ((1, "studio", "a"), (2, "mbp", "b"))
+    )
+    shown = text(Panel("step", tracks, 1, 100), 70, 8, dataclasses.replace(UNICODE, letters=True))
+    for letter, name in (("a", "studio"), ("b", "mbp")):
+        (row,) = (row for row in shown if f"{letter} {name}" in row)
+        assert row.count(letter) >= 4
+    assert "a studio" not in "\n".join(text(Panel("step", tracks, 1, 100), 70, 8))

@@ -7,17 +7,17 @@ import typer
 from trainctl.tui.cli import app
 
 FROZEN = {
-    "": "--connect --help --install-completion --read-only --show-completion --version -h",
-    "attach": "--connect --help --read-only -h",
-    "check": "--help --json --set -h RUN.toml",
-    "demo": "--backend --folder --headless --help --json --keep --steps -h",
-    "events": "--connect --follow --help --json --last --run -f -h -n",
-    "logs": "--connect --follow --help --json --last --rank --run -f -h -n",
-    "ls": "--connect --help --json -h",
-    "run": "--connect --follow --help --json --resume --set --timeout -f -h RUN.toml",
-    "send": "--connect --help --id --if-plan --json --node --run --timeout --ttl --wait -h KEY=VALUE VERB",
-    "status": "--connect --help --json --run -h",
-    "watch": "--connect --help --json --run -h",
+    "": "--cluster --connect --help --install-completion --read-only --show-completion --version -h",
+    "attach": "--cluster --connect --help --read-only -h",
+    "check": "--cluster --help --json --set -h RUN.toml",
+    "demo": "--backend --folder --headless --help --json --keep --nodes --steps -h",
+    "events": "--cluster --connect --follow --help --json --last --run -f -h -n",
+    "logs": "--cluster --connect --follow --help --json --last --node --rank --run -f -h -n",
+    "ls": "--cluster --connect --help --json -h",
+    "run": "--cluster --connect --follow --help --json --resume --set --timeout -f -h RUN.toml",
+    "send": "--cluster --connect --help --id --if-plan --json --node --run --timeout --ttl --wait -h KEY=VALUE VERB",
+    "status": "--cluster --connect --help --json --run -h",
+    "watch": "--cluster --connect --help --json --run -h",
 }
 
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.tui.recorded import NOW, away, host, run_view, snapshot
 
 from trainctl.protocol import errors, examples
 from trainctl.protocol import messages as m
-from trainctl.tui import calls, events_text, follow, output, typed
+from trainctl.tui import calls, events_text, follow, logs, output, typed
 from trainctl.tui.demo_folder import run_config
 
 SAID = examples.EXAMPLES["agent to client"]
@@ -66,9 +67,28 @@ def test_the_status_page() -> None:
     assert "FAILED: out of disk" in output.status_text(msgspec.structs.replace(SNAPSHOT, run=failed, last_step=None))
 
 
+def test_the_status_of_a_group() -> None:
+    view = away(run_view(3), 1)
+    peers = (
+        m.PeerView("torch-b", "tcp://127.0.0.1:2", None, "silent", NOW, "no answer to pings"),
+        m.PeerView("mlx-c", "tcp://127.0.0.1:3", "tcp://127.0.0.1:4", "connected", NOW),
+    )
+    shown = msgspec.structs.replace(snapshot(view), peers=peers)
+    text = output.status_text(shown, {"mlx-c": host("mlx-c")})
+    rows = {line.split()[1]: line.split() for line in text.splitlines() if line[:4].strip().isdigit()}
+    assert rows["torch-a"][2:6] == ["run", "12", "50%", "8x2"]
+    assert rows["mlx-c"][2:6] == ["run", "2", "8%", "2x1"]
+    assert "its agent is silent" in text
+    assert "engine gloo (mixed)  g1.2" in text
+    assert "host       mlx-c  cpu 87%" in text
+    assert "host       torch-b  silent since" in text
+    assert text.count("no answer to pings") == 1
+    assert "its agent doesn't answer at tcp://127.0.0.1:3" in output.status_text(shown)
+
+
 def test_what_is_unknown_is_na_and_never_zero() -> None:
     assert SNAPSHOT.run is not None
-    table = output.ranks_table(SNAPSHOT.run.ranks, ())
+    table = output.ranks_table(SNAPSHOT.run.ranks, (), 24)
     assert table.splitlines()[1].count("n/a") == 4
 
 
@@ -173,11 +193,11 @@ def test_what_a_snapshot_holds_counts_as_shown() -> None:
 
 @pytest.mark.parametrize(
     ("offset", "asked", "size", "end"),
-    [(0, 0, 10, 10), (0, 0, 0, 0), (0, 0, 2**20, follow.LOG_CHUNK_BYTES), (100, 100, 100, 100)],
+    [(0, 0, 10, 10), (0, 0, 0, 0), (0, 0, 2**20, logs.LOG_CHUNK_BYTES), (100, 100, 100, 100)],
 )
 def test_where_a_part_of_a_log_ends(offset: int, asked: int, size: int, end: int) -> None:
     part = m.LogPart(rid="", run=None, rank=0, offset_bytes=offset, size_bytes=size, text="\ufffd" * 4)
-    assert follow.end_of(part, asked) == end
+    assert logs.end_of(part, asked) == end
 
 
 # ---------------------------------------------------------------- what was typed
@@ -193,8 +213,16 @@ def test_an_at_sign_means_a_file_only_where_a_file_is_wanted() -> None:
 
 @pytest.mark.parametrize("steps", [1, 2, 10, 150, 2000])
 def test_the_demo_s_run_file_is_in_order(steps: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    config = run_config(tmp_path_factory.mktemp("demo"), "studio", steps, "auto")
+    folder = tmp_path_factory.mktemp("demo")
+    config = run_config(folder, {"studio": "auto"}, steps)
     assert config["batch"] == {"global": 24, "micro": 8}
     assert config["data"]["sequence_length"] == 128
     assert config["optimizer"]["warmup_steps"] < steps
     assert config["run"]["steps"] == steps
+    group = run_config(folder, {"torch-a": "torch", "mlx-b": "mlx"}, steps)
+    assert group["group"]["first_shares"] == "timed"
+    assert [(name, table["backend"], table["threads"]) for name, table in group["nodes"].items()] == [
+        ("torch-a", "torch", 1),
+        ("mlx-b", "mlx", 1),
+    ]
+    assert group["optimizer"] == config["optimizer"]

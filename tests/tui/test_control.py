@@ -12,6 +12,7 @@ from trainctl.tui import control as c
 from trainctl.tui import model as md
 from trainctl.tui.glyphs import UNICODE
 from trainctl.tui.lines import plain
+from trainctl.tui.previews import preview
 
 STATE = md.apply(md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(1)), CLOCK.at_monotonic)
 FLEET = md.apply(
@@ -73,19 +74,19 @@ def test_a_dialog_checks_as_the_agent_will() -> None:
 
 
 def test_previews_tell_the_mathematics_apart_from_the_speed() -> None:
-    def preview(text: str) -> str:
-        piece = c.preview(c.parse(text), STATE, UNICODE)
+    def said(text: str) -> str:
+        piece = preview(c.parse(text), STATE, UNICODE)
         assert piece.role == "strong"
         return piece.text
 
-    assert preview("resize-batch micro=4") == "atlas 8×3 → 4×6; curve unchanged"
-    assert preview("resize-batch micro=8") == "atlas stays 8×3; curve unchanged"
-    assert preview("resize-batch micro=24") == "atlas 8×3 → 24×1; curve unchanged"
-    assert "changes the curve" in preview("set-lr value=6e-4")
-    assert "×0.496" in preview("set-lr value=6e-4")
-    assert "constant" in preview("set-lr value=6e-4 schedule=set")
-    assert preview("set-global-batch value=48 schedule=scale") == "G 24 → 48, lr ×2: changes the curve"
-    assert "WITHOUT" in preview("stop checkpoint=false")
+    assert said("resize-batch micro=4") == "atlas 8×3 → 4×6; curve unchanged"
+    assert said("resize-batch micro=8") == "atlas stays 8×3; curve unchanged"
+    assert said("resize-batch micro=24") == "atlas 8×3 → 24×1; curve unchanged"
+    assert "changes the curve" in said("set-lr value=6e-4")
+    assert "×0.496" in said("set-lr value=6e-4")
+    assert "constant" in said("set-lr value=6e-4 schedule=set")
+    assert said("set-global-batch value=48 schedule=scale") == "G 24 → 48, lr ×2: changes the curve"
+    assert "WITHOUT" in said("stop checkpoint=false")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_previews_tell_the_mathematics_apart_from_the_speed() -> None:
     ],
 )
 def test_what_the_agent_will_refuse_is_said_before_it_is_sent(text: str, state: md.ViewState, says: str) -> None:
-    piece = c.preview(c.parse(text), state, UNICODE)
+    piece = preview(c.parse(text), state, UNICODE)
     assert (piece.text, piece.role) == (says, "bad")
 
 

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 from tests.tui.recorded import CLOCK, CONNECTED, run_view, snapshot
 
-from trainctl.protocol import examples
+from trainctl.protocol import cluster, examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.paths import node_name
 from trainctl.tui import demo, demo_folder, demo_supervisor
 from trainctl.tui import model as md
 
@@ -67,10 +68,45 @@ def test_folders_of_demos_that_are_over_are_dropped(tmp_path: Path) -> None:
 def test_a_backend_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(demo.NEEDED, "mlx", ("no_such_module",))
     with pytest.raises(InvalidInputError, match=r"mlx not installed: pip install 'trainctl\[mlx\]'"):
-        demo.check_backend("mlx")
+        demo.ranks_of(demo.Wanted(steps=1, backend="mlx"))
     monkeypatch.setitem(demo.NEEDED, "torch", ("no_such_module",))
     with pytest.raises(InvalidInputError, match=r"trainctl\[torch\]' or pip install 'trainctl\[mlx\]'"):
-        demo.check_backend("auto")
+        demo.ranks_of(demo.Wanted(steps=1))
+
+
+TORCH, MLX = ("numpy",), ("msgspec",)
+"""Stand for what is installed."""
+MISSING = ("no_such_module",)
+
+
+@pytest.mark.parametrize(
+    ("torch", "mlx", "backend", "nodes", "ranks"),
+    [
+        (TORCH, MLX, "auto", None, {"torch-a": "torch", "torch-b": "torch", "mlx-c": "mlx"}),
+        (TORCH, MISSING, "auto", None, {"torch-a": "torch", "torch-b": "torch"}),
+        (MISSING, MLX, "auto", None, {"mlx-a": "mlx", "mlx-b": "mlx"}),
+        (TORCH, MLX, "torch", None, {"torch-a": "torch", "torch-b": "torch"}),
+        (TORCH, MLX, "mlx", 3, {"mlx-a": "mlx", "mlx-b": "mlx", "mlx-c": "mlx"}),
+        (TORCH, MLX, "auto", 2, {"torch-a": "torch", "mlx-b": "mlx"}),
+        (TORCH, MLX, "auto", 1, {node_name(): "auto"}),
+        (TORCH, MLX, "mlx", 1, {node_name(): "mlx"}),
+    ],
+)
+def test_which_ranks_a_demo_has(
+    monkeypatch: pytest.MonkeyPatch, torch: tuple[str], mlx: tuple[str], backend: str, nodes: int | None,
+    ranks: dict[str, str],
+) -> None:  # fmt: skip
+    monkeypatch.setitem(demo.NEEDED, "torch", torch)
+    monkeypatch.setitem(demo.NEEDED, "mlx", mlx)
+    found = demo.ranks_of(demo.Wanted(steps=1, backend=backend, nodes=nodes))
+    assert list(found.items()) == list(ranks.items())
+
+
+def test_a_demo_s_cluster_file_names_every_agent_at_a_port_of_its_own(tmp_path: Path) -> None:
+    session = demo_folder.Session.create(tmp_path, keep=False)
+    given = session.write_cluster(("torch-a", "torch-b", "mlx-c"), "tcp://127.0.0.1:0")
+    assert {node: entry.address for node, entry in cluster.read(session.cluster_file).nodes.items()} == given
+    assert session.write_cluster(("torch-a", "torch-b"), "tcp://127.0.0.1:7777")["torch-a"] == "tcp://127.0.0.1:7777"
 
 
 @pytest.mark.parametrize("state", ["finished", "stopped", "failed"])

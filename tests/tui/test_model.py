@@ -128,6 +128,52 @@ def test_a_nan_loss_is_kept_as_broken() -> None:
     assert np.isfinite(state.window("loss").maximum[:-1]).all()
 
 
+def test_messages_of_other_nodes_agents_change_their_lines_and_machines_only() -> None:
+    state = opened()
+    connecting = Connection("connecting", 5000.0)
+    state = md.take(state, "mbp", connecting, 5000.0)
+    state = md.take(state, "mbp", Connection("connected", 5000.5), 5000.5)
+    state = md.take(state, "mbp", host("mbp"), 5001.0)
+    other_boot = m.Heartbeat(node="mbp", at=NOW, step_age_seconds=None, loop_lag_seconds=0.5, boot="boot-7", seq=99)
+    state = md.take(state, "mbp", other_boot, 5003.0)
+    assert state.run == VIEW
+    assert state.heartbeat is None, "the loop lag shown is the lead's"
+    assert state.hosts["mbp"].age(5003.0) == 2.0
+    assert state.silent_agents(5004.0) == {}
+    assert state.silent_agents(5020.0) == {"mbp": 17.0}, "a line that claims to be good but says nothing isn't"
+    state = md.take(state, "mbp", Connection("silent", 5004.0, "no message"), 5004.0)
+    assert state.silent_agents(5005.0) == {"mbp": 2.0}
+    state = md.take(state, "atlas", Connection("silent", 5004.0, "gone"), 5004.0)
+    assert state.connection.state == "silent", "atlas is the one that conducts"
+
+
+def test_an_agent_never_reached_is_silent_since_it_is_tried_and_has_no_reading() -> None:
+    state = md.take(opened(), "mini", Connection("silent", 5001.0, "no agent"), 5001.0)
+    assert state.silent_agents(5013.0) == {"mini": 12.0}
+    assert "mini" not in state.hosts
+
+
+def test_another_node_that_begins_to_conduct_takes_the_screen_with_its_own_line() -> None:
+    state = md.take(opened(), "studio", Connection("connected", 5001.0), 5001.0)
+    state = md.take(state, "studio", host("studio"), 5001.0)
+    state = md.take(state, "studio", snapshot(run_view(4, step=18_240, steps=60_000)), 5002.0)
+    assert state.run is not None
+    assert state.run.lead == "studio"
+    assert "studio" not in state.agents
+    assert state.connection.since_monotonic == 5001.0
+    state = md.take(state, "atlas", Connection("connected", 5003.0), 5003.0)
+    assert set(state.agents) == {"atlas"}
+
+
+def test_the_last_parts_of_each_rank_are_kept_until_its_micro_batch_changes() -> None:
+    state = opened()
+    for seq, step in enumerate(range(119, 150), 1):
+        state = md.apply(state, rank_step(VIEW, step, 0, seq=seq), 5000.3)
+    assert [part.step for part in state.parts[0]] == list(range(134, 150))
+    resized = msgspec.structs.replace(rank_step(VIEW, 150, 0, seq=90), micro_batch=4)
+    assert len(md.apply(state, resized, 5000.3).parts[0]) == 1
+
+
 messages = st.lists(
     st.tuples(st.integers(1, 40), st.integers(1, 4000), st.sampled_from(["step", "rank", "event", "host"])), max_size=60
 )

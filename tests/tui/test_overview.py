@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tui.recorded import CLOCK, CONNECTED, NOW, events, live_hosts, rank_step, run_view, snapshot
+from tests.tui.recorded import CLOCK, CONNECTED, NOW, away, events, host, live_hosts, rank_step, run_view, snapshot
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import Connection
-from trainctl.tui import events_panel, fleet, header, overview
+from trainctl.tui import bars, events_panel, fleet, fleet_cells, fleet_rows, header, overview
 from trainctl.tui import lines as ln
 from trainctl.tui import model as md
 from trainctl.tui.glyphs import ASCII, UNICODE
@@ -31,6 +31,7 @@ def texts(made: list[ln.Line]) -> list[str]:
 
 FLEET = state_of(run_view(4, step=18_240, steps=60_000))
 ALONE = state_of(run_view(1))
+MIXED = state_of(away(run_view(3), 1))
 NOTHING = state_of(None)
 
 
@@ -65,7 +66,53 @@ def test_the_table_has_own_rates_and_what_is_lost_has_no_numbers() -> None:
     assert "8×2" in rows[1]
     assert "41/160" in rows[1]
     assert "13×3" in rows[3]
-    assert rows[4].split() == ["mini", "LOST", "0", "-", "n/a", "n/a", "n/a", "n/a", "4h"]
+    assert rows[4].split() == ["mini", "LOST", "0", "-", "n/a", "no", "heartbeat", "n/a", "n/a", "4h"]
+    later = texts(fleet.lines(FLEET, CLOCK, 160, UNICODE, total=True))
+    assert "10:21" in later[4]
+    assert later[5].split()[:3] == ["FLEET", "3/4", "64"]
+
+
+def test_a_mixed_group_s_straggler_and_absence_are_named() -> None:
+    rows = texts(fleet.lines(MIXED, CLOCK, 80, UNICODE, total=False))
+    assert "its agent is silent" in rows[2]
+    assert rows[2].split()[1] == "AWAY"
+    assert rows[2].endswith("12s")
+    assert rows[3].split()[1] == "SLOW"
+    assert "BBBB" in rows[3]
+    waiting, _, slow = (ln.plain(fleet_cells.bar(row, UNICODE, 30)) for row in fleet_rows.rows(MIXED, CLOCK))
+    assert waiting.count(".") > 3
+    assert "." not in slow, "the one that is waited for doesn't wait"
+    assert {"f", "B", "s"} <= set(slow)
+    shown = texts(overview.lines(MIXED, CLOCK, 80, 24, UNICODE))
+    assert shown[0].endswith("torch-a·gloo mixed·g1.2")
+    assert any("straggler mlx-c: +" in text and "in backward" in text for text in shown)
+    assert "eff n/a" in shown[1], "a rank that is away has no rate to compare with"
+
+
+def test_another_node_s_agent_is_named_when_it_is_not_heard() -> None:
+    state = md.apply_other(FLEET, "mbp", Connection("connected", CLOCK.at_monotonic), CLOCK.at_monotonic)
+    state = md.apply_other(state, "mbp", host("mbp"), CLOCK.at_monotonic)
+    assert "silent" not in texts(header.lines(state, CLOCK, 80, UNICODE, rows=2))[0]
+    later = dataclasses.replace(CLOCK, at_monotonic=CLOCK.at_monotonic + 40)
+    lost = md.apply_other(state, "mbp", Connection("silent", CLOCK.at_monotonic + 4, "no message"), CLOCK.at_monotonic)
+    beat = m.Heartbeat(node="studio", at=NOW, step_age_seconds=1, loop_lag_seconds=0, boot=FLEET.boot, seq=FLEET.seq)
+    lost = md.apply(lost, beat, later.at_monotonic)
+    for columns in (80, 120):
+        assert "mbp silent 40s" in texts(header.lines(lost, later, columns, UNICODE, rows=2))[0]
+    row = texts(fleet.lines(lost, later, 80, UNICODE, total=False))[2]
+    assert row.split()[-2] == "n/a", "a reading that old says nothing, and is no zero"
+
+
+def test_lines_carry_letters_where_colours_do_not_show() -> None:
+    plain, lettered = (
+        "\n".join(texts(overview.chart_lines(FLEET, 120, 20, glyphs)))
+        for glyphs in (UNICODE, dataclasses.replace(UNICODE, letters=True))
+    )
+    assert "a studio" not in plain
+    for name in ("a studio", "b mbp", "c forge"):
+        assert name in lettered
+    alone = "\n".join(texts(overview.chart_lines(ALONE, 120, 20, ASCII)))
+    assert "a atlas" not in alone
 
 
 def test_every_width_keeps_what_a_narrower_one_shows() -> None:
@@ -80,12 +127,12 @@ def test_an_own_rate_is_tokens_over_busy_seconds() -> None:
     busy = step.phases.data + step.phases.forward + step.phases.backward
     assert step.own_tokens_per_second == pytest.approx(step.tokens / busy)
     alone = dataclasses.replace(ALONE, recent={})
-    assert fleet.own_rate(alone, 0, alone.ranks[0]) == pytest.approx(step.tokens / busy)
+    assert fleet_rows.own_rate(alone, 0, alone.ranks[0]) == pytest.approx(step.tokens / busy)
 
 
 @given(st.tuples(*[st.floats(0, 10)] * 6), st.integers(1, 60), st.floats(0.01, 100))
 def test_a_phase_bar_is_never_longer_than_its_room(parts: tuple[float, ...], size: int, whole: float) -> None:
-    bar = ln.plain(fleet.phase_bar(m.Phases(*parts), size, whole))
+    bar = ln.plain(bars.phase_bar(m.Phases(*parts), size, whole))
     assert bar == "n/a" or len(bar) <= size
     if bar != "n/a" and sum(parts) >= whole:
         assert len(bar) == size
@@ -153,7 +200,7 @@ def test_an_effect_needs_steps_on_both_sides() -> None:
 
 @given(
     st.integers(overview.LEAST_COLUMNS, 220), st.integers(overview.LEAST_ROWS, 70),
-    st.sampled_from([FLEET, ALONE, NOTHING, md.ViewState()]), st.sampled_from([UNICODE, ASCII]),
+    st.sampled_from([FLEET, MIXED, ALONE, NOTHING, md.ViewState()]), st.sampled_from([UNICODE, ASCII]),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
 def test_every_size_is_filled_exactly(columns: int, rows: int, state: md.ViewState, glyphs: object) -> None:

@@ -5,7 +5,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.tui.recorded import CLOCK, CONNECTED, NOW, RUNS, Recorded, app_of, run_view, snapshot, source_of
+from tests.tui.recorded import (
+    CLOCK,
+    CONNECTED,
+    NOW,
+    RUNS,
+    Recorded,
+    app_of,
+    away,
+    live_hosts,
+    run_view,
+    snapshot,
+    source_of,
+)
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
@@ -41,6 +53,32 @@ def still(keys: tuple[str, ...] = ()) -> Callable[[Pilot[Any]], Any]:
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_overview(snap_compare: Compare, nodes: int, size: tuple[int, int]) -> None:
     assert snap_compare(app_of(source_of(nodes)), terminal_size=size, run_before=still())
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_overview_of_a_mixed_group(snap_compare: Compare, size: tuple[int, int]) -> None:
+    """One rank is waited for, one is away."""
+    assert snap_compare(app_of(mixed()), terminal_size=size, run_before=still())
+
+
+def mixed() -> Recorded:
+    view = away(run_view(3), 1)
+    return Recorded([CONNECTED, snapshot(view), *live_hosts(view)])
+
+
+def test_overview_without_colours(snap_compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert snap_compare(app_of(source_of(4)), terminal_size=(120, 40), run_before=still())
+
+
+@pytest.mark.parametrize("keys", [("s",), ("s", "down", "1"), ("s", "a"), ("s", "a", "enter")],
+                         ids=["plan", "typing", "auto", "applied"])  # fmt: skip
+def test_split_dialog(snap_compare: Compare, keys: tuple[str, ...]) -> None:
+    assert snap_compare(app_of(source_of(3)), terminal_size=(80, 24), run_before=still(keys))
+
+
+def test_split_dialog_in_ascii(snap_compare: Compare) -> None:
+    assert snap_compare(app_of(source_of(4), glyphs=ASCII), terminal_size=(80, 24), run_before=still(("s", "9", "9")))
 
 
 def test_overview_in_ascii(snap_compare: Compare) -> None:

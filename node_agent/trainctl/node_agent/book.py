@@ -1,14 +1,22 @@
 """The conductor's book: what it must not forget, how far the run has come, and what it has just decided."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
 
 from trainctl.node_agent import decisions as d
 from trainctl.node_agent.desk import SIDE_KINDS
-from trainctl.node_agent.settings import Carried, Durable
+from trainctl.node_agent.settings import Carried, Durable, Settings
 from trainctl.protocol import messages as m
+from trainctl.protocol.runfile import RunFile
+
+Stage = Literal["loading", "fencing", "offering", "forming", "formed", "leaving", "over"]
+
+
+class CannotGoOnError(Exception):
+    """The run fails; the text is why, in one line."""
 
 
 @dataclasses.dataclass
@@ -21,11 +29,24 @@ class Progress:
 
 
 class Book:
-    """Written by one conductor; pure."""
+    """Shared by the parts of one conductor and written by nobody else; pure."""
 
-    def __init__(self, durable: Durable, progress: Progress) -> None:
+    def __init__(self, run: str, config: RunFile, durable: Durable, progress: Progress) -> None:
+        self.run, self.config = run, config
         self.durable, self.progress = durable, progress
+        self.stage: Stage = "loading"
         self._decisions: list[d.Decision] = []
+
+    @property
+    def settings(self) -> Settings:
+        return self.durable.settings
+
+    def node(self, rank: int) -> str:
+        return self.durable.settings.ranks[rank].node
+
+    def nodes(self, ranks: Iterable[int]) -> str:
+        """The ranks' nodes as a list in words, each once."""
+        return ", ".join(dict.fromkeys(self.node(rank) for rank in ranks))
 
     def take(self) -> list[d.Decision]:
         """Hand out what was decided since the last time, in order."""
@@ -38,6 +59,11 @@ class Book:
     def keep(self, **changes: Any) -> None:
         """Change the durable state; a Persist or Issue decision says when it is journaled."""
         self.durable = msgspec.structs.replace(self.durable, **changes)
+
+    def persist(self, **changes: Any) -> None:
+        """Change the durable state and have it journaled."""
+        self.keep(**changes)
+        self.decide(d.Persist(self.durable))
 
     def happen(self, kind: str, severity: m.Severity, text: str, step: int | None = None, by: str = "auto") -> None:
         self.decide(d.Happened(kind, severity, by, text, self.progress.step if step is None else step))

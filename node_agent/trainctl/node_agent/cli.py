@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.cluster import Cluster, read_default
+from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.paths import node_name
 from trainctl.protocol.sockets import DEFAULT_PORT
 
@@ -27,9 +28,16 @@ def root() -> None:
 @app.command()
 def run(
     name: Annotated[str, typer.Option(help="This node's name in run files.")] = "",
-    listen: Annotated[str, typer.Option(help="Where requests are taken; port 0 picks a free one.")] = (
-        f"tcp://127.0.0.1:{DEFAULT_PORT}"
-    ),
+    cluster: Annotated[
+        Path | None, typer.Option(help="The cluster.toml that names all nodes; default: the one of this machine.")
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            help="Where requests are taken; port 0 picks a free one. Default: as the cluster file says, or "
+            f"tcp://127.0.0.1:{DEFAULT_PORT}."
+        ),
+    ] = None,
     live: Annotated[str | None, typer.Option(help="Where live messages go out; default: the port after.")] = None,
     state: Annotated[Path | None, typer.Option(help="Folder for this machine's nodes and runs.")] = None,
     leash: Annotated[
@@ -37,13 +45,30 @@ def run(
     ] = False,
 ) -> None:
     """Run the agent in the foreground until SIGTERM; its trainers outlive it."""
-    asyncio.run(_serve(name or node_name(), listen, live, state, leash=leash))
+    node = name or node_name()
+    nodes = _cluster_of(node, cluster)
+    if listen is None:
+        listen = nodes.nodes[node].address if nodes.nodes else f"tcp://127.0.0.1:{DEFAULT_PORT}"
+    asyncio.run(_serve(node, listen, live, state, nodes, leash=leash))
 
 
-async def _serve(name: str, listen: str, live: str | None, state: Path | None, *, leash: bool) -> None:
+def _cluster_of(node: str, path: Path | None) -> Cluster:
+    """The cluster that a node is in: that of the file given, which must name it, or of the default one if it does."""
+    found = read_default(path)
+    if node in found.nodes:
+        return found
+    if path is not None:
+        known = ", ".join(found.nodes) or "none"
+        raise InvalidInputError("--name", f"no node {node!r} in {path}; there are: {known}")
+    return Cluster()
+
+
+async def _serve(
+    name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, *, leash: bool
+) -> None:
     from trainctl.node_agent.daemon import Agent
 
-    async with Agent(name, listen, live, state, leashed=leash) as agent:
+    async with Agent(name, listen, live, state, cluster, leashed=leash) as agent:
         line = {"name": name, "listen": agent.address, "live": agent.live_address, "pid": os.getpid()}
         print(json.dumps(line), flush=True)
         await agent.serve()

@@ -1,30 +1,83 @@
-"""What follows when all ranks have reported a plan beside training: a held-out loss, or a checkpoint."""
+"""What follows when all ranks have reported a plan beside training: first shares, a drift, a loss, or a checkpoint."""
 
+import math
 from collections.abc import Mapping
 
 from trainctl.node_agent import decisions as d
+from trainctl.node_agent import portions, shares
 from trainctl.node_agent.book import Book
+from trainctl.node_agent.rates import Rates
 from trainctl.protocol import messages as m
 
+Reports = Mapping[int, m.Report]
 
-def evaluation(book: Book, plan: m.StepPlan, reports: Mapping[int, m.Report]) -> None:
+
+def conclude(book: Book, rates: Rates, plan: m.StepPlan, reports: Reports) -> str:
+    """Whatever the kind of `plan` asks for. Gives why a checkpoint that was to be written is missing, else nothing."""
+    reports = dict(sorted(reports.items()))  # whichever came first, sums and texts are the same
+    match plan.kind:
+        case "measure":
+            measurement(book, rates, reports)
+        case "sync":
+            levelling(book, plan, reports)
+        case "evaluate":
+            evaluation(book, plan, reports)
+        case "checkpoint":
+            return checkpoint(book, plan, reports)
+        case "train":
+            pass
+    return ""
+
+
+def measurement(book: Book, rates: Rates, reports: Reports) -> None:
+    """The first shares, by what each rank managed alone; a rank that timed nothing leaves them as they are."""
+    seen = {rank: report.samples_per_second or 0.0 for rank, report in reports.items()}
+    book.keep(timed=True)
+    if not all(0 < rate < math.inf for rate in seen.values()):
+        book.persist()
+        unknown = book.nodes(rank for rank, rate in seen.items() if not 0 < rate < math.inf)
+        book.happen("rank", "warning", f"first shares stay even: no rate could be measured on {unknown}")
+        return
+    for rank, rate in seen.items():
+        rates.measured(rank, rate)
+    edit = portions.edit(book.settings, shares.apportion(book.settings.global_batch, seen))
+    book.persist(settings=edit.settings)
+    timed = ", ".join(f"{book.settings.label(rank)} {rate:,.3g}/s" for rank, rate in seen.items())
+    text = f"rebalance {edit.before} → {edit.after}: first shares by measured samples per second, {timed}"
+    book.decide(
+        d.Happened("rank", "info", "auto", text, book.progress.step, "rebalance", edit.before, edit.after)
+    )  # fmt: skip
+
+
+def levelling(book: Book, plan: m.StepPlan, reports: Reports) -> None:
+    """The drift that a sync found."""
+    drift = {rank: report.drift for rank, report in reports.items() if report.drift is not None}
+    if not drift:
+        return
+    book.decide(d.Drifted(plan.step, drift))
+    worst = max(drift, key=lambda rank: (math.inf if math.isnan(drift[rank]) else drift[rank], -rank))
+    source, text = book.node(min(reports)), f"drift {drift[worst]:.2g} at most"
+    where = f", on {book.settings.label(worst)}" if drift[worst] else ""
+    book.happen("run", "info", f"all ranks given {source}'s weights; {text}{where}", plan.step)
+
+
+def evaluation(book: Book, plan: m.StepPlan, reports: Reports) -> None:
     """The loss over all held-out samples: the ranks' sums over their weights."""
     weight = sum(report.weight for report in reports.values())
     loss = sum(report.loss_sum for report in reports.values()) / weight if weight else float("nan")
     seconds = max(report.step_seconds for report in reports.values())
-    book.keep(eval_loss=loss, eval_step=plan.step)
-    book.decide(d.Persist(book.durable))
     book.decide(d.Evaluated(plan.step, loss, weight, seconds))
+    book.persist(eval_loss=loss, eval_step=plan.step)  # not before it: killed between the two, it is done again
     book.happen("evaluation", "info", f"held-out loss {loss:.4f}", plan.step)
     for id in plan.commands:
         book.end(id, "applied", plan.step, after=f"loss {loss:.4f}")
 
 
-def checkpoint(book: Book, plan: m.StepPlan, reports: Mapping[int, m.Report]) -> str:
+def checkpoint(book: Book, plan: m.StepPlan, reports: Reports) -> str:
     """Every writer's copy. Gives why one is missing, else an empty string; that fails the commands, never the run."""
     failed = ""
     for rank in plan.writers:
-        written, node = reports[rank].checkpoint, book.durable.settings.ranks[rank].node
+        written, node = reports[rank].checkpoint, book.node(rank)
         if written is None:
             failed = f"no checkpoint on {node}: {reports[rank].skipped or 'nothing was written'}"
             book.happen("checkpoint", "error", failed, plan.step)

@@ -51,7 +51,9 @@ Input = (
     | m.Soon
     | m.Report
     | m.Fenced
+    | m.Offered
     | m.Formed
+    | m.GroupFailed
     | m.TrainerFailed
     | Commanded
     | RankEnded
@@ -67,7 +69,7 @@ class Tell:
     """Send to one rank."""
 
     rank: int
-    message: m.Form | m.Fence | m.Leave
+    message: m.Offer | m.Form | m.Fence | m.Leave
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,9 +101,10 @@ class Commit:
 
 @dataclasses.dataclass(frozen=True)
 class RankDone:
-    """Another rank's part of a step that is committed."""
+    """Another rank's part of a step that is committed; the next step may be by then."""
 
     part: m.RankStep
+    step: m.StepCommitted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +113,15 @@ class Evaluated:
     loss: float
     weight: float
     seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Drifted:
+    """How far each rank's parameters were from those that all have been given after `step`: the largest difference over
+    the root mean square of all."""
+
+    step: int
+    by_rank: dict[int, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,4 +162,4 @@ class Ended:
     reason: str
 
 
-Decision = Tell | Issue | Persist | Commit | RankDone | Evaluated | CommandEnded | Happened | Ended
+Decision = Tell | Issue | Persist | Commit | RankDone | Evaluated | Drifted | CommandEnded | Happened | Ended

@@ -5,14 +5,16 @@ from collections.abc import Callable, Iterator
 
 from trainctl.node_agent import edits
 from trainctl.node_agent.decisions import Commanded
+from trainctl.node_agent.portions import Facts
 from trainctl.node_agent.settings import Carried, Settings
 from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import RunFile
 
 EXPIRED = "its time to live ran out before a step could carry it"
-SIDE_KINDS = ("evaluate", "checkpoint")
-"""Plans beside training: they don't move the cursor. In the order in which one boundary runs them."""
+SIDE_KINDS = ("measure", "sync", "evaluate", "checkpoint")
+"""Plans beside training: they don't move the cursor. In the order in which one boundary runs them, so that what is
+evaluated and written is the state that all ranks have been given."""
 
 
 class Desk:
@@ -24,6 +26,7 @@ class Desk:
         self.scheduled: set[str] = set()  # side plans that the run file wants at this boundary
         self.pausing: list[Commanded] = []
         self.stopping: list[Commanded] = []
+        self.wants_pause = False  # a pause was asked for, and is or will be entered
 
     def next_side(self) -> str | None:
         """The kind of side plan that is due first, if any."""
@@ -44,13 +47,17 @@ class Desk:
         args = verbs.VERBS[carried.verb].args()
         self.side[carried.verb].append(Commanded(id, carried.verb, args, carried.by, None, None, float("inf")))
 
-    def folded(self, settings: Settings, step: int, config: RunFile, now: float) -> Settings:
+    def wants_new_group(self, now: float) -> bool:
+        """Whether a staged edit changes which ranks are live, so that the next step takes a new generation."""
+        return any(isinstance(command.args, edits.MEMBERSHIP) for command in self.staged if command.expires > now)
+
+    def folded(self, settings: Settings, step: int, config: RunFile, facts: Facts, now: float) -> Settings:
         """The settings as the edits staged so far will have made them."""
         for command in self.staged:
             if command.expires <= now:
                 continue
             with contextlib.suppress(InvalidInputError):  # it stood on an edit that has expired
-                settings = edits.apply(settings, command.args, command.node, step, config).settings
+                settings = edits.apply(settings, command.args, command.node, step, config, facts).settings
         return settings
 
     def take_expired(self, now: float) -> Iterator[Commanded]:

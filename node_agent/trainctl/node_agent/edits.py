@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
-from trainctl.node_agent import shares
+from trainctl.node_agent import portions, shares
+from trainctl.node_agent.portions import Edit, Facts
 from trainctl.node_agent.schedule import LrRule, rate
 from trainctl.node_agent.settings import RankSetting, Settings
 from trainctl.protocol import verbs
@@ -14,15 +14,17 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import RunFile
 
 MAX_LEARNING_RATE = 100.0
+NO_FACTS = Facts()
+MEMBERSHIP: tuple[type[verbs.Args], ...] = (verbs.Drain, verbs.Admit)
+"""What changes the live ranks, and so takes a new generation."""
+EDITS: tuple[type[verbs.Args], ...] = (
+    verbs.ResizeBatch, verbs.SetGlobalBatch, verbs.SetLr, verbs.Rebalance, *MEMBERSHIP,
+)  # fmt: skip
 
 
-class Edit(NamedTuple):
-    settings: Settings
-    before: str
-    after: str
-
-
-def apply(settings: Settings, args: verbs.Args, node: str | None, step: int, config: RunFile) -> Edit:
+def apply(
+    settings: Settings, args: verbs.Args, node: str | None, step: int, config: RunFile, facts: Facts = NO_FACTS
+) -> Edit:
     """The settings from `step` on. Raises InvalidInputError naming the argument that can't be had."""
     match args:
         case verbs.ResizeBatch():
@@ -31,15 +33,23 @@ def apply(settings: Settings, args: verbs.Args, node: str | None, step: int, con
             return _global_batch(settings, args, config)
         case verbs.SetLr():
             return _learning_rate(settings, args, step, config)
+        case verbs.Rebalance():
+            return portions.rebalance(settings, args, facts)
+        case verbs.Drain():
+            return portions.drain(settings, node, facts)
+        case verbs.Admit():
+            return portions.admit(settings, node, facts, config)
         case _:
             raise InvalidInputError("verb", f"{type(args).__name__} doesn't edit the settings")
 
 
 def _resize(settings: Settings, args: verbs.ResizeBatch, node: str | None) -> Edit:
-    chosen = [rank for rank, setting in settings.ranks.items() if node in (None, setting.node)]
+    of_node = [rank for rank, setting in settings.ranks.items() if node in (None, setting.node)]
+    if not of_node:
+        raise InvalidInputError("node", portions.unknown_node(settings, node))
+    chosen = [rank for rank in of_node if rank in settings.live]
     if not chosen:
-        known = ", ".join(sorted({setting.node for setting in settings.ranks.values()}))
-        raise InvalidInputError("node", f"no node {node!r} in this run; there are {known}")
+        raise InvalidInputError("node", f"{node} is drained and runs no batch; admit {node} first")
     for rank in chosen:
         share = settings.ranks[rank].share
         if args.micro > share:
@@ -61,12 +71,8 @@ def _micros(ranks: Mapping[int, RankSetting], chosen: Sequence[int]) -> str:
 
 
 def _global_batch(settings: Settings, args: verbs.SetGlobalBatch, config: RunFile) -> Edit:
-    weights = {rank: float(setting.share) for rank, setting in settings.ranks.items()}
-    counts = shares.apportion(args.value, weights)
-    ranks = {
-        rank: RankSetting(setting.node, counts[rank], min(setting.micro_batch, counts[rank]))
-        for rank, setting in settings.ranks.items()
-    }
+    weights = {rank: float(setting.share) for rank, setting in settings.live.items()}
+    ranks = portions.with_shares(settings, shares.apportion(args.value, weights))
     lr = settings.lr.scaled(args.value / settings.global_batch) if args.schedule == "scale" else settings.lr
     if args.schedule == "scale":
         _check_rate(lr, "schedule", config)

@@ -81,6 +81,20 @@ class KnownRun:
     reason: str
 
 
+@dataclass(frozen=True)
+class FollowedRun:
+    """What this node has to do with a run that another node's agent conducts."""
+
+    run: str
+    rank: int
+    lead: str  # node
+    address: str  # where its agent takes requests
+
+    def is_same(self, other: "FollowedRun") -> bool:
+        """Whether it is the same rank for the same lead, wherever that is reached."""
+        return (self.run, self.rank, self.lead) == (other.run, other.rank, other.lead)
+
+
 def digest_of(command: m.Command) -> str:
     """SHA-256 over what a command asks for, the same for the same body whatever its id, sender or time."""
     body = [command.verb, command.args, command.node, command.run, command.if_plan]
@@ -166,6 +180,24 @@ class AgentLedger:
             "run not kept", "INSERT INTO runs VALUES (?, ?, ?, ?, ?, '') ON CONFLICT DO NOTHING", row
         ):
             raise RefusedError(f"run {run} exists already")
+
+    def follow(self, followed: FollowedRun) -> None:
+        """Keep that a run is conducted by another node's agent, and by which."""
+        self._write_or_keep(
+            "REPLACE INTO followed VALUES (?, ?, ?, ?)",
+            (followed.run, followed.rank, followed.lead, followed.address),
+        )
+
+    def followed(self, run: str) -> FollowedRun | None:
+        """Who conducts a run of this node, None if its own agent does."""
+        self.retry()
+        rows = self._connection.execute("SELECT run, rank, lead, address FROM followed WHERE run = ?", (run,))
+        return next((FollowedRun(*row) for row in rows), None)
+
+    def forget_run(self, run: str) -> None:
+        """A run that never began."""
+        for table in ("runs", "followed"):
+            self._write_or_keep(f"DELETE FROM {table} WHERE run = ?", (run,))  # noqa: S608  constants
 
     def set_run_state(self, run: str, state: m.RunState, reason: str = "") -> None:
         self._write_or_keep("UPDATE runs SET state = ?, reason = ? WHERE run = ?", (state, reason, run))

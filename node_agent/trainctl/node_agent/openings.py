@@ -4,7 +4,7 @@ import secrets
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -41,53 +41,96 @@ class Opening(NamedTuple):
     notice: str = ""  # what the run's events should say of it
 
 
+def with_nodes(config: RunFile, node: str, cluster: Sequence[str]) -> RunFile:
+    """The run file with every node that is to take part: those it names, or else all of the cluster, or this one.
+
+    Raises InvalidInputError for one that the cluster hasn't.
+    """
+    known = tuple(cluster) or (node,)
+    unknown = sorted(set(config.nodes) - set(known))
+    if unknown:
+        there = f"there {'is' if len(known) == 1 else 'are'} {', '.join(known)}"
+        raise InvalidInputError(f"config: nodes.{unknown[0]}", f"no such node in this cluster; {there}")
+    tables = config.nodes or {name: runfile.NodeTable() for name in known}
+    return msgspec.structs.replace(config, nodes=tables)
+
+
+def check_on(config: RunFile, node: str, where: str = "config") -> None:
+    """Whether a node has the model and the data that the run file wants. Raises InvalidInputError by the field."""
+    own, here = config.nodes[node], runfile.on_node(config, node)
+    try:
+        for field, path in (("model", here.model.path), ("data", here.data.path)):
+            if not Path(path).is_absolute():
+                problem = f"{path!r} must be absolute: agent and trainer run elsewhere"
+                raise InvalidInputError(f"{where}: {field}.path", problem)
+        runfile.check_paths(here, where)
+    except InvalidInputError as error:
+        for table, own_path in (("model", own.model_path), ("data", own.data_path)):
+            if own_path is not None and error.where == f"{where}: {table}.path":
+                raise InvalidInputError(f"{where}: nodes.{node}.{table}_path", error.problem) from None
+        raise
+
+
 def new_run(config: RunFile, node: str, node_dir: Path, starter: str, by: str) -> Opening:
     """Make a run directory and the conductor of its first generation. Raises InvalidInputError; leaves nothing then.
 
-    `starter` is the id of the command that asked for it, by `by`; it is applied when the first step commits.
+    Its ranks are numbered in the order of the run file's nodes. `starter` is the id of the command that asked for it,
+    by `by`; it is applied when the first step commits.
     """
-    unknown = sorted(set(config.nodes) - {node})
-    if unknown:
-        raise InvalidInputError(f"config: nodes.{unknown[0]}", f"no such node in this cluster; there is {node}")
-    for field, path in (("model", config.model.path), ("data", config.data.path)):
-        if not Path(path).is_absolute():
-            raise InvalidInputError(
-                f"config: {field}.path", f"{path!r} must be absolute: agent and trainer run elsewhere"
-            )
-    runfile.check_paths(config, "config")
-    settings = _first_settings(config, node)
+    if node in config.nodes:
+        check_on(config, node)
+    settings = _first_settings(config)
     run = f"{config.run.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     paths = RunPaths(runs_directory(node_dir) / run)
     carried = {starter: Carried("start-run", by, 1, "", "", settings.plan_version)}
     durable = Durable(settings, FIRST_GENERATION, 0, carried=carried)
-    try:
-        paths.logs.mkdir(parents=True)
-        paths.run_file.write_bytes(tomli_w.dumps(runfile.to_dict(config)).encode())
-        recorder = RunRecorder(paths)
-    except (OSError, InvalidInputError) as error:
-        shutil.rmtree(paths.directory, ignore_errors=True)
-        raise RefusedError(f"cannot make the run directory: {error}") from None
+    recorder = make_directory(paths, config)
     _keep(recorder, durable)
     return Opening(Conductor(run, config, durable, Progress()), paths, recorder, None)
 
 
-def old_run(paths: RunPaths, starter: str, by: str) -> Opening:
+def make_directory(paths: RunPaths, config: RunFile, *, resumable: bool = True) -> RunRecorder:
+    """A run directory with its run file and record, as `RunRecorder` opens it. Raises RefusedError; leaves nothing
+    then."""
+    made = not paths.directory.exists()
+    try:
+        paths.logs.mkdir(parents=True, exist_ok=not made)
+        paths.run_file.write_bytes(tomli_w.dumps(runfile.to_dict(config)).encode())
+        return RunRecorder(paths, resumable=resumable)
+    except (OSError, InvalidInputError) as error:
+        if made:
+            shutil.rmtree(paths.directory, ignore_errors=True)
+        raise RefusedError(f"cannot make the run directory: {error}") from None
+
+
+def kept_ranks(paths: RunPaths) -> dict[int, str]:
+    """The node of each rank of an old run, by its record; empty if it never came to that."""
+    with RecordReader(paths) as reader:
+        text = reader.meta(DURABLE_KEY)
+    durable = _decoded(text, Durable, paths.record) if text is not None else None
+    return {rank: setting.node for rank, setting in durable.settings.ranks.items()} if durable is not None else {}
+
+
+def old_run(paths: RunPaths, node: str, cluster: Sequence[str], starter: str, by: str) -> Opening:
     """Take an ended run up again from its newest complete checkpoint, or from the start if it has none.
 
     Steps committed after that checkpoint are retracted: they stay in the record, marked. The settings are those that
     the first step to be done again was planned with, so that it is the same step; what commands changed later is undone
     with the steps they changed it at. Raises InvalidInputError; changes nothing then.
     """
-    config = runfile.read(paths.run_file)
-    runfile.check_paths(config, str(paths.run_file))
+    config = with_nodes(runfile.read(paths.run_file), node, cluster)
+    if node in config.nodes:
+        check_on(config, node, str(paths.run_file))
     found = checkpoints.newest_complete(paths.checkpoints)
+    if found is None and len(config.nodes) > 1 and _wrote_checkpoint(paths):
+        raise InvalidInputError("resume", f"{node} has no whole checkpoint of {paths.directory.name}, another has")
     step = checkpoints.read_manifest(found).step if found is not None else 0
     if step >= config.run.steps:
         raise InvalidInputError("resume", f"{paths.directory.name} has done all its {config.run.steps} steps")
     with _recorder(paths) as recorder:
         durable = _kept(recorder)
         if durable is None:
-            durable = Durable(_first_settings(config, _node_of(config, paths)), FIRST_GENERATION, 0)
+            durable = Durable(_first_settings(config), FIRST_GENERATION, 0)
         _complete(recorder, paths)
         if step and not _has_step(paths, step):
             raise InvalidInputError(str(paths.record), f"has no step {step}, which the checkpoint {found} is of")
@@ -121,6 +164,17 @@ def surviving_run(paths: RunPaths, open_commands: frozenset[str]) -> Opening:
         return Opening(conductor, paths, recorder, None)
 
 
+def _wrote_checkpoint(paths: RunPaths) -> bool:
+    with RecordReader(paths) as reader:
+        after, more = 0, True
+        while more:
+            events, more = reader.events(after, 500)
+            if any(event.kind == "checkpoint" and event.severity == "good" for event in events):
+                return True
+            after = events[-1].id if events else after
+    return False
+
+
 def _has_step(paths: RunPaths, step: int) -> bool:
     with RecordReader(paths) as reader:
         rows, _ = reader.steps(step - 1, 1)
@@ -131,7 +185,7 @@ def _settings_of_step(recorder: RunRecorder, step: int, latest: Settings) -> Set
     """What `step` was planned with, if it was planned before, under a plan version of its own; else the latest."""
     plan = recorder.train_plan(step)
     text = recorder.meta(settings_key(plan.plan_version)) if plan is not None else None
-    then = _decoded(text, Settings, recorder) if text is not None else latest
+    then = _decoded(text, Settings, recorder.path) if text is not None else latest
     same = msgspec.structs.replace(then, plan_version=latest.plan_version) == latest
     return latest if same else msgspec.structs.replace(then, plan_version=latest.plan_version + 1)
 
@@ -199,15 +253,18 @@ def _kept_node(recorder: RunRecorder, rank: int) -> str:
     return durable.settings.ranks[rank].node if durable is not None else ""
 
 
-def _first_settings(config: RunFile, node: str) -> Settings:
-    table = config.nodes.get(node)
-    counts = shares.first_shares(config.batch.global_, {0: table.share if table else None})
-    micro = table.micro if table and table.micro else config.batch.micro
-    return Settings(1, config.batch.global_, {0: RankSetting(node, counts[0], min(micro, counts[0]))})
-
-
-def _node_of(config: RunFile, paths: RunPaths) -> str:
-    return next(iter(config.nodes), paths.directory.parent.parent.name)
+def _first_settings(config: RunFile) -> Settings:
+    tables = dict(enumerate(config.nodes.items()))
+    wanted = {rank: table.share for rank, (_, table) in tables.items()}
+    try:
+        counts = shares.first_shares(config.batch.global_, wanted)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"config: {error.where}", error.problem) from None
+    ranks = {
+        rank: RankSetting(node, counts[rank], min(table.micro or config.batch.micro, counts[rank]))
+        for rank, (node, table) in tables.items()
+    }
+    return Settings(1, config.batch.global_, ranks)
 
 
 def _progress(state: LastState) -> Progress:
@@ -217,7 +274,7 @@ def _progress(state: LastState) -> Progress:
 
 def _kept(recorder: RunRecorder) -> Durable | None:
     text = recorder.meta(DURABLE_KEY)
-    return _decoded(text, Durable, recorder) if text is not None else None
+    return _decoded(text, Durable, recorder.path) if text is not None else None
 
 
 def _keep(recorder: RunRecorder, durable: Durable) -> None:
@@ -225,11 +282,11 @@ def _keep(recorder: RunRecorder, durable: Durable) -> None:
     recorder.set_meta(DURABLE_KEY, msgspec.json.encode(durable).decode())
 
 
-def _decoded(text: str, kind: type[T], recorder: RunRecorder) -> T:
+def _decoded(text: str, kind: type[T], record: Path) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.MsgspecError as error:
-        raise InvalidInputError(str(recorder.path), f"what its conductor kept cannot be read: {error}") from None
+        raise InvalidInputError(str(record), f"what its conductor kept cannot be read: {error}") from None
 
 
 def _highest(durable: Durable, state: LastState) -> m.Generation:

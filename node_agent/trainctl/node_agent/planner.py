@@ -1,6 +1,6 @@
 """Step plans made from settings: pure functions, one per kind of plan."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -14,7 +14,7 @@ from trainctl.protocol.runfile import RunFile
 def train(run: str, durable: Durable, config: RunFile, step: int, cursor: int, commands: Sequence[str]) -> StepPlan:
     """The plan that commits `step`, whose global batch begins at position `cursor`."""
     settings = durable.settings
-    dealt = shares.deal(cursor, {rank: setting.share for rank, setting in settings.ranks.items()})
+    dealt = shares.deal(cursor, {rank: setting.share for rank, setting in settings.live.items()})
     return _plan(
         run, durable, "train", step, cursor,
         _work(durable, dealt),
@@ -31,8 +31,7 @@ def finishing(plan: StepPlan, durable: Durable, held: dict[int, tuple[Range, ...
     done = [piece for ranges in held.values() for piece in ranges]
     left = shares.subtract((piece for work in plan.work for piece in work.ranges), done)
     count = sum(piece.count for piece in left)
-    weights = {rank: float(setting.share) for rank, setting in durable.settings.ranks.items()}
-    counts = _spread(count, weights)
+    counts = shares.spread(count, _weights(durable))
     return msgspec.structs.replace(
         plan,
         generation=durable.generation,
@@ -44,19 +43,31 @@ def finishing(plan: StepPlan, durable: Durable, held: dict[int, tuple[Range, ...
 
 def evaluate(run: str, durable: Durable, step: int, cursor: int, held_out: int, commands: Sequence[str]) -> StepPlan:
     """A pass over the `held_out` samples kept for it, split by share."""
-    weights = {rank: float(setting.share) for rank, setting in durable.settings.ranks.items()}
-    dealt = shares.deal(0, _spread(held_out, weights))
+    dealt = shares.deal(0, shares.spread(held_out, _weights(durable)))
     return _plan(run, durable, "evaluate", step, cursor, _work(durable, dealt), commands=tuple(commands))
 
 
 def checkpoint(run: str, durable: Durable, step: int, cursor: int, commands: Sequence[str]) -> StepPlan:
     """A checkpoint of `step` by the lowest live rank, and by the lowest one of another node."""
-    ranks = durable.settings.ranks
+    ranks = durable.settings.live
     lowest = min(ranks)
     elsewhere = [rank for rank in sorted(ranks) if ranks[rank].node != ranks[lowest].node]
     writers = (lowest, *elsewhere[:1])
-    work = tuple(RankWork(rank, (), ranks[rank].micro_batch) for rank in sorted(ranks))
+    work = _work(durable, {})
     return _plan(run, durable, "checkpoint", step, cursor, work, writers=writers, commands=tuple(commands))
+
+
+def sync(run: str, durable: Durable, step: int, cursor: int) -> StepPlan:
+    """The lowest live rank's state for all of them."""
+    return _plan(run, durable, "sync", step, cursor, _work(durable, {}))
+
+
+def measure(run: str, durable: Durable, step: int, cursor: int) -> StepPlan:
+    """Two micro-batches of every live rank, the first to warm up, all from the same position on: nothing is consumed,
+    and ranks of one micro-batch size are timed by the same samples."""
+    ranks = durable.settings.live
+    dealt = {rank: (Range(cursor, 2 * setting.micro_batch),) for rank, setting in ranks.items()}
+    return _plan(run, durable, "measure", step, cursor, _work(durable, dealt))
 
 
 def _plan(
@@ -78,13 +89,11 @@ def _plan(
     )  # fmt: skip
 
 
-def _work(durable: Durable, dealt: dict[int, tuple[Range, ...]]) -> tuple[RankWork, ...]:
-    ranks: Iterable[int] = sorted(durable.settings.ranks)
+def _work(durable: Durable, dealt: Mapping[int, tuple[Range, ...]]) -> tuple[RankWork, ...]:
     return tuple(
-        RankWork(rank, dealt.get(rank, ()), durable.settings.ranks[rank].micro_batch) for rank in ranks
-    )  # fmt: skip
+        RankWork(rank, dealt.get(rank, ()), setting.micro_batch) for rank, setting in durable.settings.live.items()
+    )
 
 
-def _spread(count: int, weights: dict[int, float]) -> dict[int, int]:
-    """`count` items by weight where a rank may get none."""
-    return {rank: number - 1 for rank, number in shares.apportion(count + len(weights), weights).items()}
+def _weights(durable: Durable) -> dict[int, float]:
+    return {rank: float(setting.share) for rank, setting in durable.settings.live.items()}

@@ -1,7 +1,7 @@
 """What is written into a run's record, each as a function of a connection that may be run again without harm."""
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainctl.protocol import messages as m
@@ -12,13 +12,23 @@ Write = Callable[[sqlite3.Connection], None]
 """Runs inside the caller's transaction."""
 
 
-def plan(step_plan: m.StepPlan, at: float) -> Write:
-    """`at`, in Unix seconds, is when it was journaled."""
+def plan(step_plan: m.StepPlan, at: float, last_seq: int, last_step: int) -> Write:
+    """`at`, in Unix seconds, is when it was journaled. The two oldest plans go if they are of numbers and steps up to
+    the last ones: that catches up with any backlog and never holds up the loop."""
     g = step_plan.generation
-    return _insert("plans", (
+    row = (
         step_plan.seq, g.term, g.n, step_plan.kind, step_plan.step, step_plan.plan_version, step_plan.cursor, at,
         encode(step_plan),
-    ))  # fmt: skip
+    )  # fmt: skip
+    oldest = "SELECT term, n, seq FROM plans ORDER BY term, n, seq LIMIT 2"
+    old = f"DELETE FROM plans WHERE (term, n, seq) IN ({oldest}) AND seq <= ? AND step <= ?"  # noqa: S608
+
+    def write(connection: sqlite3.Connection) -> None:
+        connection.execute(_insertion("plans", row), row)
+        if last_seq > 0:
+            connection.execute(old, (last_seq, last_step))
+
+    return write
 
 
 def commit(step: m.StepCommitted, ranks: Sequence[m.RankStep], finished_at: float) -> Write:
@@ -43,12 +53,27 @@ def commit(step: m.StepCommitted, ranks: Sequence[m.RankStep], finished_at: floa
     return write
 
 
-def retract(step: int, generation: m.Generation) -> Write:
-    return _retract("step = ? AND term = ? AND n = ?", (step, generation.term, generation.n))
-
-
 def retract_after(step: int) -> Write:
-    return _retract("step > ?", (step,))
+    """Mark the steps above, and make the rollups they were in anew."""
+
+    def write(connection: sqlite3.Connection) -> None:
+        found = connection.execute("SELECT min(step), max(step) FROM steps WHERE step > ? AND NOT retracted", (step,))
+        first, last = found.fetchone()
+        if first is not None:
+            connection.execute("UPDATE steps SET retracted = 1 WHERE step > ?", (step,))
+            rebuild_rollups(connection, first, last)
+
+    return write
+
+
+def drifts(step: int, at: float, found: Mapping[int, float]) -> Write:
+    """By rank."""
+
+    def write(connection: sqlite3.Connection) -> None:
+        rows = [(rank, step, at, drift) for rank, drift in found.items()]
+        connection.executemany("INSERT OR IGNORE INTO drifts VALUES (?, ?, ?, ?)", rows)
+
+    return write
 
 
 def event(happened: m.Event) -> Write:
@@ -95,21 +120,6 @@ def meta(key: str, value: str) -> Write:
 def _insert(table: str, row: tuple[Any, ...]) -> Write:
     def write(connection: sqlite3.Connection) -> None:
         connection.execute(_insertion(table, row), row)
-
-    return write
-
-
-def _retract(where: str, values: tuple[int, ...]) -> Write:
-    """Mark the steps that a condition picks, and make the rollups they were in anew."""
-
-    def write(connection: sqlite3.Connection) -> None:
-        first, last = connection.execute(
-            f"SELECT min(step), max(step) FROM steps WHERE {where} AND NOT retracted",  # noqa: S608
-            values,
-        ).fetchone()
-        if first is not None:
-            connection.execute(f"UPDATE steps SET retracted = 1 WHERE {where}", values)  # noqa: S608
-            rebuild_rollups(connection, first, last)
 
     return write
 

@@ -6,7 +6,7 @@ raises nothing: it waits in memory with those after it, `problem` says so, and a
 
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +14,7 @@ from typing import Self
 
 from trainctl.node_agent import record_writes as writes
 from trainctl.node_agent.ballast import Ballast
+from trainctl.protocol import checkpoints
 from trainctl.protocol import messages as m
 from trainctl.protocol.codec import decode_order
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, VersionError
@@ -32,6 +33,9 @@ TEXT_CHARACTERS = 1000
 WRITES_AT_ONCE = 500
 """How many of them go into one transaction, so that catching up never holds up the loop for long."""
 RECENT_PLANS = 32
+PLANS_KEPT = 10_000
+CHECKPOINTS_EVERY_PLANS = 500
+"""How often it is looked which checkpoints are still there."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,10 @@ class LastState:
 class RunRecorder:
     """Open for the life of a run. Raises InvalidInputError if the record cannot be used."""
 
-    def __init__(self, directory: RunPaths, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, directory: RunPaths, *, resumable: bool = True, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`resumable`: this record is what the run is taken up from again, so plans that this needs are kept."""
         self._paths, self._run, self._clock = directory, directory.directory.name, clock
         self._connection = open_for_writing(directory.record, RUN_SCHEMA)
         self._ballast = Ballast(directory.record.with_suffix(".ballast"))
@@ -60,6 +67,9 @@ class RunRecorder:
         self._refusal = ""
         self._retry_at = clock()
         self._host_read_at: dict[str, float] = {}
+        self._resumable = resumable
+        # Plans of later steps are kept.
+        self._needed_after: int = checkpoints.oldest_step(directory.checkpoints) if resumable else m.MAX_COUNT
         (self._last_event,) = self._connection.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()
 
     def __enter__(self) -> Self:
@@ -88,8 +98,13 @@ class RunRecorder:
         return f"{self._paths.record}: {self._lost} writes were lost while the disk was full" if self._lost else None
 
     def plan(self, plan: m.StepPlan, at: float, *, durable: bool = False) -> None:
-        """Journal a plan before it is passed on; with `durable` (it carries commands) a power cut keeps it too."""
-        self._write(writes.plan(plan, at), durable=durable)
+        """Journal a plan before it is passed on; with `durable` (it carries commands) a power cut keeps it too.
+
+        Plans past the newest PLANS_KEPT go, once no checkpoint is left that a run could go on from with them.
+        """
+        if self._resumable and plan.seq % CHECKPOINTS_EVERY_PLANS == 0:
+            self._needed_after = checkpoints.oldest_step(self._paths.checkpoints)
+        self._write(writes.plan(plan, at, plan.seq - PLANS_KEPT, self._needed_after), durable=durable)
 
     def commit(self, step: m.StepCommitted, ranks: Sequence[m.RankStep], finished_at: float) -> None:
         """Keep a committed step and parts of ranks in it, with their place in the rollups; what is kept already stays.
@@ -99,9 +114,16 @@ class RunRecorder:
         """
         self._write(writes.commit(step, ranks, finished_at))
 
-    def retract(self, step: int, generation: m.Generation) -> None:
-        """Mark a step that only lost ranks had committed; it stays in the record but in no series."""
-        self._write(writes.retract(step, generation))
+    def add_parts(self, parts: Sequence[m.RankStep]) -> None:
+        """Keep ranks' parts in steps that are committed already; those of other steps or generations are left out."""
+        if not parts:
+            return
+        first, last = min(part.step for part in parts), max(part.step for part in parts)
+        with RecordReader(self._paths) as reader:
+            steps, _ = reader.steps(first - 1, last - first + 1)
+        for step in steps:
+            of_step = [part for part in parts if (part.step, part.generation) == (step.step, step.generation)]
+            self.commit(step, of_step, step.committed_at)
 
     def retract_after(self, step: int) -> None:
         """Mark every step above `step`, as when a run goes on from an older checkpoint."""
@@ -126,6 +148,10 @@ class RunRecorder:
     def evaluation(self, step: int, at: float, loss: float, weight: float, seconds: float) -> None:
         """Keep a loss on the held-out samples (nats per unit of weight), or if it is already kept change nothing."""
         self._write(writes.evaluation(Evaluation(step, at, loss, weight, seconds)))
+
+    def drifts(self, step: int, at: float, found: Mapping[int, float]) -> None:
+        """Keep by how much each rank's parameters differed (relative) from those it was given after `step`."""
+        self._write(writes.drifts(step, at, found))
 
     def host(self, reading: m.HostReading) -> None:
         """Keep one reading of a node every HOST_EVERY_SECONDS, for HOST_KEPT_SECONDS; they don't wait for room."""

@@ -3,14 +3,15 @@
 import asyncio
 import math
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from trainctl.node_agent.publisher import Publisher
-from trainctl.node_agent.session import VIEW_KEY, Session
+from trainctl.node_agent.session import VIEW_KEY
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.client import Client
+from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.reader import RecordReader
 
@@ -18,17 +19,31 @@ GAP_LIMIT = 400
 SNAPSHOT_EVENTS = 100
 SNAPSHOT_BUCKETS = 20_000
 """Most buckets in one snapshot, over all series: some 40 bytes each, so that it stays below the frame limit."""
+ELSEWHERE_SECONDS = 3.0
+"""How long another node's agent may take to answer what is passed on to it; a client waits longer."""
 RUN_SERIES = ("loss", "eval_loss", "step_seconds", "tokens_per_second")
 RANK_SERIES = ("rank_step_seconds", "own_tokens_per_second")
+
+
+class LiveRun(NamedTuple):
+    """An active run as its agent has it in memory."""
+
+    view: m.RunView
+    last_step: m.StepCommitted | None
+    rank_steps: tuple[m.RankStep, ...]
 
 
 class Surroundings(Protocol):
     """What the handlers see of the agent."""
 
     publisher: Publisher
-    session: Session | None
 
+    @property
+    def node(self) -> str: ...
     def node_view(self) -> m.NodeView: ...
+    def peer_views(self) -> tuple[m.PeerView, ...]: ...
+    def address_of(self, node: str) -> str | None: ...
+    def live_run(self, directory: Path) -> LiveRun | None: ...
     def run_directory(self, run: str | None) -> Path | None: ...
     def run_summaries(self) -> list[tuple[str, str, str, str, float]]: ...
     def ended_as(self, run: str) -> tuple[m.RunState, str]: ...
@@ -39,8 +54,13 @@ class UnknownRunError(InvalidInputError):
     """A request named a run that this agent doesn't know."""
 
 
+class UnknownRankError(InvalidInputError):
+    """A request named a rank of which this agent has nothing, and can get nothing."""
+
+
 async def answer(request: m.ClientRequest, around: Surroundings) -> m.AgentReply:
-    """The reply to any request but a command. Raises InvalidInputError (UnknownRunError for a run it doesn't know)."""
+    """The reply to any request but a command. Raises InvalidInputError (UnknownRunError, UnknownRankError for what
+    it doesn't know)."""
     match request:
         case m.SnapshotRequest():
             return await _snapshot(request, around)
@@ -62,17 +82,17 @@ async def answer(request: m.ClientRequest, around: Surroundings) -> m.AgentReply
 
 async def _snapshot(request: m.SnapshotRequest, around: Surroundings) -> m.Snapshot:
     """`seq` is read before the record: what is published meanwhile may be in both, and clients drop a known step."""
-    seq, boot, session = around.publisher.seq, around.publisher.boot, around.session
+    seq, boot = around.publisher.seq, around.publisher.boot
     directory = around.run_directory(request.run)
     if directory is None:
         if request.run is not None:
             raise UnknownRunError("run", f"no run {request.run!r} on this node")
         return _snapshot_of(request, around, boot, seq, None, None, (), (), ())
-    live = session if session is not None and session.paths.directory == directory else None
     last, parts, events, series, kept = await asyncio.to_thread(_read_snapshot, RunPaths(directory), request.columns)
+    live = around.live_run(directory)
     view = live.view if live is not None else _as_ended(kept, around)
     if live is not None and live.last_step is not None:
-        last, parts = live.last_step, tuple(live.rank_steps[rank] for rank in sorted(live.rank_steps))
+        last, parts = live.last_step, tuple(sorted(live.rank_steps, key=lambda part: part.rank))
     return _snapshot_of(request, around, boot, seq, view, last, parts, events, series)
 
 
@@ -97,7 +117,7 @@ def _snapshot_of(
 ) -> m.Snapshot:
     return m.Snapshot(
         rid=request.rid, boot=boot, seq=seq, at=around.now(), node=around.node_view(), run=view, last_step=last,
-        rank_steps=parts, events=events, series=series,
+        rank_steps=parts, events=events, series=series, peers=around.peer_views(),
     )  # fmt: skip
 
 
@@ -167,7 +187,7 @@ def _summary(run: str, name: str, directory: str, state: str, started_at: float)
     except InvalidInputError:
         pass  # its directory was moved away: the ledger's line is all there is
     return m.RunSummary(
-        run=run, name=name, state=state, step=last.step if last else 0,  # type: ignore[arg-type]
+        run=run, name=name, state=state, step=last.step if last else view.step if view else 0,  # type: ignore[arg-type]
         steps=view.steps if view else 0, last_loss=last.loss if last and math.isfinite(last.loss) else None,
         started_at=started_at, directory=directory,
     )  # fmt: skip
@@ -197,11 +217,11 @@ async def _steps(request: m.StepsRequest, around: Surroundings) -> m.Steps:
 
 async def _log(request: m.LogRequest, around: Surroundings) -> m.LogPart:
     paths = _paths(request.run, around)
-    file = paths.log(request.rank)
+    file, run = paths.log(request.rank), paths.directory.name
+    if not file.is_file():
+        return await _log_elsewhere(msgspec.structs.replace(request, run=run), paths, around)
 
     def read() -> tuple[int, int, str]:
-        if not file.is_file():
-            raise InvalidInputError("rank", f"run {paths.directory.name} has no log of a rank {request.rank}")
         size = file.stat().st_size
         offset = max(0, size + request.offset_bytes) if request.offset_bytes < 0 else min(request.offset_bytes, size)
         with file.open("rb") as stream:
@@ -209,9 +229,32 @@ async def _log(request: m.LogRequest, around: Surroundings) -> m.LogPart:
             return offset, size, stream.read(request.limit_bytes).decode("utf-8", "replace")
 
     offset, size, text = await asyncio.to_thread(read)
-    return m.LogPart(
-        rid=request.rid, run=paths.directory.name, rank=request.rank, offset_bytes=offset, size_bytes=size, text=text
-    )
+    return m.LogPart(rid=request.rid, run=run, rank=request.rank, offset_bytes=offset, size_bytes=size, text=text)
+
+
+async def _log_elsewhere(request: m.LogRequest, paths: RunPaths, around: Surroundings) -> m.LogPart:
+    """From the agent of the node that hosts the rank, or that knows which one does."""
+    nobody = UnknownRankError("rank", f"run {request.run} has no log of a rank {request.rank}")
+    live = around.live_run(paths.directory)
+    view = live.view if live is not None else await asyncio.to_thread(_kept_view, paths)
+    if view is None:
+        raise nobody
+    node = next((rank.node for rank in view.ranks if rank.rank == request.rank), view.lead)
+    address = around.address_of(node)
+    if address is None:
+        raise nobody
+    try:
+        async with Client(address, timeout_seconds=ELSEWHERE_SECONDS) as client:
+            part = await client.log(request.run, request.rank, request.offset_bytes, request.limit_bytes)
+    except TrainctlError as error:
+        raise UnknownRankError("rank", f"{request.rank} is on {node}: {error}") from None
+    return msgspec.structs.replace(part, rid=request.rid)
+
+
+def _kept_view(paths: RunPaths) -> m.RunView | None:
+    with RecordReader(paths) as reader:
+        text = reader.meta(VIEW_KEY)
+    return msgspec.json.decode(text, type=m.RunView) if text is not None else None
 
 
 def _paths(run: str | None, around: Surroundings) -> RunPaths:

@@ -1,7 +1,7 @@
 """What the record says of a step, made from a rank's report; and whether what the ranks loaded agrees."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from trainctl.protocol import messages as m
 
@@ -49,13 +49,24 @@ def rank_step(report: m.Report, node: str) -> m.RankStep:
     )
 
 
-def disagreement(ready: Mapping[str, m.Ready], step: int) -> str | None:
-    """The first difference between what the nodes loaded, or between a node and the record; None if there is none."""
+def disagreement(ready: Mapping[str, m.Ready]) -> str | None:
+    """The first difference between what the nodes loaded, with the file that makes it; None if there is none."""
     first_node, first = next(iter(ready.items()))
     for node, mine in ready.items():
-        for what in ("layout_digest", "data_digest", "model_digest"):
-            if getattr(mine, what) != getattr(first, what):
-                return f"{what.replace('_', ' ')} of {node} is not that of {first_node}"
-        if mine.last_step != step:
-            return f"{node} is at step {mine.last_step}, the record at step {step}"
+        for what, files in (("layout", "model_files"), ("data", "data_files"), ("model", "model_files")):
+            digest = f"{what}_digest"
+            if getattr(mine, digest) != getattr(first, digest):
+                difference = _unlike_file(getattr(mine, files), getattr(first, files), node, first_node)
+                return f"{what} digest of {node} is not that of {first_node}{difference}"
     return None
+
+
+def _unlike_file(mine: Sequence[m.FileDigest], others: Sequence[m.FileDigest], node: str, other_node: str) -> str:
+    """The first file by name that one of them lacks or that differs, after a colon; empty if none is known to."""
+    here, there = ({file.name: file.digest for file in files} for files in (mine, others))
+    for name in sorted(here | there):
+        if name not in here or name not in there:
+            return f": {name} is only on {node if name in here else other_node}"
+        if here[name] != there[name]:
+            return f": {name} differs"
+    return ""

@@ -1,24 +1,21 @@
-"""One run on this agent: carries the conductor's decisions out to the record, the trainers and the clients."""
+"""One run that this agent conducts: carries the conductor's decisions out to the record, the ranks and the clients."""
 
-import os
-import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from trainctl.node_agent import decisions as d
-from trainctl.node_agent import views
+from trainctl.node_agent import results, views
 from trainctl.node_agent.conductor import Conductor
-from trainctl.node_agent.host import TrainerHost
+from trainctl.node_agent.ports import RankPort
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.recorder import RunRecorder
 from trainctl.node_agent.settings import Durable
-from trainctl.node_agent.trainer_link import TrainerLink
 from trainctl.protocol import messages as m
+from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.statuspage import read_status
 
 DURABLE_KEY, VIEW_KEY = "conductor", "view"
 AWAY_SECONDS = 5.0
@@ -41,16 +38,18 @@ class Session:
         conductor: Conductor,
         paths: RunPaths,
         recorder: RunRecorder,
-        host: TrainerHost,
-        link: TrainerLink,
+        lead: str,
+        ports: Mapping[int, RankPort],
         publisher: Publisher,
         started_at: float,
         on_command_end: CommandEnding,
         saw: Callable[[m.Generation], object],
     ) -> None:
-        """`saw` is told each generation before it is used; `on_command_end` each command's outcome."""
+        """`lead` is this node, `ports` leads to every rank, `saw` is told each generation before it is used and
+        `on_command_end` each command's outcome."""
         self.conductor, self.paths, self.recorder, self.started_at = conductor, paths, recorder, started_at
-        self._host, self._link, self._publisher, self._on_command_end = host, link, publisher, on_command_end
+        self.ports, self._lead = ports, lead
+        self._publisher, self._on_command_end = publisher, on_command_end
         state = recorder.last_state()
         self.last_step: m.StepCommitted | None = state.step
         self.rank_steps: dict[int, m.RankStep] = {part.rank: part for part in state.rank_steps}
@@ -62,55 +61,42 @@ class Session:
         self._pids: dict[int, int | None] = {}
         self._heard: dict[int, float] = {}  # by time.monotonic
         self._away: dict[int, str] = {}  # why, for ranks that have not been heard of lately
-        self.view = self._look()
+        self.view = self._look({})
         self._keep_view()
 
     @property
     def run(self) -> str:
         return self.conductor.run
 
-    # ------------------------------------------------------------ trainers
+    # ------------------------------------------------------------ ranks
 
-    def start_trainers(self, resume_from: Path | None) -> None:
-        """Start every rank of this node under its keeper."""
-        for rank, setting in self.conductor.durable.settings.ranks.items():
-            argv = [
-                sys.executable, "-m", "trainctl.trainer", "--run-directory", str(self.paths.directory),
-                "--run", self.run, "--node", setting.node, "--rank", str(rank), "--endpoint", self._link.endpoint,
-            ]  # fmt: skip
-            if resume_from is not None:
-                argv += ["--resume-from", str(resume_from)]
-            env = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
-            self._host.start(self.paths, rank, argv, env)
+    async def start_trainers(self, resume_from: Path | None) -> None:
+        """Start every rank of this node; the others' agents have started theirs."""
+        for rank, port in self.ports.items():
+            try:
+                port.start(resume_from)
+            except RefusedError as error:
+                await self.feed(d.RankEnded(rank, False, f"could not be started: {error}"))
 
     async def watch_trainers(self) -> None:
         """Notice the ranks whose process has ended."""
         for rank, state in self.conductor.ranks.items():
             if state.ended:
                 continue
-            hosted = self._host.find(self.paths, rank)
-            self._pids[rank] = hosted.pid if hosted is not None else None
-            if hosted is None:
-                status = self._host.exit_status(self.paths, rank)
-                await self.feed(d.RankEnded(rank, status == 0, self._describe(rank, status)))
+            look = self.ports[rank].look()
+            self._pids[rank] = look.pid
+            if look.ending is not None:
+                await self.feed(d.RankEnded(rank, *look.ending))
             else:
                 self._look_away(rank)
 
     def _look_away(self, rank: int) -> None:
-        """Notice a trainer that lives and says nothing, and where it was by its status page."""
+        """Notice a trainer that lives and says nothing, and where it was."""
         heard = self._heard.setdefault(rank, time.monotonic())
         if time.monotonic() - heard < AWAY_SECONDS or self.conductor.ready(rank) is None:
             self._away.pop(rank, None)
         elif rank not in self._away:
-            page = read_status(self.paths.status_page(rank))
-            self._away[rank] = f"silent in {page.phase} of step {page.step}" if page else "silent"
-
-    def _describe(self, rank: int, status: int | None) -> str:
-        how = (
-            "is gone" if status is None else f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
-        )
-        tail = [line for line in self._host.log_tail(self.paths, rank, 20) if line.strip()]
-        return f"{how}: {tail[-1].strip()[:300]}" if tail else how
+            self._away[rank] = self.ports[rank].doing()
 
     # ------------------------------------------------------------ events and decisions
 
@@ -121,7 +107,15 @@ class Session:
             self._away.pop(event.rank, None)
         for decision in self.conductor.handle(event, time.monotonic()):
             await self._carry_out(decision)
+        if isinstance(event, m.Fenced):
+            self._keep_repeated(event)
         self._publish_view()
+
+    def _keep_repeated(self, fenced: m.Fenced) -> None:
+        """A rank repeats its newest reports: the agent before this one may have missed its parts of committed steps."""
+        node = self.conductor.durable.settings.ranks[fenced.rank].node
+        reports = [report for report in fenced.reports if report.kind == "train"]
+        self.recorder.add_parts([results.rank_step(report, node) for report in reports])
 
     async def _carry_out(self, decision: d.Decision) -> None:
         match decision:
@@ -136,10 +130,12 @@ class Session:
                 await self._tell(rank, message)
             case d.Commit(step, first):
                 self._commit(step, first)
-            case d.RankDone(part):
-                self._add_part(part)
+            case d.RankDone(part, step):
+                self._add_part(part, step)
             case d.Evaluated(step, loss, weight, seconds):
                 self.recorder.evaluation(step, time.time(), loss, weight, seconds)
+            case d.Drifted(step, by_rank):
+                self.recorder.drifts(step, time.time(), by_rank)
             case d.CommandEnded():
                 await self._on_command_end(decision)
             case d.Happened():
@@ -149,11 +145,11 @@ class Session:
 
     async def _send_plan(self, plan: m.StepPlan) -> None:
         for work in plan.work:
-            await self._link.send(work.rank, plan)  # a trainer that is away is fenced when it is back
+            await self.ports[work.rank].tell(plan)  # a trainer that is away is fenced when it is back
 
-    async def _tell(self, rank: int, message: m.Form | m.Fence | m.Leave) -> None:
-        if not await self._link.send(rank, message) and isinstance(message, m.Leave):
-            self._host.kill(self.paths, rank)  # it has not attached yet, so there is nothing in it to save
+    async def _tell(self, rank: int, message: m.ToTrainer) -> None:
+        if not await self.ports[rank].tell(message) and isinstance(message, m.Leave):
+            await self.ports[rank].end()
 
     def _commit(self, step: m.StepCommitted, first: m.RankStep) -> None:
         self.recorder.commit(step, [first], step.committed_at)
@@ -162,10 +158,11 @@ class Session:
         self._publisher.publish(step)
         self._publisher.publish(first)
 
-    def _add_part(self, part: m.RankStep) -> None:
-        assert self.last_step is not None
-        self.recorder.commit(self.last_step, [part], self.last_step.committed_at)
-        self.rank_steps[part.rank] = part
+    def _add_part(self, part: m.RankStep, step: m.StepCommitted) -> None:
+        self.recorder.commit(step, [part], step.committed_at)
+        known = self.rank_steps.get(part.rank)
+        if known is None or part.step >= known.step:
+            self.rank_steps[part.rank] = part
         self._publisher.publish(part)
 
     def note(self, happened: d.Happened) -> None:
@@ -201,18 +198,18 @@ class Session:
             self.recorder.set_meta(DURABLE_KEY, msgspec.json.encode(durable).decode())
             self._kept_durable = durable
 
-    def _look(self) -> m.RunView:
-        before = {view.rank: view for view in self.view.ranks} if hasattr(self, "view") else {}
+    def _look(self, before: Mapping[int, m.RankView]) -> m.RunView:
         ranks = tuple(
             views.rank_view(
                 self.conductor, rank, self._pids.get(rank), self._away.get(rank, ""), before.get(rank), time.time()
             )
             for rank in sorted(self.conductor.ranks)
         )
-        return views.run_view(self.conductor, self.started_at, str(self.paths.directory), ranks)
+        view = views.run_view(self.conductor, self.started_at, str(self.paths.directory), ranks)
+        return msgspec.structs.replace(view, lead=self._lead)
 
     def _publish_view(self) -> None:
-        before, self.view = self.view, self._look()
+        before, self.view = self.view, self._look({view.rank: view for view in self.view.ranks})
         if not views.same_but_progress(before, self.view):
             self._keep_view()
             self._publisher.publish(self.view)
@@ -232,4 +229,3 @@ class Session:
     def close(self) -> None:
         self._keep_view()
         self.recorder.close()
-        self._link.forget(self.run)

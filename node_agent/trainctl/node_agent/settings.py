@@ -12,8 +12,9 @@ class RankSetting(msgspec.Struct, frozen=True):
     """One rank's part in the next plan."""
 
     node: str
-    share: int  # samples of the global batch
+    share: int  # samples of the global batch; 0 while it is out
     micro_batch: int  # samples per forward/backward
+    out: Literal["", "drained"] = ""  # why it takes no part, empty if it does
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -21,8 +22,19 @@ class Settings(msgspec.Struct, frozen=True):
 
     plan_version: int
     global_batch: int  # G, samples
-    ranks: dict[int, RankSetting]
+    ranks: dict[int, RankSetting]  # all of the run's; the shares of the live ones sum to G
     lr: LrRule = LrRule()
+
+    @property
+    def live(self) -> dict[int, RankSetting]:
+        """Those that take part, by rank in ascending order."""
+        return {rank: self.ranks[rank] for rank in sorted(self.ranks) if not self.ranks[rank].out}
+
+    def label(self, rank: int) -> str:
+        """What a person calls the rank: its node, and its number too where the node has several."""
+        node = self.ranks[rank].node
+        alone = sum(setting.node == node for setting in self.ranks.values()) == 1
+        return node if alone else f"{node} (rank {rank})"
 
     def edited(self, **changes: object) -> "Settings":
         return msgspec.structs.replace(self, plan_version=self.plan_version + 1, **changes)
@@ -52,3 +64,5 @@ class Durable(msgspec.Struct, frozen=True):
     stop_writes_checkpoint: bool = True
     eval_loss: float | None = None
     eval_step: int | None = None
+    members: tuple[int, ...] = ()  # ranks of the newest generation that was formed; none before the first
+    timed: bool = False  # the first shares have been measured

@@ -6,16 +6,18 @@ from trainctl.node_agent.conductor import Conductor
 from trainctl.protocol import messages as m
 
 
-def run_view(conductor: Conductor, started_at: float, directory: str, ranks: tuple[m.RankView, ...]) -> m.RunView:
-    """The whole view."""
+def run_view(
+    conductor: Conductor, started_at: float, directory: str, ranks: tuple[m.RankView, ...], lead: str | None = None
+) -> m.RunView:
+    """The whole view. `lead`: the node that conducts; None: that of the lowest rank."""
     config, durable = conductor.config, conductor.durable
     ready = [conductor.ready(rank) for rank in conductor.ranks]
     return m.RunView(
         run=conductor.run,
         name=config.run.name,
         state=conductor.state,
-        lead=durable.settings.ranks[min(durable.settings.ranks)].node,
-        engine="none",
+        lead=lead or durable.settings.ranks[min(durable.settings.ranks)].node,
+        engine=conductor.engine,
         generation=durable.generation,
         step=conductor.progress.step,
         steps=config.run.steps,
@@ -30,6 +32,7 @@ def run_view(conductor: Conductor, started_at: float, directory: str, ranks: tup
         eval_loss=durable.eval_loss,
         eval_step=durable.eval_step,
         reason=conductor.reason,
+        mixed=conductor.is_mixed,
     )
 
 
@@ -46,7 +49,7 @@ def rank_view(
         since_at=before.since_at if before is not None and before.state == state else at,
         share=setting.share,
         micro_batch=setting.micro_batch,
-        why=away if state == "away" else conductor.reason if state == "failed" else "",
+        why=_why(conductor, rank, state, away),
         backend=ready.backend if ready else None,
         device=ready.device if ready else None,
         pid=pid,
@@ -63,12 +66,23 @@ def same_but_progress(one: m.RunView, other: m.RunView) -> bool:
 
 
 def _rank_state(conductor: Conductor, rank: int, away: str) -> m.RankState:
-    if conductor.ranks[rank].ended:
+    at, out = conductor.ranks[rank], conductor.durable.settings.ranks[rank].out
+    if at.ended and out and conductor.final is None:
+        return "lost"
+    if at.ended:
         return "failed" if conductor.final == "failed" else "done"
-    if conductor.ready(rank) is None:
+    if at.ready is None:
         return "starting"
     if away:
         return "away"
+    if out:
+        return "drained"
     if conductor.state == "paused":
         return "paused"
     return "run" if conductor.stage == "formed" else "ready"
+
+
+def _why(conductor: Conductor, rank: int, state: m.RankState, away: str) -> str:
+    if state == "lost":
+        return f"drained, and its trainer {conductor.ranks[rank].why}"
+    return away if state == "away" else conductor.reason if state == "failed" else ""

@@ -80,13 +80,23 @@ def verify(folder: Path, *, hashes: bool = True) -> Manifest:
 def listed(checkpoints: Path) -> list[Path]:
     """The folders named `step-N`, newest step first, complete or not. One that was set aside by a writer that died
     before it had put another in its place stands for its step."""
+    found = _by_step(checkpoints)
+    return [found[step] for step in sorted(found, reverse=True)]
+
+
+def oldest_step(checkpoints: Path) -> int:
+    """The lowest step of which there is a folder, complete or not; 0 if there is none."""
+    return min(_by_step(checkpoints), default=0)
+
+
+def _by_step(checkpoints: Path) -> dict[int, Path]:
     found: dict[int, Path] = {}
     for path in checkpoints.iterdir() if checkpoints.is_dir() else ():
         if match := _STEP_FOLDER.match(path.name):
             found[int(match[1])] = path
         elif match := SET_ASIDE.match(path.name):
             found.setdefault(int(match[2]), path)
-    return [found[step] for step in sorted(found, reverse=True)]
+    return found
 
 
 def newest_complete(checkpoints: Path, *, hashes: bool = True) -> Path | None:

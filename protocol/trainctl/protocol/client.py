@@ -11,7 +11,7 @@ import dataclasses
 import getpass
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -31,6 +31,8 @@ from trainctl.protocol.errors import (
 )
 
 DEFAULT_TIMEOUT_SECONDS = 5.0
+START_SECONDS = 20.0
+"""Before a run is started other nodes are asked, which may take half of this."""
 SILENT_AFTER_SECONDS = 3.5
 """An agent beats at 1 Hz; after this long without a message it counts as silent."""
 REFUSED_PAUSE_SECONDS = 1.0
@@ -150,23 +152,41 @@ class Client:
     async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
         """Send a command; yields its first reply and, if that was `accepted`, the one it ends with.
 
-        `options` are those of `make_command`. Raises UnreachableError if no first reply comes; past that it waits as
-        long as the caller does, asking again (the same id) should the agent be restarted meanwhile.
+        `options` are those of `make_command`. An agent that only hosts a rank of the run names the one that conducts
+        it, and the command is sent there. Raises UnreachableError if no first reply comes; past that it waits as long
+        as the caller does, asking again (the same id) should the agent be restarted meanwhile.
         """
         command = make_command(verb, args, by=self.by, **options)
+        lead = None
+        async with contextlib.aclosing(self._converse(command)) as replies:
+            async for reply in replies:
+                if isinstance(reply, m.Refusal) and reply.code == "not-lead" and reply.lead:
+                    lead = reply.lead
+                    break
+                yield check_reply(reply, m.CommandReply)
+        if lead is not None:
+            async with (
+                Client(lead, by=self.by, timeout_seconds=self.timeout_seconds) as client,
+                contextlib.aclosing(client._converse(command)) as replies,
+            ):
+                async for reply in replies:
+                    yield check_reply(reply, m.CommandReply)
+
+    async def _converse(self, command: m.Command) -> AsyncGenerator[m.AgentReply, None]:
+        """The first reply to a command, and the last if that wasn't it."""
         with self._conversation(command) as replies:
             await self._transmit(command)
-            reply = check_reply(await self._next(replies, self.timeout_seconds), m.CommandReply)
+            seconds = max(self.timeout_seconds, START_SECONDS if command.verb == "start-run" else 0.0)
+            reply = await self._next(replies, seconds)
             yield reply
-            while reply.state not in m.FINAL_COMMAND_STATES:
+            while isinstance(reply, m.CommandReply) and reply.state not in m.FINAL_COMMAND_STATES:
                 try:
-                    again = await self._next(replies, self.timeout_seconds)
+                    reply = await self._next(replies, self.timeout_seconds)
                 except UnreachableError:
                     with contextlib.suppress(UnreachableError):
                         await self._transmit(command)
                     continue
-                reply = check_reply(again, m.CommandReply)
-                if reply.state in m.FINAL_COMMAND_STATES:
+                if not isinstance(reply, m.CommandReply) or reply.state in m.FINAL_COMMAND_STATES:
                     yield reply
 
     async def send(
@@ -200,7 +220,7 @@ class Client:
 
     # ------------------------------------------------------------ live
 
-    async def attach(self, columns: int = 120) -> AsyncIterator[m.Snapshot | m.Live | m.Heartbeat | Connection]:
+    async def attach(self, columns: int = 120) -> AsyncGenerator[m.Snapshot | m.Live | m.Heartbeat | Connection, None]:
         """A snapshot, then every live message after it in order, and how the line is whenever that changes.
 
         A fresh Snapshot follows an agent's restart or a gap too old to fill. Never raises for a lost agent (it says

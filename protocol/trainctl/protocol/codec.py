@@ -43,10 +43,25 @@ def encode(message: m.Message) -> bytes:
 
 def decode_request(frame: bytes) -> m.ClientRequest:
     """What a client sent, under the tight limits. Raises ProtocolError (VersionError for another version)."""
-    raw = _unpack(frame, CONTROL_FRAME_BYTES, _CONTROL_CAPS)
-    _check_depth(raw, 0)
-    _check_finite(raw)
-    message: m.ClientRequest = _convert(raw, m.ClientRequest)
+    message: m.ClientRequest = _control(frame, m.ClientRequest)
+    return message
+
+
+def decode_to_peer(frame: bytes) -> m.ToPeer:
+    """What a lead's agent told a follower's, under the same limits. Raises ProtocolError."""
+    message: m.ToPeer = _control(frame, m.ToPeer)
+    return message
+
+
+def decode_control(frame: bytes) -> m.ClientRequest | m.ToPeer:
+    """What comes to an agent's socket for requests, from a client or from another agent. Raises ProtocolError."""
+    message: m.ClientRequest | m.ToPeer = _control(frame, m.ClientRequest | m.ToPeer)
+    return message
+
+
+def decode_peer(frame: bytes) -> m.FromPeer:
+    """What a follower's agent told the lead's. Raises ProtocolError."""
+    message: m.FromPeer = _convert(_unpack(frame, FRAME_BYTES, _BULK_CAPS), m.FromPeer)
     return message
 
 
@@ -82,6 +97,13 @@ def peek_rid(frame: bytes) -> str:
         return ""
     rid = raw.get("rid")
     return rid if isinstance(rid, str) and len(rid) <= 64 else ""
+
+
+def _control(frame: bytes, union: Any) -> Any:
+    raw = _unpack(frame, CONTROL_FRAME_BYTES, _CONTROL_CAPS)
+    _check_depth(raw, 0)
+    _check_finite(raw)
+    return _convert(raw, union)
 
 
 def _unpack(frame: bytes, limit: int, caps: dict[str, Any]) -> dict[str, Any]:

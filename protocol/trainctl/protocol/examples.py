@@ -20,14 +20,18 @@ UNIONS: dict[str, Any] = {
     "published by an agent": m.Live | m.Heartbeat,
     "agent to trainer": m.ToTrainer,
     "trainer to agent": m.FromTrainer,
+    "lead to follower": m.ToPeer,
+    "follower to lead": m.FromPeer,
 }
-"""The five conversations and the types each takes."""
+"""The seven conversations and the types each takes."""
 DECODERS: dict[str, Any] = {
     "client to agent": codec.decode_request,
     "agent to client": codec.decode_reply,
     "published by an agent": codec.decode_live,
     "agent to trainer": codec.decode_order,
     "trainer to agent": codec.decode_answer,
+    "lead to follower": codec.decode_to_peer,
+    "follower to lead": codec.decode_peer,
 }
 
 _RUN, _BOOT, _AT = "sft-1b-20261120-143107-9f3c", "5f3a9c0de1b24786", 1795185067.25
@@ -47,7 +51,9 @@ _PLAN = m.StepPlan(
 _READY = m.Ready(
     run=_RUN, rank=0, pid=4711, backend="torch", device="cpu", parameters=833_408, samples=81_920, held_out=820,
     mean_weight=128.0, layout_digest="a" * 64, model_digest="b" * 64, data_digest="c" * 64, last_step=120,
-    cursor=2880, memory_cap_bytes=16 * _GIGABYTE,
+    cursor=2880, memory_cap_bytes=16 * _GIGABYTE, system="Linux", engines=("gloo", "ring"),
+    model_files=(m.FileDigest("config.json", "d" * 64), m.FileDigest("model.safetensors", "e" * 64)),
+    data_files=(m.FileDigest("stdlib.txt", "f" * 64),),
 )  # fmt: skip
 _REPORT = m.Report(
     run=_RUN, rank=0, generation=_GENERATION, seq=128, kind="train", step=121, loss_sum=6604.8, weight=3072.0,
@@ -55,6 +61,8 @@ _REPORT = m.Report(
     step_seconds=1.005, finished_at=_AT, memory_bytes=_GIGABYTE, memory_peak_bytes=2 * _GIGABYTE,
     memory_cap_bytes=16 * _GIGABYTE,
 )  # fmt: skip
+_LINK = "9b1d5a7c3e2f4860"
+_HOSTED = m.HostedRank(run=_RUN, rank=1, pid=4712)
 _RANK = m.RankView(
     rank=0, node="studio", state="run", since_at=_AT, share=16, micro_batch=8, backend="torch", device="cpu", pid=4711
 )
@@ -112,6 +120,12 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
                 node="studio", boot=_BOOT, address="tcp://127.0.0.1:7474", live_address="tcp://127.0.0.1:7475",
                 host=_HOST, version="0.1.0",
             ),
+            peers=(
+                m.PeerView(
+                    node="mbp", address="tcp://127.0.0.1:7484", live_address="tcp://127.0.0.1:7485",
+                    state="connected", since_at=_AT - 400,
+                ),
+            ),
         ),
         "history": m.History(rid=_RID, series=(_SERIES,)),
         "gap-fill": m.GapFill(rid=_RID, complete=True, messages=(_STEP, _RANK_STEP)),
@@ -134,6 +148,9 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             rid=_RID, id=_ID, state="rejected", reason="64 is over studio's share of 16 samples", field="micro"
         ),
         "refusal": m.Refusal(rid=_RID, code="unknown-run", text="run: no run 'sft-2b' on this node"),
+        "refusal-not-lead": m.Refusal(
+            rid=_RID, code="not-lead", text="studio conducts this run", lead="tcp://127.0.0.1:7474"
+        ),
     },
     "published by an agent": {
         "run-view": _VIEW,
@@ -151,7 +168,12 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "step-plan-checkpoint": msgspec.structs.replace(
             _PLAN, kind="checkpoint", work=(), finishes=None, writers=(0,), commands=()
         ),
+        "offer": m.Offer(run=_RUN, generation=_GENERATION, engine="gloo"),
         "form": m.Form(run=_RUN, generation=_GENERATION, engine="none", ranks=(0,)),
+        "form-group": m.Form(
+            run=_RUN, generation=_GENERATION, engine="gloo", ranks=(0, 1), layout_digest="a" * 64, step=120,
+            endpoints=(("127.0.0.1:50211",), ("127.0.0.1:50212",)), cursor=2880, source=0, behind=(1,),
+        ),
         "fence": m.Fence(run=_RUN, generation=_GENERATION.next()),
         "leave": m.Leave(run=_RUN, reason="the run was stopped"),
     },
@@ -172,8 +194,37 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             run=_RUN, rank=0, generation=_GENERATION.next(), last_step=120, held_from=_GENERATION,
             held=(m.Range(2880, 8),), reports=(_REPORT,),
         ),
-        "formed": m.Formed(run=_RUN, rank=0, generation=_GENERATION),
+        "offered": m.Offered(run=_RUN, rank=0, generation=_GENERATION, endpoints=("127.0.0.1:50211",)),
+        "formed": m.Formed(run=_RUN, rank=0, generation=_GENERATION, join_seconds=0.02, level_seconds=0.45),
+        "group-failed": m.GroupFailed(
+            run=_RUN, rank=0, generation=_GENERATION, reason="all-reduce: connection closed by peer"
+        ),
+        "report-sync": msgspec.structs.replace(_REPORT, kind="sync", drift=1.3e-7),
+        "report-measure": msgspec.structs.replace(_REPORT, kind="measure", samples_per_second=17.3),
         "trainer-failed": m.TrainerFailed(run=_RUN, rank=0, reason="model.safetensors: a tensor is missing"),
+    },
+    "lead to follower": {
+        "peer-hello": m.PeerHello(
+            link=_LINK, lead="studio", address="tcp://127.0.0.1:7474", generation=_GENERATION, run=_RUN
+        ),
+        "peer-host": m.PeerHost(
+            link=_LINK, seq=1, run=_RUN, rank=1, generation=_GENERATION,
+            config={"run": {"name": "sft-1b", "steps": 60_000}, "batch": {"global": 24}},
+        ),
+        "peer-relay": m.PeerRelay(link=_LINK, seq=2, rank=1, order=_PLAN),
+        "peer-end": m.PeerEnd(link=_LINK, seq=3, run=_RUN, rank=1, state="stopped", reason="asked to"),
+        "peer-ping": m.PeerPing(link=_LINK, seq=3),
+    },
+    "follower to lead": {
+        "peer-welcome": m.PeerWelcome(
+            link=_LINK, node="mbp", boot=_BOOT, live_address="tcp://127.0.0.1:7485", version="0.1.0",
+            generation=_GENERATION, ranks=(_HOSTED,),
+        ),
+        "peer-hosted": m.PeerHosted(link=_LINK, seq=1, run=_RUN, rank=1),
+        "peer-answer": m.PeerAnswer(link=_LINK, seq=2, answer=_REPORT, returned=False),
+        "peer-exit": m.PeerExit(link=_LINK, seq=3, run=_RUN, rank=1, clean=False, why="was ended by signal 9"),
+        "peer-beat": m.PeerBeat(link=_LINK, seq=3, ranks=(_HOSTED,), loop_lag_seconds=0.0008),
+        "peer-refusal": m.PeerRefusal(link=_LINK, code="unknown-link", text="this agent was restarted"),
     },
 }  # fmt: skip
 """Conversation -> name -> message; a name is the message's tag, and what sets a variant of it apart."""

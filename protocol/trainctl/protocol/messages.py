@@ -1,7 +1,8 @@
 """The closed union of everything that crosses a socket, with the unit or meaning of each field beside it.
 
-Three conversations share it: a client and an agent (requests, replies, live messages), and an agent and a trainer
-(orders down, answers up). Times named `*_at` are Unix seconds; every other duration is in seconds by a monotonic clock.
+Three conversations share it: a client and an agent (requests, replies, live messages), an agent and a trainer (orders
+down, answers up), and the lead's agent and a follower's (the same, relayed). Times named `*_at` are Unix seconds; every
+other duration is in seconds by a monotonic clock.
 """
 
 from typing import Annotated, Any, Literal
@@ -16,10 +17,11 @@ MAX_COUNT = 2**63 - 1
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 RunState = Literal["starting", "running", "pausing", "paused", "stopping", "stopped", "finished", "failed"]
-RankState = Literal["starting", "ready", "run", "paused", "away", "lost", "failed", "done"]
+RankState = Literal["starting", "ready", "run", "paused", "away", "lost", "drained", "failed", "done"]
 CommandState = Literal["accepted", "applied", "rejected", "expired", "failed", "conflict"]
 Severity = Literal["info", "good", "warning", "error"]
-PlanKind = Literal["train", "evaluate", "checkpoint"]
+PlanKind = Literal["train", "evaluate", "checkpoint", "sync", "measure"]
+Engine = Literal["gloo", "ring"]
 
 ACTIVE_RUN_STATES: frozenset[str] = frozenset({"starting", "running", "pausing", "paused", "stopping"})
 FINAL_COMMAND_STATES: frozenset[str] = frozenset({"applied", "rejected", "expired", "failed", "conflict"})
@@ -62,12 +64,16 @@ class RankWork(msgspec.Struct, frozen=True):
     """What one rank does in a plan."""
 
     rank: Count
-    ranges: tuple[Range, ...]  # positions (train) or indices of held-out samples (evaluate)
+    ranges: tuple[Range, ...]  # positions (train, measure) or indices of held-out samples (evaluate)
     micro_batch: Annotated[int, Meta(ge=1)]  # samples per forward/backward
 
 
 class StepPlan(Message, tag="step-plan", frozen=True):
-    """One message for all ranks; its identity is (generation, seq)."""
+    """One message for all ranks; its identity is (generation, seq).
+
+    `train` moves the cursor; `evaluate` and `checkpoint` don't; `sync` gives all ranks the lowest one's state;
+    `measure` times micro-batches and adds nothing.
+    """
 
     run: Name
     generation: Generation
@@ -85,13 +91,31 @@ class StepPlan(Message, tag="step-plan", frozen=True):
     commands: tuple[str, ...] = ()  # ids of the commands that take effect with it
 
 
+class Offer(Message, tag="offer", frozen=True):
+    """Open endpoints for a generation that is about to be formed and answer Offered."""
+
+    run: Name
+    generation: Generation
+    engine: Engine
+
+
 class Form(Message, tag="form", frozen=True):
-    """Join a generation: forget any older one and answer Formed."""
+    """Join a generation: forget any older one, be levelled if behind, and answer Formed (or GroupFailed).
+
+    A rank that isn't in `ranks` leaves the group and waits. All lists run parallel to `ranks`.
+    """
 
     run: Name
     generation: Generation
     engine: Literal["none", "gloo", "ring"]
     ranks: tuple[int, ...]  # live ranks, ascending; a rank's index here is its place in the engine
+    endpoints: tuple[tuple[str, ...], ...] = ()  # host:port of each rank's offer; none for engine "none"
+    layout_digest: str = ""  # what every rank's parameters must be laid out as
+    step: Count = 0  # last committed step of the generation's start
+    cursor: Count = 0  # first position after it
+    source: Count | None = None  # the rank whose state those behind are given; None: nobody is behind
+    behind: tuple[int, ...] = ()  # ranks that are given it
+    deadline_seconds: float = 30.0  # for joining and levelling; then the reducer is ended and the answer GroupFailed
 
 
 class Fence(Message, tag="fence", frozen=True):
@@ -108,7 +132,7 @@ class Leave(Message, tag="leave", frozen=True):
     reason: str
 
 
-ToTrainer = StepPlan | Form | Fence | Leave
+ToTrainer = StepPlan | Offer | Form | Fence | Leave
 
 # ---------------------------------------------------------------- trainer -> agent
 
@@ -122,6 +146,13 @@ class Phases(msgspec.Struct, frozen=True):
     sync: float = 0.0  # all-reduce, the wait for slower ranks included
     optimizer: float = 0.0  # scale, clip and update
     wait: float = 0.0  # for the next plan
+
+
+class FileDigest(msgspec.Struct, array_like=True, frozen=True):
+    """One file of a model or of data."""
+
+    name: str
+    digest: str  # SHA-256 of name, size and content
 
 
 class Ready(Message, tag="ready", frozen=True):
@@ -142,6 +173,10 @@ class Ready(Message, tag="ready", frozen=True):
     last_step: Count  # last committed step in its parameters
     cursor: Count  # first position after that step
     memory_cap_bytes: Count | None = None
+    system: str = ""  # "Linux", "Darwin": builds of gloo on unlike systems can't join one group
+    engines: tuple[Engine, ...] = ()  # what its reducer can load
+    model_files: tuple[FileDigest, ...] = ()  # at most 64, so that a difference can be named
+    data_files: tuple[FileDigest, ...] = ()  # at most 64
 
 
 class Alive(Message, tag="alive", frozen=True):
@@ -198,6 +233,8 @@ class Report(Message, tag="report", frozen=True):
     memory_peak_bytes: Count | None = None
     memory_cap_bytes: Count | None = None
     checkpoint: CheckpointInfo | None = None
+    drift: float | None = None  # sync: largest |own - source| over the source's root mean square, of all parameters
+    samples_per_second: float | None = None  # measure: of forward and backward alone
 
 
 class Fenced(Message, tag="fenced", frozen=True):
@@ -212,12 +249,32 @@ class Fenced(Message, tag="fenced", frozen=True):
     reports: tuple[Report, ...] = ()  # the newest ones, oldest first: the agent may have missed them
 
 
-class Formed(Message, tag="formed", frozen=True):
-    """The rank has joined the generation."""
+class Offered(Message, tag="offered", frozen=True):
+    """Endpoints opened for a generation."""
 
     run: Name
     rank: Count
     generation: Generation
+    endpoints: tuple[str, ...]  # host:port: gloo one, of its bound store socket; ring as many as links per peer
+
+
+class Formed(Message, tag="formed", frozen=True):
+    """The rank has joined the generation, and stands at its step."""
+
+    run: Name
+    rank: Count
+    generation: Generation
+    join_seconds: float = 0.0  # until the engine had connected all ranks
+    level_seconds: float = 0.0  # spent on giving state to the ranks behind
+
+
+class GroupFailed(Message, tag="group-failed", frozen=True):
+    """Joining, levelling or reducing failed; the rank holds what it held and waits for a fence."""
+
+    run: Name
+    rank: Count
+    generation: Generation
+    reason: str  # one line
 
 
 class TrainerFailed(Message, tag="trainer-failed", frozen=True):
@@ -228,7 +285,7 @@ class TrainerFailed(Message, tag="trainer-failed", frozen=True):
     reason: str  # one line
 
 
-FromTrainer = Ready | Alive | Soon | Report | Fenced | Formed | TrainerFailed
+FromTrainer = Ready | Alive | Soon | Report | Fenced | Offered | Formed | GroupFailed | TrainerFailed
 
 # ---------------------------------------------------------------- what clients see
 
@@ -270,6 +327,7 @@ class RunView(Message, tag="run-view", frozen=True):
     eval_loss: float | None = None
     eval_step: Count | None = None
     reason: str = ""  # of a failed or stopped run
+    mixed: bool = False  # whether its live ranks are of unlike backends
     boot: str = ""
     seq: Count = 0
 
@@ -478,6 +536,132 @@ ClientRequest = (
     SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | LogRequest | Command
 )
 
+# ---------------------------------------------------------------- lead's agent -> follower's agent
+
+
+class PeerHello(Message, tag="peer-hello", frozen=True):
+    """Begins a conversation, named by `link`: both sides number what they send from 1, and a gap ends it."""
+
+    link: Name
+    lead: str  # node
+    address: str  # where the lead takes requests
+    generation: Generation | None = None  # highest that the lead knows; a follower that knows a higher term refuses
+    run: str | None = None  # the run it conducts
+
+
+class PeerHost(Message, tag="peer-host", frozen=True):
+    """Host a rank: check the run file against this machine, make the run directory, start the trainer."""
+
+    link: Name
+    seq: Count
+    run: Name
+    rank: Count
+    config: dict[str, Any]  # the run file as parsed
+    generation: Generation
+
+
+class PeerRelay(Message, tag="peer-relay", frozen=True):
+    """Pass an order on to a rank's trainer; a plan is journaled first."""
+
+    link: Name
+    seq: Count
+    rank: Count
+    order: ToTrainer
+
+
+class PeerEnd(Message, tag="peer-end", frozen=True):
+    """The run is over, or the rank is not wanted: end its trainer if it still lives."""
+
+    link: Name
+    seq: Count
+    run: Name
+    rank: Count
+    state: RunState
+    reason: str = ""
+
+
+class PeerPing(Message, tag="peer-ping", frozen=True):
+    """Sent at 1 Hz; answered by PeerBeat."""
+
+    link: Name
+    seq: Count  # last number sent, so that a lost message is noticed
+
+
+ToPeer = PeerHello | PeerHost | PeerRelay | PeerEnd | PeerPing
+
+# ---------------------------------------------------------------- follower's agent -> lead's agent
+
+
+class HostedRank(msgspec.Struct, frozen=True):
+    """A rank that a follower hosts."""
+
+    run: Name
+    rank: Count
+    pid: Count | None  # None: starting, or gone
+
+
+class PeerWelcome(Message, tag="peer-welcome", frozen=True):
+    """Answer to PeerHello: the conversation stands."""
+
+    link: Name
+    node: str
+    boot: str
+    live_address: str  # where it publishes
+    version: str  # of the program
+    generation: Generation | None = None  # highest it has seen
+    ranks: tuple[HostedRank, ...] = ()
+
+
+class PeerHosted(Message, tag="peer-hosted", frozen=True):
+    """Answer to PeerHost."""
+
+    link: Name
+    seq: Count
+    run: Name
+    rank: Count
+    field: str = ""  # what is wrong, empty if the trainer was started
+    problem: str = ""
+
+
+class PeerAnswer(Message, tag="peer-answer", frozen=True):
+    """What a trainer said."""
+
+    link: Name
+    seq: Count
+    answer: FromTrainer
+    returned: bool = False  # it speaks over a new connection
+
+
+class PeerExit(Message, tag="peer-exit", frozen=True):
+    """A trainer's process has ended."""
+
+    link: Name
+    seq: Count
+    run: Name
+    rank: Count
+    clean: bool
+    why: str
+
+
+class PeerBeat(Message, tag="peer-beat", frozen=True):
+    """Answer to PeerPing."""
+
+    link: Name
+    seq: Count  # last number sent
+    ranks: tuple[HostedRank, ...] = ()
+    loop_lag_seconds: float = 0.0
+
+
+class PeerRefusal(Message, tag="peer-refusal", frozen=True):
+    """The conversation is not known here, or this agent follows another lead."""
+
+    link: Name
+    code: Literal["unknown-link", "older-term", "busy"]
+    text: str
+
+
+FromPeer = PeerWelcome | PeerHosted | PeerAnswer | PeerExit | PeerBeat | PeerRefusal
+
 # ---------------------------------------------------------------- agent -> client
 
 
@@ -511,6 +695,17 @@ class NodeView(msgspec.Struct, frozen=True):
     version: str  # of the program
 
 
+class PeerView(msgspec.Struct, frozen=True):
+    """Another node of the cluster as this one's agent sees it."""
+
+    node: str
+    address: str
+    live_address: str | None  # None: it has not been reached yet
+    state: Literal["connected", "silent", "unknown"]
+    since_at: float
+    why: str = ""
+
+
 class Snapshot(Reply, tag="snapshot", frozen=True):
     """All a screen needs to open; live messages at or below `seq` are already in it."""
 
@@ -523,6 +718,7 @@ class Snapshot(Reply, tag="snapshot", frozen=True):
     rank_steps: tuple[RankStep, ...]
     events: tuple[Event, ...]  # newest 100, oldest first
     series: tuple[Series, ...]
+    peers: tuple[PeerView, ...] = ()  # the cluster's other nodes
 
 
 class History(Reply, tag="history", frozen=True):
@@ -590,8 +786,9 @@ class CommandReply(Reply, tag="command-reply", frozen=True):
 class Refusal(Reply, tag="refusal", frozen=True):
     """The request was understood, and the answer is no."""
 
-    code: Literal["version", "malformed", "unknown-run", "unknown-rank", "unknown-type", "busy"]
+    code: Literal["version", "malformed", "unknown-run", "unknown-rank", "unknown-type", "busy", "not-lead"]
     text: str
+    lead: str | None = None  # not-lead: the address of the agent that conducts
 
 
 AgentReply = Snapshot | History | GapFill | Runs | Events | Steps | LogPart | CommandReply | Refusal
@@ -607,5 +804,6 @@ METRICS: dict[str, tuple[str, bool]] = {
     "own_tokens_per_second": ("tokens/s", True),
     "wait_seconds": ("s", True),
     "memory_bytes": ("B", True),
+    "drift": ("relative", True),
 }
 """What history can be asked for: name -> (unit, whether it is kept per rank)."""

@@ -30,7 +30,9 @@ RANK_EXPRESSIONS: Final[dict[str, str]] = {
 """Metrics of a row `r` of `rank_steps`, in SQL."""
 
 EVALUATION_METRIC: Final = "eval_loss"
-"""The one metric without rollups: evaluations are few, and a repeated one replaces the one before it."""
+DRIFT_METRIC: Final = "drift"
+WITHOUT_ROLLUPS: Final = frozenset({EVALUATION_METRIC, DRIFT_METRIC})
+"""Metrics in tables of their own, with few rows, where a step's newest row replaces those before it."""
 
 FINITE: Final = "value IS NOT NULL AND abs(value) < 1e300"
 """Below where a sum of many would be infinite itself."""

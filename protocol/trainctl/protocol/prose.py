@@ -17,7 +17,10 @@ SOCKETS = """
 - **Live messages**, agent to client: a SUB subscribed to the empty prefix, to the agent's PUB, bound to the port
   after (a snapshot's `node.live_address` says where). A message is two frames: a topic, and the msgpack of one
   message.
-- **Plans and reports**, agent and trainer: a DEALER with the identity `rank-R`, to the agent's ROUTER, bound to an
+- **Peers**, the lead's agent and a follower's: a DEALER of the lead's, to the follower's ROUTER for requests. A message
+  is one frame. `link` names the conversation; both sides number what they send from 1, and whoever misses a number
+  begins anew with a [PeerHello](#peerhello).
+- **Plans and reports**, agent and trainer: a DEALER with a random identity, to the agent's ROUTER, bound to an
   `ipc://` path. A message is one frame, as above.
 
 The topic only says in a word what the second frame says by its `type`; a subscriber to some topics would take the

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.metrics import EVALUATION_METRIC, LIVE_RANK_STEPS, RUN_RANK, Evaluation
+from trainctl.protocol.metrics import EVALUATION_METRIC, LIVE_RANK_STEPS, RUN_RANK, WITHOUT_ROLLUPS, Evaluation
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.record import open_for_reading
 from trainctl.protocol.zoom import choose, pieces, series_query
@@ -144,12 +144,11 @@ class RecordReader:
         """
         _check_series(metric, rank, columns)
         oldest, newest = self._ends()
-        of_steps = metric != EVALUATION_METRIC  # an evaluation can come before the first step
-        first = max(first_step, oldest if of_steps else 0)
+        first = max(first_step, 0 if metric == EVALUATION_METRIC else oldest)  # that can come before the first step
         last = newest if last_step is None else min(last_step, newest)
         if last < first:
             return m.Series(metric, rank, 1, (), (), (), (), ())
-        zoom = choose(first, last, columns, rollups=of_steps)
+        zoom = choose(first, last, columns, rollups=metric not in WITHOUT_ROLLUPS)
         cut = pieces(first, last, zoom.level, oldest=oldest, newest=newest)
         values: dict[str, Any] = {
             **cut._asdict(), "level": zoom.level, "rank": RUN_RANK if rank is None else rank, "size": zoom.bucket_steps

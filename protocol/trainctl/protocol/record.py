@@ -51,6 +51,10 @@ CREATE TABLE IF NOT EXISTS steps (
 CREATE TABLE IF NOT EXISTS evaluations (
   step INTEGER NOT NULL, at REAL NOT NULL, loss REAL, weight REAL NOT NULL, seconds REAL NOT NULL
 );
+CREATE TABLE IF NOT EXISTS drifts (        -- how far a rank's parameters were from those it was given
+  rank INTEGER NOT NULL, step INTEGER NOT NULL, at REAL NOT NULL, drift REAL,
+  PRIMARY KEY (rank, step, at)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS events (
   id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, severity TEXT NOT NULL, by TEXT NOT NULL,
   text TEXT NOT NULL, step INTEGER, term INTEGER, n INTEGER, command TEXT, verb TEXT, before TEXT, after TEXT,
@@ -96,6 +100,9 @@ CREATE TABLE IF NOT EXISTS commands (
 CREATE TABLE IF NOT EXISTS runs (
   run TEXT PRIMARY KEY, name TEXT NOT NULL, directory TEXT NOT NULL, started_at REAL NOT NULL, state TEXT NOT NULL,
   reason TEXT NOT NULL DEFAULT ''
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS followed (      -- those of the runs that another node's agent conducts
+  run TEXT PRIMARY KEY, rank INTEGER NOT NULL, lead TEXT NOT NULL, address TEXT NOT NULL
 ) WITHOUT ROWID;
 """
 """`agent.db`."""

@@ -49,6 +49,16 @@ class BatchTable(_Table, frozen=True):
     micro: PositiveInt = 8  # samples per forward/backward, where [nodes.NAME] says nothing
 
 
+class GroupTable(_Table, frozen=True):
+    """How ranks sum their gradients; one rank alone needs none of it."""
+
+    engine: Literal["auto", "gloo", "ring"] = "auto"  # auto: gloo if all are Linux with torch, else ring with mlx
+    links_per_peer: Annotated[int, Meta(ge=1, le=8)] = 1  # ring: TCP connections between two neighbours
+    chunk_mb: Annotated[int, Meta(ge=1, le=64)] = 64  # 10^6 bytes summed at a time
+    first_shares: Literal["even", "timed"] = "even"  # where [nodes.NAME] gives no share; timed: by a short measurement
+    sync_weights_every: NonNegativeInt = 0  # steps between giving all ranks the lowest one's state; 0: never
+
+
 class OptimizerTable(_Table, frozen=True):
     """AdamW (Loshchilov and Hutter 2019) with bias correction, after clipping by the global norm."""
 
@@ -80,6 +90,9 @@ class NodeTable(_Table, frozen=True):
     device: Annotated[str, Meta(pattern=r"^(auto|cpu|gpu|mps|cuda(:\d+)?)$")] = "auto"
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0  # 0: the backend's default
     memory_limit_gb: Annotated[float, Meta(gt=0)] | None = None  # 10^9 bytes the trainer may take on its device
+    model_path: PathText | None = None  # where this machine keeps the model, if not at model.path
+    data_path: PathText | None = None  # where this machine keeps the data, if not at data.path
+    interface: Annotated[str, Meta(max_length=64)] = ""  # network interface of the sums, such as en5; empty: loopback
 
 
 class RunFile(_Table, frozen=True):
@@ -90,6 +103,7 @@ class RunFile(_Table, frozen=True):
     optimizer: OptimizerTable
     checkpoint: CheckpointTable = CheckpointTable()
     evaluate: EvaluateTable = EvaluateTable()
+    group: GroupTable = GroupTable()
     nodes: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], NodeTable] = {}
 
 
@@ -130,6 +144,18 @@ def to_dict(config: RunFile) -> dict[str, Any]:
 
     cleaned: dict[str, Any] = without_none(msgspec.to_builtins(config))
     return cleaned
+
+
+def on_node(config: RunFile, node: str) -> RunFile:
+    """The run file as it is for one node: its own model and data paths in the place of the common ones."""
+    table = config.nodes.get(node)
+    if table is None or (table.model_path is None and table.data_path is None):
+        return config
+    return msgspec.structs.replace(
+        config,
+        model=msgspec.structs.replace(config.model, path=table.model_path or config.model.path),
+        data=msgspec.structs.replace(config.data, path=table.data_path or config.data.path),
+    )
 
 
 def check_paths(config: RunFile, where: str = "run file") -> None:
@@ -187,6 +213,11 @@ def _check_sense(config: RunFile, where: str) -> None:
     if config.nodes and all(node.share is not None for node in config.nodes.values()) and fixed != batch.global_:
         raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, not to batch.global = {batch.global_}")
     for name, node in config.nodes.items():
+        for key, path in (("model_path", node.model_path), ("data_path", node.data_path)):
+            if path is not None and not Path(path).is_absolute():
+                raise InvalidInputError(
+                    f"{where}: nodes.{name}.{key}", f"{path!r} must be absolute: it is on that node"
+                )
         if node.share is not None and node.micro is not None and node.micro > node.share:
             raise InvalidInputError(f"{where}: nodes.{name}.micro", f"{node.micro} is over its share of {node.share}")
     if batch.micro > batch.global_:

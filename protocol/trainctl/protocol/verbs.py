@@ -4,6 +4,7 @@ A verb that isn't here doesn't exist. Arguments are absolute values, so that a c
 """
 
 import dataclasses
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,6 +14,8 @@ from trainctl.protocol import problems
 from trainctl.protocol.errors import InvalidInputError
 
 MAX_SAMPLES = 1_048_576
+PERCENT = r"^\d{1,3}(\.\d{1,3})?%\Z"
+"""A share of the global batch in percent: `62.5%`."""
 
 
 class Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,6 +33,14 @@ class ResizeBatch(Args, frozen=True):
     micro: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)]  # samples per forward/backward
 
 
+class Rebalance(Args, frozen=True):
+    """Shares by node, or `auto`: in proportion to the ranks' own measured rates. On the command line each node is an
+    argument of its own: `rebalance studio=16 mbp=8`."""
+
+    shares: dict[str, Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] | Annotated[str, Meta(pattern=PERCENT)]] = {}
+    auto: bool = False
+
+
 class SetGlobalBatch(Args, frozen=True):
     value: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)]  # samples per step over all ranks
     schedule: Literal["set", "scale"] = "set"  # scale: learning rate times new G / old G
@@ -45,6 +56,14 @@ class Checkpoint(Args, frozen=True):
 
 
 class Evaluate(Args, frozen=True):
+    """No arguments."""
+
+
+class Drain(Args, frozen=True):
+    """No arguments."""
+
+
+class Admit(Args, frozen=True):
     """No arguments."""
 
 
@@ -72,6 +91,7 @@ class Verb:
     args: type[Args]
     summary: str
     takes_node: bool = False
+    needs_node: bool = False
 
 
 VERBS: dict[str, Verb] = {
@@ -79,10 +99,13 @@ VERBS: dict[str, Verb] = {
     for verb in (
         Verb("start-run", StartRun, "start a run from a run file, or take up an old one"),
         Verb("resize-batch", ResizeBatch, "micro-batch of a node: speed and memory only, never the loss", True),
+        Verb("rebalance", Rebalance, "samples of the batch by node: speed only, never the loss"),
         Verb("set-global-batch", SetGlobalBatch, "samples per step: changes the optimisation"),
         Verb("set-lr", SetLr, "learning rate: changes the optimisation"),
         Verb("checkpoint", Checkpoint, "write a checkpoint at the next step boundary"),
         Verb("evaluate", Evaluate, "loss on the held-out samples at the next step boundary; works while paused"),
+        Verb("drain", Drain, "take a node out of the group at the next step; its trainer waits", True, True),
+        Verb("admit", Admit, "take a drained node back, levelled to the others", True, True),
         Verb("pause", Pause, "stop after the step in progress; commands then apply at once"),
         Verb("resume", Resume, "go on from where the run was paused"),
         Verb("stop", Stop, "end the run, with a checkpoint first"),
@@ -99,12 +122,16 @@ def check(verb: str, args: dict[str, Any], node: str | None = None) -> Args:
         raise InvalidInputError("verb", f"unknown verb {verb!r}; there are {', '.join(VERBS)}")
     if node is not None and not entry.takes_node:
         raise InvalidInputError("node", f"{verb} is for the whole run and takes no node")
+    if node is None and entry.needs_node:
+        raise InvalidInputError("node", f"{verb} needs the node that it is for")
     try:
         typed: Args = msgspec.convert(args, entry.args)
     except msgspec.ValidationError as error:
         raise InvalidInputError(*_field_and_problem(entry, str(error))) from None
     if isinstance(typed, StartRun) and (typed.config is None) == (typed.resume is None):
         raise InvalidInputError("config", "start-run takes exactly one of config and resume")
+    if isinstance(typed, Rebalance) and bool(typed.shares) == typed.auto:
+        raise InvalidInputError("shares", "rebalance takes shares by node (studio=16 mbp=8, or 60%) or auto=true")
     return typed
 
 
@@ -114,6 +141,8 @@ def parse_args(verb: str, pairs: dict[str, str]) -> dict[str, Any]:
     if entry is None:
         check(verb, {})
         raise AssertionError(verb)
+    if entry.args is Rebalance:
+        return _parse_shares(pairs)
     known = {field.name for field in msgspec.structs.fields(entry.args)}
     for name in pairs:
         if name not in known:
@@ -124,6 +153,29 @@ def parse_args(verb: str, pairs: dict[str, str]) -> dict[str, Any]:
         raise InvalidInputError(*_field_and_problem(entry, str(error))) from None
     values: dict[str, Any] = msgspec.to_builtins(typed)
     return {name: values[name] for name in pairs}
+
+
+def _parse_shares(pairs: dict[str, str]) -> dict[str, Any]:
+    """Every argument but `auto` is a node with its share: samples, or a percentage."""
+    shares: dict[str, int | str] = {}
+    for name, text in pairs.items():
+        if name != "auto":
+            shares[name] = _share(name, text)
+    if "auto" not in pairs:
+        return {"shares": shares}
+    if pairs["auto"] not in ("true", "false"):
+        raise InvalidInputError("auto", f"{pairs['auto']!r} is neither true nor false")
+    return {"auto": pairs["auto"] == "true", **({"shares": shares} if shares else {})}
+
+
+def _share(node: str, text: str) -> int | str:
+    if text.isdecimal() and 1 <= int(text) <= MAX_SAMPLES:
+        return int(text)
+    if re.match(PERCENT, text):
+        return text
+    raise InvalidInputError(
+        node, f"{text!r} is no share: samples from 1 to {MAX_SAMPLES:,}, or a percentage such as 60%"
+    )
 
 
 def _takes(entry: Verb) -> str:

@@ -6,6 +6,6 @@ PROTOCOL_VERSION: Final = 1
 """Grows when a message changes in a way that a peer must know of; peers of unlike versions refuse each other."""
 
 HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
-    (1, "2026-11-20", "Attach (snapshot, live messages, gap filling), commands, step plans and reports."),
+    (1, "2026-11-20", "Attach (snapshot, live messages, gap filling), commands, plans and reports, groups, peers."),
 )
 """(version, date, what it added), oldest first."""

@@ -8,6 +8,7 @@ from outside the span read one by one: a spike is in its bucket's maximum at any
 from typing import Final, NamedTuple
 
 from trainctl.protocol.metrics import (
+    DRIFT_METRIC,
     EVALUATION_METRIC,
     FINITE,
     LIVE_RANK_STEPS,
@@ -98,8 +99,11 @@ def series_query(metric: str) -> str:
 
 def _steps_query(metric: str) -> str:
     between = "BETWEEN :{piece}_first AND :{piece}_last"
+    # max(at) alone makes SQLite take the other columns from its row: the newest of each step.
+    if metric == DRIFT_METRIC:
+        newest = f"SELECT step, drift, max(at) FROM drifts WHERE rank = :rank AND step {between} GROUP BY step"  # noqa: S608
+        return f"SELECT step, drift AS value FROM ({newest})"  # noqa: S608
     if metric == EVALUATION_METRIC:
-        # max(at) alone makes SQLite take the other columns from its row: the newest evaluation of each step.
         newest = f"SELECT step, loss, max(at) FROM evaluations WHERE step {between} GROUP BY step"  # noqa: S608
         return f"SELECT step, loss AS value FROM ({newest})"  # noqa: S608
     if metric in STEP_EXPRESSIONS:

@@ -30,6 +30,8 @@ from trainctl.trainer.batch import Batch
 
 Array = NDArray[np.float32]
 BackendName = Literal["torch", "mlx"]
+Part = Literal["accumulators", "weights", "first_moments", "second_moments"]
+STATE_PARTS: tuple[Part, ...] = ("weights", "first_moments", "second_moments")
 
 
 class DeviceMemoryError(Exception):
@@ -72,6 +74,13 @@ class Backend(Protocol):
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of each trainable parameter by Hugging Face name, in ascending order of name."""
 
+    @property
+    def updates(self) -> int:
+        """AdamW's t: how often `update` was called in the life of the state."""
+
+    @updates.setter
+    def updates(self, count: int) -> None: ...
+
     def forward(self, batch: Batch, scale: float) -> float:
         """The loss sum of `batch` in nats; `backward` will differentiate it times `scale`. Raises DeviceMemoryError."""
 
@@ -80,6 +89,9 @@ class Backend(Protocol):
 
     def accumulate(self) -> None:
         """Add the scratch to the float32 accumulators and empty it; all of it or nothing. Raises DeviceMemoryError."""
+
+    def forget(self) -> None:
+        """Empty the scratch."""
 
     def discard(self) -> None:
         """Empty the scratch and give memory back to the device."""
@@ -90,8 +102,15 @@ class Backend(Protocol):
     def gradients(self) -> dict[str, Array]:
         """A copy of the accumulators by Hugging Face name."""
 
+    def copy_out(self, part: Part, arrays: Mapping[str, Array]) -> None:
+        """Write a part into float32 arrays of the model's names and shapes."""
+
+    def copy_in(self, part: Part, arrays: Mapping[str, Array]) -> None:
+        """Replace a part by what float32 arrays of the model's names and shapes hold. Those of "accumulators" may be
+        kept and written to until the next `clear`."""
+
     def gradient_norm(self) -> float:
-        """Euclidean norm over all accumulators; not finite if any element isn't."""
+        """Euclidean norm over all accumulators; finite if, and only if, every element is."""
 
     def update(self, learning_rate: float, factor: float) -> None:
         """AdamW with the accumulators times `factor` as gradient."""

@@ -1,15 +1,15 @@
 """The thread that talks with the agent: it answers a fence and sends heartbeats while the main thread computes.
 
-It owns the socket. Orders that need the model go to the main thread's queue; `Form` and `Fence` take effect here at
-once, in the ledger; what is queued of them is the group that was joined, and that a fence was answered. Messages that
-the agent cannot take are kept until it is back, for a fence repeats the newest reports anyway.
+It owns the socket. Orders that need the model go to the main thread's queue; `Offer`, `Form` and `Fence` take effect
+here at once, in the ledger and in the reducer's process; what is queued of them is the group that was joined or is
+being joined, and that a fence was answered. Messages that the agent cannot take are kept until it is back, for a fence
+repeats the newest reports anyway.
 """
 
 import sys
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
@@ -24,8 +24,9 @@ from trainctl.protocol.errors import InvalidInputError, ProtocolError, TrainctlE
 from trainctl.protocol.sockets import new_socket, split
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer.backend import first_line
-from trainctl.trainer.group import Group, join
+from trainctl.trainer.group_orders import GroupOrders
 from trainctl.trainer.ledger import Ledger, OutdatedError
+from trainctl.trainer.orders import Broken, Order, Orphaned
 from trainctl.trainer.outbox import Outbox
 from trainctl.trainer.step import Identity
 
@@ -33,31 +34,6 @@ _ALIVE_SECONDS = 1.0
 _FENCE_RETRY_MILLISECONDS = 20
 _UNSENT_RETRY_MILLISECONDS = 200
 _FLUSH_SECONDS = 3.0
-
-
-@dataclass(frozen=True)
-class Joined:
-    """A generation has been formed: plans that follow reduce over this group."""
-
-    generation: m.Generation
-    group: Group
-
-
-@dataclass(frozen=True)
-class Orphaned:
-    """The agent has been gone for longer than the run file allows."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Broken:
-    """The control thread cannot go on, or was asked for what this version cannot do."""
-
-    error: TrainctlError
-
-
-Order = m.StepPlan | Joined | m.Fence | m.Leave | Orphaned | Broken
 
 
 class Control:
@@ -71,6 +47,7 @@ class Control:
         self.orphan_seconds = float("inf")  # until the run file has been read
         self.ready: m.Ready | None = None
         self._outbox = Outbox()
+        self.groups = GroupOrders(who, ledger, self.orders, self._say)
         self._unsent: deque[bytes] = deque()  # few while the agent is away: no plans come then
         self._pending_fence: m.Fence | None = None
         self._away_since: float | None = time.monotonic()
@@ -110,6 +87,7 @@ class Control:
     def leave(self, reason: str) -> None:
         """Make the main thread leave as if the agent had asked for it; from any thread."""
         self._ledger.leaving = reason
+        self.groups.abort()
         self.orders.put(m.Leave(run=self._who.run, reason=reason))
 
     def _connect(self, endpoint: str) -> None:
@@ -184,7 +162,10 @@ class Control:
     def _obey(self, order: m.ToTrainer) -> None:
         match order:
             case m.Fence():
+                self.groups.leave(order)  # at once; the answer may have to wait for an update
                 self._pending_fence = order
+            case m.Offer():
+                self.groups.offer(order)
             case m.Form():
                 self._form(order)
             case m.Leave():
@@ -195,14 +176,7 @@ class Control:
     def _form(self, order: m.Form) -> None:
         if self._pending_fence and self._pending_fence.generation <= order.generation:
             self._pending_fence = None  # answered late, it would leave the generation that is formed here
-        try:
-            group = join(order, self._who.rank)
-        except TrainctlError as error:
-            self.orders.put(Broken(error))
-            return
-        if self._ledger.form(order):
-            self.orders.put(Joined(order.generation, group))
-            self._say(m.Formed(run=self._who.run, rank=self._who.rank, generation=order.generation))
+        self.groups.form(order)
 
     def _answer_fence(self) -> None:
         """Answer once the state is known and no update is in progress; until then heartbeats go on."""
@@ -235,6 +209,7 @@ class Control:
     def _look_for_orphanhood(self) -> None:
         away = 0.0 if self._away_since is None else time.monotonic() - self._away_since
         if away >= self.orphan_seconds and self._ledger.loaded:
+            self.groups.abort()  # or the main thread may wait for ranks that are gone too
             self.orders.put(Orphaned(away))
             self.orphan_seconds = float("inf")
 

@@ -29,6 +29,7 @@ class Dataset:
     def __init__(self, pack: Pack, sequence_length: int, held_out: float, where: str = "data") -> None:
         """Raises InvalidInputError, blaming `where`, if nothing is left to train on."""
         self._pack, self._length = pack, sequence_length
+        self.files = pack.files  # the sources
         self.left_out = 0  # samples without a counted target within the sequence length
         usable, weights = self._blocks(where) if pack.offsets is None else self._usable_samples(pack, where)
         kept_for_evaluation = _held_out_count(len(usable), held_out)

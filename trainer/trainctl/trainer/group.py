@@ -1,11 +1,28 @@
-"""What ranks sum over each other between accumulating and updating, and the group of one."""
+"""What ranks sum over each other between accumulating and updating: a group of one, and one that sums by a reducer.
 
+A reducer's group works in a buffer shared with that process. The accumulators are copied there, and their total stays
+there until `deliver`, so a sum that failed or came too late leaves them as they were. What one rank gives to others
+(`share`) goes the same way as integers, to which all others add zeros: the bits arrive as they were.
+"""
+
+import hashlib
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from trainctl.protocol.errors import RefusedError
+import numpy as np
+
 from trainctl.protocol.messages import Form
-from trainctl.trainer.backend import Backend
+from trainctl.trainer.backend import Array, Backend
+from trainctl.trainer.channel import Join, Reduce
+from trainctl.trainer.ledger import AbandonedError
+from trainctl.trainer.shared_buffer import WORD_BYTES, Layout, SharedBuffer, read_tail, tail_words, write_tail
+from trainctl.trainer.standby import GroupError, ReducerProcess
+
+_DIGEST_WORDS = 8  # SHA-256
+_TAIL_VALUES = 3
 
 
 @dataclass(frozen=True)
@@ -15,14 +32,33 @@ class Tail:
     loss_sum: float  # nats
     weight: float  # tokens
     bad_losses: int  # ranks whose loss sum is not finite
-    bad_gradients: int  # ranks whose gradient is not finite
 
 
 class Group(Protocol):
-    """The live ranks of one generation."""
+    """The live ranks of one generation. All but `abort` belongs to the main thread."""
 
     def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
-        """Replace the backend's accumulators by their sum over all ranks; returns the sum of the tails."""
+        """Sum the backend's accumulators and the tails over all ranks; returns the sum of the tails, and leaves the
+        accumulators alone. Raises GroupError, or AbandonedError if the group was aborted."""
+
+    def deliver(self, backend: Backend) -> None:
+        """Replace the backend's accumulators by the sum that `all_reduce` made."""
+
+    def share(self, source: int | None, fill: Callable[[Mapping[str, Array]], None]) -> Mapping[str, Array] | None:
+        """What the rank `source` (None: the lowest) fills in, one array for each parameter; read-only, and until the
+        next call. None if this rank is the only one. Raises as `all_reduce`."""
+
+    def share_numbers(self, source: int | None, numbers: Sequence[float]) -> list[float]:
+        """The rank `source`'s numbers, to the bit. Raises as `all_reduce`."""
+
+    def is_source(self, source: int | None) -> bool:
+        """Whether `source` is this rank."""
+
+    def abort(self) -> None:
+        """From any thread: make whoever waits for the others give up, at once."""
+
+    def close(self) -> None:
+        """`abort`, and let go of everything."""
 
 
 class Solo:
@@ -31,12 +67,151 @@ class Solo:
     def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
         return tail
 
+    def deliver(self, backend: Backend) -> None:
+        return
 
-def join(form: Form, rank: int) -> Group:
-    """The group that `form` names. Raises RefusedError for one that this version cannot form."""
-    if form.engine != "none" or form.ranks != (rank,):
-        raise RefusedError(
-            f"rank {rank} was asked to form ranks {list(form.ranks)} by engine {form.engine!r};"
-            " this version trains one rank alone"
+    def share(self, source: int | None, fill: Callable[[Mapping[str, Array]], None]) -> Mapping[str, Array] | None:
+        return None
+
+    def share_numbers(self, source: int | None, numbers: Sequence[float]) -> list[float]:
+        return [*numbers]
+
+    def is_source(self, source: int | None) -> bool:
+        return True
+
+    def abort(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+class ReducerGroup:
+    """A group by way of a reducer process, which belongs to it from here on."""
+
+    def __init__(self, form: Form, rank: int, layout: Layout, reducer: ReducerProcess) -> None:
+        """Raises GroupError if there is no memory for the buffer."""
+        self._form, self._rank, self._layout, self._reducer = form, rank, layout, reducer
+        self._index = form.ranks.index(rank)
+        self._tail_words = tail_words(len(form.ranks), _TAIL_VALUES)
+        self._ports: list[socket.socket] = []
+        words = max(layout.elements + self._tail_words, len(form.ranks) * _DIGEST_WORDS)
+        try:
+            self._buffer = SharedBuffer.create(words)
+        except OSError as error:
+            reducer.close()
+            raise GroupError(f"no shared memory of {words * WORD_BYTES:,} bytes: {error.strerror}") from None
+        self._arrays = layout.views(self._buffer.floats)
+        self._deadline: float | None = time.monotonic() + form.deadline_seconds  # None: formed
+
+    # ------------------------------------------------------------ forming
+
+    def begin(self, interface: str, chunk_words: int, endpoints: list[socket.socket]) -> None:
+        """Have the reducer join; returns at once. Any thread. The sockets behind this rank's endpoints are the group's
+        from here on. Raises as `all_reduce`."""
+        form, self._ports = self._form, endpoints
+        assert form.engine != "none"
+        order = Join(
+            engine=form.engine,
+            index=self._index,
+            endpoints=form.endpoints,
+            interface=interface,
+            deadline_seconds=form.deadline_seconds,
+            size_bytes=self._buffer.size_bytes,
+            chunk_words=chunk_words,
         )
-    return Solo()
+        is_host = form.engine == "gloo" and self._index == 0
+        listener = [endpoints[0].fileno()] if is_host else []
+        try:
+            self._reducer.order(order, [self._buffer.descriptor, *listener])
+        except (GroupError, AbandonedError):
+            self.close()
+            raise
+        if form.engine == "gloo":  # the reducer has its own; this one would take connections that nobody serves
+            self._close_ports()
+
+    def complete(self) -> None:
+        """Wait until all ranks are connected, and see that all lay their parameters out alike. Raises as
+        `all_reduce`, naming a rank that doesn't."""
+        self._wait()
+        for rank, digest in zip(self._form.ranks, self._digests(), strict=True):
+            if digest != _digest(self._form.layout_digest or self._layout.digest):
+                raise GroupError(f"rank {rank} lays its parameters out in another way than the group does")
+
+    def formed(self) -> None:
+        """From here on a wait for other ranks has no end but theirs, or `abort`."""
+        self._deadline = None
+        self._close_ports()
+
+    def _digests(self) -> list[bytes]:
+        count = len(self._form.ranks) * _DIGEST_WORDS
+        slots = self._buffer.integers[:count]
+        slots[:] = 0
+        slots.reshape(-1, _DIGEST_WORDS)[self._index] = np.frombuffer(_digest(self._layout.digest), np.int32)
+        self._reduce(Reduce("int32", 0, count))
+        return [slot.tobytes() for slot in slots.reshape(-1, _DIGEST_WORDS)]
+
+    # ------------------------------------------------------------ sums
+
+    def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
+        backend.copy_out("accumulators", self._arrays)
+        slots = self._buffer.floats[self._layout.elements :][: self._tail_words]
+        write_tail(slots, self._index, (tail.loss_sum, tail.weight, tail.bad_losses))
+        self._reduce(Reduce("float32", 0, self._layout.elements + self._tail_words))
+        loss_sums, weights, bad_losses = zip(*read_tail(slots, _TAIL_VALUES), strict=True)
+        return Tail(sum(loss_sums), sum(weights), int(sum(bad_losses)))
+
+    def deliver(self, backend: Backend) -> None:
+        backend.copy_in("accumulators", self._arrays)
+
+    def share(self, source: int | None, fill: Callable[[Mapping[str, Array]], None]) -> Mapping[str, Array] | None:
+        if self.is_source(source):
+            fill(self._arrays)
+        else:
+            self._buffer.integers[: self._layout.elements] = 0
+        self._reduce(Reduce("int32", 0, self._layout.elements))
+        return self._arrays
+
+    def share_numbers(self, source: int | None, numbers: Sequence[float]) -> list[float]:
+        own = np.array(numbers, np.float64)
+        words = self._buffer.integers[: 2 * len(own)]
+        words[:] = own.view(np.int32) if self.is_source(source) else 0
+        self._reduce(Reduce("int32", 0, len(words)))
+        return [float(number) for number in words.copy().view(np.float64)]
+
+    def is_source(self, source: int | None) -> bool:
+        return self._rank == (self._form.ranks[0] if source is None else source)
+
+    def abort(self) -> None:
+        self._reducer.kill()
+
+    def close(self) -> None:
+        self._reducer.close()
+        self._buffer.close()
+        self._close_ports()
+
+    def _close_ports(self) -> None:
+        for port in self._ports:
+            port.close()
+
+    def _reduce(self, order: Reduce) -> None:
+        self._reducer.order(order)
+        self._wait()
+
+    def _wait(self) -> None:
+        """A failure here ends the reducer, so that the others don't wait for this rank."""
+        left = None if self._deadline is None else max(0.001, self._deadline - time.monotonic())
+        try:
+            self._reducer.wait(left)
+        except GroupError:
+            self._reducer.kill()
+            raise
+        except TimeoutError:
+            self._reducer.kill()
+            seconds = self._form.deadline_seconds
+            raise GroupError(f"ranks {list(self._form.ranks)} did not get together within {seconds:g} s") from None
+
+
+def _digest(text: str) -> bytes:
+    """Any layout digest as 32 bytes."""
+    return hashlib.sha256(text.encode()).digest()

@@ -73,6 +73,7 @@ class Ledger:
         self.formed: Generation | None = None
         self.highest: Generation | None = None
         self.leaving = ""
+        self.whole = True  # False between the first and the last part of a state that is being taken over
         self.batch: HalfBatch | None = None
         self.last_seq = -1
         self._reports: deque[Report] = deque(maxlen=KEPT_REPORTS)
@@ -92,7 +93,16 @@ class Ledger:
     def load(self, step: int, cursor: int) -> None:
         """Where the run stands: the last committed step and the first position after it."""
         with self._lock:
-            self.last_step, self.cursor, self.loaded = step, cursor, True
+            self.take_over(step, cursor)
+
+    def tear(self) -> None:
+        """The first part of another rank's state is about to replace this one's. Call it within `exclusive`."""
+        self.whole, self.batch = False, None
+
+    def take_over(self, step: int, cursor: int) -> None:
+        """Weights and optimizer are those of another rank, or of a checkpoint. Call it within `exclusive`."""
+        self.last_step, self.cursor, self.batch = step, cursor, None
+        self.whole = self.loaded = True
 
     def begin(self, plan: StepPlan, scale: float) -> tuple[HalfBatch, bool]:
         """The batch a train plan works on, and whether it is new, that is, the accumulators must be zeroed. Call it
@@ -119,29 +129,37 @@ class Ledger:
 
     def try_fence(self, generation: Generation, wait_seconds: float) -> FenceAnswer | None:
         """Leave the generation that is formed, `generation` itself included: a fence means that it has failed. None if
-        an update is in progress for longer than `wait_seconds`: ask again. Raises OutdatedError if a higher one has
-        been seen; then nothing has changed."""
+        an update is in progress for longer than `wait_seconds`: ask again. A rank whose state is torn says that it
+        stands at step 0, so that it is given one. Raises OutdatedError if a higher one has been seen; then nothing has
+        changed."""
         if not self._lock.acquire(timeout=wait_seconds):
             return None
         try:
-            if self.highest is not None and generation < self.highest:
+            if self.is_outdated(generation):
                 raise OutdatedError(f"{generation} is older than {self.highest}")
             self.highest, self.formed = generation, None
             batch = self.batch if self.batch and self.batch.positions else None
             held = batch.ranges() if batch else ()
-            return FenceAnswer(self.last_step, batch.origin if batch else None, held, tuple(self._reports))
+            last_step = self.last_step if self.whole else 0
+            return FenceAnswer(last_step, batch.origin if batch else None, held, tuple(self._reports))
         finally:
             self._lock.release()
 
-    def form(self, order: Form) -> bool:
-        """Join a generation; False if it is older than one already seen. Joining the same one again changes nothing."""
+    def form(self, order: Form, *, takes_part: bool = True) -> bool:
+        """Join a generation, or be left out of it; False if it is older than one already seen. Joining the same one
+        again changes nothing."""
         with self._lock:
-            if self.highest is not None and order.generation < self.highest:
+            if self.is_outdated(order.generation):
                 return False
-            if order.generation != self.formed:
-                self.highest = self.formed = order.generation
+            if order.generation != self.formed or not takes_part:
+                self.highest = order.generation
+                self.formed = order.generation if takes_part else None
                 self.last_seq = -1
             return True
+
+    def is_outdated(self, generation: Generation) -> bool:
+        """Whether a higher one has been seen."""
+        return self.highest is not None and generation < self.highest
 
 
 def _described(held: HalfBatch | None) -> str:

@@ -8,8 +8,7 @@ bias corrections from float32 powers, off by 1.3e-5 at beta2 = 0.999, and counts
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,9 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import NodeTable, OptimizerTable, RunFile
-from trainctl.trainer.backend import (
-    Array,
-    BackendName,
-    DeviceMemoryError,
-    Memory,
-    State,
-    check_state,
-    first_line,
-    model_config,
-)
+from trainctl.trainer.backend import Array, BackendName, Memory, Part, first_line, model_config
 from trainctl.trainer.batch import Batch
+from trainctl.trainer.parts import ModelParts
 
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # float32 means float32: promised tolerances are below TF32's
 
@@ -40,7 +31,7 @@ Arrays = dict[str, Any]
 _OUT_OF_MEMORY = ("malloc", "out of memory", "insufficient memory", "unable to allocate", "bad_alloc")
 
 
-class MlxBackend:
+class MlxBackend(ModelParts):
     """A `Backend`; see its docstrings. `model` is an mlx-lm model, its parameters in any float type."""
 
     name: BackendName = "mlx"
@@ -53,15 +44,15 @@ class MlxBackend:
         self._dtype = dtype
         self._limit_bytes = limit_bytes
         trainable = sorted(_flat(model.trainable_parameters()))
-        self.shapes: Mapping[str, tuple[int, ...]] = {name: tuple(p.shape) for name, p in trainable}
+        self.shapes = {name: tuple(p.shape) for name, p in trainable}
         self._masters: Arrays = {name: p.astype(mx.float32) for name, p in trainable}
         self._first = {name: mx.zeros(shape) for name, shape in self.shapes.items()}
         self._second = {name: mx.zeros(shape) for name, shape in self.shapes.items()}
-        self._totals = {name: mx.zeros(shape) for name, shape in self.shapes.items()}
-        self._updates = 0
+        self._totals: Arrays = {}  # empty: zeros
+        self.updates = 0
         self._scratch: Arrays = {}
         self._differentiate: Callable[..., Any] = mx.value_and_grad(self._scaled_loss)
-        mx.eval(self._masters, self._first, self._second, self._totals)
+        mx.eval(self._masters, self._first, self._second)
         model.train()
         self._publish()
 
@@ -71,7 +62,7 @@ class MlxBackend:
         return f"gpu {mx.device_info().get('device_name', '')}".strip() if kind == "gpu" else "cpu"
 
     def forward(self, batch: Batch, scale: float) -> float:
-        with _memory_errors(self):
+        with self._memory_errors():
             try:
                 (_, loss), self._scratch = self._differentiate(self._masters, *_arrays(batch), scale)
             finally:
@@ -80,35 +71,39 @@ class MlxBackend:
             return float(loss.item())
 
     def backward(self) -> None:
-        with _memory_errors(self):
+        with self._memory_errors():
             mx.eval(self._scratch)
 
     def accumulate(self) -> None:
-        with _memory_errors(self):
-            sums = {name: total + self._scratch[name] for name, total in self._totals.items()}
-            mx.eval(sums)
+        with self._memory_errors():
+            if self._totals:
+                sums = {name: total + self._scratch[name] for name, total in self._totals.items()}
+                mx.eval(sums)
+            else:
+                sums = self._scratch
             self._totals, self._scratch = sums, {}
 
-    def discard(self) -> None:
+    def forget(self) -> None:
         self._scratch = {}
+
+    def discard(self) -> None:
+        self.forget()
         mx.clear_cache()
 
     def clear(self) -> None:
-        self._totals = {name: mx.zeros(shape) for name, shape in self.shapes.items()}
-        mx.eval(self._totals)
+        self._totals = {}
 
-    def gradients(self) -> dict[str, Array]:
-        return _named(self._totals)
-
-    def gradient_norm(self) -> float:
-        squares: Any = mx.sum(mx.stack([mx.sum(mx.square(total)) for total in self._totals.values()]))
-        return math.sqrt(float(squares.item()))
+    def _norm(self, scale: float) -> float:
+        squares = [mx.sum(mx.square(total if scale == 1 else total * scale)) for total in self._sums().values()]
+        total: Any = mx.sum(mx.stack(squares))
+        return math.sqrt(float(total.item()))
 
     def update(self, learning_rate: float, factor: float) -> None:
-        self._updates += 1
+        self.updates += 1
+        totals = self._sums()
         for name in self.shapes:
             self._masters[name], self._first[name], self._second[name] = self._adamw(
-                self._masters[name], self._totals[name] * factor, self._first[name], self._second[name], learning_rate
+                self._masters[name], totals[name] * factor, self._first[name], self._second[name], learning_rate
             )
         mx.eval(self._masters, self._first, self._second)
         self._publish()
@@ -116,7 +111,7 @@ class MlxBackend:
     def evaluate(self, batch: Batch) -> float:
         self._model.eval()
         try:
-            with _memory_errors(self):
+            with self._memory_errors():
                 loss: Any = self._loss_sum(*_arrays(batch))
                 return float(loss.item())
         finally:
@@ -127,21 +122,47 @@ class MlxBackend:
         cap = self._limit_bytes or device.get("max_recommended_working_set_size") or mx.get_memory_limit()
         return Memory(mx.get_active_memory(), mx.get_peak_memory(), cap)
 
-    def export_state(self) -> State:
-        random_state: Any = mx.random.state
-        random = {"mlx.key": np.array(random_state[0])}
-        return State(_named(self._masters), _named(self._first), _named(self._second), self._updates, random)
+    def copy_out(self, part: Part, arrays: Mapping[str, Array]) -> None:
+        for name, array in self._part(part).items():
+            np.copyto(arrays[name], np.asarray(array))  # of the array's own memory
 
-    def import_state(self, state: State) -> None:
-        check_state(state, self.shapes, "checkpoint")
-        self._masters = {name: mx.array(state.weights[name]) for name in self.shapes}
-        self._first = {name: mx.array(state.first_moments[name]) for name in self.shapes}
-        self._second = {name: mx.array(state.second_moments[name]) for name in self.shapes}
-        self._updates = state.updates
-        mx.eval(self._masters, self._first, self._second)
-        self._publish()
-        if "mlx.key" in state.random:
-            _restore_random(state.random["mlx.key"])
+    def copy_in(self, part: Part, arrays: Mapping[str, Array]) -> None:
+        held = self._part(part)
+        for name in self.shapes:
+            held[name] = mx.array(arrays[name])
+        mx.eval(held)
+        if part == "weights":
+            self._publish()
+
+    def _part(self, part: Part) -> Arrays:
+        match part:
+            case "accumulators":
+                return self._sums()
+            case "weights":
+                return self._masters
+            case "first_moments":
+                return self._first
+            case "second_moments":
+                return self._second
+
+    def _sums(self) -> Arrays:
+        if not self._totals:
+            self._totals = {name: mx.zeros(shape) for name, shape in self.shapes.items()}
+            mx.eval(self._totals)
+        return self._totals
+
+    def _random_state(self) -> dict[str, NDArray[Any]]:
+        state: Any = mx.random.state
+        return {"mlx.key": np.array(state[0])}
+
+    def _restore_random(self, states: dict[str, NDArray[Any]]) -> None:
+        """MLX's generator state is one key of two 32-bit words, and a seed becomes the key of its high and low word."""
+        if "mlx.key" in states:
+            high, low = (int(word) for word in states["mlx.key"])
+            mx.random.seed((high << 32) | low)
+
+    def _is_out_of_memory(self, error: BaseException) -> bool:
+        return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY)
 
     def _adamw(self, p: Any, g: Any, m: Any, v: Any, rate: float) -> tuple[Any, Any, Any]:
         """One parameter's update and moments; the bias corrections are taken in double precision."""
@@ -150,8 +171,8 @@ class MlxBackend:
             p = p * (1 - rate * self._table.weight_decay)
         m = b1 * m + (1 - b1) * g
         v = b2 * v + (1 - b2) * mx.square(g)
-        denominator = mx.sqrt(v) / math.sqrt(1 - b2**self._updates) + self._table.epsilon
-        return p - (rate / (1 - b1**self._updates)) * m / denominator, m, v
+        denominator = mx.sqrt(v) / math.sqrt(1 - b2**self.updates) + self._table.epsilon
+        return p - (rate / (1 - b1**self.updates)) * m / denominator, m, v
 
     def _scaled_loss(self, masters: Arrays, inputs: Any, targets: Any, counted: Any, scale: float) -> tuple[Any, Any]:
         self._model.update(tree_unflatten([(name, p.astype(self._dtype)) for name, p in masters.items()]))
@@ -201,21 +222,6 @@ def read_model(path: Path, where: str) -> Any:
     return model
 
 
-@contextmanager
-def _memory_errors(backend: MlxBackend) -> Iterator[None]:
-    """Turn an allocation that MLX refused into DeviceMemoryError; where it kills instead, nothing can."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        text = first_line(error)
-        if not isinstance(error, MemoryError) and not any(words in text.lower() for words in _OUT_OF_MEMORY):
-            raise
-    else:
-        return
-    backend.discard()
-    raise DeviceMemoryError(text)
-
-
 def _choose_device(wanted: str, where: str) -> None:
     if wanted == "cpu":
         mx.set_default_device(mx.Device(mx.cpu))
@@ -231,15 +237,5 @@ def _flat(tree: Any) -> list[tuple[str, Any]]:
     return list(pairs)
 
 
-def _restore_random(key: NDArray[Any]) -> None:
-    """MLX's generator state is one key of two 32-bit words, and a seed becomes the key of its high and low word."""
-    high, low = (int(word) for word in key)
-    mx.random.seed((high << 32) | low)
-
-
 def _arrays(batch: Batch) -> tuple[Any, Any, Any]:
     return mx.array(batch.inputs), mx.array(batch.targets), mx.array(batch.counted)
-
-
-def _named(arrays: Arrays) -> dict[str, Array]:
-    return {name: np.array(array) for name, array in arrays.items()}

@@ -20,13 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import FileDigest
 from trainctl.protocol.runfile import RunFile
 from trainctl.trainer.backend import first_line, model_config, vocabulary_size
+from trainctl.trainer.digest import files_digests
 from trainctl.trainer.whole import make_folder
 
 BYTES_BEGIN, BYTES_END, BYTES_PAD = 256, 257, 258
 BYTES_VOCABULARY = 259
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Pack:
     tokens: NDArray[Any]
     counted: NDArray[np.uint8] | None
     offsets: NDArray[np.int64] | None
-    digest: str
+    digest: str  # of the tokens
+    files: tuple[FileDigest, ...]  # the sources
 
 
 class _Sample(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,13 +57,15 @@ def open_pack(config: RunFile, folder: Path, where: str) -> Pack:
     make_folder(target, lambda work: _write(config, sources, work, where))
     notes = json.loads((target / "pack.json").read_text(encoding="utf-8"))
     tokens = _mapped(target / "tokens.bin", np.dtype(notes["dtype"]))
+    files = tuple(FileDigest(name, digest) for name, digest in notes["files"])
     if config.data.kind == "text":
-        return Pack(tokens, None, None, notes["digest"])
+        return Pack(tokens, None, None, notes["digest"], files)
     return Pack(
         tokens,
         _mapped(target / "counted.bin", np.dtype(np.uint8)),
         _mapped(target / "offsets.bin", np.dtype(np.int64)),
         notes["digest"],
+        files,
     )
 
 
@@ -84,6 +89,9 @@ def _write(config: RunFile, sources: list[Path], work: Path, where: str) -> None
         notes = _write_text(config, sources, work, where)
     else:
         notes = _write_samples(config, sources, work)
+    root = Path(config.data.path)
+    files = files_digests(sources, root if root.is_dir() else root.parent).files
+    notes["files"] = [[file.name, file.digest] for file in files]
     (work / "pack.json").write_text(json.dumps(notes), encoding="utf-8")
 
 

@@ -1,5 +1,6 @@
 """One rank's life: load, say so, act on plans one after another, and leave."""
 
+import platform
 import sys
 import time
 from pathlib import Path
@@ -12,12 +13,18 @@ from trainctl.protocol import runfile
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.statuspage import StatusWriter
-from trainctl.trainer import checkpoint, digest
+from trainctl.trainer import digest, engines, levelling
 from trainctl.trainer.backend import Backend, first_line, load
-from trainctl.trainer.control import Broken, Control, Joined, Order, Orphaned
+from trainctl.trainer.control import Control
 from trainctl.trainer.dataset import Dataset, open_dataset
+from trainctl.trainer.formation import Formation
+from trainctl.trainer.group import Group
 from trainctl.trainer.ledger import AbandonedError, Ledger
 from trainctl.trainer.metrics import MetricsWriter
+from trainctl.trainer.orders import Broken, Joined, Joining, Order, Orphaned
+from trainctl.trainer.saving import Saver
+from trainctl.trainer.shared_buffer import Layout
+from trainctl.trainer.standby import GroupError
 from trainctl.trainer.step import Executor, Identity, Settings
 
 
@@ -35,57 +42,51 @@ class Trainer:
         status: StatusWriter,
         control: Control,
     ) -> None:
-        self._who, self._config, self._paths = who, config, paths
-        self._backend, self._dataset, self._ledger = backend, dataset, ledger
-        self._status, self._control = status, control
-        self._layout = digest.layout_digest(backend.shapes)
+        self._who, self._config, self._backend, self._dataset = who, config, backend, dataset
+        self._ledger, self._status, self._control = ledger, status, control
+        self._layout = Layout(backend.shapes, digest.layout_digest(backend.shapes))
         settings = Settings(config.run.seed, config.model.dtype, config.optimizer.clip_norm)
         self._executor = Executor(who, settings, backend, dataset, ledger, status, control.send)
+        self._saver = Saver(
+            who.run, config, paths, backend, dataset, ledger, self._executor.loss_scale, self._layout.digest
+        )
         self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
+        self._joined: m.Generation | None = None  # the generation of the executor's group
+        likely = engines.likely(config.group.engine) if len(config.nodes) > 1 else None
+        interface = config.nodes.get(who.node, runfile.NodeTable()).interface
+        self._formation = Formation(who.rank, self._layout, config.group, interface, likely)
 
     def resume(self, folder: Path | None) -> None:
-        """Stand where the checkpoint in `folder` stood, or at the beginning; then clear away what writers that died
-        left. Raises InvalidInputError if it doesn't fit."""
-        if folder is None:
-            self._ledger.load(0, 0)
-        else:
-            self._take_up(folder)
-        checkpoint.tidy(self._paths.checkpoints)  # not earlier: `folder` may be one that has to be put back
-
-    def _take_up(self, folder: Path) -> None:
-        found = checkpoint.read(folder)
-        checkpoint.check_fits(
-            found.loop,
-            seed=self._config.run.seed,
-            samples=self._dataset.samples,
-            layout_digest=self._layout,
-            data_digest=self._dataset.digest,
-            where=str(folder),
-        )
-        self._backend.import_state(found.state)
-        self._executor.loss_scale.value = found.loop.loss_scale
-        self._executor.loss_scale.good_steps = found.loop.loss_scale_good_steps
-        self._ledger.load(found.loop.step, found.loop.cursor)
+        """Stand where the checkpoint in `folder` stood, or at the beginning. Raises InvalidInputError if it doesn't
+        fit."""
+        self._saver.resume(folder)
 
     def announce(self, pid: int) -> m.Ready:
         """Tell the agent what has been loaded; heartbeats repeat it from here on."""
+        model = digest.model_digests(Path(self._config.model.path))
         ready = m.Ready(
             run=self._who.run,
             rank=self._who.rank,
             pid=pid,
             backend=self._backend.name,
             device=self._backend.device,
-            parameters=sum(_size(shape) for shape in self._backend.shapes.values()),
+            parameters=self._layout.elements,
             samples=self._dataset.samples,
             held_out=self._dataset.held_out,
             mean_weight=self._dataset.mean_weight,
-            layout_digest=self._layout,
-            model_digest=digest.model_digest(Path(self._config.model.path)),
+            layout_digest=self._layout.digest,
+            model_digest=model.whole,
             data_digest=self._dataset.digest,
             last_step=self._ledger.last_step,
             cursor=self._ledger.cursor,
             memory_cap_bytes=self._backend.memory().cap_bytes,
+            system=platform.system(),
+            engines=engines.installed(),
+            model_files=model.files,
+            data_files=self._dataset.files,
         )
+        self._stand_by()
+        self._control.groups.formation = self._formation
         self._control.send(ready)
         self._control.ready = ready
         return ready
@@ -102,6 +103,8 @@ class Trainer:
                 if not isinstance(order, m.Fence):  # the time in which the group has no generation is nobody's wait
                     started = time.perf_counter()
         finally:
+            self._executor.group.close()
+            self._formation.close()
             self._metrics.close()
 
     def _act(self, order: Order, started: float) -> bool:
@@ -110,16 +113,18 @@ class Trainer:
             case m.StepPlan():
                 self._act_on_plan(order, started)
             case Joined(generation=generation, group=group):
-                self._executor.group = group
-                self._status.show("idle", generation=(generation.term, generation.n))
+                self._take_group(generation, group)
+            case Joining():
+                self._join(order)
             case m.Fence():
+                self._executor.group.close()
                 self._status.show("regroup")
             case m.Leave(reason=reason):
                 _say(f"leaving: {reason}")
                 return False
             case Orphaned(seconds=seconds):
                 _say(f"the agent has been away for {seconds:.0f} s: writing a checkpoint and leaving")
-                self._write_checkpoint()
+                self._saver.write()
                 return False
             case Broken(error=error):
                 raise error
@@ -127,16 +132,56 @@ class Trainer:
                 assert_never(order)
         return True
 
+    def _join(self, order: Joining) -> None:
+        """Complete what the control thread has begun, and take or give state; then say how it went."""
+        form, group, groups = order.form, order.group, self._control.groups
+        self._status.show("regroup")
+        begun = time.perf_counter()
+        try:
+            self._ledger.check(form.generation)
+            group.complete()
+            joined = time.perf_counter()
+            if form.source is not None:
+                scale = self._executor.loss_scale
+                levelling.level(group, form, self._who.rank, self._backend, scale, self._ledger)
+            group.formed()
+        except (AbandonedError, GroupError) as error:
+            group.close()
+            if isinstance(error, GroupError):
+                self._conclude(groups.failed(form.generation, error))
+            return
+        self._take_group(form.generation, group)
+        self._conclude(groups.formed(form.generation, joined - begun, time.perf_counter() - joined))
+        self._stand_by()
+
+    def _conclude(self, outcome: m.Formed | m.GroupFailed) -> None:
+        self._control.groups.outcome = outcome
+        self._control.send(outcome)
+
+    def _take_group(self, generation: m.Generation, group: Group) -> None:
+        self._executor.group.close()
+        self._executor.group, self._joined = group, generation
+        self._status.show("idle", self._ledger.last_step, (generation.term, generation.n))
+
+    def _stand_by(self) -> None:
+        """A process that cannot be started now is tried again when it is needed, and its want told then."""
+        try:
+            self._formation.stand_by()
+        except GroupError as error:
+            _say(f"no reducer is standing by: {error}")
+
     def _act_on_plan(self, plan: m.StepPlan, started: float) -> None:
         """A plan of another generation, or one seen before, is not acted on."""
-        if plan.generation != self._ledger.formed or plan.seq <= self._ledger.last_seq:
+        if not plan.generation == self._ledger.formed == self._joined or plan.seq <= self._ledger.last_seq:
             return
         self._ledger.last_seq = plan.seq
         try:
             report = self._run_plan(plan, started)
-        except AbandonedError:
+        except (AbandonedError, GroupError) as error:
             self._backend.discard()
             self._status.show("regroup")
+            if isinstance(error, GroupError):
+                self._control.send(self._control.groups.failed(plan.generation, error))
             return
         self._control.send(report)
         if plan.kind == "train":
@@ -151,49 +196,28 @@ class Trainer:
                 return self._executor.evaluate(plan, started)
             case "checkpoint":
                 return self._checkpoint(plan, started)
+            case "sync":
+                return self._executor.sync(plan, started)
+            case "measure":
+                return self._executor.measure(plan, started)
 
     def _checkpoint(self, plan: m.StepPlan, started: float) -> m.Report:
         """A disk that doesn't take it costs the checkpoint, not the run: the report says why."""
-        if self._who.rank not in plan.writers:
-            return self._executor.written(plan, started, None)
-        try:
-            written = self._write_checkpoint()
-        except OSError as error:
-            return self._executor.written(plan, started, f"checkpoint failed: {first_line(error)}")
-        report = self._executor.written(plan, started, None)
+        written, failure = None, None
+        if self._who.rank in plan.writers:
+            self._status.show("checkpoint")
+            try:
+                written = self._saver.write()
+            except OSError as error:
+                failure = f"checkpoint failed: {first_line(error)}"
+        report = self._executor.written(plan, started, failure)
         return msgspec.structs.replace(report, checkpoint=written)
-
-    def _write_checkpoint(self) -> m.CheckpointInfo:
-        """Of the last committed step; older ones beyond keep_last go. Raises OSError."""
-        begun = time.perf_counter()
-        self._status.show("checkpoint")
-        state = self._backend.export_state()
-        folder = self._paths.checkpoint(self._ledger.last_step)
-        model = Path(self._config.model.path)
-        manifest = checkpoint.write(folder, self._who.run, self._loop_state(state.updates), state, model)
-        checkpoint.prune(self._paths.checkpoints, self._config.checkpoint.keep_last, folder)
-        spent = time.perf_counter() - begun
-        return m.CheckpointInfo(str(folder), self._ledger.last_step, manifest.size_bytes, spent)
-
-    def _loop_state(self, updates: int) -> checkpoint.LoopState:
-        scale = self._executor.loss_scale
-        return checkpoint.LoopState(
-            step=self._ledger.last_step,
-            cursor=self._ledger.cursor,
-            updates=updates,
-            loss_scale=scale.value,
-            loss_scale_good_steps=scale.good_steps,
-            seed=self._config.run.seed,
-            samples=self._dataset.samples,
-            layout_digest=self._layout,
-            data_digest=self._dataset.digest,
-        )
 
 
 def load_trainer(who: Identity, paths: RunPaths, ledger: Ledger, status: StatusWriter, control: Control) -> Trainer:
     """Read the run file, the data and the model. Raises InvalidInputError naming what is wrong and where."""
     where = str(paths.run_file)
-    config = runfile.read(paths.run_file)
+    config = runfile.on_node(runfile.read(paths.run_file), who.node)
     control.orphan_seconds = config.run.orphan_seconds
     runfile.check_paths(config, where)
     dataset = open_dataset(config, paths.node_data, where)
@@ -201,13 +225,6 @@ def load_trainer(who: Identity, paths: RunPaths, ledger: Ledger, status: StatusW
         _say(f"{dataset.left_out} samples have no counted target within data.sequence_length and are left out")
     backend = load(config, config.nodes.get(who.node, runfile.NodeTable()), where)
     return Trainer(who, config, paths, backend, dataset, ledger, status, control)
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for side in shape:
-        size *= side
-    return size
 
 
 def _say(text: str) -> None:

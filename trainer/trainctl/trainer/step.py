@@ -10,16 +10,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trainctl.protocol.errors import ProtocolError, TrainctlError
-from trainctl.protocol.messages import FromTrainer, PlanKind, RankWork, Report, Soon, StepPlan
+import msgspec
+
+from trainctl.protocol.errors import ProtocolError
+from trainctl.protocol.messages import FromTrainer, RankWork, Report, Soon, StepPlan
 from trainctl.protocol.statuspage import StatusWriter
-from trainctl.trainer.backend import Backend, DeviceMemoryError
+from trainctl.trainer.backend import Backend
 from trainctl.trainer.batch import Batch
 from trainctl.trainer.dataset import Dataset
 from trainctl.trainer.group import Group, Solo, Tail
 from trainctl.trainer.ledger import HalfBatch, Ledger
+from trainctl.trainer.levelling import take_lowest
 from trainctl.trainer.loss_scale import LossScale
-from trainctl.trainer.permutation import Indices, positions_of, samples_at
+from trainctl.trainer.permutation import Indices, samples_at
+from trainctl.trainer.pieces import Pieces, Sums
 from trainctl.trainer.stopwatch import Stopwatch
 
 _CLIP_EPSILON = 1e-6
@@ -44,26 +48,6 @@ class Settings:
     clip_norm: float
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """What memory allowed of a micro-batch that a version of the plan asks for."""
-
-    plan_version: int
-    asked: int
-    fits: int
-
-
-@dataclass
-class _Sums:
-    """What a plan's micro-batches came to, and what memory allowed."""
-
-    micro_batch: int  # in use
-    replays: int = 0
-    loss_sum: float = 0.0
-    weight: float = 0.0
-    samples: int = 0
-
-
 class Executor:
     """Runs one plan at a time on the main thread; `send` passes a message to the agent without waiting."""
 
@@ -81,21 +65,24 @@ class Executor:
         self._ledger, self._status, self._send = ledger, status, send
         self.group: Group = Solo()
         self.loss_scale = LossScale.of(settings.dtype)
-        self._fits: dict[PlanKind, _Fit] = {}  # evaluation needs other memory than training
+        self._pieces = Pieces()
 
     def train(self, plan: StepPlan, started: float) -> Report:
         """One step. `started` is when the wait for the plan began (perf_counter). Raises AbandonedError if fenced
-        half-way, ProtocolError for a plan that doesn't follow the last step, TrainctlError if memory cannot suffice."""
+        half-way, GroupError if the sum failed (either way the accumulators hold what they held), ProtocolError for a
+        plan that doesn't follow the last step, TrainctlError if memory cannot suffice."""
         watch = Stopwatch(self._status, started)
         work = self._work(plan)
         batch = self._begin(plan)
-        sums = _Sums(self._allowed(plan, work))
-        self._each_piece(plan, work, sums, lambda positions: self._micro_batch(plan, batch, positions, watch))
+        sums = Sums()
+        self._pieces.each(plan, work, sums, lambda positions: self._micro_batch(plan, batch, positions, watch))
         self._send(Soon(run=self._who.run, rank=self._who.rank, generation=plan.generation, seq=plan.seq))
         with watch.phase("sync"):
-            tail = self.group.all_reduce(self._backend, self._own_tail(batch))
+            own = Tail(batch.loss_sum, batch.weight, int(not math.isfinite(batch.loss_sum)))
+            tail = self.group.all_reduce(self._backend, own)
         with self._ledger.exclusive(plan.generation):
             with watch.phase("optimizer"):
+                self.group.deliver(self._backend)
                 norm, clip, skipped = self._update(plan, batch, tail)
             self._status.show("commit")
             own_weight, own_samples = batch.weight, batch.samples
@@ -110,7 +97,7 @@ class Executor:
         """Loss sums over held-out samples, the rank's own; accumulators are left alone. Raises as `train`."""
         watch = Stopwatch(self._status, started)
         work = self._work(plan)
-        sums = _Sums(self._allowed(plan, work))
+        sums = Sums()
 
         def measure(indices: Indices) -> None:
             self._ledger.check(plan.generation)
@@ -120,13 +107,43 @@ class Executor:
             sums.samples += len(batch)
 
         with watch.phase("evaluate"):
-            self._each_piece(plan, work, sums, measure)
+            self._pieces.each(plan, work, sums, measure)
         return self._report(plan, sums, watch, sums.weight)
+
+    def measure(self, plan: StepPlan, started: float) -> Report:
+        """How fast forward and backward go over training samples; where there is more than one micro-batch, the first
+        only warms up. Nothing is added. Raises as `train`."""
+        watch, work = Stopwatch(self._status, started), self._work(plan)
+        sums, timed = Sums(), list[tuple[int, float]]()
+
+        def once(positions: Indices) -> None:
+            self._ledger.check(plan.generation)
+            data = self._data(positions)
+            begun = time.perf_counter()
+            with watch.phase("forward"):
+                self._backend.forward(data, 1 / plan.divisor)
+            with watch.phase("backward"):
+                self._backend.backward()
+            timed.append((len(positions), time.perf_counter() - begun))
+            self._backend.forget()
+
+        self._pieces.each(plan, work, sums, once)
+        kept = timed[1:] or timed
+        rate = sum(count for count, _ in kept) / sum(seconds for _, seconds in kept) if kept else None
+        return msgspec.structs.replace(self._report(plan, sums, watch, 0.0), samples_per_second=rate)
+
+    def sync(self, plan: StepPlan, started: float) -> Report:
+        """Take over the state of the group's lowest rank; the report says how far this one had drifted. Raises
+        AbandonedError or GroupError."""
+        watch = Stopwatch(self._status, started)
+        with watch.phase("sync"):
+            drift = take_lowest(self.group, plan.generation, self._backend, self._ledger)
+        return msgspec.structs.replace(self._report(plan, Sums(), watch, 0.0), drift=drift)
 
     def written(self, plan: StepPlan, started: float, failure: str | None) -> Report:
         """The report of a checkpoint plan, the checkpoint itself left for the caller to add."""
         watch = Stopwatch(self._status, started)
-        return self._report(plan, _Sums(0), watch, 0.0, skipped=failure)
+        return self._report(plan, Sums(), watch, 0.0, skipped=failure)
 
     def _begin(self, plan: StepPlan) -> HalfBatch:
         with self._ledger.exclusive(plan.generation):
@@ -153,36 +170,6 @@ class Executor:
     def _data(self, positions: Indices) -> Batch:
         return self._dataset.batch(samples_at(positions, self._dataset.samples, self._settings.seed))
 
-    def _each_piece(self, plan: StepPlan, work: RankWork, sums: _Sums, run: Callable[[Indices], None]) -> None:
-        """`run` over the work in micro-batches. One that memory didn't suffice for is run again in halves, and the
-        smaller size is kept for plans of the kind until another version of the plan. Afterwards `sums.micro_batch` is
-        the size in use at the end: never more than there were samples, 0 if there were none."""
-        positions = positions_of(work.ranges)
-        done = 0
-        while done < len(positions):
-            piece = positions[done : done + sums.micro_batch]
-            try:
-                run(piece)
-                done += len(piece)
-            except DeviceMemoryError as error:
-                if len(piece) == 1:
-                    raise TrainctlError(f"out of memory with a micro-batch of one sample: {error}") from None
-                sums.micro_batch = len(piece) // 2
-                sums.replays += 1
-                self._fits[plan.kind] = _Fit(plan.plan_version, work.micro_batch, sums.micro_batch)
-        sums.micro_batch = min(sums.micro_batch, len(positions))
-
-    def _allowed(self, plan: StepPlan, work: RankWork) -> int:
-        """The micro-batch to use: what fitted when this version of the plan asked for the same before, else what is
-        asked for."""
-        found = self._fits.get(plan.kind)
-        known = found is not None and (found.plan_version, found.asked) == (plan.plan_version, work.micro_batch)
-        return found.fits if found is not None and known else work.micro_batch
-
-    def _own_tail(self, batch: HalfBatch) -> Tail:
-        bad_gradient = not math.isfinite(self._backend.gradient_norm())
-        return Tail(batch.loss_sum, batch.weight, int(not math.isfinite(batch.loss_sum)), int(bad_gradient))
-
     def _update(self, plan: StepPlan, batch: HalfBatch, tail: Tail) -> tuple[float, float, str | None]:
         """Scale, clip and update, or skip. The norm before clipping, what clipping multiplied by, why it was
         skipped."""
@@ -201,7 +188,7 @@ class Executor:
     def _report(
         self,
         plan: StepPlan,
-        sums: _Sums,
+        sums: Sums,
         watch: Stopwatch,
         own_weight: float,
         *,
@@ -236,12 +223,13 @@ class Executor:
 
 
 def _skip_reason(tail: Tail, norm: float) -> str | None:
-    """Why parameters stay as they are: from the reduced tail and the reduced gradient's norm, so alike on all ranks."""
+    """Why parameters stay as they are: from the reduced tail, and from whether the reduced gradient is finite, which
+    is the same on all ranks since its bits are; one rank's infinity or NaN is in the sum."""
     if tail.bad_losses:
         return "nan"
     if tail.weight <= 0:
         return "empty"
-    return "overflow" if tail.bad_gradients or not math.isfinite(norm) else None
+    return None if math.isfinite(norm) else "overflow"
 
 
 def _clip_scale(norm: float, limit: float) -> float:

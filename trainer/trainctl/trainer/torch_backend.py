@@ -5,8 +5,7 @@ Phases are honest because each ends in a wait for the device: `forward` reads it
 
 import gc
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +15,17 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import NodeTable, OptimizerTable, RunFile
-from trainctl.trainer.backend import (
-    Array,
-    BackendName,
-    DeviceMemoryError,
-    Memory,
-    State,
-    check_state,
-    first_line,
-    model_config,
-)
+from trainctl.trainer.backend import Array, BackendName, Memory, Part, first_line, model_config
 from trainctl.trainer.batch import Batch
 from trainctl.trainer.host_memory import HostMemory, limit_process
+from trainctl.trainer.parts import ModelParts
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "failed to allocate", "bad allocation")
 _IGNORED = -100
 
 
-class TorchBackend:
+class TorchBackend(ModelParts):
     """A `Backend`; see its docstrings. `model` comes in float32."""
 
     name: BackendName = "torch"
@@ -51,10 +42,10 @@ class TorchBackend:
         self._device = device or torch.device("cpu")
         self._model = model.to(self._device).train()
         named = sorted((name, p) for name, p in model.named_parameters() if p.requires_grad)
-        self.shapes: Mapping[str, tuple[int, ...]] = {name: tuple(p.shape) for name, p in named}
+        self.shapes = {name: tuple(p.shape) for name, p in named}
         self._parameters = [p for _, p in named]
         self._masters = self._parameters if dtype == torch.float32 else self._lower(dtype)
-        self._totals = [torch.zeros_like(p) for p in self._masters]
+        self._totals: list[torch.Tensor] | None = None  # None: zeros
         self._optimizer = _adamw(self._masters, optimizer)
         self._loss: torch.Tensor | None = None
         self._scratch: tuple[torch.Tensor, ...] = ()
@@ -68,26 +59,32 @@ class TorchBackend:
         return str(self._device)
 
     def forward(self, batch: Batch, scale: float) -> float:
-        with _memory_errors(self):
+        with self._memory_errors():
             loss = self._loss_sum(batch)
             self._loss = loss * scale
             return float(loss.item())
 
     def backward(self) -> None:
         assert self._loss is not None, "backward follows forward"
-        with _memory_errors(self):
+        with self._memory_errors():
             loss, self._loss = self._loss, None
             self._scratch = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
             self._synchronize()
 
     def accumulate(self) -> None:
-        with _memory_errors(self):
+        with self._memory_errors():
             whole = [gradient.float() for gradient in self._scratch]  # the same tensors where they are float32 already
-            torch._foreach_add_(self._totals, whole)
+            if self._totals is None:
+                self._totals = _owned(whole)
+            else:
+                torch._foreach_add_(self._totals, whole)
             self._scratch = ()
 
-    def discard(self) -> None:
+    def forget(self) -> None:
         self._loss, self._scratch = None, ()
+
+    def discard(self) -> None:
+        self.forget()
         gc.collect()  # a graph may hang in reference cycles of the model's outputs
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -95,19 +92,18 @@ class TorchBackend:
             torch.mps.empty_cache()
 
     def clear(self) -> None:
-        torch._foreach_zero_(self._totals)
+        self._totals = None
 
-    def gradients(self) -> dict[str, Array]:
-        return _named(self.shapes, self._totals)
-
-    def gradient_norm(self) -> float:
-        return float(torch.nn.utils.get_total_norm(self._totals).item())
+    def _norm(self, scale: float) -> float:
+        totals = self._sums()
+        return float(torch.nn.utils.get_total_norm(totals if scale == 1 else torch._foreach_mul(totals, scale)).item())
 
     def update(self, learning_rate: float, factor: float) -> None:
-        torch._foreach_mul_(self._totals, factor)
+        totals = self._sums()
+        torch._foreach_mul_(totals, factor)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        for master, total in zip(self._masters, self._totals, strict=True):
+        for master, total in zip(self._masters, totals, strict=True):
             master.grad = total
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -117,7 +113,7 @@ class TorchBackend:
     def evaluate(self, batch: Batch) -> float:
         self._model.eval()
         try:
-            with _memory_errors(self), torch.inference_mode():
+            with self._memory_errors(), torch.inference_mode():
                 return float(self._loss_sum(batch).item())
         finally:
             self._model.train()
@@ -131,27 +127,47 @@ class TorchBackend:
             return Memory(torch.mps.current_allocated_memory(), None, self._cap_bytes)
         return self._host.read()
 
-    def export_state(self) -> State:
-        moments = [self._optimizer.state[master] for master in self._masters]
-        return State(
-            _named(self.shapes, self._masters),
-            _named(self.shapes, [moment["exp_avg"] for moment in moments]),
-            _named(self.shapes, [moment["exp_avg_sq"] for moment in moments]),
-            int(moments[0]["step"].item()),
-            self._random_state(),
-        )
+    @property
+    def updates(self) -> int:
+        return int(self._optimizer.state[self._masters[0]]["step"].item())
+
+    @updates.setter
+    def updates(self, count: int) -> None:
+        for master in self._masters:
+            self._optimizer.state[master]["step"].fill_(count)
 
     @torch.no_grad()
-    def import_state(self, state: State) -> None:
-        check_state(state, self.shapes, "checkpoint")
-        for name, master in zip(self.shapes, self._masters, strict=True):
-            master.copy_(_tensor(state.weights[name]))
-            moment = self._optimizer.state[master]
-            moment["exp_avg"].copy_(_tensor(state.first_moments[name]))
-            moment["exp_avg_sq"].copy_(_tensor(state.second_moments[name]))
-            moment["step"].fill_(state.updates)
-        self._publish()
-        self._restore_random(state.random)
+    def copy_out(self, part: Part, arrays: Mapping[str, Array]) -> None:
+        if part == "accumulators" and self._totals is None:
+            for name in self.shapes:
+                arrays[name][...] = 0.0
+        else:
+            torch._foreach_copy_(self._on_host(arrays), self._part(part))
+
+    @torch.no_grad()
+    def copy_in(self, part: Part, arrays: Mapping[str, Array]) -> None:
+        if part == "accumulators":
+            self._totals = [tensor.to(self._device) for tensor in self._on_host(arrays)]  # on a CPU the arrays' memory
+            return
+        torch._foreach_copy_(self._part(part), self._on_host(arrays))
+        if part == "weights":
+            self._publish()
+
+    def _on_host(self, arrays: Mapping[str, Array]) -> list[torch.Tensor]:
+        return [torch.from_numpy(np.asarray(arrays[name], order="C")) for name in self.shapes]
+
+    def _part(self, part: Part) -> list[torch.Tensor]:
+        if part == "accumulators":
+            return self._sums()
+        if part == "weights":
+            return [*self._masters]
+        key = "exp_avg" if part == "first_moments" else "exp_avg_sq"
+        return [self._optimizer.state[master][key] for master in self._masters]
+
+    def _sums(self) -> list[torch.Tensor]:
+        if self._totals is None:
+            self._totals = [torch.zeros_like(master) for master in self._masters]
+        return self._totals
 
     def _loss_sum(self, batch: Batch) -> torch.Tensor:
         inputs = torch.from_numpy(batch.inputs).to(self._device, torch.int64)
@@ -183,6 +199,9 @@ class TorchBackend:
         if self._device.type == "cuda":
             states["torch.cuda"] = torch.cuda.get_rng_state(self._device).numpy()
         return states
+
+    def _is_out_of_memory(self, error: BaseException) -> bool:
+        return _is_out_of_memory(error)
 
     def _restore_random(self, states: dict[str, NDArray[Any]]) -> None:
         if "torch.cpu" in states:
@@ -237,21 +256,6 @@ def read_model(path: Path, where: str) -> torch.nn.Module:
         raise InvalidInputError(f"{where}: model.path", f"{path} lacks the weight {sorted(notes['missing_keys'])[0]!r}")
     loaded: torch.nn.Module = model
     return loaded
-
-
-@contextmanager
-def _memory_errors(backend: TorchBackend) -> Iterator[None]:
-    """Turn torch's several ways of saying that memory ran out into DeviceMemoryError, the scratch emptied."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
-            raise
-        text = first_line(error)
-    else:
-        return
-    backend.discard()  # outside the handler, so that the traceback's frames no longer hold the graph
-    raise DeviceMemoryError(text)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -313,12 +317,14 @@ def _limit(device: torch.device, limit_bytes: int) -> None:
         limit_process(limit_bytes)
 
 
-def _named(names: Mapping[str, tuple[int, ...]], tensors: list[Any]) -> dict[str, Array]:
-    return {
-        name: tensor.detach().to("cpu", torch.float32, copy=True).numpy()
-        for name, tensor in zip(names, tensors, strict=True)
-    }
-
-
-def _tensor(array: Array) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array))
+def _owned(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors, those copied that don't have their memory whole and to themselves: what autograd gives may share
+    it, and is going to be written to."""
+    used: set[int] = set()
+    owned = []
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        alone = tensor.is_contiguous() and storage.nbytes() == tensor.nbytes and storage.data_ptr() not in used
+        used.add(storage.data_ptr())
+        owned.append(tensor if alone else tensor.clone(memory_format=torch.contiguous_format))
+    return owned

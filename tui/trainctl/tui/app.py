@@ -12,15 +12,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from textual import events
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
 from textual.widgets import Input
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Client, Connection
+from trainctl.protocol.client import Connection
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
-from trainctl.tui import control, picture
+from trainctl.tui import control, picture, split
 from trainctl.tui import model as md
 from trainctl.tui.bottom import Bottom, KeyHint
 from trainctl.tui.calls import Order
@@ -30,7 +31,8 @@ from trainctl.tui.glyphs import Glyphs, for_locale
 from trainctl.tui.lines import clean, plain
 from trainctl.tui.palette import VerbProvider
 from trainctl.tui.screens import BaseScreen, EventsScreen, HelpScreen, OverviewScreen, RunsScreen
-from trainctl.tui.source import Connect, Source
+from trainctl.tui.source import ClusterSource, Connect, Source
+from trainctl.tui.split_dialog import SplitDialog
 from trainctl.tui.themes import TERMINAL, THEMES
 
 REPAINT_SECONDS = 0.5
@@ -63,12 +65,12 @@ class TrainctlApp(App[int]):
     TITLE = "trainctl"
     CSS = """
     Screen { layers: base; }
-    CommandDialog, HelpScreen { align: center middle; background: $background 55%; }
-    #dialog, #help { width: 68; max-width: 100%; height: auto; max-height: 100%; padding: 0 2; border: round $accent;
-      border-title-color: $accent; border-title-style: bold; background: $surface; }
-    #help { width: 76; height: auto; }
+    CommandDialog, SplitDialog, HelpScreen { align: center middle; background: $background 55%; }
+    #dialog, #split, #help { width: 68; max-width: 100%; height: auto; max-height: 100%; padding: 0 2;
+      border: round $accent; border-title-color: $accent; border-title-style: bold; background: $surface; }
+    #split, #help { width: 76; }
     #help VerticalScroll { height: auto; max-height: 100%; }
-    .ascii #dialog, .ascii #help { border: ascii $accent; }
+    .ascii #dialog, .ascii #split, .ascii #help { border: ascii $accent; }
     .field { height: 1; }
     .field .name { width: 18; color: $foreground 70%; }
     .field Input, #command, #filter { width: 1fr; background: $panel; }
@@ -81,6 +83,7 @@ class TrainctlApp(App[int]):
         Binding("1", "show('overview')", "view", tooltip="the run on one page", priority=True),
         Binding("4", "show('events')", "events", tooltip="all events, / filters", priority=True),
         Binding("b", "dialog('resize-batch')", "batch", tooltip="micro-batch of a node", priority=True),
+        Binding("s", "dialog('rebalance')", "split", tooltip="samples of each node", priority=True),
         Binding("l", "dialog('set-lr')", "lr", tooltip="learning rate", priority=True),
         Binding("c", "dialog('checkpoint')", "ckpt", tooltip="write a checkpoint", priority=True),
         Binding("p", "dialog('pause')", "pause", tooltip="pause or resume", priority=True),
@@ -107,6 +110,8 @@ class TrainctlApp(App[int]):
         self._connect = connect
         self.clock, self.read_only = clock or Clock(), read_only
         self.glyphs = glyphs or for_locale()
+        if no_color:
+            self.glyphs = dataclasses.replace(self.glyphs, letters=True)
         self._pictures = pictures or Path()
         self.client: Source | None = None
         self.live = md.ViewState()
@@ -165,22 +170,30 @@ class TrainctlApp(App[int]):
         self.hung_up.set()
         self.exit(0)
 
+    async def on_event(self, event: events.Event) -> None:
+        """A terminal sends Escape and the key after it as one when they come close: to us they are two keys."""
+        if isinstance(event, events.Key) and not event.is_forwarded and event.key.startswith("alt+"):
+            await super().on_event(events.Key("escape", "\x1b"))
+            await super().on_event(events.Key(event.key.removeprefix("alt+"), event.character))
+        else:
+            await super().on_event(event)
+
     async def _follow_agent(self) -> None:
         while True:
             try:
-                async with self._connect() as client:
+                async with self._connect() as client, contextlib.aclosing(client.follow(SNAPSHOT_COLUMNS)) as items:
                     self.client = client
-                    async for message in client.attach(SNAPSHOT_COLUMNS):
-                        self._take(message)
+                    async for node, message in items:
+                        self._take(node, message)
             except TrainctlError as error:
-                self._take(Connection("silent", self.clock.monotonic(), str(error)))
+                self._take("", Connection("silent", self.clock.monotonic(), str(error)))
             finally:
                 self.client = None
             await asyncio.sleep(RETRY_SECONDS)
 
-    def _take(self, message: md.Incoming) -> None:
+    def _take(self, node: str, message: md.Incoming) -> None:
         """Only the state changes here; the screen follows at its own pace, but a snapshot is drawn at once."""
-        self.live = md.apply(self.live, message, self.clock.monotonic())
+        self.live = md.take(self.live, node, message, self.clock.monotonic())
         if isinstance(message, m.Snapshot):
             self._opening()
             self.paint()
@@ -217,6 +230,8 @@ class TrainctlApp(App[int]):
         """The program's own keys are text while something is typed, and rest while a dialog is open."""
         if action not in _OWN_ACTIONS:
             return True
+        if parameters == ("rebalance",) and isinstance(self.screen, RunsScreen):
+            return False  # there the key is the screen's own
         return isinstance(self.screen, BaseScreen) and not isinstance(self.focused, Input)
 
     def action_show(self, name: str) -> None:
@@ -265,7 +280,11 @@ class TrainctlApp(App[int]):
 
     def open_dialog(self, verb: str, values: Mapping[str, str] | None = None) -> None:
         """The dialog of a verb, its fields filled from the run shown."""
-        self.push_screen(CommandDialog(control.form(verb, self.shown, self.selected, values), self.glyphs))
+        form = control.form(verb, self.shown, self.selected, values)
+        if verb == "rebalance":
+            self.push_screen(SplitDialog(form, split.opened(self.shown, self.selected), self.glyphs))
+        else:
+            self.push_screen(CommandDialog(form, self.glyphs))
 
     def send_order(self, order: Order, follower: Follower) -> None:
         """Sends a command; `follower` is told of each state it reaches, and the person if nothing shows it any more."""
@@ -369,8 +388,8 @@ def run_app(
 
     `say` makes the line that is printed at the end from what was last known and the address.
     """
-    Client(address, by=by)
-    app = TrainctlApp(lambda: Client(address, by=by), read_only=read_only)
+    ClusterSource(address, by=by)
+    app = TrainctlApp(lambda: ClusterSource(address, by=by), read_only=read_only)
     threading.Thread(target=_leave_after_hangup, args=(app.hung_up,), name="hang-up", daemon=True).start()
     app.run()
     if app.return_code == 0:

@@ -12,6 +12,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui import control
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, fit, groups, line, spread, width
+from trainctl.tui.previews import preview
 from trainctl.tui.widgets import Field, Lines
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Bottom(Vertical):
         except InvalidInputError as error:
             started = any(name.startswith(text.split()[0]) for name in verbs.VERBS)
             return line(Piece(str(error), "dim" if started else "bad"))
-        return line(control.preview(order, self._owner.shown, self._glyphs))
+        return line(preview(order, self._owner.shown, self._glyphs))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
@@ -148,5 +149,10 @@ def _starts() -> list[str]:
     made = []
     for verb in verbs.VERBS.values():
         first = next(iter(verb.args.__struct_fields__), "")
-        made.append(f"{verb.name} {first}=" if first else verb.name)
+        if verb.args is verbs.Rebalance:
+            made.append(f"{verb.name} auto=true")
+        elif verb.needs_node:
+            made.append(f"{verb.name} --node ")
+        else:
+            made.append(f"{verb.name} {first}=" if first else verb.name)
     return made

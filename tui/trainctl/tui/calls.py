@@ -1,18 +1,23 @@
 """One call to an agent from a command: the connection around it, and a command followed to its end."""
 
 import asyncio
+import contextlib
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
-from trainctl.protocol.errors import ExpiredError, InvalidInputError, RefusedError
+from trainctl.protocol.errors import ExpiredError, InvalidInputError, RefusedError, TrainctlError, UnreachableError
 
 if TYPE_CHECKING:
     from trainctl.protocol.client import Client
 
+LOOK_SECONDS = 3.0
+"""How long the agents of a cluster have to say whether they conduct a run."""
+GRACE_SECONDS = 0.5
+"""What the others still have once one has answered."""
 DEFAULT_ADDRESS = "tcp://127.0.0.1:7474"
 """Where an agent listens by default: `sockets.DEFAULT_PORT`, without loading ZeroMQ to say so."""
 ANSWER_SECONDS = 5.0
@@ -21,15 +26,90 @@ Wait = Literal["applied", "accepted", "none"]
 T = TypeVar("T")
 
 
-def call(address: str, work: "Callable[[Client], Awaitable[T]]", *, answer_seconds: float | None = None) -> T:
-    """`work` with a connected client, to its end. Raises as the client does."""
+def call(
+    address: str, work: "Callable[[Client], Awaitable[T]]", *, answer_seconds: float | None = None, lead: bool = False
+) -> T:
+    """`work` with a connected client, to its end; with `lead`, one of the agent that conducts the active run, where the
+    one at `address` only hosts a rank of it. Raises as the client does."""
     from trainctl.protocol.client import Client  # ZeroMQ: not for `--help`
 
+    seconds = answer_seconds or ANSWER_SECONDS
+
     async def connected() -> T:
-        async with Client(address, timeout_seconds=answer_seconds or ANSWER_SECONDS) as client:
+        async with Client(address, timeout_seconds=seconds) as client:
+            elsewhere = _told_lead(await client.snapshot(0)) if lead else None
+            if elsewhere is None:
+                return await work(client)
+        async with Client(elsewhere, timeout_seconds=seconds) as client:
             return await work(client)
 
     return asyncio.run(connected())
+
+
+def find_lead(addresses: Sequence[str]) -> str:
+    """The address, of several agents', to talk to: of the one that conducts an active run, else of the first that
+    answers. One alone isn't asked. Raises UnreachableError if none answers."""
+    return addresses[0] if len(addresses) == 1 else asyncio.run(_find_lead(addresses))
+
+
+async def _find_lead(addresses: Sequence[str]) -> str:
+    looks = {address: asyncio.create_task(_look(address)) for address in addresses}
+    found: dict[str, m.Snapshot] = {}
+    pending: set[asyncio.Task[m.Snapshot | None]] = set(looks.values())
+    try:
+        while pending:
+            done, pending = await asyncio.wait(
+                pending, timeout=GRACE_SECONDS if found else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            found |= {
+                address: seen for address, look in looks.items() if look in done and (seen := look.result()) is not None
+            }
+            lead = next((address for address, seen in found.items() if _conducts(seen)), None)
+            if lead is not None:
+                return lead
+            if not done:
+                break
+    finally:
+        for look in pending:
+            look.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+    if not found:
+        raise UnreachableError(f"no agent of the cluster answers: {', '.join(addresses)} (trainctl-agent run)")
+    told = (_told_lead(seen) for seen in found.values())
+    return next((lead for lead in told if lead), None) or next(address for address in addresses if address in found)
+
+
+async def _look(address: str) -> m.Snapshot | None:
+    from trainctl.protocol.client import Client
+
+    with contextlib.suppress(TrainctlError):
+        async with Client(address, timeout_seconds=LOOK_SECONDS) as client:
+            return await client.snapshot(0)
+    return None
+
+
+def _conducts(seen: m.Snapshot) -> bool:
+    run = seen.run
+    return run is not None and run.state in m.ACTIVE_RUN_STATES and run.lead == seen.node.node
+
+
+def _told_lead(seen: m.Snapshot) -> str | None:
+    """Where the lead of an active run is, as another agent tells it."""
+    run = seen.run
+    if run is None or run.state not in m.ACTIVE_RUN_STATES:
+        return None
+    return next((peer.address for peer in seen.peers if peer.node == run.lead), None)
+
+
+async def hosts_of(peers: Sequence[m.PeerView]) -> dict[str, m.HostReading]:
+    """What the other nodes' agents read of their machines now; those that don't answer are left out."""
+    reached = [peer for peer in peers if peer.state != "unknown"]
+    seen = await asyncio.gather(*(_look(peer.address) for peer in reached))
+    return {
+        peer.node: snapshot.node.host
+        for peer, snapshot in zip(reached, seen, strict=True)
+        if snapshot is not None and snapshot.node.host is not None
+    }
 
 
 @dataclass(frozen=True)
@@ -67,18 +147,20 @@ async def send(client: "Client", order: Order, wait: Wait, timeout_seconds: floa
     verb, args = order.verb, dict(order.args)
     if wait == "none":
         return await client.send(verb, args, wait="none", **order.options)
-    replies = client.command(verb, args, **order.options)
-    first = await anext(replies)
-    if wait == "accepted" or first.state in m.FINAL_COMMAND_STATES:
-        return first
-    try:
-        async with asyncio.timeout(timeout_seconds):
-            return await anext(replies)
-    except TimeoutError:
-        raise ExpiredError(
-            f"{verb}: accepted, not applied within {timeout_seconds:g} s; "
-            f"the same call with --id {order.id} asks for its outcome"
-        ) from None
+    replies: Any = client.command(verb, args, **order.options)
+    async with contextlib.aclosing(replies):
+        first: m.CommandReply = await anext(replies)
+        if wait == "accepted" or first.state in m.FINAL_COMMAND_STATES:
+            return first
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                last: m.CommandReply = await anext(replies)
+                return last
+        except TimeoutError:
+            raise ExpiredError(
+                f"{verb}: accepted, not applied within {timeout_seconds:g} s; "
+                f"the same call with --id {order.id} asks for its outcome"
+            ) from None
 
 
 def exit_code(reply: m.CommandReply) -> int:

@@ -12,8 +12,8 @@ import typer
 from typer.core import TyperGroup
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
-from trainctl.tui import calls, output, typed
+from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError, UnreachableError
+from trainctl.tui import calls, output, places, typed
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -60,6 +60,15 @@ Connect = Annotated[
         show_default=False,
     ),
 ]
+ClusterFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster",
+        metavar="FILE",
+        help="A cluster file: its agents are tried in order (else $TRAINCTL_CLUSTER, else the user's cluster.toml).",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, and nothing else there.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="JSON; with following, one object a line.")]
 Run = Annotated[str | None, typer.Option("--run", help="A run id (default: the active run, else the newest).")]
@@ -70,10 +79,20 @@ Set = Annotated[
 ]
 
 
-def address_of(ctx: typer.Context, connect: str | None) -> str:
-    """What --connect says after the command, or before it, or $TRAINCTL_CONNECT, or the default."""
-    root = ctx.find_root().params.get("connect")
-    return connect or root or os.environ.get("TRAINCTL_CONNECT") or calls.DEFAULT_ADDRESS
+def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> places.Where:
+    """What --connect says after the command or before it, else --cluster in the same way, else $TRAINCTL_CONNECT, else
+    the default cluster file, else the default address."""
+    root = ctx.find_root().params
+    given, file = connect or root.get("connect"), cluster or root.get("cluster")
+    if not given and file is None:
+        given = os.environ.get("TRAINCTL_CONNECT")
+    found = None if given else places.cluster_file(file)
+    return places.Where((given or calls.DEFAULT_ADDRESS,)) if found is None else places.Where(found.addresses, found)
+
+
+def address_of(ctx: typer.Context, connect: str | None, cluster: Path | None) -> str:
+    """The agent to talk to. Raises UnreachableError if no agent of a cluster answers."""
+    return calls.find_lead(where(ctx, connect, cluster).addresses)
 
 
 # ---------------------------------------------------------------- the full screen
@@ -83,31 +102,40 @@ def address_of(ctx: typer.Context, connect: str | None) -> str:
 def root(
     ctx: typer.Context,
     connect: Connect = None,
+    cluster: ClusterFile = None,
     read_only: ReadOnly = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> int:
     if version:
         output.say(f"trainctl {_program_version()}")
         raise typer.Exit
-    return _full_screen(address_of(ctx, connect), read_only=read_only) if ctx.invoked_subcommand is None else 0
+    return _full_screen(where(ctx, connect, cluster), read_only=read_only) if ctx.invoked_subcommand is None else 0
 
 
 @app.command()
-def attach(ctx: typer.Context, connect: Connect = None, read_only: ReadOnly = False) -> int:
+def attach(
+    ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = None, read_only: ReadOnly = False
+) -> int:
     """The full-screen program. Leaving it changes nothing: the run goes on."""
-    return _full_screen(address_of(ctx, connect), read_only=read_only or bool(ctx.find_root().params.get("read_only")))
+    return _full_screen(
+        where(ctx, connect, cluster), read_only=read_only or bool(ctx.find_root().params.get("read_only"))
+    )
 
 
-def _full_screen(address: str, *, read_only: bool) -> int:
+def _full_screen(at: places.Where, *, read_only: bool) -> int:
     if not _has_screen():
         raise InvalidInputError(
             "terminal", "the full screen needs a terminal on standard input, output and error; "
             "try trainctl status or watch",
         )  # fmt: skip
-    typed.is_local(address)
+    places.is_local(at.addresses[0])
     from trainctl.protocol.client import user_name
     from trainctl.tui.app import run_app  # Textual: only for the full screen
 
+    try:
+        address = calls.find_lead(at.addresses)
+    except UnreachableError:
+        address = at.addresses[0]  # the screen waits for it, and says so
     return run_app(address, by=user_name(), read_only=read_only)
 
 
@@ -121,7 +149,15 @@ def demo(
     steps: Annotated[
         int | None, typer.Option(min=1, max=1_000_000, help="Steps to train [150 headless, else 2000].")
     ] = None,
-    backend: Annotated[Literal["auto", "torch", "mlx"], typer.Option(help="What computes.")] = "auto",
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=8, help="Agents, a rank each [3 with torch and MLX installed, else 2].", show_default=False
+        ),
+    ] = None,
+    backend: Annotated[
+        Literal["auto", "torch", "mlx"], typer.Option(help="What computes; auto: both where both are installed.")
+    ] = "auto",
     headless: Annotated[
         bool, typer.Option("--headless", help="No screen; ends with one JSON object. Implied without a terminal.")
     ] = False,
@@ -131,12 +167,12 @@ def demo(
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep this demo's run when a later demo starts.")] = False,
 ) -> int:
-    """A small real model trained on real text: an agent, a run and the screen, all on this machine."""
+    """A small real model trained on real text: a few agents, a run and the screen, all on this machine."""
     from trainctl.tui import demo as program
 
     without_screen = headless or json or not _has_screen()
     count = steps or (program.HEADLESS_STEPS if without_screen else program.SCREEN_STEPS)
-    wanted = program.Wanted(steps=count, backend=backend, folder=folder, keep=keep)
+    wanted = program.Wanted(steps=count, nodes=nodes, backend=backend, folder=folder, keep=keep)
     return program.headless(wanted) if without_screen else program.on_screen(wanted)
 
 
@@ -153,6 +189,7 @@ def run(
         bool, typer.Option("--follow", "-f", help="Follow its steps and events (Ctrl-C detaches).")
     ] = False,
     connect: Connect = None,
+    cluster: ClusterFile = None,
     timeout: Timeout = 600.0,
     json: JsonLines = False,
 ) -> int:
@@ -161,13 +198,15 @@ def run(
         raise InvalidInputError("run", "give either RUN.toml or --resume RUN")
     if resume is not None and set_:
         raise InvalidInputError("--set", "a resumed run keeps its own run file")
-    address = address_of(ctx, connect)
+    at = where(ctx, connect, cluster)
     if file is not None:
-        config = typed.run_file(file, typed.pairs(set_ or [], "--set"), local=typed.is_local(address))
+        overrides = typed.pairs(set_ or [], "--set")
+        config = places.run_file(file, overrides, local=places.is_local(at.addresses[0]), cluster=at.cluster)
         args: dict[str, Any] = {"config": config}
     else:
         args = {"resume": typed.check_text(resume or "", "--resume")}
     order = calls.make_order("start-run", args, ttl_seconds=_ttl(timeout))
+    address = calls.find_lead(at.addresses)
     if follow:
         return _run_and_follow(address, order, json=json, from_start=resume is None)
     reply = _send(address, order, "applied", timeout)
@@ -181,24 +220,31 @@ def run(
 def check(
     file: Annotated[Path, typer.Argument(metavar="RUN.toml", show_default=False)],
     set_: Set = None,
+    cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
-    """Whether a run file's fields are right, and model and data are there and not empty.
+    """Whether a run file's fields are right, its nodes are of the cluster, and model and data are there and not empty.
 
-    Of the weights it reads the headers, of samples the first lines, of text the size. Nothing is loaded or started.
+    Of the weights it reads the headers, of samples the first lines, of text the size; of other machines it knows no
+    files. Nothing is loaded or started.
     """
-    config = typed.run_file(file, typed.pairs(set_ or [], "--set"), local=True)
+    found = places.cluster_file(cluster)
+    config = places.run_file(file, typed.pairs(set_ or [], "--set"), local=True, cluster=found)
+    nodes = tuple(config["nodes"]) or (found.nodes if found is not None else ())
     if json:
-        output.emit_ok(config=config)
+        output.emit_ok(config=config, nodes=nodes)
     else:
-        output.say(f"{file}: in order; {config['run']['steps']:,} steps of {config['batch']['global']:,} samples")
+        ranks = f" on {len(nodes)} nodes: {', '.join(nodes)}" if len(nodes) > 1 else ""
+        output.say(
+            f"{file}: in order; {config['run']['steps']:,} steps of {config['batch']['global']:,} samples{ranks}"
+        )
     return 0
 
 
 @app.command(name="ls")
-def list_runs(ctx: typer.Context, connect: Connect = None, json: Json = False) -> int:
+def list_runs(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = None, json: Json = False) -> int:
     """The runs the agent knows, newest first."""
-    reply = calls.call(address_of(ctx, connect), lambda client: client.runs())
+    reply = calls.call(address_of(ctx, connect, cluster), lambda client: client.runs())
     if json:
         output.emit_ok(runs=reply.runs)
     elif reply.runs:
@@ -209,25 +255,37 @@ def list_runs(ctx: typer.Context, connect: Connect = None, json: Json = False) -
 
 
 @app.command()
-def status(ctx: typer.Context, run: Run = None, connect: Connect = None, json: Json = False) -> int:
-    """The run, its ranks and the machine, as they are now."""
-    snapshot = calls.call(address_of(ctx, connect), lambda client: client.snapshot(0, run))
+def status(
+    ctx: typer.Context, run: Run = None, connect: Connect = None, cluster: ClusterFile = None, json: Json = False
+) -> int:
+    """The run, its ranks and the machines, as they are now."""
+
+    async def look(client: Any) -> tuple[m.Snapshot, dict[str, m.HostReading]]:
+        snapshot = await client.snapshot(0, run)
+        return snapshot, await calls.hosts_of(snapshot.peers)
+
+    snapshot, hosts = calls.call(address_of(ctx, connect, cluster), look, lead=True)
     if json:
         output.emit_ok(
             node=snapshot.node, run=snapshot.run, last_step=snapshot.last_step, rank_steps=snapshot.rank_steps,
-            at=snapshot.at,
+            peers=snapshot.peers, hosts=hosts, at=snapshot.at,
         )  # fmt: skip
     else:
-        output.say(output.status_text(snapshot))
+        output.say(output.status_text(snapshot, hosts))
     return 0
 
 
 @app.command()
-def watch(ctx: typer.Context, run: Run = None, connect: Connect = None, json: JsonLines = False) -> int:
+def watch(
+    ctx: typer.Context, run: Run = None, connect: Connect = None, cluster: ClusterFile = None, json: JsonLines = False
+) -> int:
     """A line for each committed step and each event as they come, until Ctrl-C."""
     from trainctl.tui import follow
 
-    calls.call(address_of(ctx, connect), lambda client: follow.show(client, lambda item: True, json=json, run=run))
+    calls.call(
+        address_of(ctx, connect, cluster), lambda client: follow.show(client, lambda item: True, json=json, run=run),
+        lead=True,
+    )  # fmt: skip
     return 0
 
 
@@ -238,32 +296,43 @@ def events(
     last: Annotated[int, typer.Option("--last", "-n", min=0, max=500, help="How many of the newest.")] = 100,
     run: Run = None,
     connect: Connect = None,
+    cluster: ClusterFile = None,
     json: JsonLines = False,
 ) -> int:
     """What happened in a run: commands, checkpoints, evaluations, faults."""
     from trainctl.tui import follow as following
 
-    address = address_of(ctx, connect)
-    return calls.call(address, lambda client: following.show_events(client, run, last, follow=follow, json=json))
+    address = address_of(ctx, connect, cluster)
+    return calls.call(
+        address, lambda client: following.show_events(client, run, last, follow=follow, json=json), lead=True
+    )
 
 
 @app.command()
 def logs(
     ctx: typer.Context,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written.")] = False,
-    rank: Annotated[int, typer.Option("--rank", min=0, help="Whose log.")] = 0,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Whose log.", show_default="0")] = None,
+    node: Annotated[str | None, typer.Option("--node", help="The node whose rank's log.")] = None,
     last: Annotated[
         int | None, typer.Option("--last", "-n", min=0, help="Only the last lines.", show_default="all")
     ] = None,
     run: Run = None,
     connect: Connect = None,
+    cluster: ClusterFile = None,
     json: JsonLines = False,
 ) -> int:
     """What a trainer wrote."""
-    from trainctl.tui import follow as following
+    from trainctl.tui import logs as reading
 
-    address = address_of(ctx, connect)
-    return calls.call(address, lambda client: following.show_logs(client, run, rank, last, follow=follow, json=json))
+    if rank is not None and node is not None:
+        raise InvalidInputError("--node", "give either --rank or --node")
+
+    async def show(client: Any) -> int:
+        chosen = await reading.rank_of(client, run, node) if node is not None else rank or 0
+        return await reading.show_logs(client, run, chosen, last, follow=follow, json=json)
+
+    return calls.call(address_of(ctx, connect, cluster), show)
 
 
 # ---------------------------------------------------------------- commands
@@ -284,15 +353,16 @@ def send(
     wait: Annotated[Literal["applied", "accepted", "none"], typer.Option(help="What to wait for.")] = "applied",
     timeout: Timeout = 60.0,
     connect: Connect = None,
+    cluster: ClusterFile = None,
     json: Json = False,
 ) -> int:
     """Change something: trainctl send resize-batch micro=8 --node studio."""
-    address = address_of(ctx, connect)
-    args = typed.verb_args(verb, words or [], local=typed.is_local(address))
+    at = where(ctx, connect, cluster)
+    args = typed.verb_args(verb, words or [], local=places.is_local(at.addresses[0]))
     for name, text in (("--node", node), ("--run", run)):
         typed.check_text(text or "", name)
     order = calls.make_order(verb, args, id=id_, node=node, run=run, if_plan=if_plan, ttl_seconds=ttl)
-    reply = _send(address, order, wait, timeout)
+    reply = _send(calls.find_lead(at.addresses), order, wait, timeout)
     if wait == "none":
         return _sent(verb, reply, json=json)
     return _finish(verb, reply, json=json, code=calls.exit_code(reply))

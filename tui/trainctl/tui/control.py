@@ -1,7 +1,5 @@
-"""Commands as a person gives them: what a dialog asks and promises, the `:` line's grammar, and how far a command has
-come."""
+"""Commands as a person gives them: what a dialog asks, the `:` line's grammar, and how far a command has come."""
 
-import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from trainctl.tui.calls import Order
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, line
 from trainctl.tui.model import ViewState
+from trainctl.tui.pace import live_ranks
 
 
 @dataclass(frozen=True)
@@ -56,10 +55,16 @@ class Progress:
         return bool(self.problem) or (self.reply is not None and self.reply.state in m.FINAL_COMMAND_STATES)
 
 
-_TITLES = {"resize-batch": "resize micro-batch", "set-lr": "learning rate", "set-global-batch": "global batch"}
+_TITLES = {
+    "resize-batch": "resize micro-batch", "set-lr": "learning rate", "set-global-batch": "global batch",
+    "rebalance": "split of the global batch", "drain": "drain a node", "admit": "admit a node",
+}  # fmt: skip
 """Dialog titles that say more than the verb."""
 _EFFECTS = {
     "resize-batch": ("samples a forward/backward pass: speed and memory", "loss, global batch, learning rate"),
+    "rebalance": ("who takes how many samples: speed only", "loss, global batch, learning rate, micro-batches"),
+    "drain": ("the node leaves the group; the others take its samples", "the curve; its trainer waits for admit"),
+    "admit": ("the node joins the group again, levelled to the others", "the curve, the global batch"),
     "set-lr": ("the optimisation, from the step it is applied at", "batch, shares, micro-batches"),
     "set-global-batch": ("the optimisation: samples a step over all ranks", "micro-batches"),
     "checkpoint": ("one is written at the next step boundary", "everything else"),
@@ -86,6 +91,10 @@ def form(verb: str, state: ViewState, rank: int | None = None, values: Mapping[s
         blocked = "there is no run to command"
     elif verb != "start-run" and run is not None and run.state not in m.ACTIVE_RUN_STATES and verb != "note":
         blocked = f"the run has {'failed' if run.state == 'failed' else 'ended'}: {verb} has nothing to act on"
+    elif verb == "rebalance" and len(live_ranks(run)) < 2:
+        blocked = "one rank takes the whole batch: there is nothing to split"
+    elif verb == "admit" and not fields[0].choices:
+        blocked = "no node is drained"
     return Form(
         verb, _TITLES.get(verb, verb), fields, changes, keeps,
         run=run.run if run and verb != "start-run" else None,
@@ -94,7 +103,7 @@ def form(verb: str, state: ViewState, rank: int | None = None, values: Mapping[s
     )  # fmt: skip
 
 
-_PLAN_VERBS = frozenset({"resize-batch", "set-lr", "set-global-batch"})
+_PLAN_VERBS = frozenset({"resize-batch", "rebalance", "set-lr", "set-global-batch"})
 """Verbs whose values were computed against a plan."""
 
 
@@ -109,6 +118,11 @@ def _fields(verb: str, state: ViewState, rank: int | None) -> tuple[Field, ...]:
                 Field("node", "node", view.node if view else "", nodes),
                 Field("micro", "micro-batch", str(view.micro_batch) if view else ""),
             )
+        case "drain" | "admit":
+            out = verb == "admit"
+            views = [view for view in (run.ranks if run else ()) if (view.state == "drained") is out]
+            chosen = next((view.node for view in views if view.rank == rank), views[0].node if views else "")
+            return (Field("node", "node", chosen, tuple(dict.fromkeys(view.node for view in views))),)
         case "set-lr":
             value = f.scientific(run.learning_rate) if run else ""
             return (Field("value", "learning rate", value), Field("schedule", "schedule", "scale", ("scale", "set")))
@@ -131,6 +145,14 @@ def order_of(asked: Form, values: Mapping[str, str]) -> Order:
     node = values.get("node") or None
     verbs.check(asked.verb, args, node)
     return Order(asked.verb, args, node, asked.run, asked.if_plan)
+
+
+def spoken(order: Order) -> str:
+    """The command as the command line takes it."""
+    args = dict(order.args)
+    shares = args.pop("shares", {})
+    words = [order.verb, *(f"{name}={value}" for name, value in [*args.items(), *shares.items()])]
+    return " ".join(words + ([f"--node {order.node}"] if order.node else []))
 
 
 def parse(text: str) -> Order:
@@ -164,77 +186,6 @@ def parse(text: str) -> Order:
     if plan is not None and not plan.isdecimal():
         raise InvalidInputError("--if-plan", f"{plan!r} is not a plan version")
     return Order(verb, args, options.get("node"), options.get("run"), int(plan) if plan is not None else None)
-
-
-def preview(order: Order, state: ViewState, glyphs: Glyphs) -> Piece:
-    """What the command would do to the run as it is now, in one line; or, marked as bad, why the agent will refuse
-    it."""
-    problem = _refusal(order, state.run)
-    return Piece(problem, "bad") if problem else Piece(_promise(order, state, glyphs), "strong")
-
-
-def _refusal(order: Order, run: m.RunView | None) -> str:
-    """What the agent can already be seen to refuse a resize for, in its own words."""
-    if run is None or order.verb != "resize-batch":
-        return ""
-    views = [view for view in run.ranks if order.node in (None, view.node) and view.share]
-    if not any(order.node in (None, view.node) for view in run.ranks):
-        known = ", ".join(dict.fromkeys(clean(view.node) for view in run.ranks))
-        return f"no node {order.node!r} in this run; there is {known}"
-    micro = int(order.args["micro"])
-    over = next((view for view in views if micro > view.share), None)
-    return f"{micro} is over {clean(over.node)}'s share of {over.share} samples" if over else ""
-
-
-def _promise(order: Order, state: ViewState, glyphs: Glyphs) -> str:
-    run = state.run
-    if run is None:
-        return verbs.VERBS[order.verb].summary
-    match order.verb:
-        case "resize-batch":
-            return _preview_resize(order, run, glyphs)
-        case "set-lr":
-            return _preview_rate(order, run, glyphs)
-        case "set-global-batch":
-            value = int(order.args["value"])
-            scaled = (
-                f"lr {glyphs.times}{value / run.global_batch:.3g}"
-                if order.args.get("schedule") == "scale"
-                else "lr as it is"
-            )
-            return f"G {run.global_batch} {glyphs.arrow} {value}, {scaled}: changes the curve"
-        case "stop":
-            last = "with a checkpoint first" if order.args.get("checkpoint", True) else "WITHOUT a checkpoint"
-            return f"ends after step {run.step + 1:,}, {last}"
-        case "checkpoint":
-            return f"writes step {run.step:,} or the one after"
-    return verbs.VERBS[order.verb].summary
-
-
-def _preview_resize(order: Order, run: m.RunView, glyphs: Glyphs) -> str:
-    micro = int(order.args["micro"])
-    views = [view for view in run.ranks if order.node in (None, view.node)]
-    parts = []
-    for view in views:
-        old, new = (_passes(view.share, size, glyphs) for size in (view.micro_batch, micro))
-        parts.append(
-            f"{clean(view.node)} {old} {glyphs.arrow} {new}" if old != new else f"{clean(view.node)} stays {old}"
-        )
-    return f"{'; '.join(parts)}; curve unchanged"
-
-
-def _passes(share: int, micro: int, glyphs: Glyphs) -> str:
-    micro = max(min(micro, share), 1)
-    return f"{micro}{glyphs.times}{math.ceil(share / micro)}"
-
-
-def _preview_rate(order: Order, run: m.RunView, glyphs: Glyphs) -> str:
-    value = float(order.args["value"])
-    change = f"lr {f.scientific(run.learning_rate)} {glyphs.arrow} {f.scientific(value)}"
-    if order.args.get("schedule", "scale") == "set":
-        return f"{change}, constant from then on: changes the curve"
-    times = f", the rest of the schedule {glyphs.times}{value / run.learning_rate:.3g}" if run.learning_rate else ""
-    return f"{change}{times}: changes the curve"
 
 
 def progress_line(progress: Progress, glyphs: Glyphs) -> Line:

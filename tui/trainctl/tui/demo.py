@@ -1,10 +1,11 @@
-"""`trainctl demo`: a small real model trained on real text on this machine, on the screen or headless."""
+"""`trainctl demo`: a small real model trained on real text by a few ranks on this machine, with a screen or without."""
 
 import asyncio
 import contextlib
 import importlib.util
 import json
 import signal
+import string
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,16 +34,16 @@ class Wanted(NamedTuple):
     """What was asked for on the command line."""
 
     steps: int
+    nodes: int | None = None  # None: three where torch and MLX are both there, else two
     backend: str = "auto"
     folder: Path | None = None
     keep: bool = False
 
 
 class Demo(NamedTuple):
-    """A demo whose agent is up."""
+    """A demo whose agents are up."""
 
-    address: str
-    node: str
+    address: str  # the first one's, which will lead
     session: Session
     config: dict[str, Any]
 
@@ -101,11 +102,13 @@ def summary(view: m.RunView) -> dict[str, Any]:
         first is not None and sums.step_seconds > first.step_seconds
     ):  # the first one's seconds hold the model's warming up
         tokens_per_second = (sums.weight - first.weight) / (sums.step_seconds - first.step_seconds)
-    backends = {rank.node: rank.backend for rank in view.ranks}
     nodes = [
-        {"name": node, "backend": backends.get(node), "tokens": round(total)}
-        for node, total in sums.tokens_by_node.items()
-    ]
+        {
+            "name": rank.node, "backend": rank.backend, "share": rank.share,
+            "tokens": round(sums.tokens_by_node.get(rank.node, 0.0)),
+        }
+        for rank in sorted(view.ranks, key=lambda item: item.rank)
+    ]  # fmt: skip
     return {
         "run": view.run,
         "state": view.state,
@@ -116,7 +119,7 @@ def summary(view: m.RunView) -> dict[str, Any]:
         "nodes": nodes,
         "generation": str(view.generation),
         "engine": view.engine,
-        "mixed": len({node["backend"] for node in nodes}) > 1,
+        "mixed": len({node["backend"] for node in nodes if node["tokens"]}) > 1,
         "run_directory": view.directory,
     }
 
@@ -127,14 +130,13 @@ def summary(view: m.RunView) -> dict[str, Any]:
 @contextlib.contextmanager
 def _supervised(wanted: Wanted) -> Iterator[tuple[Demo, "subprocess.Popen[bytes]"]]:
     """A demo that is ready for its run. Closing our end of the supervisor's input tells it that nobody watches."""
-    check_backend(wanted.backend)
+    nodes = ranks_of(wanted)
     root = (wanted.folder or default_folder()).absolute()
     try:
         session = Session.create(root, keep=wanted.keep)
     except OSError as error:
         raise InvalidInputError("--folder", f"no demo can be kept in {root}: {error.strerror}") from None
-    node = node_name()
-    command = [sys.executable, "-m", "trainctl.tui.demo_supervisor", "--node", node]
+    command = [sys.executable, "-m", "trainctl.tui.demo_supervisor", *(f"--node={node}" for node in nodes)]
     with session.supervisor_log.open("wb") as log:
         supervisor = subprocess.Popen(
             [*command, "--session", str(session.folder), "--assets", str(root)],
@@ -142,9 +144,9 @@ def _supervised(wanted: Wanted) -> Iterator[tuple[Demo, "subprocess.Popen[bytes]
         )  # fmt: skip
     try:
         address = _until_ready(supervisor, session)
-        config = run_config(root, node, wanted.steps, wanted.backend)
+        config = run_config(root, nodes, wanted.steps)
         write_run_file(session, config)
-        yield Demo(address, node, session, config), supervisor
+        yield Demo(address, session, config), supervisor
     finally:
         _close(supervisor)
 
@@ -231,9 +233,24 @@ def _close(supervisor: "subprocess.Popen[bytes]") -> None:
 # ---------------------------------------------------------------- this machine
 
 
-def check_backend(backend: str) -> None:
-    """Whether what computes is installed. Raises InvalidInputError saying what to install."""
+def ranks_of(wanted: Wanted) -> dict[str, str]:
+    """The demo's nodes in the order of their ranks, with what computes on each. Raises InvalidInputError.
+
+    Of several with both backends installed the last is an MLX rank: on a Linux CPU the slower by far.
+    """
+    there = installed(wanted.backend)
+    if wanted.nodes == 1:
+        return {node_name(): wanted.backend}
+    count = wanted.nodes or len(there) + 1
+    kinds = [there[0]] * (count - 1) + [there[-1]]
+    return {f"{kind}-{letter}": kind for kind, letter in zip(kinds, string.ascii_lowercase, strict=False)}
+
+
+def installed(backend: str) -> tuple[str, ...]:
+    """Which of the backends meant by `backend` are here. Raises InvalidInputError saying what to install if none is."""
     wanted = tuple(NEEDED) if backend == "auto" else (backend,)
-    if not any(all(importlib.util.find_spec(module) for module in NEEDED[name]) for name in wanted):
+    found = tuple(name for name in wanted if all(importlib.util.find_spec(module) for module in NEEDED[name]))
+    if not found:
         extras = " or ".join(f"pip install 'trainctl[{name}]'" for name in wanted)
         raise InvalidInputError("backend", f"{' and '.join(wanted)} not installed: {extras}")
+    return found

@@ -4,8 +4,9 @@ import contextlib
 import fcntl
 import os
 import shutil
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -30,13 +31,13 @@ def default_folder() -> Path:
 
 
 class Session:
-    """One demo's folder. Its lock is held by the supervisor and the agent, so it is free once both are gone."""
+    """One demo's folder. Its lock is held by the supervisor and the agents, so it is free once all are gone."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.state = folder / "state"
         self.run_file = folder / "run.toml"
-        self.agent_log = folder / "agent.log"
+        self.cluster_file = folder / "cluster.toml"
         self.supervisor_log = folder / "supervisor.log"
         self._lock = folder / "demo.lock"
         self._keep = folder / "keep"
@@ -52,6 +53,19 @@ class Session:
         if keep:
             session._keep.touch()
         return session
+
+    def agent_log(self, node: str) -> Path:
+        return self.folder / f"agent-{node}.log"
+
+    def write_cluster(self, nodes: Sequence[str], first: str) -> dict[str, str]:
+        """Give each node an address, the first one `first` if its port is not 0, and write the cluster file."""
+        ports = iter(free_ports(len(nodes)))
+        chosen = {node: f"tcp://127.0.0.1:{port}" for node, port in zip(nodes, ports, strict=True)}
+        if not first.endswith(":0"):
+            chosen[nodes[0]] = first
+        tables = {node: {"address": address} for node, address in chosen.items()}
+        self.cluster_file.write_bytes(tomli_w.dumps({"nodes": tables}).encode())
+        return chosen
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[Self]:
@@ -77,6 +91,13 @@ class Session:
         return True
 
 
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nothing listens at now."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [taken.getsockname()[1] for taken in sockets]
+
+
 def drop_ended(root: Path) -> None:
     """Remove the folders of demos that are over."""
     for folder in sorted(root.glob(f"{PREFIX}*")) if root.is_dir() else ():
@@ -84,8 +105,12 @@ def drop_ended(root: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_config(assets: Path, node: str, steps: int, backend: str) -> dict[str, Any]:
-    """The demo's run file as plain values, checked."""
+def run_config(assets: Path, nodes: Mapping[str, str], steps: int) -> dict[str, Any]:
+    """The demo's run file as plain values, checked; `nodes` are the ranks in order, with what computes on each.
+
+    Several share this machine: a thread each, and first shares by a short measurement.
+    """
+    table: dict[str, Any] = {"threads": 1} if len(nodes) > 1 else {}
     raw = {
         "run": {"name": "demo", "steps": steps, "orphan_seconds": 30.0},
         "model": {"path": str(assets / "model")},
@@ -104,7 +129,8 @@ def run_config(assets: Path, node: str, steps: int, backend: str) -> dict[str, A
             "clip_norm": 1.0,
         },
         "evaluate": {"every_steps": EVALUATE_EVERY},
-        "nodes": {node: {"backend": backend}},
+        "group": {"first_shares": "timed" if len(nodes) > 1 else "even"},
+        "nodes": {name: {"backend": backend, **table} for name, backend in nodes.items()},
     }
     return runfile.to_dict(runfile.parse(raw, "demo"))
 

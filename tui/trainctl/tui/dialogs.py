@@ -14,8 +14,10 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui import control
 from trainctl.tui import format as f
 from trainctl.tui.calls import Order
+from trainctl.tui.clock import Clock
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, line, wrap
+from trainctl.tui.previews import preview
 from trainctl.tui.widgets import Choice, Field, Lines
 
 if TYPE_CHECKING:
@@ -112,7 +114,7 @@ class CommandDialog(ModalScreen[None]):
         except InvalidInputError as error:
             self._say(Piece(str(error), "bad"))
             return
-        self._say(control.preview(self.order, self._owner.shown, self._glyphs))
+        self._say(preview(self.order, self._owner.shown, self._glyphs))
 
     def _say(self, finding: Piece) -> None:
         self.query_one("#dialog-text", Lines).show(self._text(finding))
@@ -121,7 +123,7 @@ class CommandDialog(ModalScreen[None]):
         form = self.form
         made: list[Line] = [()]
         made += [line(Piece(text, finding.role)) for text in wrap(finding.text, _TEXT_CELLS)]
-        made += _labelled("changes  ", form.changes) + _labelled("leaves   ", form.keeps)
+        made += labelled("changes  ", form.changes) + labelled("leaves   ", form.keeps)
         if form.if_plan is not None:
             made.append(line(Piece(f"computed against plan v{form.if_plan}; refused if that has moved on", "dim")))
         made += [(), self._last_line()]
@@ -169,14 +171,7 @@ class CommandDialog(ModalScreen[None]):
         self.progress = progress
         if not self.watching:
             return
-        clock = self._owner.clock
-        made: list[Line] = [(), line(Piece(_spoken(progress.order), "strong"))]
-        made += [line(Piece(f"{f.clock(progress.sent_at, clock.wall(), clock.zone)} ", "dim"))]
-        for text, role in _rows(control.progress_line(progress, self._glyphs)):
-            made.append(line(Piece(text, role)))
-        reply = progress.reply
-        if progress.ended and reply is not None and reply.state == "applied" and reply.plan_version is not None:
-            made.append(line(Piece(f"the plan is now v{reply.plan_version}", "dim")))
+        made = [(), *followed(progress, self._owner.clock, self._glyphs, _TEXT_CELLS)]
         made += [(), line(Piece("esc", "key"), Piece(" closes", "label"))]
         self.query_one("#dialog-text", Lines).show(made)
 
@@ -184,18 +179,25 @@ class CommandDialog(ModalScreen[None]):
         self.dismiss()
 
 
-def _labelled(name: str, text: str) -> list[Line]:
-    rows = wrap(text, _TEXT_CELLS - len(name))
+def followed(progress: control.Progress, clock: Clock, glyphs: Glyphs, columns: int) -> list[Line]:
+    """A command that was sent: what it says, when, and how far it has come, in lines of at most `columns` cells."""
+    made: list[Line] = [line(Piece(text, "strong")) for text in wrap(control.spoken(progress.order), columns)]
+    made.append(line(Piece(f"{f.clock(progress.sent_at, clock.wall(), clock.zone)} ", "dim")))
+    made += [line(Piece(text, role)) for text, role in _rows(control.progress_line(progress, glyphs), columns)]
+    reply = progress.reply
+    if progress.ended and reply is not None and reply.state == "applied" and reply.plan_version is not None:
+        made.append(line(Piece(f"the plan is now v{reply.plan_version}", "dim")))
+    return made
+
+
+def labelled(name: str, text: str, columns: int = _TEXT_CELLS) -> list[Line]:
+    """A text under a name at its left, wrapped."""
+    rows = wrap(text, columns - len(name))
     return [line(Piece(name if not index else " " * len(name), "label"), row) for index, row in enumerate(rows)]
 
 
-def _rows(pieces: Line) -> list[tuple[str, str]]:
+def _rows(pieces: Line, columns: int) -> list[tuple[str, str]]:
     """A progress line wrapped to the dialog, in the role of its last piece."""
     text = "".join(piece.text for piece in pieces)
     role = next((piece.role for piece in reversed(pieces) if piece.role in ("bad", "good")), "accent")
-    return [(row, role) for row in wrap(text, _TEXT_CELLS)]
-
-
-def _spoken(order: Order) -> str:
-    words = [order.verb, *(f"{name}={value}" for name, value in order.args.items())]
-    return " ".join(words + ([f"--node {order.node}"] if order.node else []))
+    return [(row, role) for row in wrap(text, columns)]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Glyphs:
-    """One set of drawing characters. `ascii_only` also switches the charts' cells."""
+    """One set of drawing characters. `ascii_only` also switches the charts' cells; with `letters` each line of a chart
+    carries its node's, for where colours don't tell them apart."""
 
     ascii_only: bool
     horizontal: str
@@ -25,12 +26,15 @@ class Glyphs:
     point: str
     nonfinite: str
     cursor: str
+    letters: bool = False
 
 
 UNICODE = Glyphs(
     False, "─", "│", "┬", "┊", "×", "→", "↑", "↓", "→", "·", "…", "▇", "▁▂▃▄▅▆▇█", "◆", "✕", "▸"
 )  # fmt: skip
-ASCII = Glyphs(True, "-", "|", "+", ":", "x", "->", "+", "-", "=", ".", "~", "#", "_.-=+*#@", "o", "X", ">")
+ASCII = Glyphs(
+    True, "-", "|", "+", ":", "x", "->", "+", "-", "=", ".", "~", "#", "_.-=+*#@", "o", "X", ">", letters=True
+)
 
 _PLAIN = str.maketrans(
     {

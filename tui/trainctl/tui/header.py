@@ -2,12 +2,13 @@
 reshuffle."""
 
 import math
+from collections.abc import Mapping
 
 from trainctl.protocol import messages as m
 from trainctl.tui import format as f
 from trainctl.tui import series as s
 from trainctl.tui.clock import Clock
-from trainctl.tui.fleet import fleet_rate, sum_of_own_rates
+from trainctl.tui.fleet_rows import fleet_rate, sum_of_own_rates
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, fit, groups, line, shorten, spread, width
 from trainctl.tui.model import ViewState
@@ -32,16 +33,23 @@ def lines(state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, *, rows:
 
 
 def connection_piece(state: ViewState, clock: Clock) -> Line:
-    """`agent silent 12s` while the line is not good, else nothing."""
+    """`agent silent 12s` while the line is not good, `mbp silent 12s` while another node's isn't, else nothing."""
     now = clock.monotonic()
     quiet = state.silent_for(now)
     if quiet is not None:
         return line(Piece(f"agent silent {f.duration(quiet)}", "bad"))
     if state.heard_at is not None:
-        return ()
+        return _others_piece(state.silent_agents(now))
     since = max(now - state.connection.since_monotonic, 0.0)
     words = "no agent yet" if state.connection.state == "silent" else "connecting"
     return line(Piece(f"{words} {f.duration(since)}", "warning"))
+
+
+def _others_piece(silent: Mapping[str, float]) -> Line:
+    if not silent:
+        return ()
+    who = clean(next(iter(silent))) if len(silent) == 1 else f"{len(silent)} agents"
+    return line(Piece(f"{who} silent {f.duration(max(silent.values()))}", "warning"))
 
 
 def _without_run(state: ViewState, clock: Clock, columns: int, badge: str) -> Line:
@@ -58,37 +66,56 @@ def _badge(badge: str) -> Line:
 
 
 def _identity(state: ViewState, run: m.RunView, clock: Clock, columns: int, glyphs: Glyphs, badge: str) -> Line:
-    silent = connection_piece(state, clock)
-    right = groups([silent or _place(run, columns, glyphs), _badge(badge)], columns // 2)
+    right = _corner(state, run, clock, columns, glyphs, badge)
+    room = columns - width(right) - 1
+    left = _progress(state, run, clock, columns, glyphs, brief=False)
+    if width(groups(left[:5], columns)) > room:
+        left = _progress(state, run, clock, columns, glyphs, brief=True)
+    return spread(groups(left, room), right, columns)
+
+
+def _progress(
+    state: ViewState, run: m.RunView, clock: Clock, columns: int, glyphs: Glyphs, *, brief: bool
+) -> list[Line]:
+    """What stands at the left of the first line, the most important first; `brief` leaves the clock time out."""
     done = run.step / run.steps if run.steps else None
-    left = [
+    made = [
         line(Piece(shorten(clean(run.name), max(columns // 4, 12), glyphs.ellipsis), "strong")),
         line(Piece(run.state.upper(), STATE_ROLES.get(run.state, "text"))),
         line(Piece(f"{run.step:,}/{run.steps:,}", "strong")),
         line(Piece(f.percent(done), "text")),
-        _outlook(state, run, clock),
+        _outlook(state, run, clock, brief=brief),
     ]
     if columns >= 100:
-        left += [_epoch(run), line(Piece("plan ", "label"), f"v{run.plan_version}")]
+        made += [_epoch(run), line(Piece("plan ", "label"), f"v{run.plan_version}")]
     if columns >= 150:
-        left.append(line(Piece("run ", "label"), Piece(clean(run.run), "dim")))
-    return spread(groups(left, columns - width(right) - 1), right, columns)
+        made.append(line(Piece("run ", "label"), Piece(clean(run.run), "dim")))
+    return made
+
+
+def _corner(state: ViewState, run: m.RunView, clock: Clock, columns: int, glyphs: Glyphs, badge: str) -> Line:
+    """The right end of the first line: who isn't heard, who leads, and what the screen is."""
+    silent = connection_piece(state, clock)
+    alone = silent and (columns < 100 or state.silent_for(clock.monotonic()) is not None)
+    return groups([silent, () if alone else _place(run, columns, glyphs), _badge(badge)], columns // 2)
 
 
 def _place(run: m.RunView, columns: int, glyphs: Glyphs) -> Line:
-    """Who leads, by which engine, in which generation."""
-    words = [clean(run.lead), run.engine, str(run.generation)]
-    if run.engine == "none" and columns < 100:
+    """Who leads, by which engine, whether of unlike backends, in which generation."""
+    engine = f"{run.engine} mixed" if run.mixed else run.engine
+    words = [clean(run.lead), engine, str(run.generation)]
+    if engine == "none" and columns < 100:
         words.remove("none")
     dot = f" {glyphs.dot} " if columns >= 100 else glyphs.dot
     return line(Piece(dot.join(words), "label"))
 
 
-def _outlook(state: ViewState, run: m.RunView, clock: Clock) -> Line:
+def _outlook(state: ViewState, run: m.RunView, clock: Clock, *, brief: bool) -> Line:
     """When it will be done, or how it ended."""
     if run.state in ("starting", "running"):
         remaining = remaining_seconds(state)
-        return line(Piece("ETA ", "label"), f.eta(remaining, clock.wall(), clock.zone))
+        text = f.duration(remaining) if brief else f.eta(remaining, clock.wall(), clock.zone)
+        return line(Piece("ETA ", "label"), text)
     if run.state in m.ACTIVE_RUN_STATES:
         return line(Piece("ETA ", "label"), Piece(f.NA, "dim"))
     role = "bad" if run.state == "failed" else "label"
@@ -182,7 +209,10 @@ def _resources(state: ViewState, run: m.RunView, clock: Clock, columns: int, gly
         line(Piece("started ", "label"), f.clock(run.started_at, now, clock.zone)),
         line(Piece("" if ended else "up ", "label"), "" if ended else f.duration(now - run.started_at)),
         line(Piece("samples ", "label"), f.count(run.samples)),
-        line(Piece("cpu ", "label"), _percent(host.cpu_percent if host else None)),
+        line(
+            Piece(f"{clean(run.lead)} cpu " if len(run.ranks) > 1 else "cpu ", "label"),
+            _percent(host.cpu_percent if host else None),
+        ),
         line(Piece("load ", "label"), f"{host.load_1min:.1f}" if host and host.load_1min is not None else f.NA),
         line(Piece("ram ", "label"), _ram(host)),
         line(Piece("disk free ", "label"), _gigabytes(host.disk_free_bytes if host else None)),

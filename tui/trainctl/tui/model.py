@@ -19,6 +19,9 @@ MAX_EVENTS = 500
 MAX_SERIES = 256
 RECENT_STEPS = 512
 """Steps of full resolution kept beside the whole run's windows."""
+RECENT_PARTS = 16
+"""Newest steps of which each rank's phases are kept."""
+MAX_AGENTS = 64
 SILENT_AFTER_SECONDS = 5.0
 """Without a word for this long a line that claims to be connected counts as silent."""
 
@@ -40,8 +43,22 @@ class Seen(Generic[V]):
 
 
 @dataclass(frozen=True)
+class AgentLine:
+    """The line to another node's agent."""
+
+    connection: Connection
+    heard_at: float | None = None  # when anything last came from it; None: never
+
+    def silent_for(self, now: float) -> float | None:
+        """Seconds since it was last heard, or since it is being tried; None while the line is good."""
+        since = self.heard_at if self.heard_at is not None else self.connection.since_monotonic
+        quiet = max(now - since, 0.0)
+        return quiet if self.connection.state != "connected" or quiet > SILENT_AFTER_SECONDS else None
+
+
+@dataclass(frozen=True)
 class ViewState:
-    """All that is known of one agent and its run. Mappings are read-only."""
+    """All that is known of a run by its lead's agent, and of the machines by their own. Mappings are read-only."""
 
     connection: Connection = Connection("connecting", 0.0)  # noqa: RUF009  frozen itself
     heard_at: float | None = None  # when anything last came from the agent
@@ -51,6 +68,8 @@ class ViewState:
     run: m.RunView | None = None
     last_step: Seen[m.StepCommitted] | None = None
     ranks: Mapping[int, Seen[m.RankStep]] = field(default_factory=lambda: MappingProxyType({}))
+    parts: Mapping[int, tuple[m.RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
+    agents: Mapping[str, AgentLine] = field(default_factory=lambda: MappingProxyType({}))  # the other nodes'
     hosts: Mapping[str, Seen[m.HostReading]] = field(default_factory=lambda: MappingProxyType({}))
     heartbeat: Seen[m.Heartbeat] | None = None
     events: tuple[m.Event, ...] = ()  # oldest first
@@ -63,6 +82,11 @@ class ViewState:
             return None
         quiet = max(now - self.heard_at, 0.0)
         return quiet if self.connection.state != "connected" or quiet > SILENT_AFTER_SECONDS else None
+
+    def silent_agents(self, now: float) -> dict[str, float]:
+        """The other nodes whose agents aren't heard, with the seconds since they were."""
+        quiet = {node: line.silent_for(now) for node, line in self.agents.items()}
+        return {node: seconds for node, seconds in quiet.items() if seconds is not None}
 
     @property
     def active(self) -> bool:
@@ -99,6 +123,31 @@ def apply(state: ViewState, message: Incoming, now: float) -> ViewState:
     return _live(replace(state, seq=message.seq), message, now)
 
 
+def take(state: ViewState, node: str, message: Incoming, now: float) -> ViewState:
+    """The state after a message of `node`'s agent, be it the one that conducts or another; an empty name is the one
+    asked first. A snapshot says who conducts from here on."""
+    main = state.node.node if state.node is not None else node
+    if isinstance(message, m.Snapshot) or node in ("", main):
+        return apply(state, message, now)
+    return apply_other(state, node, message, now)
+
+
+def apply_other(state: ViewState, node: str, message: Incoming, now: float) -> ViewState:
+    """The state after a message of another node's agent: how its line is, and its machine. The run is the lead's to
+    tell of."""
+    line = state.agents.get(node)
+    if line is None and len(state.agents) >= MAX_AGENTS:
+        return state
+    if isinstance(message, Connection):
+        line = replace(line, connection=message) if line is not None else AgentLine(message)
+    else:
+        line = AgentLine(line.connection if line is not None else Connection("connected", now), now)
+    state = replace(state, agents=_frozen({**state.agents, node: line}))
+    if isinstance(message, m.HostReading):
+        return replace(state, hosts=_frozen({**state.hosts, node: Seen(message, now)}))
+    return state
+
+
 def apply_history(state: ViewState, run: str, history: m.History) -> ViewState:
     """The state with the recent windows of `run` taken from a ranged reply, where they are finer than those it has."""
     if state.run is None or state.run.run != run:
@@ -124,7 +173,8 @@ def _with_newer(made: s.Window, had: s.Window | None) -> s.Window:
 
 
 def _open(state: ViewState, snapshot: m.Snapshot, now: float) -> ViewState:
-    """A snapshot replaces everything but the connection; ages come from the agent's own clock."""
+    """A snapshot replaces everything but the lines to agents and what others said; ages come from the agent's own
+    clock."""
 
     def seen_at(at: float) -> float:
         return now - max(snapshot.at - at, 0.0)
@@ -133,9 +183,13 @@ def _open(state: ViewState, snapshot: m.Snapshot, now: float) -> ViewState:
     committed = now if last is None else seen_at(last.committed_at)
     newest = snapshot.run.step if snapshot.run else 0
     windows = {(item.metric, item.rank): s.from_series(item, newest) for item in snapshot.series[:MAX_SERIES]}
-    host = snapshot.node.host
+    host, main = snapshot.node.host, snapshot.node.node
+    hosts = {node: seen for node, seen in state.hosts.items() if node in state.agents}
+    own = state.agents.get(main)  # it was another's until now
     return replace(
         state,
+        connection=own.connection if own is not None else state.connection,
+        agents=_frozen({node: line for node, line in state.agents.items() if node != main}),
         heard_at=now,
         boot=snapshot.boot,
         seq=snapshot.seq,
@@ -143,7 +197,8 @@ def _open(state: ViewState, snapshot: m.Snapshot, now: float) -> ViewState:
         run=snapshot.run,
         last_step=Seen(last, committed) if last else None,
         ranks=_frozen({step.rank: Seen(step, committed) for step in snapshot.rank_steps}),
-        hosts=_frozen({host.node: Seen(host, seen_at(host.read_at))} if host else {}),
+        parts=_frozen({step.rank: (step,) for step in snapshot.rank_steps}),
+        hosts=_frozen({**hosts, host.node: Seen(host, seen_at(host.read_at))} if host else hosts),
         heartbeat=None,
         events=snapshot.events[-MAX_EVENTS:],
         windows=_frozen(windows),
@@ -174,7 +229,9 @@ def _run_changed(state: ViewState, view: m.RunView) -> ViewState:
     """Another run that starts takes the screen; one that has ended elsewhere doesn't."""
     if state.run is None or (view.run != state.run.run and view.state in m.ACTIVE_RUN_STATES):
         nothing: Mapping[SeriesKey, s.Window] = MappingProxyType({})
-        return replace(state, run=view, last_step=None, ranks=_frozen({}), windows=nothing, recent=nothing)
+        return replace(
+            state, run=view, last_step=None, ranks=_frozen({}), parts=_frozen({}), windows=nothing, recent=nothing
+        )
     if view.run != state.run.run:
         return state
     state = replace(state, run=view)
@@ -221,7 +278,11 @@ def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
     if own is not None:
         values["own_tokens_per_second", step.rank] = own
     ranks = _frozen({**state.ranks, step.rank: Seen(step, now)})
-    return _record(replace(state, ranks=ranks), step.step, values)
+    known = state.parts.get(step.rank, ())
+    if known and known[-1].micro_batch != step.micro_batch:
+        known = ()  # another micro-batch, another speed
+    parts = _frozen({**state.parts, step.rank: (*known, step)[-RECENT_PARTS:]})
+    return _record(replace(state, ranks=ranks, parts=parts), step.step, values)
 
 
 def _record(state: ViewState, step: int, values: Mapping[SeriesKey, float]) -> ViewState:

@@ -3,7 +3,7 @@
 import datetime
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from trainctl.protocol.errors import (
     UnreachableError,
     VersionError,
 )
-from trainctl.tui import events_text
+from trainctl.tui import events_text, pace
 from trainctl.tui import format as fmt
 
 ERROR_CODES: tuple[tuple[type[TrainctlError], str], ...] = (
@@ -140,33 +140,35 @@ def runs_table(runs: Sequence[m.RunSummary]) -> str:
     return table(("RUN", "STATE", "STEP", "LOSS", "STARTED", "DIRECTORY"), rows, right="STEP LOSS")
 
 
-def status_text(snapshot: m.Snapshot) -> str:
-    """`trainctl status`: the run, what its last step was, its ranks, and the machine."""
+def status_text(snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading] | None = None) -> str:
+    """`trainctl status`: the run, what its last step was, its ranks, and the machines; `hosts` are the other nodes'."""
     run = snapshot.run
+    machines = [*_host_lines(snapshot.node.host), *_peer_lines(snapshot.peers, hosts or {})]
     if run is None:
-        return "\n".join([f"no run on {snapshot.node.node} yet", *_host_lines(snapshot.node.host)])
+        return "\n".join([f"no run on {snapshot.node.node} yet", *machines])
     why = f": {one_line(run.reason)}" if run.reason else ""
     lines = [
         f"run        {run.run}  {run.state.upper()}{why}",
         f"step       {run.step:,}/{run.steps:,} ({fmt.percent(run.step / run.steps if run.steps else None)})"
-        f"  lead {run.lead}  engine {run.engine}  {run.generation}",
+        f"  lead {run.lead}  engine {run.engine}{' (mixed)' if run.mixed else ''}  {run.generation}",
         f"training   {_training(run, snapshot.last_step)}",
         f"plan       version {run.plan_version}  global batch {run.global_batch:,}  "
         f"learning rate {fmt.scientific(run.learning_rate)}",
         f"directory  {run.directory}",
-        *_host_lines(snapshot.node.host),
+        *machines,
         "",
-        ranks_table(run.ranks, snapshot.rank_steps),
+        ranks_table(run.ranks, snapshot.rank_steps, run.global_batch),
     ]
     return "\n".join(lines)
 
 
-def ranks_table(ranks: Sequence[m.RankView], parts: Sequence[m.RankStep]) -> str:
-    """A row a rank: its share, its own rate and where it is."""
+def ranks_table(ranks: Sequence[m.RankView], parts: Sequence[m.RankStep], global_batch: int) -> str:
+    """A row a rank: its share, its own rate, its wait for slower ones and for the plan, and since when it is out."""
     newest = {part.rank: part for part in parts}
-    rows = [_rank_row(rank, newest.get(rank.rank)) for rank in ranks]
-    header = ("RANK", "NODE", "STATE", "SHARE", "MICRO", "OWN T/S", "STEP", "WAIT", "MEM GB", "BACKEND", "WHY")
-    return table(header, rows, right="RANK SHARE MICRO STEP WAIT")
+    waited = pace.waits(newest)
+    rows = [_rank_row(rank, newest.get(rank.rank), waited.get(rank.rank, 0.0), global_batch) for rank in ranks]
+    header = ("RANK", "NODE", "STATE", "SHARE", "PART", "MICRO", "OWN T/S", "STEP", "WAIT", "MEM GB", "BACKEND", "WHY")
+    return table(header, rows, right="RANK SHARE PART MICRO STEP WAIT")
 
 
 def step_line(step: m.StepCommitted) -> str:
@@ -202,21 +204,23 @@ def reply_line(verb: str, reply: m.CommandReply) -> str:
     return one_line(f"{verb} {reply.state}: {field}{reply.reason or 'no reason given'}")
 
 
-def _rank_row(rank: m.RankView, part: m.RankStep | None) -> tuple[str, ...]:
+def _rank_row(rank: m.RankView, part: m.RankStep | None, waited: float, global_batch: int) -> tuple[str, ...]:
     backend = " ".join(word for word in (rank.backend, rank.device) if word)
     accumulation = -(-rank.share // rank.micro_batch) if rank.micro_batch else 0
     micro = f"{rank.micro_batch}x{accumulation}" if accumulation else fmt.NA
-    head = (str(rank.rank), rank.node, rank.state, f"{rank.share:,}", micro)
-    if part is None:
-        return (*head, fmt.NA, fmt.NA, fmt.NA, fmt.NA, backend or fmt.NA, rank.why)
+    share = fmt.percent(rank.share / global_batch if global_batch else None)
+    head = (str(rank.rank), rank.node, rank.state, f"{rank.share:,}", share, micro)
+    why = f"since {time_of_day(rank.since_at)}: {rank.why}" if rank.why else ""
+    if part is None or rank.state in ("lost", "drained"):
+        return (*head, fmt.NA, fmt.NA, fmt.NA, fmt.NA, backend or fmt.NA, why)
     return (
         *head,
         fmt.count(part.own_tokens_per_second),
         fmt.seconds(part.step_seconds),
-        fmt.seconds(part.phases.wait + part.phases.sync),
+        fmt.seconds(part.phases.wait + waited),
         fmt.used_of(part.memory_bytes, part.memory_cap_bytes),
         backend or fmt.NA,
-        rank.why,
+        why,
     )
 
 
@@ -239,6 +243,21 @@ def _host_lines(host: m.HostReading | None) -> list[str]:
     return [
         f"host       {host.node}  cpu {cpu}  memory {memory} GB  disk free {fmt.gigabytes(host.disk_free_bytes)} GB"
     ]
+
+
+def _peer_lines(peers: Sequence[m.PeerView], hosts: Mapping[str, m.HostReading]) -> list[str]:
+    """The other nodes: their machines, or since when and why their agents aren't heard."""
+    made = []
+    for peer in peers:
+        if peer.node in hosts:
+            made += _host_lines(hosts[peer.node])
+        elif peer.state == "connected":
+            made.append(f"host       {peer.node}  its agent doesn't answer at {peer.address}")
+        else:
+            why = f": {one_line(peer.why)}" if peer.why else ""
+            since = f" since {time_of_day(peer.since_at)}" if peer.since_at > 0 else ""
+            made.append(f"host       {peer.node}  {peer.state}{since}{why}")
+    return made
 
 
 def _encodable(text: str) -> str:

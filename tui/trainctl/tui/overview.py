@@ -1,8 +1,11 @@
 """The Overview as lines: head, fleet, charts, events, put together for a screen of any size from 60 x 15 up."""
 
+import math
+import string
 from dataclasses import dataclass
 
-from trainctl.tui import events_panel, fleet, header
+from trainctl.tui import events_panel, fleet, header, pace
+from trainctl.tui import format as f
 from trainctl.tui import lines as ln
 from trainctl.tui.charts import panel as p
 from trainctl.tui.clock import Clock
@@ -83,9 +86,20 @@ def lines(
     made += fleet_lines(state, clock, columns, plan.fleet, glyphs, rows=rows, selected=selected)
     made += (cache or ChartCache()).lines(state, columns, plan.charts, glyphs)
     if plan.events:
-        made.append(ln.rule(columns, glyphs.horizontal, (0, f"{glyphs.horizontal} events ", "title")))
+        made.append(_events_rule(state, columns, glyphs))
         made += events_panel.lines(state, clock, columns, plan.events - 1, glyphs)
     return made
+
+
+def _events_rule(state: ViewState, columns: int, glyphs: Glyphs) -> ln.Line:
+    """The events' title, and at its right end the rank that the others wait for, with the phase that makes them."""
+    labels = [(0, f"{glyphs.horizontal} events ", "title")]
+    slow = pace.straggler(state) if state.run is not None and state.run.state == "running" else None
+    if slow is not None:
+        node = ln.shorten(ln.clean(slow.node), 20, glyphs.ellipsis)
+        text = f" straggler {node}: +{f.seconds(slow.excess_seconds)} in {slow.phase} "
+        labels.append((columns - len(text) - 1, text, "warning"))
+    return ln.rule(columns, glyphs.horizontal, *labels)
 
 
 def fleet_lines(
@@ -163,8 +177,8 @@ def loss_panel(state: ViewState) -> p.Panel:
 
 
 def step_panel(state: ViewState) -> p.Panel:
-    """Step seconds of each rank over the last steps."""
-    return _by_rank(state, "rank_step_seconds", "step seconds by node")
+    """Step seconds of each rank over the last steps; the first ones of a run, which warm up, don't set the scale."""
+    return _by_rank(state, "rank_step_seconds", "step seconds by node", most_times=4.0)
 
 
 def rate_panel(state: ViewState) -> p.Panel:
@@ -172,7 +186,7 @@ def rate_panel(state: ViewState) -> p.Panel:
     return _by_rank(state, "own_tokens_per_second", "own tok/s by node")
 
 
-def _by_rank(state: ViewState, metric: str, title: str) -> p.Panel:
+def _by_rank(state: ViewState, metric: str, title: str, most_times: float = math.inf) -> p.Panel:
     newest, total = _extent(state)
     first, last = p.page(newest, RECENT_CHART_STEPS)
     if total <= RECENT_CHART_STEPS:
@@ -184,10 +198,11 @@ def _by_rank(state: ViewState, metric: str, title: str) -> p.Panel:
             state.lately(metric, view.rank),
             ln.shorten(ln.clean(view.node), 10) + (f":{view.rank}" if nodes.count(view.node) > 1 else ""),
             SERIES_ROLES[index % len(SERIES_ROLES)],
+            letter=string.ascii_lowercase[index % 26],
         )
         for index, view in enumerate(views)
     )
-    return p.Panel(title, tracks, first, last, events_panel.marks(state), least_span=0.2)
+    return p.Panel(title, tracks, first, last, events_panel.marks(state), least_span=0.2, most_times=most_times)
 
 
 def _extent(state: ViewState) -> tuple[int, int]:

@@ -85,5 +85,13 @@ def _node(state: ViewState, clock: Clock, columns: int) -> ln.Line:
             ln.Piece("ram ", "label"), f.used_of(host.memory_used_bytes, host.memory_total_bytes) if host else f.NA
         ),
         ln.line(ln.Piece("trainctl ", "label"), ln.clean(node.version)),
+        *(_other(name, clock, state) for name in state.agents),
     ]
     return ln.groups(parts, columns)
+
+
+def _other(name: str, clock: Clock, state: ViewState) -> ln.Line:
+    """Another node of the cluster: there, or silent for how long."""
+    quiet = state.silent_agents(clock.monotonic()).get(name)
+    silent = ln.Piece(f" silent {f.duration(quiet)}", "warning") if quiet is not None else ln.Piece("")
+    return ln.line(ln.Piece("+ ", "label"), ln.Piece(ln.clean(name), "strong"), silent)

@@ -298,6 +298,7 @@ _LEGEND: tuple[Line, ...] = (
     ),
     line(Piece("  micro  ", "label"), "8×3: micro-batch 8, three passes for the rank's share"),
     line(Piece("own t/s  ", "label"), "tokens / (data + forward + backward): the rank's speed alone"),
+    line(Piece("   SLOW  ", "label"), "the others wait for it, for the phase in capitals"),
     line(Piece("   loss  ", "label"), "mean of the last 16 steps; the chart has each"),
     line(Piece("    eff  ", "label"), "fleet tokens/s over the sum of own rates"),
     line(Piece("    n/a  ", "label"), "not known; what is old is dimmed, its age beside it"),

@@ -8,7 +8,8 @@ from rich.style import Style
 from textual.theme import BUILTIN_THEMES, Theme
 
 _NIGHT = {
-    "text": "#c9d3df", "dim": "#66758a", "label": "#8595a9", "strong": "bold #eef3f9", "good": "#7fd1a0",
+    "text": "#c9d3df", "dim": "#66758a", "old": "italic #66758a",
+    "label": "#8595a9", "strong": "bold #eef3f9", "good": "#7fd1a0",
     "warning": "bold #f0b866", "bad": "bold #ff7a7a", "accent": "#79b8ff", "title": "bold #9fb2c8",
     "rule": "#36424f", "axis": "#66758a", "mark": "#f0b866", "key": "bold #f0b866",
     "cursor": "bold #eef3f9 on #1e2a36", "bar": "#4f86c6", "band": "#2f5a88", "phase_d": "#e3a0ff",
@@ -17,7 +18,8 @@ _NIGHT = {
     "series5": "#ff9e80", "series6": "#c5e06b", "series7": "#ff8ec6",
 }  # fmt: skip
 _DAY = {
-    "text": "#24303c", "dim": "#7c8a99", "label": "#5c6b7a", "strong": "bold #0b1016", "good": "#1b7f4b",
+    "text": "#24303c", "dim": "#7c8a99", "old": "italic #7c8a99",
+    "label": "#5c6b7a", "strong": "bold #0b1016", "good": "#1b7f4b",
     "warning": "bold #9a5b00", "bad": "bold #b3261e", "accent": "#0b63c4", "title": "bold #3d4c5c",
     "rule": "#c3ccd6", "axis": "#7c8a99", "mark": "#9a5b00", "key": "bold #9a5b00",
     "cursor": "bold #0b1016 on #dbe5f0", "bar": "#4f86c6", "band": "#9dc3ec", "phase_d": "#8a3ab9",

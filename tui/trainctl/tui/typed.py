@@ -1,4 +1,4 @@
-"""What was typed, as a command's arguments: `key=value` words, `--set` overrides and run files."""
+"""What was typed, as a command's arguments: `key=value` words, and run files named by them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from trainctl.protocol import runfile, verbs
+from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui.places import run_file
 
 
 def verb_args(verb: str, words: Sequence[str], *, local: bool) -> dict[str, Any]:
@@ -31,6 +32,10 @@ def verbs_summary() -> str:
 
 
 def _signature(verb: verbs.Verb) -> str:
+    if verb.args is verbs.Rebalance:
+        return f"{verb.name} NODE=SAMPLES|NODE=PERCENT% ... | auto=true"
+    if verb.needs_node:
+        return f"{verb.name} --node NODE"
     words = [f"{field.name}=" if field.required else f"[{field.name}=]" for field in msgspec.structs.fields(verb.args)]
     return " ".join([verb.name, *words])
 
@@ -48,14 +53,6 @@ def pairs(words: Sequence[str], where: str) -> dict[str, str]:
     return found
 
 
-def run_file(path: Path, overrides: dict[str, str], *, local: bool) -> dict[str, Any]:
-    """A run file resolved and checked, as plain values. Raises InvalidInputError naming the file and the field."""
-    config = runfile.read(path, overrides)
-    if local:
-        runfile.check_paths(config, str(path))
-    return runfile.to_dict(config)
-
-
 def check_text(text: str, where: str) -> str:
     """`text` as given. Raises InvalidInputError if it holds bytes that are not UTF-8: no message could carry it."""
     try:
@@ -63,11 +60,3 @@ def check_text(text: str, where: str) -> str:
     except UnicodeEncodeError:
         raise InvalidInputError(where, "not UTF-8 text") from None
     return text
-
-
-def is_local(address: str) -> bool:
-    """Whether the agent at `address` sees this machine's files. Raises InvalidInputError for a bad address."""
-    from trainctl.protocol import sockets  # ZeroMQ: not for `--help`
-
-    parts = sockets.split(address)
-    return parts.scheme == "ipc" or sockets.is_loopback(parts.hostname or "")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from trainctl.tui.series import Window
 
 @dataclass(frozen=True)
 class Track:
-    """A window to draw, the name at its line's end ("" for none), and its role.
+    """A window to draw, the name at its line's end ("" for none), its role, and a letter for where colours don't show.
 
     `points` draws single values instead of a line; with `band` the extremes take that role, and the mean runs in `role`
     through them.
@@ -25,6 +25,7 @@ class Track:
     role: str
     points: bool = False
     band: str = ""
+    letter: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Panel:
     marks: tuple[Mark, ...] = ()
     empty_text: str = "no step yet"
     least_span: float = 0.02  # of the values' size: noise smaller than this stays a flat line
+    most_times: float = math.inf  # the median: what is above that runs out at the top, with its number there
 
 
 def window_end(newest: int, total: int) -> int:
@@ -81,13 +83,18 @@ def draw(panel: Panel, columns: int, rows: int, glyphs: Glyphs) -> tuple[list[ln
     plot_rows = rows - 1 if rows >= 6 else rows
     ticks, texts = tick_labels(*spread, plot_rows)
     gutter = max(len(text) for text in texts.values()) + 1
-    end = max((len(track.label) + 1 for track in panel.tracks if track.label), default=0)
+    letters = glyphs.letters and sum(bool(track.letter) for track in panel.tracks) > 1
+    tracks = [_lettered(track) for track in panel.tracks] if letters else panel.tracks
+    end = max((len(track.label) + 1 for track in tracks if track.label), default=0)
     end = end if columns - gutter - end >= 12 else 0
     frame = Frame(panel.first_step, panel.last_step + 1, *spread, columns - gutter - end, plot_rows, glyphs.ascii_only)
     canvas = Canvas(frame)
-    _draw_tracks(canvas, panel.tracks, glyphs)
+    _draw_tracks(canvas, tracks, glyphs)
+    if letters:
+        _draw_letters(canvas, tracks)
+    _draw_overruns(canvas, tracks)
     marks = _draw_marks(canvas, panel.marks, glyphs, len(title[0][1]) - gutter)
-    labels = end_labels(panel.tracks, frame, glyphs) if end else {}
+    labels = end_labels(tracks, frame, glyphs) if end else {}
     made = _assemble(canvas.cells(), {frame.row_of(tick): texts[tick] for tick in ticks}, gutter, labels, end)
     if plot_rows < rows:
         made.append(_x_axis(frame, gutter, columns, glyphs))
@@ -104,6 +111,8 @@ def _value_range(panel: Panel) -> tuple[float, float] | None:
         highs.append(track.window.maximum[shown])
     values = np.concatenate(lows + highs) if lows else np.empty(0)
     values = values[np.isfinite(values)]
+    if len(values) and math.isfinite(panel.most_times):
+        values = values[values <= max(panel.most_times * float(np.median(values)), float(values.min()))]
     return widen(float(values.min()), float(values.max()), panel.least_span) if len(values) else None
 
 
@@ -161,6 +170,40 @@ def _draw_tracks(canvas: Canvas, tracks: Sequence[Track], glyphs: Glyphs) -> Non
                     canvas.put(canvas.frame.column_of(step), canvas.frame.row_of(value), glyphs.point, track.role)
         for step in track.window.first[track.window.broken > 0].tolist():
             canvas.put(canvas.frame.column_of(step), 0, glyphs.nonfinite, "bad")
+
+
+def _lettered(track: Track) -> Track:
+    return replace(track, label=f"{track.letter} {track.label}") if track.letter and track.label else track
+
+
+_LETTER_CELLS = 12
+"""From one letter to the next on a line; the lines' letters stand apart from each other."""
+
+
+def _draw_letters(canvas: Canvas, tracks: Sequence[Track]) -> None:
+    frame = canvas.frame
+    for index, track in enumerate(tracks):
+        due = 2 + index * _LETTER_CELLS // max(len(tracks), 1)
+        for step, value in zip(track.window.first.tolist(), track.window.mean.tolist(), strict=True):
+            column = frame.column_of(step)
+            if track.letter and due <= column < frame.columns and math.isfinite(value):
+                canvas.put(column, frame.row_of(value), track.letter, track.role)
+                due = column + _LETTER_CELLS
+
+
+def _draw_overruns(canvas: Canvas, tracks: Sequence[Track]) -> None:
+    """At the top, the number of the highest value that has no room below it."""
+    frame = canvas.frame
+    over: dict[int, float] = {}
+    for track in tracks:
+        for step, value in zip(track.window.first.tolist(), track.window.maximum.tolist(), strict=True):
+            column = frame.column_of(step)
+            if value > frame.y1 and 0 <= column < frame.columns:
+                over[column] = max(over.get(column, value), value)
+    if over:
+        column, value = max(over.items(), key=lambda item: item[1])
+        text = f"{value:.3g}"
+        canvas.put(column + 1 if column + 1 + len(text) <= frame.columns else column - len(text), 0, text, "axis")
 
 
 def _draw_marks(canvas: Canvas, marks: Sequence[Mark], glyphs: Glyphs, titled: int) -> list[tuple[int, str]]:

@@ -1,0 +1,45 @@
+"""What an agent takes for itself when it starts: its node's folder and its addresses."""
+
+import fcntl
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from trainctl.protocol import sockets
+from trainctl.protocol.errors import InvalidInputError
+
+
+def lock(directory: Path) -> Any:
+    """The node's folder is one agent's at a time. Raises InvalidInputError."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = (directory / "agent.lock").open("w")
+    except OSError as error:
+        raise InvalidInputError(str(directory), f"cannot be the agent's folder: {error.strerror}") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        handle.close()
+        raise InvalidInputError(str(directory), "another agent of this node is running") from None
+    return handle
+
+
+def bind(socket: Any, address: str) -> str:
+    """Bind and give the address with its real port. Raises InvalidInputError if it is taken."""
+    try:
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        why = "something listens there already, another agent?" if error.errno == zmq.EADDRINUSE else error.strerror
+        raise InvalidInputError(address, f"cannot listen: {why}") from None
+    bound: bytes = socket.getsockopt(zmq.LAST_ENDPOINT)
+    return bound.rstrip(b"\0").decode()
+
+
+def port_after(listen: str) -> str:
+    """Where an agent that takes requests at `listen` publishes if nothing else is said."""
+    parts = sockets.split(listen)
+    if parts.scheme != "tcp":
+        return f"{listen}.live"
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"tcp://{host}:{parts.port + 1 if parts.port else 0}"

@@ -1,0 +1,96 @@
+"""A numbered conversation between two agents: pure, so that losses, repeats and restarts are tested without sockets.
+
+Both ends number what they send from 1. A ping or beat has no number of its own: it carries the last one given out, so
+that the loss of the newest message shows too. Whoever misses a number ends the conversation, and the lead begins a new
+one under another name; what the old one lost is asked for again by a fence.
+"""
+
+from typing import Literal
+
+from trainctl.protocol import messages as m
+
+SILENT_AFTER_SECONDS = 3.5
+"""A follower answers a ping each second; after this long without a word its agent counts as silent."""
+
+Judgement = Literal["take", "drop", "gap", "stranger"]
+Spoken = m.PeerHost | m.PeerRelay | m.PeerEnd | m.PeerHosted | m.PeerAnswer | m.PeerExit | m.PeerPing | m.PeerBeat
+"""What is numbered, or tells the number of what came before it."""
+
+
+class Numbers:
+    """One end's count of what it sent and what it received in the conversation named `link`."""
+
+    def __init__(self, link: str) -> None:
+        self.link, self.sent, self.received = link, 0, 0
+
+    def next(self) -> int:
+        """The number of the message that is sent now."""
+        self.sent += 1
+        return self.sent
+
+    def judge(self, message: Spoken) -> Judgement:
+        """What to do with a message: take it, drop a repeat, or end the conversation because one before it is lost."""
+        if message.link != self.link:
+            return "stranger"
+        if isinstance(message, m.PeerPing | m.PeerBeat):
+            return "take" if message.seq <= self.received else "gap"
+        if message.seq <= self.received:
+            return "drop"
+        if message.seq > self.received + 1:
+            return "gap"
+        self.received = message.seq
+        return "take"
+
+
+class Line:
+    """The lead's end: whether the follower's agent is in touch, and when the conversation is to begin anew.
+
+    `now` is a reading of a monotonic clock, in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.state: Literal["unknown", "connected", "silent"] = "unknown"
+        self.why = "not reached yet"
+        self.open = False
+        self.welcome: m.PeerWelcome | None = None  # the newest
+        self.numbers = Numbers("")
+        self._heard = 0.0
+
+    def begin(self, link: str, now: float) -> None:
+        """A hello goes out under a new name; nothing of an older conversation counts any more."""
+        self.numbers, self.open, self._heard = Numbers(link), False, now
+
+    def take(self, message: m.FromPeer, now: float) -> Literal["welcome", "take", "drop", "anew"]:
+        """What to do with a message: `anew` means that the conversation is over and another is to begin."""
+        if message.link != self.numbers.link:
+            return "drop"  # of a conversation that is over
+        if isinstance(message, m.PeerRefusal):
+            self.open = False
+            if message.code != "unknown-link":
+                self.state, self.why = "silent", message.text
+            return "anew"
+        if isinstance(message, m.PeerWelcome):
+            return self._welcomed(message, now)
+        if not self.open:
+            return "drop"
+        judgement = self.numbers.judge(message)
+        if judgement == "gap":
+            self.open = False
+            return "anew"
+        self._heard = now
+        return "take" if judgement == "take" else "drop"
+
+    def _welcomed(self, message: m.PeerWelcome, now: float) -> Literal["welcome", "drop"]:
+        if self.open:
+            return "drop"
+        self.open, self._heard, self.welcome = True, now, message
+        self.state, self.why = "connected", ""
+        return "welcome"
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether it has said nothing for too long, be it to a hello or to pings."""
+        return now - self._heard > SILENT_AFTER_SECONDS
+
+    def lose(self, why: str) -> None:
+        """It can't be reached."""
+        self.open, self.state, self.why = False, "silent" if self.welcome is not None else "unknown", why

@@ -1,0 +1,76 @@
+"""How a run ends: all ranks are told to leave, and when the last one has, every open command has its outcome."""
+
+from typing import Literal
+
+from trainctl.node_agent import decisions as d
+from trainctl.node_agent.book import Book
+from trainctl.node_agent.desk import Desk
+from trainctl.node_agent.formation import Formation
+from trainctl.protocol import messages as m
+
+Final = Literal["finished", "stopped", "failed"]
+
+
+class Ending:
+    """`final` is None until the run is to end."""
+
+    def __init__(self, book: Book, desk: Desk, formation: Formation, adopts: bool) -> None:
+        self._book, self._desk, self._formation, self._adopts = book, desk, formation, adopts
+        self.final: Final | None = None
+        self.reason = ""
+
+    def leave(self, final: Final) -> None:
+        """Nothing is under way any more, or nothing can go on."""
+        self.final, self._book.stage = final, "leaving"
+        for command in self._desk.stopping:
+            self._book.end(command.id, "applied", self._book.progress.step, before="running", after="stopped")
+        self._desk.stopping.clear()
+        for rank, at in self._formation.ranks.items():
+            if not at.ended:
+                self.tell(rank)
+
+    def tell(self, rank: int) -> None:
+        """Have a rank leave."""
+        leave = m.Leave(run=self._book.run, reason=self.reason or self.final or "")
+        self._book.decide(d.Tell(rank, leave))
+
+    def fail(self, reason: str) -> None:
+        """The run ends where it is; what was accepted and not applied fails with it."""
+        if self._book.stage == "leaving":
+            return
+        self.reason = reason
+        self._book.happen("run", "error", f"failed: {reason}")
+        self._end_open(f"the run failed: {reason}")
+        self.leave("failed")
+
+    def on_rank_ended(self, ended: d.RankEnded) -> None:
+        """As it was told to, or of itself: without a live rank the run cannot go on, without a drained one it can."""
+        at = self._formation.ranks.get(ended.rank)
+        if at is None or at.ended:
+            return
+        at.ended, at.why = True, ended.why
+        if self._book.stage != "leaving":
+            self._end_unasked(ended)
+        if all(other.ended for other in self._formation.ranks.values()):
+            assert self.final is not None
+            self._book.stage = "over"
+            self._end_open(f"the run {self.final} before a step could carry it")
+            self._book.decide(d.Ended(self.final, self.reason))
+
+    def _end_unasked(self, ended: d.RankEnded) -> None:
+        durable, label = self._book.durable, self._book.settings.label(ended.rank)
+        if ended.clean and self._adopts and self._book.progress.step >= self._book.config.run.steps:
+            self.leave("finished")  # as our predecessor had told it to
+        elif ended.clean and self._adopts and durable.mode == "stopping":
+            self.leave("stopped")
+        elif durable.settings.ranks[ended.rank].out:
+            self._book.happen("rank", "warning", f"{label} is drained, and its trainer {ended.why}")
+        else:
+            self.fail(f"rank {ended.rank} ({self._book.node(ended.rank)}) {ended.why}")
+
+    def _end_open(self, why: str) -> None:
+        self._book.conclude(self._book.progress.step)
+        for command in self._desk.take_all():
+            self._book.end(command.id, "failed", self._book.progress.step, why)
+        for id in list(self._book.durable.carried):
+            self._book.end(id, "failed", self._book.progress.step, why)

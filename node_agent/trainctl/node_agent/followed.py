@@ -1,0 +1,152 @@
+"""A rank of a run that another node's agent conducts: its record here, its trainer, and what is known of the run."""
+
+import time
+
+import msgspec
+
+from trainctl.node_agent.ledger import FollowedRun
+from trainctl.node_agent.ports import Ending, RankPort
+from trainctl.node_agent.recorder import RunRecorder
+from trainctl.node_agent.session import VIEW_KEY
+from trainctl.node_agent.views import same_but_progress
+from trainctl.protocol import messages as m
+from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.runfile import RunFile
+
+GENERATION_KEY = "generation"
+
+
+class Followed:
+    """Passes orders down and keeps them; it decides nothing, and never conducts."""
+
+    def __init__(
+        self,
+        known: FollowedRun,
+        config: RunFile,
+        paths: RunPaths,
+        recorder: RunRecorder,
+        port: RankPort,
+        node: str,
+        started_at: float,
+        *,
+        adopted: bool = False,
+    ) -> None:
+        """`adopted`: its trainer was started by an agent before this one. Raises InvalidInputError if a plan in the
+        record cannot be read."""
+        self.known, self.config, self.paths, self.recorder, self.port = known, config, paths, recorder, port
+        self.since_monotonic = time.monotonic()
+        self.wanted: tuple[m.RunState, str] | None = None  # what it is to end as, and why
+        self.ending: Ending | None = None  # of its trainer's process
+        self.told_ending = False
+        self._node, self._started_at, self._missed = node, started_at, adopted
+        state = recorder.last_state()
+        kept = recorder.meta(GENERATION_KEY)
+        generations = [state.generation] if state.generation is not None else []
+        generations += [m.Generation(*map(int, kept.split(".")))] if kept is not None else []
+        self.generation = max(generations, default=m.Generation(0, 0))
+        self._plan, self._pid, self._ready = state.plan, None if not adopted else port.look().pid, False
+        self._engine, self._form = "none", None
+        self.view = self.look()
+
+    @property
+    def run(self) -> str:
+        return self.known.run
+
+    @property
+    def hosted(self) -> m.HostedRank:
+        return m.HostedRank(self.run, self.known.rank, self._pid)
+
+    # ------------------------------------------------------------ down
+
+    async def obey(self, order: m.ToTrainer) -> bool:
+        """Pass an order on, a plan once it is journaled; False if it is of a generation that has been left."""
+        if not isinstance(order, m.Leave):
+            if order.generation < self.generation:
+                return False
+            self._see(order.generation)
+        if isinstance(order, m.StepPlan):
+            self.recorder.plan(order, time.time(), durable=bool(order.commands))
+            self._plan = order
+        elif isinstance(order, m.Form):
+            self._engine = order.engine
+        if not await self.port.tell(order):
+            self._missed = True
+            if isinstance(order, m.Leave):
+                await self.port.end()
+        return True
+
+    async def end(self, state: m.RunState, reason: str) -> None:
+        """Have the trainer end. `state` is the run's: "stopping" if its last one is still to be told, "starting" if it
+        never began and nothing of it is to be kept; where a plan was journaled that is taken for a failure."""
+        never_began = state == "starting"
+        if never_began and self._plan is not None:
+            state, reason = "failed", f"{self.known.lead} knows nothing of it any more"
+        if never_began or state not in m.ACTIVE_RUN_STATES:
+            self.wanted = (state, reason)
+        if self.ending is not None:
+            return
+        if state == "starting" or not await self.port.tell(m.Leave(run=self.run, reason=reason or state)):
+            await self.port.end()
+
+    def _see(self, generation: m.Generation) -> None:
+        if generation > self.generation:
+            self.generation = generation
+            self.recorder.set_meta(GENERATION_KEY, f"{generation.term}.{generation.n}")
+
+    # ------------------------------------------------------------ up
+
+    def heard(self, answer: m.FromTrainer, *, returned: bool) -> bool:
+        """Whether what its lead told it before this answer may have been lost."""
+        self._ready = self._ready or isinstance(answer, m.Ready) or (isinstance(answer, m.Alive) and bool(answer.ready))
+        returned, self._missed = returned or self._missed, False
+        return returned
+
+    def watch(self) -> None:
+        """Look how the trainer is."""
+        look = self.port.look()
+        self._pid = look.pid
+        if self.ending is None:
+            self.ending = look.ending
+        self.recorder.retry()
+
+    def refresh(self) -> bool:
+        """Bring the view up to date; whether more than a step has changed in it."""
+        before, self.view = self.view, self.look()
+        changed = not same_but_progress(before, self.view)
+        if changed:
+            self._keep_view()
+        return changed
+
+    def look(self) -> m.RunView:
+        """The run as far as it is known here: its lead, and the rank on this node."""
+        plan, config = self._plan, self.config
+        work = next((work for work in plan.work if work.rank == self.known.rank), None) if plan else None
+        share = sum(piece.count for piece in work.ranges) if work else 0
+        state: m.RankState = "done" if self.ending else "run" if plan else "ready" if self._ready else "starting"
+        rank = m.RankView(
+            rank=self.known.rank, node=self._node, state=state, since_at=self._started_at, share=share,
+            micro_batch=work.micro_batch if work else 0, pid=self._pid,
+            why=self.ending.why if self.ending and not self.ending.clean else "",
+        )  # fmt: skip
+        return m.RunView(
+            run=self.run, name=config.run.name, state=self._state(), lead=self.known.lead, engine=self._engine,
+            generation=self.generation, step=max(0, plan.step - (plan.kind == "train")) if plan else 0,
+            steps=config.run.steps, plan_version=plan.plan_version if plan else 1, cursor=plan.cursor if plan else 0,
+            global_batch=plan.global_batch if plan else config.batch.global_, samples=None, ranks=(rank,),
+            learning_rate=plan.learning_rate if plan else 0.0, started_at=self._started_at,
+            directory=str(self.paths.directory), reason=self.wanted[1] if self.wanted else "",
+        )  # fmt: skip
+
+    def _state(self) -> m.RunState:
+        if self.wanted is not None:
+            return self.wanted[0] if self.ending is not None else "stopping"
+        return "running" if self._plan is not None else "starting"
+
+    def _keep_view(self) -> None:
+        self.recorder.set_meta(VIEW_KEY, msgspec.json.encode(self.view).decode())
+
+    def close(self) -> None:
+        """Let the record go."""
+        self.view = self.look()
+        self._keep_view()
+        self.recorder.close()

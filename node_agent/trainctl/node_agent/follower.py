@@ -1,0 +1,269 @@
+"""What an agent does for the leads of other nodes: answers their greetings, hosts a rank, passes orders and answers on.
+
+A lead's messages are judged by their numbers as they come in, and greetings and pings are answered at once; orders are
+carried out one after another, for hosting a rank can take seconds.
+"""
+
+import asyncio
+import contextlib
+import re
+import shutil
+import time
+from collections.abc import Callable
+
+from trainctl.node_agent import openings
+from trainctl.node_agent.equipment import Equipment
+from trainctl.node_agent.followed import Followed
+from trainctl.node_agent.ledger import FollowedRun, KnownRun
+from trainctl.node_agent.ports import Ending
+from trainctl.node_agent.recorder import RunRecorder
+from trainctl.node_agent.talks import Answer, Order, Say, Talks
+from trainctl.protocol import messages as m
+from trainctl.protocol import runfile
+from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.paths import RunPaths, runs_directory
+from trainctl.protocol.runfile import RunFile
+
+RUN_PATTERN = r"[a-z0-9][a-z0-9._-]{0,127}"
+ENDING_SECONDS = 8.0
+"""How long a rank that is ending is waited for before another is hosted; its lead waits a little longer."""
+
+
+class Follower:
+    """Hosts at most one rank of one run that another node's agent conducts."""
+
+    def __init__(self, equipment: Equipment, say: Say, conducts: Callable[[], str | None]) -> None:
+        """`conducts` gives the run that this agent conducts itself, if it does."""
+        self._own, self._node, self._ledger = equipment, equipment.node, equipment.ledger
+        self._talks, self._conducts = Talks(say), conducts
+        self.followed: Followed | None = None
+        self.loop_lag_seconds = 0.0
+        self._orders: asyncio.Queue[tuple[str, Order]] = asyncio.Queue()
+        self._free = asyncio.Event()  # set while no rank is hosted for another node
+        self._free.set()
+
+    # ------------------------------------------------------------ what leads say
+
+    async def receive(self, identity: bytes, message: m.ToPeer) -> None:
+        """One message of a lead, by the address of its socket."""
+        if isinstance(message, m.PeerHello):
+            await self._greet(identity, message)
+        elif (lead := await self._talks.judge(identity, message)) is not None:
+            if isinstance(message, m.PeerPing):
+                await self._talks.beat(lead, self._hosted(lead), self.loop_lag_seconds)
+            else:
+                self._orders.put_nowait((lead, message))
+
+    async def _greet(self, identity: bytes, hello: m.PeerHello) -> None:
+        known, told = self._ledger.generation, hello.generation or m.Generation(0, 0)
+        if hello.run is not None and known is not None and told.term < known.term:
+            text = f"{self._node} has seen term {known.term}, {hello.lead} leads in an older one"
+            await self._talks.refuse(identity, hello.link, "older-term", text)
+            return
+        followed, over = self.followed, self._is_over(hello)
+        ranks = self._hosted(hello.lead) if over is None else (*self._hosted(hello.lead), over[0])
+        welcome = m.PeerWelcome(
+            link=hello.link, node=self._node, boot=self._own.boot, live_address=self._own.live_address,
+            version=self._own.version, generation=known, ranks=ranks,
+        )  # fmt: skip
+        await self._talks.greet(identity, hello, welcome)
+        if over is not None:
+            await self._tell_exit(hello.lead, *over)
+        if followed is not None and followed.known.lead == hello.lead:
+            followed.told_ending = False  # what was said in an older conversation may not have arrived
+
+    def _is_over(self, hello: m.PeerHello) -> tuple[m.HostedRank, Ending] | None:
+        """The rank of the lead's run, if it was hosted here and this agent has done with it."""
+        if hello.run is None or (self.followed is not None and self.followed.run == hello.run):
+            return None
+        known, row = self._ledger.followed(hello.run), self._run_of(hello.run)
+        if known is None or known.lead != hello.lead or row is None:
+            return None
+        why = row.reason or f"was {row.state} there"
+        return m.HostedRank(hello.run, known.rank, None), Ending(clean=False, why=why)
+
+    def _hosted(self, lead: str) -> tuple[m.HostedRank, ...]:
+        followed = self.followed
+        return (followed.hosted,) if followed is not None and followed.known.lead == lead else ()
+
+    # ------------------------------------------------------------ orders
+
+    async def serve(self) -> None:
+        """Carry out what leads order, in the order in which it came."""
+        while True:
+            lead, order = await self._orders.get()
+            match order:
+                case m.PeerHost():
+                    field, problem = await self._host_rank(lead, order)
+                    await self._talks.answer(lead, _hosted_answer(order, field, problem))
+                case m.PeerRelay():
+                    await self._relay(lead, order)
+                case m.PeerEnd():
+                    await self._end(lead, order)
+
+    async def _relay(self, lead: str, relay: m.PeerRelay) -> None:
+        followed, order = self.followed, relay.order
+        wanted = FollowedRun(order.run, relay.rank, lead, "")
+        if followed is None or not followed.known.is_same(wanted):
+            text = f"{self._node} hosts no rank {relay.rank} of {order.run} for {lead}"
+            if not isinstance(order, m.Leave):
+                await self._talks.object(lead, "busy", text)
+        elif await followed.obey(order):
+            self._ledger.saw(followed.generation)
+        else:
+            text = f"{self._node} is in {followed.generation} of {followed.run} already"
+            await self._talks.object(lead, "older-term", text)
+
+    async def _end(self, lead: str, end: m.PeerEnd) -> None:
+        if self.followed is not None and self.followed.known.is_same(FollowedRun(end.run, end.rank, lead, "")):
+            await self.followed.end(end.state, end.reason)
+            await self.watch()
+
+    # ------------------------------------------------------------ hosting
+
+    async def _host_rank(self, lead: str, wanted: m.PeerHost) -> tuple[str, str]:
+        """Start the rank's trainer; gives the field that stands against it and what is wrong, or two empty strings."""
+        known = FollowedRun(wanted.run, wanted.rank, lead, self._talks.address(lead) or "")
+        if self.followed is not None and self.followed.wanted is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ENDING_SECONDS):
+                    await self._free.wait()
+        if self.followed is not None and self.followed.known.is_same(known):
+            return "", ""  # asked again, for the answer was lost
+        try:
+            self._check_free()
+            config = runfile.parse(wanted.config, "config")
+            if self._node not in config.nodes:
+                raise InvalidInputError("config: nodes", f"{self._node} is not in it")
+            await asyncio.to_thread(openings.check_on, config, self._node)
+            self._begin(known, config)
+        except InvalidInputError as error:
+            return error.where, error.problem
+        except RefusedError as error:
+            return "run", str(error)
+        return "", ""
+
+    def _check_free(self) -> None:
+        if self.followed is not None:
+            text = f"hosts {self.followed.run} for {self.followed.known.lead}; one run at a time"
+            raise InvalidInputError("run", text)
+        if (own := self._conducts()) is not None:
+            raise InvalidInputError("run", f"conducts {own}; one run at a time")
+
+    def _begin(self, known: FollowedRun, config: RunFile) -> None:
+        """Raises InvalidInputError or RefusedError; leaves nothing then."""
+        if not re.fullmatch(RUN_PATTERN, known.run):
+            raise InvalidInputError("run", f"{known.run!r} is no run id")
+        paths, row = RunPaths(runs_directory(self._own.directory) / known.run), self._run_of(known.run)
+        if row is not None and self._ledger.followed(known.run) is None:
+            raise InvalidInputError("resume", f"{known.run} is a run of {self._node}'s own; take it up there")
+        recorder = openings.make_directory(paths, config, resumable=False)
+        try:
+            if row is None:
+                self._ledger.add_run(known.run, config.run.name, paths.directory, time.time())
+            self._ledger.follow(known)
+            followed = self._followed(known, config, paths, recorder, time.time())
+            followed.port.start(None)
+        except (InvalidInputError, RefusedError):
+            recorder.close()
+            if row is None:
+                self._forget(known.run, paths)
+            raise
+        self._ledger.set_run_state(known.run, "starting")
+        self._take_up(followed)
+
+    def adopt(self, row: KnownRun, known: FollowedRun) -> None:
+        """Follow again what the last agent of this node followed. Raises InvalidInputError if its files are no use."""
+        paths = RunPaths(row.directory)
+        config, recorder = runfile.read(paths.run_file), RunRecorder(paths, resumable=False)
+        try:
+            followed = self._followed(known, config, paths, recorder, row.started_at, adopted=True)
+        except InvalidInputError:
+            recorder.close()
+            raise
+        self._take_up(followed)
+
+    def _followed(
+        self, known: FollowedRun, config: RunFile, paths: RunPaths, recorder: RunRecorder, started_at: float,
+        *, adopted: bool = False,
+    ) -> Followed:  # fmt: skip
+        port = self._own.rank(paths, known.rank)
+        return Followed(known, config, paths, recorder, port, self._node, started_at, adopted=adopted)
+
+    def _take_up(self, followed: Followed) -> None:
+        self.followed = followed
+        self._free.clear()
+        self._own.publisher.publish(followed.view)
+
+    # ------------------------------------------------------------ the trainer
+
+    async def heard(self, answer: m.FromTrainer, *, returned: bool) -> bool:
+        """Pass a trainer's answer on to its lead; False if it is of no run that is followed."""
+        followed = self.followed
+        if followed is None or (followed.run, followed.known.rank) != (answer.run, answer.rank):
+            return False
+        returned = followed.heard(answer, returned=returned)
+        await self._talks.answer(
+            followed.known.lead,
+            lambda link, seq: m.PeerAnswer(link=link, seq=seq, answer=answer, returned=returned),
+        )
+        return True
+
+    async def watch(self) -> None:
+        """Notice a trainer that has ended and a lead that has gone; call it a few times a second."""
+        followed = self.followed
+        if followed is None:
+            return
+        followed.watch()
+        if followed.ending is not None and not followed.told_ending:
+            followed.told_ending = await self._tell_exit(followed.known.lead, followed.hosted, followed.ending)
+        if followed.wanted is None:
+            await self._look_for_lead(followed)
+        if followed.wanted is not None and followed.ending is not None:
+            self._finish(followed, *followed.wanted)
+        elif followed.refresh():
+            self._own.publisher.publish(followed.view)
+
+    async def _tell_exit(self, lead: str, hosted: m.HostedRank, ending: Ending) -> bool:
+        return await self._talks.answer(
+            lead,
+            lambda link, seq: m.PeerExit(
+                link=link, seq=seq, run=hosted.run, rank=hosted.rank, clean=ending.clean, why=ending.why
+            ),
+        )
+
+    async def _look_for_lead(self, followed: Followed) -> None:
+        """A trainer counts only its own agent; without the lead it would wait for ever."""
+        lead = followed.known.lead
+        silent_seconds = time.monotonic() - max(self._talks.heard_monotonic(lead), followed.since_monotonic)
+        if silent_seconds > followed.config.run.orphan_seconds:
+            await followed.end("failed", f"{lead}, which conducts it, has been silent for {silent_seconds:.0f} s")
+
+    def _finish(self, followed: Followed, state: m.RunState, reason: str) -> None:
+        self.followed = None
+        followed.close()
+        self._own.link.forget(followed.run)
+        if state == "starting":
+            self._forget(followed.run, followed.paths)
+        else:
+            self._ledger.set_run_state(followed.run, state, reason)
+            self._own.publisher.publish(followed.view)
+        self._free.set()
+
+    def _forget(self, run: str, paths: RunPaths) -> None:
+        self._ledger.forget_run(run)
+        shutil.rmtree(paths.directory, ignore_errors=True)
+
+    def _run_of(self, run: str) -> KnownRun | None:
+        return next((row for row in self._ledger.runs() if row.run == run), None)
+
+    def close(self) -> None:
+        """Let the record go; the trainer stays as it is, for the next agent of this node."""
+        if self.followed is not None:
+            self.followed.close()
+
+
+def _hosted_answer(order: m.PeerHost, field: str, problem: str) -> Answer:
+    return lambda link, seq: m.PeerHosted(
+        link=link, seq=seq, run=order.run, rank=order.rank, field=field, problem=problem
+    )

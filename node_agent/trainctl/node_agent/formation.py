@@ -1,0 +1,237 @@
+"""Generations: who has loaded, fences and their answers, offers, forming, and who is given whose state.
+
+Pure, as all of the conductor. It knows nothing of plans: the conductor tells it when a generation is to be left or made
+and acts when all have answered.
+"""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Literal
+
+from trainctl.node_agent import decisions as d
+from trainctl.node_agent import engines, results, shares
+from trainctl.node_agent.book import Book, CannotGoOnError
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError
+
+OFFER_SECONDS = 20.0
+"""For opening endpoints, which a rank does at once."""
+JOIN_SECONDS = 30.0
+"""For joining, before any state is given; a rank keeps this deadline itself."""
+STATE_BYTES = 12
+"""Per parameter: weights and two moments, each 4 bytes."""
+LEVEL_BYTES_PER_SECOND = 10e6
+"""A link below a tenth of a gigabit is too slow to form over."""
+GRACE_SECONDS = 10.0
+"""Beyond a deadline that the ranks keep themselves, for the answer to arrive."""
+FAILURES = 8
+"""As many formations in a row without a step between them fail the run."""
+
+
+@dataclasses.dataclass
+class Rank:
+    """What a rank has said in this life of the conductor."""
+
+    ready: m.Ready | None = None
+    formed: bool = False
+    fenced: m.Fenced | None = None
+    endpoints: tuple[str, ...] | None = None
+    ended: bool = False
+    why: str = ""  # of its end
+
+
+class Formation:
+    """The ranks and their newest generation."""
+
+    def __init__(self, book: Book, adopts: bool) -> None:
+        """`adopts`: the trainers outlived another conductor, and stand in a generation of its."""
+        self._book = book
+        self.ranks = {rank: Rank() for rank in book.settings.ranks}
+        self.engine: Literal["none", "gloo", "ring"] = "none"
+        self.failures = 0  # since the last step
+        self.adopts = self._left_behind = adopts
+        self._source: int | None = None
+        self._behind: tuple[int, ...] = ()
+        self._due = float("inf")
+
+    # ------------------------------------------------------------ who is there
+
+    @property
+    def live(self) -> dict[int, Rank]:
+        """The ranks that take part, ascending."""
+        return {rank: self.ranks[rank] for rank in self._book.settings.live}
+
+    @property
+    def members(self) -> frozenset[int]:
+        """The ranks of the newest generation that was formed: they have the state of the last step."""
+        return frozenset(self._book.durable.members)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the generation is one of the live ranks, no more and no less."""
+        return self.members == self.live.keys()
+
+    @property
+    def ready(self) -> dict[int, m.Ready]:
+        """What the ranks that live, drained ones included, said when they had loaded."""
+        return {rank: at.ready for rank, at in self.ranks.items() if at.ready is not None and not at.ended}
+
+    def any_ready(self) -> m.Ready:
+        """Of a live rank; what all have in common is in it."""
+        return next(at.ready for at in self.live.values() if at.ready is not None)
+
+    def meet(self, rank: int, ready: m.Ready, generation: m.Generation | None) -> bool:
+        """A rank has loaded; `generation`: the one it was left in. True if it was the last live one waited for."""
+        at = self.ranks.get(rank)
+        if at is None or at.ready is not None or (self._book.stage != "loading" and rank in self.live):
+            return False
+        at.ready = ready
+        if generation is not None and self._book.stage == "loading":
+            self._left_behind = True
+            self._book.keep(generation=max(generation, self._book.durable.generation))
+        return self._book.stage == "loading" and all(other.ready for other in self.live.values())
+
+    def begin(self, now: float) -> None:
+        """All live ranks are there: form, or if they are in some generation, leave it first. Raises CannotGoOnError."""
+        self._check_agreement()
+        if self._left_behind:
+            self._book.happen("agent", "warning", "back in touch with trainers that went on by themselves")
+            self.fence()
+            return
+        self._book.keep(members=tuple(self.live))
+        step = self._book.progress.step
+        self.form({rank for rank, at in self.live.items() if at.ready is not None and at.ready.last_step == step}, now)
+
+    def _check_agreement(self) -> None:
+        settings, ready = self._book.settings, self.ready
+        difference = results.disagreement({settings.label(rank): ready[rank] for rank in self.live if rank in ready})
+        if difference is not None:
+            raise CannotGoOnError(difference)
+
+    # ------------------------------------------------------------ leaving
+
+    def fence(self) -> None:
+        """Have every rank leave the generation it is in."""
+        self._book.persist(generation=self._book.durable.generation.next())
+        self._book.stage, self._due = "fencing", float("inf")
+        fence = m.Fence(run=self._book.run, generation=self._book.durable.generation)
+        for rank in self.ready:
+            self.ranks[rank].fenced = None
+            self._book.decide(d.Tell(rank, fence))
+
+    def fail(self, reason: str) -> None:
+        """A generation could not be joined, or not gone on with. Raises CannotGoOnError if that happens again and
+        again."""
+        self.failures += 1
+        if self.failures >= FAILURES:
+            raise CannotGoOnError(f"{FAILURES} formations failed in a row; the last one: {reason}")
+        self._book.happen("run", "warning", f"{self._book.durable.generation} left: {reason}")
+        self.fence()
+
+    def on_fenced(self, fenced: m.Fenced) -> bool:
+        """True if all live ranks have answered by it."""
+        at = self._asked(fenced, "fencing")
+        if at is None:
+            return False
+        at.fenced = fenced
+        return all(other.fenced for other in self.live.values())
+
+    def answers(self) -> list[m.Fenced]:
+        return [at.fenced for at in self.live.values() if at.fenced is not None]
+
+    # ------------------------------------------------------------ forming
+
+    def form(self, standing: Collection[int], now: float) -> None:
+        """The next generation, of the live ranks. Those `standing` have the state of the last committed step; the
+        lowest of them gives it to the others. Raises CannotGoOnError."""
+        able = [rank for rank in self.live if rank in standing]
+        if not able:
+            raise CannotGoOnError(f"no node is at step {self._book.progress.step} any more; resume from a checkpoint")
+        self._behind = tuple(rank for rank in self.live if rank not in able)
+        self._source = able[0] if self._behind else None
+        divisor = shares.divisor(self._book.settings.global_batch, self.any_ready().mean_weight)
+        self.engine = self._choose_engine()
+        self._book.persist(generation=self._book.durable.generation.next(), divisor=divisor)
+        for at in self.ranks.values():
+            at.fenced, at.endpoints, at.formed = None, None, False
+        if self.engine == "none":
+            self._tell_form(now)
+            return
+        self._book.stage, self._due = "offering", now + OFFER_SECONDS
+        offer = m.Offer(run=self._book.run, generation=self._book.durable.generation, engine=self.engine)
+        for rank in self.live:
+            self._book.decide(d.Tell(rank, offer))
+
+    def _choose_engine(self) -> Literal["none", "gloo", "ring"]:
+        if len(self.live) == 1:
+            return "none"
+        settings, ready = self._book.settings, self.ready
+        try:
+            return engines.choose(
+                self._book.config.group, {settings.label(rank): ready[rank] for rank in self.live if rank in ready}
+            )
+        except InvalidInputError as error:
+            raise CannotGoOnError(str(error)) from None
+
+    def on_offered(self, offered: m.Offered, now: float) -> None:
+        at = self._asked(offered, "offering")
+        if at is None:
+            return
+        at.endpoints = offered.endpoints
+        if all(other.endpoints is not None for other in self.live.values()):
+            self._tell_form(now)
+
+    def _tell_form(self, now: float) -> None:
+        """Drained ranks are told too: they find themselves not in it, and idle."""
+        durable, progress = self._book.durable, self._book.progress
+        deadline_seconds = JOIN_SECONDS + (self.level_seconds if self._behind else 0.0)
+        endpoints = tuple(at.endpoints for at in self.live.values() if at.endpoints is not None)
+        form = m.Form(
+            run=self._book.run, generation=durable.generation, engine=self.engine, ranks=tuple(self.live),
+            endpoints=endpoints, layout_digest=self.any_ready().layout_digest, step=progress.step,
+            cursor=progress.cursor, source=self._source, behind=self._behind, deadline_seconds=deadline_seconds,
+        )  # fmt: skip
+        self._book.stage, self._due = "forming", now + deadline_seconds + GRACE_SECONDS
+        for rank in self.ready:
+            self._book.decide(d.Tell(rank, form))
+
+    @property
+    def level_seconds(self) -> float:
+        """How long giving a whole state may take."""
+        return self.any_ready().parameters * STATE_BYTES / LEVEL_BYTES_PER_SECOND
+
+    def on_formed(self, formed: m.Formed) -> bool:
+        """True if all live ranks have joined by it."""
+        at = self._asked(formed, "forming")
+        if at is None:
+            return False
+        at.formed = True
+        if not all(other.formed for other in self.live.values()):
+            return False
+        self._book.stage, self._due = "formed", float("inf")
+        members = tuple(self.live)
+        if members != self._book.durable.members:
+            self._book.persist(members=members)
+        self._book.happen("run", "info", self._described(len(members)))
+        return True
+
+    def _described(self, count: int) -> str:
+        text = f"{self._book.durable.generation} formed, {count} rank{'s' if count > 1 else ''}"
+        if self.engine != "none":
+            text += f" by {self.engine}"
+        if self._source is not None:
+            text += f"; {self._book.nodes(self._behind)} given the state of {self._book.node(self._source)}"
+        return text
+
+    def overdue(self, now: float) -> str:
+        """Which nodes have not answered an offer or a form in time; empty if none."""
+        if now < self._due or self._book.stage not in ("offering", "forming"):
+            return ""
+        offering = self._book.stage == "offering"
+        silent = [rank for rank, at in self.live.items() if not (at.endpoints is not None if offering else at.formed)]
+        return f"{self._book.nodes(silent)} did not {'open endpoints' if offering else 'join'} in time"
+
+    def _asked(self, answer: m.Fenced | m.Offered | m.Formed, stage: str) -> Rank | None:
+        """The live rank that answers what was asked in this stage and generation."""
+        due = self._book.stage == stage and answer.generation == self._book.durable.generation
+        return self.live.get(answer.rank) if due else None

@@ -1,0 +1,292 @@
+"""What an agent does as the lead of a run: starts it on all its nodes, conducts it, and sees it to its end."""
+
+import asyncio
+import contextlib
+import shutil
+import time
+from pathlib import Path
+
+from trainctl.node_agent import decisions as d
+from trainctl.node_agent import openings
+from trainctl.node_agent.commands import Answer, CommandOffice
+from trainctl.node_agent.equipment import Equipment
+from trainctl.node_agent.ledger import KnownRun
+from trainctl.node_agent.peers import Peers
+from trainctl.node_agent.ports import RankPort, RemoteRank, end_rank
+from trainctl.node_agent.session import Session
+from trainctl.protocol import messages as m
+from trainctl.protocol import runfile, verbs
+from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.paths import RunPaths
+
+ENDING_SECONDS = 10.0
+LOST_SECONDS = 30.0
+"""How long the end of a run waits for a node that can't be reached."""
+
+
+class Lead:
+    """Conducts at most one run; `session` is that run while it is active."""
+
+    def __init__(self, equipment: Equipment, answer: Answer) -> None:
+        self._own, self._ledger = equipment, equipment.ledger
+        others = {name: entry.address for name, entry in equipment.cluster.nodes.items() if name != equipment.node}
+        self.peers = Peers(equipment.context, others, self)
+        self.office = CommandOffice(equipment.ledger, answer, self.start_run)
+        self.session: Session | None = None
+        self.last_run: str | None = None  # the newest to have been opened by this agent
+        self._hosting: str | None = None  # the run that the other nodes are being asked to host
+        self._early: list[tuple[str, m.PeerAnswer | m.PeerExit]] = []  # what its ranks said before it was opened
+        self._idle = asyncio.Event()  # set when a run has just ended
+
+    @property
+    def run(self) -> str | None:
+        """The run that is conducted, or about to be."""
+        return self.session.run if self.session is not None else self._hosting
+
+    # ------------------------------------------------------------ starting
+
+    async def start_run(self, command: m.Command, args: verbs.StartRun) -> str:
+        """Start a new run, or an old one again. Raises InvalidInputError or RefusedError, and then nothing is left of
+        it on any node."""
+        await self._see_off_ending_run()
+        if self.session is not None:
+            why = "is active" if self.session.conductor.final is None else "is still ending, try again in a moment"
+            raise InvalidInputError("run", f"{self.session.run} {why}; one run at a time")
+        try:
+            if args.config is not None:
+                opening = await self._new_run(runfile.parse(args.config, "config"), command)
+            else:
+                opening = await self._old_run(args.resume or "", command)
+            session = self._open(opening, time.time())
+        finally:
+            self._hosting, early, self._early = None, self._early, []
+        if opening.notice:
+            session.note(d.Happened("run", "warning", "auto", opening.notice, session.conductor.progress.step))
+        self._own.publisher.publish(session.view)
+        await session.start_trainers(opening.resume_from)
+        for node, said in early:
+            await (self.answered(node, said) if isinstance(said, m.PeerAnswer) else self.exited(node, said))
+        return session.run
+
+    async def _new_run(self, config: runfile.RunFile, command: m.Command) -> openings.Opening:
+        config = openings.with_nodes(config, self._own.node, tuple(self._own.cluster.nodes))
+        opening = await asyncio.to_thread(
+            openings.new_run, config, self._own.node, self._own.directory, command.id, command.by
+        )
+        durable, run = opening.conductor.durable, opening.conductor.run
+        ranks = {rank: setting.node for rank, setting in durable.settings.ranks.items()}
+        try:
+            await self._host(run, ranks, config, durable.generation, call_off="starting")
+            self._ledger.add_run(run, config.run.name, opening.paths.directory, time.time())
+        except (InvalidInputError, RefusedError):
+            opening.recorder.close()
+            shutil.rmtree(opening.paths.directory, ignore_errors=True)
+            raise
+        return opening
+
+    async def _old_run(self, run: str, command: m.Command) -> openings.Opening:
+        known = next((row for row in self._ledger.runs() if row.run == run), None)
+        if known is None:
+            raise InvalidInputError("resume", f"no run {run!r} on this node")
+        paths, cluster = RunPaths(known.directory), tuple(self._own.cluster.nodes)
+        config = openings.with_nodes(runfile.read(paths.run_file), self._own.node, cluster)
+        ranks = await asyncio.to_thread(openings.kept_ranks, paths) or dict(enumerate(config.nodes))
+        for rank, node in ranks.items():
+            if node == self._own.node and self._own.host.find(paths, rank) is not None:
+                raise InvalidInputError("resume", f"a trainer of {run} is still running; wait for its end")
+        await self._host(run, ranks, config, self._ledger.generation or openings.FIRST_GENERATION, call_off=known.state)
+        try:
+            return await asyncio.to_thread(openings.old_run, paths, self._own.node, cluster, command.id, command.by)
+        except InvalidInputError as error:
+            await self._call_off(known, ranks, str(error))
+            raise
+
+    async def _host(
+        self, run: str, ranks: dict[int, str], config: runfile.RunFile, generation: m.Generation, call_off: m.RunState
+    ) -> None:
+        self._hosting = run
+        await self.peers.host(run, ranks, config, generation, call_off=call_off)
+
+    async def _call_off(self, known: KnownRun, ranks: dict[int, str], reason: str) -> None:
+        for rank, node in ranks.items():
+            if node in self.peers.links:
+                await end_rank(self.peers.links[node], known.run, rank, known.state, reason)
+
+    async def _see_off_ending_run(self) -> None:
+        """A run that is over but for its trainers' exit is waited for, so that the next can follow it at once."""
+        if self.session is not None and self.session.conductor.final is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ENDING_SECONDS):
+                    await self._idle.wait()
+
+    async def take_up(self, known: KnownRun) -> None:
+        """Conduct again a run that was active when the last agent of this node ended.
+
+        Raises InvalidInputError if that takes a node that this agent's cluster hasn't.
+        """
+        carried = frozenset(row.id for row in self._ledger.open_commands())
+        try:
+            opening = openings.surviving_run(RunPaths(known.directory), carried)
+        except InvalidInputError as error:
+            self._ledger.set_run_state(known.run, "failed", str(error))
+            return
+        for setting in opening.conductor.durable.settings.ranks.values():
+            if setting.node != self._own.node and setting.node not in self.peers.links:
+                opening.recorder.close()
+                raise InvalidInputError("--cluster", f"{known.run} has a rank on {setting.node}, which isn't in it")
+        session = self._open(opening, known.started_at)
+        await session.watch_trainers()
+        await self.office.conduct_again(session)
+
+    def _open(self, opening: openings.Opening, started_at: float) -> Session:
+        run = opening.conductor.run
+        ports: dict[int, RankPort] = {}
+        for rank, setting in opening.conductor.durable.settings.ranks.items():
+            link = self.peers.links.get(setting.node)
+            ports[rank] = RemoteRank(link, run, rank) if link else self._own.rank(opening.paths, rank)
+        self.session = Session(
+            opening.conductor, opening.paths, opening.recorder, self._own.node, ports, self._own.publisher, started_at,
+            self.office.end, self._ledger.saw,
+        )  # fmt: skip
+        self.office.session, self.last_run = self.session, run
+        self._idle.clear()
+        self._ledger.set_run_state(run, "starting")
+        return self.session
+
+    # ------------------------------------------------------------ conducting
+
+    async def heard(self, answer: m.FromTrainer, *, returned: bool) -> bool:
+        """What a trainer of this node said; False if it is of no run that is conducted here."""
+        session = self.session
+        if session is None or answer.run != session.run or self._node(answer.rank) != self._own.node:
+            return False
+        await self._feed(session, answer, returned=returned)
+        return True
+
+    async def _feed(self, session: Session, answer: m.FromTrainer, *, returned: bool) -> None:
+        if returned:
+            await session.feed(d.RankReturned(answer.rank))
+        await session.feed(answer)
+        await self.close_if_ended()
+
+    async def watch(self) -> None:
+        """Notice ranks that have ended and commands that expire; call it a few times a second."""
+        if self.session is not None:
+            await self.session.watch_trainers()
+            await self._give_up_lost(self.session)
+            await self.session.feed(d.Ticked())
+            self.session.check_record()
+            await self.close_if_ended()
+
+    async def _give_up_lost(self, session: Session) -> None:
+        """The end of a run doesn't wait for ever for a node that can't be reached; its trainer ends when it can."""
+        for rank, node in self._remote(session).items():
+            silent_seconds = self.peers.links[node].silent_seconds
+            if session.conductor.final is not None and silent_seconds > LOST_SECONDS:
+                why = f"has an agent that has been silent for {silent_seconds:.0f} s"
+                await session.feed(d.RankEnded(rank, False, why))
+
+    async def close_if_ended(self) -> None:
+        """Let go of a run none of whose ranks is left, and tell the nodes that hosted them."""
+        session = self.session
+        if session is None or session.ended is None:
+            return
+        state, reason = session.ended.state, session.ended.reason
+        self._ledger.set_run_state(session.run, state, reason)
+        severity: m.Severity = "error" if state == "failed" else "good"
+        text = f"{state} at step {session.conductor.progress.step:,}"
+        session.note(d.Happened("run", severity, "auto", text, session.conductor.progress.step))
+        self._own.publisher.publish(session.view)
+        self.session = self.office.session = None
+        session.close()
+        self._own.link.forget(session.run)
+        for rank, node in self._remote(session).items():
+            await end_rank(self.peers.links[node], session.run, rank, state, reason)
+        self._idle.set()
+
+    def close(self) -> None:
+        """Let the record go; the trainers stay as they are, for the next agent of this node."""
+        if self.session is not None:
+            self.session.close()
+
+    # ------------------------------------------------------------ the other nodes' agents (a LeadEnd of theirs)
+
+    def hello(self, link: str) -> m.PeerHello:
+        """How this agent introduces itself."""
+        here = self._own.cluster.nodes.get(self._own.node)
+        generation = self._ledger.generation if self.session is None else self.session.conductor.durable.generation
+        return m.PeerHello(
+            link=link, lead=self._own.node, address=here.address if here else self._own.address,
+            generation=generation, run=self.session.run if self.session is not None else None,
+        )  # fmt: skip
+
+    async def welcomed(self, node: str, welcome: m.PeerWelcome) -> None:
+        """A conversation has begun, be it the first or after a loss: whatever was under way is asked for again."""
+        session = self.session
+        for hosted in welcome.ranks:
+            if hosted.run != self.run:
+                await self._end_stray(node, hosted)
+        if session is None:
+            return
+        known = {hosted.rank for hosted in welcome.ranks if hosted.run == session.run}
+        for rank in [rank for rank, where in self._remote(session).items() if where == node]:
+            if rank not in known:
+                await session.feed(d.RankEnded(rank, False, "is not known to its agent any more"))
+            elif session.conductor.final is not None:
+                await end_rank(self.peers.links[node], session.run, rank, "stopping")
+            else:
+                await session.feed(d.RankReturned(rank))
+        await self.close_if_ended()
+
+    async def _end_stray(self, node: str, hosted: m.HostedRank) -> None:
+        """A rank of a run that is over, or never began: its agent was away when it was told."""
+        known = next((row for row in self._ledger.runs() if row.run == hosted.run), None)
+        state: m.RunState = known.state if known is not None else "starting"
+        await end_rank(self.peers.links[node], hosted.run, hosted.rank, state, known.reason if known else "")
+
+    async def answered(self, node: str, said: m.PeerAnswer) -> None:
+        """What a trainer on another node said."""
+        if self.session is None and said.answer.run == self._hosting:
+            self._early.append((node, said))
+        elif self._is_rank_of(node, said.answer.run, said.answer.rank) and self.session is not None:
+            await self._feed(self.session, said.answer, returned=said.returned)
+
+    async def exited(self, node: str, said: m.PeerExit) -> None:
+        """A trainer on another node has ended."""
+        if self.session is None and said.run == self._hosting:
+            self._early.append((node, said))
+        elif self._is_rank_of(node, said.run, said.rank) and self.session is not None:
+            await self.session.feed(d.RankEnded(said.rank, said.clean, said.why))
+            await self.close_if_ended()
+
+    def in_touch(self, node: str, why: str) -> None:
+        """Another node's agent is out of reach (`why`), or in touch again (empty)."""
+        session = self.session
+        if session is not None and node in self._remote(session).values():
+            text = f"the agent of {node} is silent: {why}" if why else f"the agent of {node} is in touch"
+            severity: m.Severity = "warning" if why else "info"
+            session.note(d.Happened("agent", severity, node, text, session.conductor.progress.step))
+
+    def _remote(self, session: Session) -> dict[int, str]:
+        """The node of each rank that another agent hosts."""
+        ranks = session.conductor.durable.settings.ranks
+        return {rank: ranks[rank].node for rank in sorted(ranks) if ranks[rank].node in self.peers.links}
+
+    def _node(self, rank: int) -> str | None:
+        setting = self.session.conductor.durable.settings.ranks.get(rank) if self.session is not None else None
+        return setting.node if setting is not None else None
+
+    def _is_rank_of(self, node: str, run: str, rank: int) -> bool:
+        return self.session is not None and run == self.session.run and self._node(rank) == node
+
+    # ------------------------------------------------------------ what is known of runs
+
+    def directory(self, run: str | None) -> Path | None:
+        """Of a run by its id; of the active run, or else the newest, for None."""
+        if run is None and self.session is not None:
+            return self.session.paths.directory
+        known = self._ledger.runs()
+        found = next((row for row in known if row.run == (run or self.last_run)), None)
+        if found is None and run is None:
+            found = next(iter(known), None)
+        return found.directory if found is not None else None

@@ -1,0 +1,140 @@
+"""What commands do to a run: refused at once, put on the desk, or turned into the mode that the next boundary takes."""
+
+from trainctl.node_agent import decisions as d
+from trainctl.node_agent import edits
+from trainctl.node_agent.book import Book
+from trainctl.node_agent.course import Course
+from trainctl.node_agent.desk import EXPIRED, Desk
+from trainctl.node_agent.formation import Formation
+from trainctl.node_agent.settings import Settings
+from trainctl.protocol import verbs
+from trainctl.protocol.errors import InvalidInputError
+
+
+class Orders:
+    """Takes commands. The conductor looks for the next plan after each of them."""
+
+    def __init__(self, book: Book, desk: Desk, course: Course, formation: Formation) -> None:
+        self._book, self._desk, self._course, self._formation = book, desk, course, formation
+        self.wants_new_generation = False  # a resumed run forms anew
+
+    def take(self, command: d.Commanded, state: str, now: float) -> None:
+        """`state`: the run's, in the words that clients see."""
+        settings = self._desk.folded(
+            self._book.settings, self._course.planned_step + 1, self._book.config, self._course.facts, now
+        )
+        if command.if_plan is not None and command.if_plan != settings.plan_version:
+            self.refuse(command, "if_plan", f"the plan has moved on from {command.if_plan} to {settings.plan_version}")
+        elif self._book.stage == "leaving":
+            self.refuse(command, "run", f"the run is {state}")
+        else:
+            self._dispatch(command, settings, state, now)
+
+    def refuse(self, command: d.Commanded, field: str, reason: str) -> None:
+        self._book.end(command.id, "rejected", reason=reason, field=field)
+
+    def _dispatch(self, command: d.Commanded, settings: Settings, state: str, now: float) -> None:
+        match command.args:
+            case verbs.Note(text=text):
+                self._book.happen("note", "info", text, by=command.by)
+                self._book.end(command.id, "applied", self._book.progress.step)
+            case verbs.Pause():
+                self._pause(command, state)
+            case verbs.Resume():
+                self._resume(command, state)
+            case verbs.Stop(checkpoint=checkpoint):
+                self._stop(command, checkpoint)
+            case verbs.Evaluate() | verbs.Checkpoint():
+                self._beside_training(command)
+            case args if isinstance(args, edits.EDITS):
+                self._edit(command, settings, now)
+            case _:
+                self.refuse(command, "verb", f"{command.verb} is not for a run that is under way")
+
+    def _edit(self, command: d.Commanded, settings: Settings, now: float) -> None:
+        step, config = self._course.planned_step + 1, self._book.config
+        if self._book.durable.mode == "stopping" or step > config.run.steps:
+            self.refuse(command, "run", "no step is left to carry it")
+            return
+        try:
+            edits.apply(settings, command.args, command.node, step, config, self._course.facts)
+        except InvalidInputError as error:
+            self.refuse(command, error.where, error.problem)
+            return
+        self._desk.staged.append(command)
+        if self._book.durable.mode == "paused" and self._course.is_still and self._book.stage == "formed":
+            self._course.hold_next_plan(now)
+
+    def _beside_training(self, command: d.Commanded) -> None:
+        ready = self._formation.ready.values()
+        if command.verb == "evaluate" and any(not answer.held_out for answer in ready):
+            self.refuse(command, "verb", "there are no held-out samples: data.held_out keeps none")
+            return
+        self._desk.side[command.verb].append(command)
+
+    # ------------------------------------------------------------ modes
+
+    def _pause(self, command: d.Commanded, state: str) -> None:
+        if self._book.durable.mode == "stopping" or (self._desk.wants_pause and not command.again):
+            self.refuse(command, "verb", f"the run is already {state}")
+            return
+        self._desk.wants_pause = True
+        self._desk.pausing.append(command)
+
+    def enter_pause(self, now: float) -> None:
+        """All that was planned is done."""
+        durable = self._book.durable
+        self._formation.failures = 0  # a group that breaks while it idles is formed again as often as that takes
+        if durable.mode != "paused":
+            self._book.persist(mode="paused")
+        for id, carried in list(durable.carried.items()):
+            if carried.verb == "resume":
+                self._book.end(id, "failed", self._book.progress.step, "paused again before a step was run")
+        for command in self._desk.pausing:
+            self._book.end(command.id, "applied", self._book.progress.step, before="running", after="paused")
+        self._desk.pausing.clear()
+        if self._desk.staged:
+            self._course.hold_next_plan(now)
+
+    def _resume(self, command: d.Commanded, state: str) -> None:
+        if not self._desk.wants_pause:
+            self.refuse(command, "verb", f"the run is {state}, not paused")
+            return
+        self._desk.wants_pause = False
+        self._fail_pausing("resumed before the pause took effect")
+        self._book.carry(command, self._course.planned_step + 1, "paused", "running")
+        self.wants_new_generation = self._book.durable.mode == "paused" and self._book.stage == "formed"
+        self._book.persist(mode="running")
+
+    def _stop(self, command: d.Commanded, checkpoint: bool) -> None:
+        if self._book.durable.mode == "stopping" and not command.again:
+            self.refuse(command, "verb", "the run is already stopping")
+            return
+        self._desk.stopping.append(command)
+        self._desk.wants_pause = False
+        self._fail_pausing("the run was stopped")
+        self._book.persist(mode="stopping", stop_writes_checkpoint=checkpoint)
+
+    def call_stop_off(self, why: str) -> None:
+        """Nothing is lost to a disk that takes no checkpoint: the run pauses, and can be stopped without one."""
+        for command in self._desk.stopping:
+            self._book.end(command.id, "failed", self._book.progress.step, f"{why}; paused instead")
+        self._desk.stopping.clear()
+        self._course.agenda.call_ending_off()
+        self._desk.wants_pause = True
+        self._book.keep(mode="running")
+
+    def expire(self, now: float) -> bool:
+        """End what no boundary took in time; True if a pause was among it, so that the run goes on."""
+        for command in self._desk.take_expired(now):
+            self._book.end(command.id, "expired", reason=EXPIRED)
+        is_wanted = self._desk.pausing or self._book.durable.mode == "paused"
+        if not self._desk.wants_pause or is_wanted or self._book.stage != "formed":
+            return False
+        self._desk.wants_pause = False
+        return True
+
+    def _fail_pausing(self, why: str) -> None:
+        for pausing in self._desk.pausing:
+            self._book.end(pausing.id, "failed", reason=why)
+        self._desk.pausing.clear()

@@ -1,0 +1,70 @@
+"""What requests that only ask are answered from: the node, its peers, and the runs it conducts, follows or knows."""
+
+import time
+from pathlib import Path
+
+from trainctl.node_agent.equipment import Equipment
+from trainctl.node_agent.follower import Follower
+from trainctl.node_agent.lead import Lead
+from trainctl.node_agent.publisher import Publisher
+from trainctl.node_agent.requests import LiveRun
+from trainctl.protocol import messages as m
+
+
+class Outlook:
+    """An agent as its clients see it; changes nothing."""
+
+    def __init__(self, equipment: Equipment, lead: Lead, follower: Follower) -> None:
+        self._own, self._lead, self._follower = equipment, lead, follower
+        self.publisher: Publisher = equipment.publisher
+        self.host_reading: m.HostReading | None = None
+
+    @property
+    def node(self) -> str:
+        return self._own.node
+
+    def now(self) -> float:
+        return time.time()
+
+    def node_view(self) -> m.NodeView:
+        own = self._own
+        return m.NodeView(
+            node=own.node, boot=own.boot, address=own.address, live_address=own.live_address, host=self.host_reading,
+            version=own.version,
+        )  # fmt: skip
+
+    def peer_views(self) -> tuple[m.PeerView, ...]:
+        return self._lead.peers.views
+
+    def address_of(self, node: str) -> str | None:
+        """Where another node's agent takes requests, None if the cluster has no such node."""
+        return self._lead.peers.address(node)
+
+    def live_run(self, directory: Path) -> LiveRun | None:
+        """The run in a directory as it is now, None if it isn't active."""
+        session, followed = self._lead.session, self._follower.followed
+        if session is not None and session.paths.directory == directory:
+            return LiveRun(session.view, session.last_step, tuple(session.rank_steps.values()))
+        if followed is not None and followed.paths.directory == directory:
+            return LiveRun(followed.look(), None, ())
+        return None
+
+    def run_directory(self, run: str | None) -> Path | None:
+        """Of a run by its id; of the active run, or else the newest, for None."""
+        followed = self._follower.followed
+        if run is None and followed is not None:
+            return followed.paths.directory
+        return self._lead.directory(run)
+
+    def ended_as(self, run: str) -> tuple[m.RunState, str]:
+        """State and reason of a run that isn't active, as the ledger has them."""
+        return next((known.state, known.reason) for known in self._own.ledger.runs() if known.run == run)
+
+    def run_summaries(self) -> list[tuple[str, str, str, str, float]]:
+        """(run, name, directory, state, started at) of every run, newest first; the active one as it is now."""
+        rows: list[tuple[str, str, str, str, float]] = []
+        for known in self._own.ledger.runs():
+            live = self.live_run(known.directory)
+            state = live.view.state if live is not None else known.state
+            rows.append((known.run, known.name, str(known.directory), state, known.started_at))
+        return rows

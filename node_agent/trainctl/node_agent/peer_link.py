@@ -1,0 +1,195 @@
+"""The lead's socket to one follower's agent: a greeting, numbered orders, a ping each second, and all anew if lost."""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+import zmq
+
+from trainctl.node_agent.conversation import Line
+from trainctl.protocol import codec, sockets
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import ProtocolError
+
+PING_SECONDS = 1.0
+PAUSE_SECONDS = 0.3
+"""Between a conversation that was lost or refused and the next."""
+REACH_SECONDS = 3.0
+"""How long an agent that is to host a rank may be out of reach, for it may just be starting."""
+
+Made = Callable[[str, int], m.ToPeer]
+"""A message from the conversation's name and its number in it."""
+
+
+class LeadEnd(Protocol):
+    """Who listens to the followers. Called in the order in which a follower spoke."""
+
+    def hello(self, link: str) -> m.PeerHello: ...
+    async def welcomed(self, node: str, welcome: m.PeerWelcome) -> None: ...
+    async def answered(self, node: str, answer: m.PeerAnswer) -> None: ...
+    async def exited(self, node: str, exited: m.PeerExit) -> None: ...
+    def in_touch(self, node: str, why: str) -> None: ...
+
+
+class PeerLink:
+    """One follower's agent; `serve` keeps in touch for as long as it runs."""
+
+    def __init__(self, context: Any, node: str, address: str, lead: LeadEnd) -> None:
+        self.node, self.address = node, address
+        self.line = Line()
+        self._since_at, self._since_monotonic = time.time(), time.monotonic()
+        self.ranks: tuple[m.HostedRank, ...] = ()  # as it last told
+        self._context, self._lead = context, lead
+        self._socket: Any = None
+        self._shown = self.line.state
+        self._broken, self._welcomed = asyncio.Event(), asyncio.Event()
+        self._hosting: tuple[Made, asyncio.Future[m.PeerHosted]] | None = None
+
+    @property
+    def view(self) -> m.PeerView:
+        """The other agent as clients see it."""
+        welcome = self.line.welcome
+        return m.PeerView(
+            node=self.node, address=self.address, live_address=welcome.live_address if welcome else None,
+            state=self.line.state, since_at=self._since_at, why=self.line.why,
+        )  # fmt: skip
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long its agent has been out of reach, 0 if it isn't."""
+        return 0.0 if self.line.state == "connected" else time.monotonic() - self._since_monotonic
+
+    # ------------------------------------------------------------ to the follower
+
+    async def send(self, make: Made) -> bool:
+        """Whether the follower's agent was there to take it; if it wasn't, the conversation begins anew."""
+        return self.line.open and await self._transmit(make(self.line.numbers.link, self.line.numbers.next()))
+
+    async def host(self, make: Made, seconds: float) -> m.PeerHosted | None:
+        """Ask it to host a rank, again should the conversation be lost meanwhile; None without an answer in time, or
+        from an agent that stays out of reach."""
+        self._hosting = (make, asyncio.get_running_loop().create_future())
+        try:
+            async with asyncio.timeout(seconds if self.line.open else min(seconds, REACH_SECONDS)) as limit:
+                if not await self.send(make):
+                    await self._welcomed.wait()
+                    limit.reschedule(asyncio.get_running_loop().time() + seconds)
+                return await self._hosting[1]
+        except TimeoutError:
+            return None
+        finally:
+            self._hosting = None
+
+    async def _transmit(self, message: m.ToPeer) -> bool:
+        frame = codec.encode(message)
+        if self._socket is None or len(frame) > codec.CONTROL_FRAME_BYTES:
+            return False
+        try:
+            await self._socket.send(frame, zmq.DONTWAIT)
+        except zmq.ZMQError:
+            self._lose("the connection to it was lost")
+            return False
+        return True
+
+    # ------------------------------------------------------------ keeping in touch
+
+    async def serve(self) -> None:
+        """Converse, and begin anew whenever a conversation is lost."""
+        while True:
+            async with self._connected() as receiver:
+                tasks = {receiver, asyncio.create_task(self._converse())}
+                try:
+                    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        task.result()
+                finally:
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
+            self._show()
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator["asyncio.Task[None]"]:
+        """A socket of its own for each conversation: one that reconnects by itself waits for up to 5 s."""
+        self._socket = sockets.new_socket(self._context, zmq.DEALER)
+        self._broken.clear()
+        try:
+            self._socket.connect(self.address)
+            yield asyncio.create_task(self._receive())
+        finally:
+            self.line.open = False
+            self._welcomed.clear()
+            self._socket.close(linger=0)
+            self._socket = None
+
+    async def _converse(self) -> None:
+        """Say hello and then ping, until the conversation is lost."""
+        if not await self._socket.poll(PING_SECONDS * 1000, zmq.POLLOUT):
+            self._lose(f"no agent answers at {self.address}")
+            return
+        link = secrets.token_hex(8)
+        self.line.begin(link, time.monotonic())
+        await self._transmit(self._lead.hello(link))
+        while not self._broken.is_set():
+            try:
+                async with asyncio.timeout(PING_SECONDS):
+                    await self._broken.wait()
+            except TimeoutError:
+                await self._keep_up()
+
+    async def _keep_up(self) -> None:
+        if self.line.is_overdue(time.monotonic()):
+            self._lose(f"no word from {self.address}")
+        elif self.line.open:
+            await self._transmit(m.PeerPing(link=self.line.numbers.link, seq=self.line.numbers.sent))
+
+    def _lose(self, why: str) -> None:
+        self.line.lose(why)
+        self._welcomed.clear()
+        self._broken.set()
+        self._show()
+
+    def _show(self) -> None:
+        """Keep since when the state is what it is, and tell of the change."""
+        if self.line.state != self._shown:
+            self._shown, self._since_at, self._since_monotonic = self.line.state, time.time(), time.monotonic()
+            self._lead.in_touch(self.node, self.line.why)
+
+    # ------------------------------------------------------------ from the follower
+
+    async def _receive(self) -> None:
+        while True:
+            frames = await sockets.receive(self._socket)
+            try:
+                message = codec.decode_peer(sockets.check_frames(frames, 1)[0])
+            except ProtocolError as error:
+                self._lose(str(error))
+                continue
+            verdict = self.line.take(message, time.monotonic())
+            self._show()
+            if verdict == "anew":
+                self._broken.set()
+            elif verdict != "drop":
+                await self._hear(message)
+
+    async def _hear(self, message: m.FromPeer) -> None:
+        match message:
+            case m.PeerWelcome():
+                self.ranks = message.ranks
+                await self._lead.welcomed(self.node, message)
+                self._welcomed.set()
+                if self._hosting is not None:
+                    await self.send(self._hosting[0])
+            case m.PeerBeat():
+                self.ranks = message.ranks
+            case m.PeerHosted():
+                if self._hosting is not None and not self._hosting[1].done():
+                    self._hosting[1].set_result(message)
+            case m.PeerAnswer():
+                await self._lead.answered(self.node, message)
+            case m.PeerExit():
+                await self._lead.exited(self.node, message)

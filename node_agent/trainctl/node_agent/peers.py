@@ -1,0 +1,68 @@
+"""The other agents of the cluster: a link to each, what clients are told of them, and asking them to host a run."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from trainctl.node_agent.peer_link import LeadEnd, PeerLink
+from trainctl.node_agent.ports import end_rank
+from trainctl.protocol import codec, runfile
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.runfile import RunFile
+
+HOST_SECONDS = 10.0
+"""How long a node may take to check a run file and to start its trainer."""
+
+
+class Peers:
+    """All other nodes of the cluster, whether they take part in a run or not."""
+
+    def __init__(self, context: Any, addresses: Mapping[str, str], lead: LeadEnd) -> None:
+        self.links = {node: PeerLink(context, node, address, lead) for node, address in addresses.items()}
+
+    async def serve(self) -> None:
+        """Keep in touch with all of them."""
+        if not self.links:
+            await asyncio.Event().wait()
+        await asyncio.gather(*(link.serve() for link in self.links.values()))
+
+    @property
+    def views(self) -> tuple[m.PeerView, ...]:
+        return tuple(link.view for link in self.links.values())
+
+    def address(self, node: str) -> str | None:
+        """Where a node's agent takes requests, None for one that is no other of this cluster."""
+        return self.links[node].address if node in self.links else None
+
+    async def host(
+        self, run: str, ranks: Mapping[int, str], config: RunFile, generation: m.Generation, *, call_off: m.RunState
+    ) -> None:
+        """Have the other nodes host their ranks, all or none. Raises InvalidInputError naming node and field.
+
+        Where one refuses or says nothing in time, the others are told that the run is in the state `call_off`.
+        """
+        raw = runfile.to_dict(config)
+        asked = {rank: node for rank, node in ranks.items() if node in self.links}
+        answers = await asyncio.gather(*(self._ask(run, rank, asked[rank], raw, generation) for rank in asked))
+        refusals = [answer for answer in answers if answer is not None]
+        if refusals:
+            for rank, node in asked.items():
+                await end_rank(self.links[node], run, rank, call_off, str(refusals[0]))
+            raise refusals[0]
+
+    async def _ask(
+        self, run: str, rank: int, node: str, config: dict[str, Any], generation: m.Generation
+    ) -> InvalidInputError | None:
+        link, where = self.links[node], f"config: nodes.{node}"
+        message = m.PeerHost(link="0" * 16, seq=1, run=run, rank=rank, config=config, generation=generation)
+        if (size := len(codec.encode(message))) > codec.CONTROL_FRAME_BYTES:
+            return InvalidInputError("config", f"{size:,} bytes, and an agent takes {codec.CONTROL_FRAME_BYTES:,}")
+        answer = await link.host(lambda name, seq: msgspec.structs.replace(message, link=name, seq=seq), HOST_SECONDS)
+        if answer is not None:
+            return InvalidInputError(answer.field, f"{node}: {answer.problem}") if answer.field else None
+        if link.line.state == "connected":
+            return InvalidInputError(where, f"{node} did not answer within {HOST_SECONDS:g} s")
+        return InvalidInputError(where, f"{node} can't be reached: {link.line.why}")

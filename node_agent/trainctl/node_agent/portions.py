@@ -1,0 +1,191 @@
+"""What rebalance, drain and admit make of the shares: pure functions to (settings, before, after).
+
+Shares of live ranks always sum to G, each at least one; the texts name absolute shares by node, so that `before` is
+what undoes `after`.
+"""
+
+from collections.abc import Collection, Mapping
+from fractions import Fraction
+from typing import NamedTuple
+
+import msgspec
+
+from trainctl.node_agent import engines, results, shares
+from trainctl.node_agent.settings import RankSetting, Settings
+from trainctl.protocol import verbs
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import Ready
+from trainctl.protocol.runfile import RunFile
+
+
+class Edit(NamedTuple):
+    settings: Settings
+    before: str
+    after: str
+
+
+class Facts(NamedTuple):
+    """What an edit may have to know of the ranks beside their settings."""
+
+    rates: Mapping[int, float] = {}  # own samples per second, of those that have been measured
+    standing: Collection[int] = ()  # ranks of the newest generation: their state is that of the last step
+    ready: Mapping[int, Ready] = {}  # what those that have loaded, and live, said of themselves
+
+
+def with_shares(settings: Settings, counts: Mapping[int, int]) -> dict[int, RankSetting]:
+    """All ranks with new shares, out and without one if `counts` has none for them."""
+    return {rank: _with_share(setting, counts.get(rank, 0)) for rank, setting in settings.ranks.items()}
+
+
+def _with_share(setting: RankSetting, share: int) -> RankSetting:
+    micro = min(setting.micro_batch, share) if share else setting.micro_batch
+    out = "" if share else setting.out or "drained"
+    return msgspec.structs.replace(setting, share=share, micro_batch=micro, out=out)
+
+
+def edit(settings: Settings, counts: Mapping[int, int]) -> Edit:
+    """The settings with these shares of live ranks; all others are out."""
+    ranks = with_shares(settings, counts)
+    shown = [rank for rank, setting in settings.ranks.items() if not (setting.out and ranks[rank].out)]
+    return Edit(settings.edited(ranks=ranks), _text(settings.ranks, shown), _text(ranks, shown))
+
+
+def _text(ranks: Mapping[int, RankSetting], shown: Collection[int]) -> str:
+    """`a=8 b=8`: samples by node, in the order of ranks."""
+    by_node: dict[str, int] = {}
+    for rank in sorted(shown):
+        by_node[ranks[rank].node] = by_node.get(ranks[rank].node, 0) + ranks[rank].share
+    return " ".join(f"{node}={share}" for node, share in by_node.items())
+
+
+# ---------------------------------------------------------------- rebalance
+
+
+def rebalance(settings: Settings, args: verbs.Rebalance, facts: Facts) -> Edit:
+    """Shares as wanted, or in proportion to the ranks' own rates. Raises InvalidInputError naming the argument."""
+    if args.auto:
+        return edit(settings, _by_rates(settings, facts))
+    nodes = {setting.node for setting in settings.live.values()}
+    for node in args.shares:
+        if node not in nodes:
+            raise InvalidInputError("shares", _why_no_share(settings, node))
+    return edit(settings, _as_wanted(settings, args.shares))
+
+
+def _by_rates(settings: Settings, facts: Facts) -> dict[int, int]:
+    for rank in settings.live:
+        if rank not in facts.rates:
+            raise InvalidInputError("auto", f"{settings.label(rank)} has no measured rate yet: wait for its next step")
+    return shares.apportion(settings.global_batch, {rank: facts.rates[rank] for rank in settings.live}, "auto")
+
+
+def _as_wanted(settings: Settings, wanted: Mapping[str, int | str]) -> dict[int, int]:
+    """Samples are given as they are; then percentages, and what is left in the proportions it had, are dealt."""
+    total, live = settings.global_batch, settings.live
+    counts: dict[int, int] = {}
+    weights: dict[int, Fraction] = {}
+    left = Fraction(total)
+    for node, amount in wanted.items():
+        mine = {rank: float(setting.share) for rank, setting in live.items() if setting.node == node}
+        if isinstance(amount, int):
+            counts |= shares.apportion(amount, mine, "shares")
+            left -= amount
+        else:
+            part = _percent(node, amount) * total
+            weights |= _split(part, mine)
+            left -= part
+    unnamed = {rank: float(setting.share) for rank, setting in live.items() if setting.node not in wanted}
+    _check_rest(total, left, unnamed, live, exact=not weights)
+    if unnamed:
+        weights |= _split(left, unnamed)
+    rest = total - sum(counts.values())
+    return counts | (shares.apportion(rest, weights, "shares") if weights else {})
+
+
+def _split(amount: Fraction, among: Mapping[int, float]) -> dict[int, Fraction]:
+    whole = sum(map(Fraction, among.values()))
+    return {rank: amount * Fraction(weight) / whole for rank, weight in among.items()}
+
+
+def _percent(node: str, text: str) -> Fraction:
+    fraction = Fraction(text.removesuffix("%")) / 100
+    if not fraction:
+        raise InvalidInputError("shares", f"{node} can't have {text}; drain {node} takes it out of the group")
+    return fraction
+
+
+def _check_rest(
+    total: int, left: Fraction, unnamed: Mapping[int, float], live: Mapping[int, RankSetting], *, exact: bool
+) -> None:
+    """With every node named, samples must come to G, and percentages to it within one sample, as people round them."""
+    given = f"{float(total - left):g} of {total} samples"
+    if unnamed and left <= 0:
+        nodes = ", ".join(dict.fromkeys(live[rank].node for rank in unnamed))
+        raise InvalidInputError("shares", f"shares come to {given}, which leaves nothing for {nodes}")
+    if not unnamed and (left if exact else abs(left) >= 1):
+        raise InvalidInputError("shares", f"shares come to {given}; with every node named they must sum to {total}")
+
+
+def _why_no_share(settings: Settings, node: str) -> str:
+    if any(setting.node == node for setting in settings.ranks.values()):
+        return f"{node} is drained and takes no share; admit {node} first"
+    return unknown_node(settings, node)
+
+
+def unknown_node(settings: Settings, node: str | None) -> str:
+    known = ", ".join(sorted({setting.node for setting in settings.ranks.values()}))
+    return f"no node {node!r} in this run; there are {known}"
+
+
+# ---------------------------------------------------------------- drain and admit
+
+
+def drain(settings: Settings, node: str | None, facts: Facts) -> Edit:
+    """Without `node`: its share goes to the others in proportion. Raises InvalidInputError."""
+    leaving = _ranks_of(settings, node)
+    if all(settings.ranks[rank].out for rank in leaving):
+        raise InvalidInputError("node", f"{node} is drained already")
+    staying = {rank: float(setting.share) for rank, setting in settings.live.items() if rank not in leaving}
+    if not staying:
+        raise InvalidInputError("node", f"{node} is the last live node; stop ends the run")
+    if facts.standing and not staying.keys() & set(facts.standing):
+        raise InvalidInputError("node", f"{node} is the last one with the state of the last step; wait for the next")
+    return edit(settings, shares.apportion(settings.global_batch, staying, "node"))
+
+
+def admit(settings: Settings, node: str | None, facts: Facts, config: RunFile) -> Edit:
+    """With `node` again: by its last rate if all have one, else evenly; the others keep their proportions of the rest.
+    Raises InvalidInputError."""
+    back = [rank for rank in _ranks_of(settings, node) if settings.ranks[rank].out]
+    if not back:
+        raise InvalidInputError("node", f"{node} is not drained")
+    _check_can_join(settings, back, facts, config)
+    live = settings.live
+    everyone = (*live, *back)
+    rates = facts.rates if all(rank in facts.rates for rank in everyone) else dict.fromkeys(everyone, 1.0)
+    weights = _split(Fraction(1), {rank: rates[rank] for rank in everyone})
+    rest = sum((weights[rank] for rank in live), Fraction(0))
+    weights |= _split(rest, {rank: float(setting.share) for rank, setting in live.items()})
+    return edit(settings, shares.apportion(settings.global_batch, weights, "node"))
+
+
+def _check_can_join(settings: Settings, back: Collection[int], facts: Facts, config: RunFile) -> None:
+    for rank in back:
+        if rank not in facts.ready:
+            raise InvalidInputError("node", f"the trainer of {settings.label(rank)} is not there to take part")
+    joined = [rank for rank in (*settings.live, *back) if rank in facts.ready]
+    ready = {settings.label(rank): facts.ready[rank] for rank in joined}
+    difference = results.disagreement(ready)
+    if difference is not None:
+        raise InvalidInputError("node", difference)
+    try:
+        engines.choose(config.group, ready)
+    except InvalidInputError as error:
+        raise InvalidInputError("node", str(error)) from None
+
+
+def _ranks_of(settings: Settings, node: str | None) -> list[int]:
+    ranks = [rank for rank, setting in settings.ranks.items() if setting.node == node]
+    if not ranks:
+        raise InvalidInputError("node", unknown_node(settings, node))
+    return ranks

@@ -1,0 +1,118 @@
+"""A rank as its run's session sees it, wherever it runs: start it, tell it, look at it, end it."""
+
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from trainctl.node_agent.host import TrainerHost
+from trainctl.node_agent.peer_link import PeerLink
+from trainctl.node_agent.trainer_link import TrainerLink
+from trainctl.protocol import messages as m
+from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.statuspage import read_status
+
+
+class Ending(NamedTuple):
+    """How a trainer's process ended."""
+
+    clean: bool
+    why: str
+
+
+class Look(NamedTuple):
+    """A rank at this moment."""
+
+    pid: int | None = None  # None: starting, or gone, or on a node that has not told yet
+    ending: Ending | None = None  # None: it lives, as far as is known
+
+
+class RankPort(Protocol):
+    """What a session does with a rank. `tell` and `end` never wait."""
+
+    def start(self, resume_from: Path | None) -> None: ...
+    async def tell(self, order: m.ToTrainer) -> bool: ...
+    def look(self) -> Look: ...
+    def doing(self) -> str: ...
+    async def end(self) -> None: ...
+
+
+class LocalRank:
+    """A rank that this agent hosts, under a keeper."""
+
+    def __init__(self, host: TrainerHost, link: TrainerLink, paths: RunPaths, node: str, rank: int) -> None:
+        self._host, self._link, self._paths, self._node, self._rank = host, link, paths, node, rank
+
+    def start(self, resume_from: Path | None) -> None:
+        """Raises RefusedError if no process can be started."""
+        argv = [
+            sys.executable, "-m", "trainctl.trainer", "--run-directory", str(self._paths.directory),
+            "--run", self._paths.directory.name, "--node", self._node, "--rank", str(self._rank),
+            "--endpoint", self._link.endpoint,
+        ]  # fmt: skip
+        if resume_from is not None:
+            argv += ["--resume-from", str(resume_from)]
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+        self._host.start(self._paths, self._rank, argv, env)
+
+    async def tell(self, order: m.ToTrainer) -> bool:
+        """Whether the trainer was there to take it."""
+        return await self._link.send(self._rank, order)
+
+    def look(self) -> Look:
+        hosted = self._host.find(self._paths, self._rank)
+        if hosted is not None:
+            return Look(hosted.pid)
+        status = self._host.exit_status(self._paths, self._rank)
+        return Look(None, Ending(status == 0, self._describe(status)))
+
+    def doing(self) -> str:
+        """Where a trainer that says nothing was, by its status page."""
+        page = read_status(self._paths.status_page(self._rank))
+        return f"silent in {page.phase} of step {page.step}" if page else "silent"
+
+    async def end(self) -> None:
+        """Not by a word: it has not attached yet, so there is nothing in it to save."""
+        self._host.kill(self._paths, self._rank)
+
+    def _describe(self, status: int | None) -> str:
+        how = (
+            "is gone" if status is None else f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
+        )
+        tail = [line for line in self._host.log_tail(self._paths, self._rank, 20) if line.strip()]
+        return f"{how}: {tail[-1].strip()[:300]}" if tail else how
+
+
+class RemoteRank:
+    """A rank that another node's agent hosts for this one; how it ended that agent tells by itself."""
+
+    def __init__(self, link: PeerLink, run: str, rank: int) -> None:
+        self._link, self._run, self._rank = link, run, rank
+
+    def start(self, resume_from: Path | None) -> None:
+        """Its agent has started it when it agreed to host it."""
+
+    async def tell(self, order: m.ToTrainer) -> bool:
+        """Whether its agent was there to take it."""
+        return await self._link.send(lambda link, seq: m.PeerRelay(link=link, seq=seq, rank=self._rank, order=order))
+
+    def look(self) -> Look:
+        hosted = (known for known in self._link.ranks if (known.run, known.rank) == (self._run, self._rank))
+        return Look(next((known.pid for known in hosted), None))
+
+    def doing(self) -> str:
+        """What is known of a trainer that isn't heard of."""
+        return "silent" if self._link.line.open else f"the agent of {self._link.node}: {self._link.line.why}"
+
+    async def end(self) -> None:
+        await end_rank(self._link, self._run, self._rank, "stopping")
+
+
+async def end_rank(link: PeerLink, run: str, rank: int, state: m.RunState, reason: str = "") -> bool:
+    """Have a follower's agent end a rank and keep how the run ended; False if it can't be told now.
+
+    A `state` of "starting" says that the run never began: nothing of it is kept.
+    """
+    return await link.send(
+        lambda name, seq: m.PeerEnd(link=name, seq=seq, run=run, rank=rank, state=state, reason=reason)
+    )

@@ -1,0 +1,84 @@
+"""The conversations that other nodes' agents have begun with this one: each lead has at most one, its newest."""
+
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+from trainctl.node_agent.conversation import Numbers
+from trainctl.protocol import messages as m
+
+Say = Callable[[bytes, m.FromPeer], Awaitable[None]]
+"""Send a message to the address of a lead's socket; one that has gone loses it, and notices by the numbers."""
+Answer = Callable[[str, int], m.FromPeer]
+"""A message from the conversation's name and its number in it."""
+Order = m.PeerHost | m.PeerRelay | m.PeerEnd
+RefusalCode = Literal["unknown-link", "older-term", "busy"]
+
+
+@dataclasses.dataclass
+class _Talk:
+    identity: bytes
+    numbers: Numbers
+    address: str
+    heard_monotonic: float
+
+
+class Talks:
+    """Judges what leads say by its numbers, and numbers what they are told."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._talks: dict[str, _Talk] = {}  # by the lead's node
+
+    def address(self, lead: str) -> str | None:
+        """Where a lead takes requests, None if it hasn't greeted this agent."""
+        return self._talks[lead].address if lead in self._talks else None
+
+    def heard_monotonic(self, lead: str) -> float:
+        """When a lead last said something in its newest conversation; 0 if it never did."""
+        return self._talks[lead].heard_monotonic if lead in self._talks else 0.0
+
+    async def greet(self, identity: bytes, hello: m.PeerHello, welcome: m.PeerWelcome) -> None:
+        """A new conversation in the place of an older one with the same lead."""
+        self._talks[hello.lead] = _Talk(identity, Numbers(hello.link), hello.address, time.monotonic())
+        await self._say(identity, welcome)
+
+    async def judge(self, identity: bytes, message: Order | m.PeerPing) -> str | None:
+        """The lead whose message is to be taken; None for one that is dropped, or refused because one is missing."""
+        found = [(lead, talk) for lead, talk in self._talks.items() if talk.numbers.link == message.link]
+        if not found:
+            await self.refuse(identity, message.link, "unknown-link", "no such conversation is known here")
+            return None
+        lead, talk = found[0]
+        judgement = talk.numbers.judge(message)
+        if judgement == "gap":
+            del self._talks[lead]
+            await self.refuse(identity, message.link, "unknown-link", "a message was lost")
+        if judgement != "take":
+            return None
+        talk.identity, talk.heard_monotonic = identity, time.monotonic()
+        return lead
+
+    async def beat(self, lead: str, ranks: tuple[m.HostedRank, ...], loop_lag_seconds: float) -> None:
+        """Answer a ping."""
+        talk = self._talks[lead]
+        link, seq = talk.numbers.link, talk.numbers.sent
+        await self._say(talk.identity, m.PeerBeat(link=link, seq=seq, ranks=ranks, loop_lag_seconds=loop_lag_seconds))
+
+    async def answer(self, lead: str, make: Answer) -> bool:
+        """Say something in the conversation with a lead; False if there is none."""
+        talk = self._talks.get(lead)
+        if talk is None:
+            return False
+        await self._say(talk.identity, make(talk.numbers.link, talk.numbers.next()))
+        return True
+
+    async def object(self, lead: str, code: RefusalCode, text: str) -> None:
+        """Refuse what a lead has ordered, and with it the conversation."""
+        talk = self._talks.get(lead)
+        if talk is not None:
+            await self.refuse(talk.identity, talk.numbers.link, code, text)
+
+    async def refuse(self, identity: bytes, link: str, code: RefusalCode, text: str) -> None:
+        await self._say(identity, m.PeerRefusal(link=link, code=code, text=text))

@@ -1,0 +1,78 @@
+"""The tally of steps: recent train plans as first issued, and the commits that ranks' reports make of them."""
+
+from collections.abc import Iterable
+
+from trainctl.node_agent import decisions as d
+from trainctl.node_agent import results
+from trainctl.node_agent.book import Book
+from trainctl.protocol import messages as m
+
+KEPT = 4
+"""Recent steps kept for reports that come late; at most two are ever under way."""
+
+Half = tuple[dict[int, tuple[m.Range, ...]], m.Generation]
+"""Positions by rank whose gradients are held, and the generation that their batch was first planned in."""
+
+
+class Tally:
+    """A step is committed by the first report that a rank has applied its update."""
+
+    def __init__(self, book: Book, recent: Iterable[m.StepPlan]) -> None:
+        self._book = book
+        # As first issued: what a fence leaves of a batch is always dealt out from the whole of it.
+        self._plans = {plan.step: plan for plan in recent if plan.finishes is None}
+        self._rows: dict[int, m.StepCommitted] = {}
+        self._parts: set[tuple[int, int]] = set()  # (step, rank) whose part has been recorded
+
+    def plan(self, step: int) -> m.StepPlan | None:
+        return self._plans.get(step)
+
+    def issued(self, plan: m.StepPlan) -> None:
+        if plan.finishes is None:
+            self._plans[plan.step] = plan
+        oldest = plan.step - KEPT
+        for kept in (self._plans, self._rows):
+            kept.pop(oldest, None)
+        self._parts = {part for part in self._parts if part[0] > oldest}
+
+    def forget(self, step: int) -> None:
+        """What was planned of an uncommitted step is given up; it is planned anew."""
+        self._plans.pop(step, None)
+
+    def count(self, report: m.Report) -> bool:
+        """Take a rank's report of a step, by itself or repeated by a fence; True if it commits the step."""
+        if (report.step, report.rank) in self._parts:
+            return False
+        part = results.rank_step(report, self._book.node(report.rank))
+        commits = report.step == self._book.progress.step + 1 and report.step in self._plans
+        if commits:
+            self._commit(report, part)
+        elif report.step in self._rows:
+            self._book.decide(d.RankDone(part, self._rows[report.step]))
+        else:
+            return False
+        self._parts.add((report.step, report.rank))
+        return commits
+
+    def _commit(self, report: m.Report, part: m.RankStep) -> None:
+        plan, progress = self._plans[report.step], self._book.progress
+        progress.step, progress.cursor = report.step, plan.cursor + plan.global_batch
+        progress.tokens_total += report.weight
+        row = results.step_committed(report, plan, plan.learning_rate, progress.cursor, progress.tokens_total)
+        self._rows[report.step] = row
+        self._book.decide(d.Commit(row, part))
+        if report.skipped:
+            self._book.happen("run", "warning", f"step {report.step} left the parameters alone: {report.skipped}")
+        self._book.conclude(report.step)
+
+    def half_done(self, answers: Iterable[m.Fenced]) -> Half | None:
+        """What the accumulators hold of the next step's batch, if they hold parts of one and the same, and nothing has
+        been applied to the step since it was planned."""
+        plan, durable = self._plans.get(self._book.progress.step + 1), self._book.durable
+        if plan is None or durable.mode == "paused":
+            return None
+        if any(carried.step == plan.step and id not in plan.commands for id, carried in durable.carried.items()):
+            return None
+        held = {answer.rank: answer.held for answer in answers if answer.held}
+        origins = {answer.held_from for answer in answers if answer.held}
+        return (held, plan.generation) if origins == {plan.generation} else None

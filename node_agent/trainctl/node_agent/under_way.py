@@ -1,0 +1,93 @@
+"""Plans that were sent and not yet reported by all their ranks, and how long their sums may take."""
+
+import dataclasses
+import statistics
+from collections import deque
+
+from trainctl.protocol import messages as m
+
+LEAST_REDUCE_SECONDS, REDUCE_STEPS = 10.0, 5.0
+"""A sum is overdue after so many seconds, or so many times the median step if that is longer."""
+
+
+@dataclasses.dataclass(eq=False)
+class Outstanding:
+    """One plan."""
+
+    plan: m.StepPlan
+    soon: set[int] = dataclasses.field(default_factory=set)
+    reports: dict[int, m.Report] = dataclasses.field(default_factory=dict)
+    summing_since: float | None = None  # all its ranks are in the same sum since then
+
+    def __post_init__(self) -> None:
+        self.ranks = {work.rank for work in self.plan.work}
+
+    def is_of(self, answer: m.Soon | m.Report) -> bool:
+        return (self.plan.generation, self.plan.seq) == (answer.generation, answer.seq) and answer.rank in self.ranks
+
+
+class UnderWay:
+    """At most two: one that is finishing, and the one after it."""
+
+    def __init__(self) -> None:
+        self._plans: list[Outstanding] = []
+        self._step_seconds: deque[float] = deque(maxlen=15)
+
+    def __bool__(self) -> bool:
+        return bool(self._plans)
+
+    @property
+    def may_issue(self) -> bool:
+        """One plan ahead: nothing under way, or one train plan whose gradients all ranks have accumulated."""
+        if len(self._plans) != 1:
+            return not self._plans
+        return self._plans[0].plan.kind == "train" and self._plans[0].soon >= self._plans[0].ranks
+
+    def add(self, plan: m.StepPlan) -> None:
+        self._plans.append(Outstanding(plan))
+
+    def take_all(self) -> list[m.StepPlan]:
+        """Hand out and forget them."""
+        taken, self._plans = self._plans, []
+        return [under_way.plan for under_way in taken]
+
+    def on_soon(self, soon: m.Soon, now: float) -> bool:
+        """True if all ranks of the plan are about to need the next one."""
+        under_way = self._find(soon)
+        if under_way is None:
+            return False
+        under_way.soon.add(soon.rank)
+        if under_way.soon < under_way.ranks:
+            return False
+        if under_way.summing_since is None:
+            under_way.summing_since = now
+        return True
+
+    def on_report(self, report: m.Report) -> Outstanding | None:
+        """The plan it is of, unless the rank has reported that already."""
+        under_way = self._find(report)
+        if under_way is None or report.rank in under_way.reports:
+            return None
+        if report.kind == "train" and not under_way.reports:
+            self._step_seconds.append(report.step_seconds)
+        under_way.reports[report.rank] = report
+        if under_way.reports.keys() == under_way.ranks:
+            self._plans.remove(under_way)
+        return under_way
+
+    def _find(self, answer: m.Soon | m.Report) -> Outstanding | None:
+        return next((under_way for under_way in self._plans if under_way.is_of(answer)), None)
+
+    def late_in_sum(self, now: float, sync_seconds: float) -> Outstanding | None:
+        """The first plan, if its sum is overdue; a sync, which is nothing but a sum, may take `sync_seconds`."""
+        if not self._plans:
+            return None
+        first = self._plans[0]
+        if first.plan.kind == "sync" and first.summing_since is None:
+            first.summing_since = now  # what was before it is done, so its ranks are at it
+        limit_seconds = sync_seconds if first.plan.kind == "sync" else self._patience_seconds()
+        return first if first.summing_since is not None and now >= first.summing_since + limit_seconds else None
+
+    def _patience_seconds(self) -> float:
+        usual = statistics.median(self._step_seconds) if self._step_seconds else 0.0
+        return max(LEAST_REDUCE_SECONDS, REDUCE_STEPS * usual)

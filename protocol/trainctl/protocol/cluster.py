@@ -1,0 +1,62 @@
+"""cluster.toml: the nodes of a cluster and where their agents listen."""
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import platformdirs
+from msgspec import Meta
+
+from trainctl.protocol import problems, sockets
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.runfile import NAME_PATTERN
+
+
+class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One node."""
+
+    address: str  # tcp://host:port where its agent takes requests
+
+
+class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file. An agent finds itself in it by its name; order is the order of ranks where a run file gives none."""
+
+    nodes: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], NodeEntry] = {}
+
+
+def default_path() -> Path:
+    """$TRAINCTL_CLUSTER, or cluster.toml in the platform's configuration folder."""
+    chosen = os.environ.get("TRAINCTL_CLUSTER")
+    return Path(chosen) if chosen else platformdirs.user_config_path("trainctl") / "cluster.toml"
+
+
+def read(path: Path) -> Cluster:
+    """Raises InvalidInputError naming the file and the field."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidInputError(str(path), "no such cluster file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidInputError(str(path), f"not a readable TOML file: {error}") from None
+    try:
+        cluster = msgspec.convert(raw, Cluster)
+    except msgspec.ValidationError as error:
+        field, problem = problems.split(str(error))
+        raise InvalidInputError(f"{path}: {field}" if field else str(path), problem) from None
+    seen: dict[str, str] = {}
+    for name, entry in cluster.nodes.items():
+        sockets.split(entry.address)
+        if entry.address in seen:
+            raise InvalidInputError(f"{path}: nodes.{name}.address", f"{entry.address} is {seen[entry.address]}'s too")
+        seen[entry.address] = name
+    return cluster
+
+
+def read_default(path: Path | None = None) -> Cluster:
+    """The file at `path`; without one the default file, or an empty cluster where there is none."""
+    if path is not None:
+        return read(path)
+    found = default_path()
+    return read(found) if found.is_file() else Cluster()

@@ -1,0 +1,110 @@
+"""Three agents of one cluster on loopback, each with a state of its own, and what tests ask of them together."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import SHARED_PIDS, our_processes
+from tests.integration.conftest import AgentProcess, until, wait_for_end
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.codec import decode_order
+from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record import open_for_reading
+
+NODES = ("alpha", "beta", "gamma")
+FOREVER = 100_000
+TORCH = {"backend": "torch", "device": "cpu", "threads": 1}
+
+
+class Cluster:
+    """The agents by node; they outlive the test that asked for them first."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "cluster.toml"
+        addresses = dict(zip(NODES, free_addresses(len(NODES)), strict=True))
+        self.file.write_text("".join(f'[nodes.{node}]\naddress = "{at}"\n' for node, at in addresses.items()))
+        self.agents = {node: AgentProcess(folder / "state", node, self.file) for node in NODES}
+        for node in NODES:
+            self.start(node)
+
+    def __getitem__(self, node: str) -> AgentProcess:
+        return self.agents[node]
+
+    def start(self, node: str) -> None:
+        """Start an agent, or start it again where it was."""
+        process = self.agents[node].start().process
+        assert process is not None
+        SHARED_PIDS.add(process.pid)
+
+    def client(self, node: str = NODES[0], **options: Any) -> BlockingClient:
+        return self.agents[node].client(**{"timeout_seconds": 30, **options})
+
+    def in_touch(self) -> None:
+        """Every agent has reached every other one."""
+        for node in NODES:
+            with self.client(node) as client:
+                until(lambda c=client: all(peer.state == "connected" for peer in c.snapshot(0).peers), 20, "the peers")
+
+    def run_paths(self, node: str, run: str) -> RunPaths:
+        return self.agents[node].run_paths(run)
+
+    def trainers(self) -> dict[str, list[int]]:
+        return {node: agent.trainer_pids() for node, agent in self.agents.items()}
+
+    def stop(self) -> None:
+        """End all agents; what trainers are left is a failure."""
+        for agent in self.agents.values():
+            agent.clean_up()
+
+    def settle(self) -> None:
+        """Whatever run a test left is stopped, so that the next test finds the cluster idle."""
+        for node in NODES:
+            process = self.agents[node].process
+            if process is None or process.poll() is not None:
+                self.start(node)
+        for node in NODES:
+            with self.client(node) as client:
+                run = client.snapshot(0).run
+                if run is not None and run.state in m.ACTIVE_RUN_STATES and run.lead == node:
+                    client.send("stop", {"checkpoint": False})
+                    wait_for_end(client)
+        until(lambda: not any(self.trainers().values()), 30, "the trainers' end")
+        until(lambda: not any(self._follows(node) for node in NODES), 30, "the followers' end")
+
+    def _follows(self, node: str) -> bool:
+        with self.client(node) as client:
+            run = client.snapshot(0).run
+            return run is not None and run.state in m.ACTIVE_RUN_STATES
+
+
+def keep_processes() -> None:
+    """What runs now outlives this test: a run that tests share, and the reducers it has made meanwhile."""
+    SHARED_PIDS.update(our_processes(set()))
+
+
+def free_addresses(count: int) -> list[str]:
+    """Loopback addresses that nothing listens at."""
+    taken = [socket.socket() for _ in range(count)]
+    for one in taken:
+        one.bind(("127.0.0.1", 0))
+    addresses = [f"tcp://127.0.0.1:{one.getsockname()[1]}" for one in taken]
+    for one in taken:
+        one.close()
+    return addresses
+
+
+def plans_of(paths: RunPaths) -> list[m.StepPlan]:
+    """A journal of plans, in the order of their numbers."""
+    record = open_for_reading(paths.record)
+    try:
+        bodies = [body for (body,) in record.execute("SELECT body FROM plans ORDER BY term, n, seq")]
+    finally:
+        record.close()
+    return [plan for plan in map(decode_order, bodies) if isinstance(plan, m.StepPlan)]
+
+
+def on(*nodes: str, **tables: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The [nodes.*] tables of a run file for torch ranks of one thread, in this order."""
+    return {node: {**TORCH, **tables.get(node, {})} for node in nodes}

@@ -1,0 +1,118 @@
+"""A lead and its followers: who hosts what, who refuses what, and what clients see of all of them."""
+
+import os
+import signal
+
+import pytest
+from tests.integration.clusters import FOREVER, on, plans_of
+from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
+
+from trainctl.protocol import messages as m
+
+
+def test_a_rank_on_another_node_is_hosted_there_and_conducted_from_here(cluster, run_config):
+    with cluster.client("alpha") as client, cluster.client("beta") as follower:
+        begun = client.send("start-run", {"config": run_config(run__steps=25, nodes=on("beta"))})
+        assert (begun.state, begun.step) == ("applied", 1)
+        seen = follower.snapshot(0).run
+        view = wait_for_end(client)
+        log = client.log(view.run, 0)
+        steps = all_steps(client, view.run)
+        until(lambda: follower.runs().runs[0].state == "finished", 10, "the follower's word that it is over")
+    assert (view.state, view.lead, [(rank.rank, rank.node) for rank in view.ranks]) == (
+        "finished",
+        "alpha",
+        [(0, "beta")],
+    )
+    assert [step.step for step in steps] == list(range(1, 26))
+    assert (seen.run, seen.lead, [rank.node for rank in seen.ranks]) == (view.run, "alpha", ["beta"])
+    assert log.text == cluster.run_paths("beta", view.run).log(0).read_text()
+    assert plans_of(cluster.run_paths("alpha", view.run)) == plans_of(cluster.run_paths("beta", view.run))
+    assert not cluster.run_paths("alpha", view.run).log(0).exists()
+
+
+@pytest.fixture(scope="module")
+def nothing_left(three_agents):
+    """Whether a run that was refused has left anything anywhere."""
+
+    def check(reply: m.CommandReply) -> bool:
+        folders = [agent.directory / "runs" for agent in three_agents.agents.values()]
+        runs = {path.name for folder in folders if folder.is_dir() for path in folder.iterdir()}
+        return not [run for run in runs if run.startswith("refused-")]
+
+    return check
+
+
+def test_a_refusal_names_node_and_field_and_leaves_nothing_anywhere(cluster, run_config, nothing_left, tmp_path):
+    missing, empty = str(tmp_path / "nowhere"), tmp_path / "empty.txt"
+    empty.write_text("")
+    for nodes, field, words in (
+        (on("beta", "gamma", gamma={"data_path": missing}), "config: nodes.gamma.data_path", ("gamma", missing)),
+        (on("alpha", "beta", beta={"model_path": missing}), "config: nodes.beta.model_path", ("beta", missing)),
+        (on("alpha", "beta", alpha={"data_path": str(empty)}), "config: nodes.alpha.data_path", (str(empty),)),
+        (on("alpha", "delta"), "config: nodes.delta", ("alpha, beta, gamma",)),
+    ):
+        with cluster.client("alpha") as client:
+            reply = client.send("start-run", {"config": run_config(run__name="refused", nodes=nodes)})
+            assert (reply.state, reply.field) == ("rejected", field)
+            assert all(word in reply.reason for word in words), reply.reason
+            until(lambda reply=reply: nothing_left(reply), 20, "a clean sheet")
+            assert client.snapshot(0).run is None or client.snapshot(0).run.name != "refused"
+    until(lambda: not any(cluster.trainers().values()), 20, "the end of trainers called off")
+
+
+def test_one_run_per_cluster_and_a_follower_sends_commands_to_the_lead(cluster, run_config):
+    with cluster.client("alpha") as client, cluster.client("beta") as follower, cluster.client("gamma") as third:
+        client.send("start-run", {"config": run_config(run__steps=FOREVER, nodes=on("beta"))}, wait="accepted")
+        run = wait_for_step(client, 2).run.run
+        other = third.send("start-run", {"config": run_config(run__name="refused", nodes=on("gamma", "beta"))})
+        assert (other.state, other.field) == ("rejected", "run")
+        assert "beta" in other.reason and run in other.reason
+        again = third.send("start-run", {"config": run_config(run__name="refused", nodes=on("alpha"))})
+        assert "alpha" in again.reason and "conducts" in again.reason
+        resized = follower.send("resize-batch", {"micro": 2})
+        assert resized.state == "applied" and resized.step > 1
+        busy = follower.send("start-run", {"config": run_config()})
+        assert (busy.state, busy.field) == ("rejected", "run")
+        assert follower.send("stop", {"checkpoint": False}).state == "applied"
+        assert wait_for_end(client).state == "stopped"
+        refused = follower.send("start-run", {"resume": "nobody"})
+        assert (refused.state, refused.field) == ("rejected", "resume")
+
+
+def test_a_node_that_cannot_be_reached_is_named(cluster, run_config):
+    cluster["gamma"].terminate()
+    with cluster.client("alpha") as client:
+        until(lambda: {peer.node: peer.state for peer in client.snapshot(0).peers}["gamma"] == "silent", 20, "silence")
+        reply = client.send("start-run", {"config": run_config(run__name="refused", nodes=on("alpha", "gamma"))})
+        assert (reply.state, reply.field) == ("rejected", "config: nodes.gamma")
+        assert "gamma can't be reached" in reply.reason
+
+
+def test_a_trainer_that_dies_on_another_node_fails_the_run_with_how_it_ended(cluster, run_config):
+    with cluster.client("alpha") as client:
+        client.send("start-run", {"config": run_config(run__steps=FOREVER, nodes=on("beta"))}, wait="accepted")
+        wait_for_step(client, 2)
+        (pid,) = cluster["beta"].trainer_pids()
+        os.kill(pid, signal.SIGKILL)
+        view = wait_for_end(client)
+        assert view.state == "failed"
+        assert "beta" in view.reason and "signal 9" in view.reason
+
+
+def test_a_follower_whose_lead_stays_away_ends_its_trainer_and_says_why(cluster, run_config):
+    config = run_config(run__steps=FOREVER, run__orphan_seconds=2, nodes=on("beta"))
+    with cluster.client("alpha") as client, cluster.client("beta") as follower:
+        run = client.send("start-run", {"config": config}).run
+        assert len(cluster["beta"].trainer_pids()) == 1
+        cluster["alpha"].kill()
+        gone = until(
+            lambda: next((r for r in follower.runs().runs if r.run == run and r.state == "failed"), None), 20, "its end"
+        )
+        assert gone.step >= 1
+        until(lambda: not cluster["beta"].trainer_pids(), 20, "the trainer's end")
+        assert "alpha" in follower.snapshot(0, run).run.reason
+        cluster.start("alpha")
+        view = wait_for_end(client)
+        assert view.state == "failed"
+        assert "beta" in view.reason and "silent" in view.reason

@@ -1,0 +1,117 @@
+"""What an agent answers to whoever greets it as a lead: every number, name, run and generation is looked at."""
+
+from collections.abc import Iterator
+
+import pytest
+import zmq
+from tests.integration.clusters import Cluster, on
+from tests.integration.conftest import until
+
+from trainctl.protocol import codec, sockets
+from trainctl.protocol import messages as m
+
+LEAD = "omega"
+
+
+class Greeter:
+    """A lead made by hand: its messages are what a test says, right or wrong."""
+
+    def __init__(self, context: zmq.Context, address: str, link: str) -> None:
+        self.link, self.socket = link, sockets.new_socket(context, zmq.DEALER)
+        self.socket.connect(address)
+
+    def say(self, message: m.ToPeer) -> None:
+        assert self.socket.poll(5000, zmq.POLLOUT)
+        self.socket.send(codec.encode(message))
+
+    def hear(self, kind: type[m.Message], seconds: float = 15.0) -> m.Message:
+        """The next message but beats, which is to be of this kind."""
+        while True:
+            assert self.socket.poll(int(seconds * 1000)), f"no {kind.__name__}"
+            message = codec.decode_peer(self.socket.recv())
+            if isinstance(message, m.PeerBeat) and kind is not m.PeerBeat:
+                continue
+            assert isinstance(message, kind), message
+            return message
+
+    def greet(self, run: str | None = None, term: int = 1) -> None:
+        self.say(m.PeerHello(
+            link=self.link, lead=LEAD, address="tcp://127.0.0.1:9", generation=m.Generation(term, 0), run=run
+        ))  # fmt: skip
+
+    def relay(self, seq: int, order: m.ToTrainer, rank: int = 1) -> None:
+        self.say(m.PeerRelay(link=self.link, seq=seq, rank=rank, order=order))
+
+
+@pytest.fixture
+def greeter(cluster: Cluster) -> Iterator:
+    context, made = zmq.Context(), []
+
+    def make(link: str = "a" * 16) -> Greeter:
+        made.append(Greeter(context, cluster["gamma"].address, link))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.socket.close(linger=0)
+    context.term()
+
+
+def test_whoever_is_not_known_or_missed_a_number_is_told_to_begin_anew(greeter):
+    lead = greeter()
+    lead.say(m.PeerPing(link=lead.link, seq=0))
+    assert lead.hear(m.PeerRefusal).code == "unknown-link"
+    lead.greet()
+    assert (lead.hear(m.PeerWelcome).node, lead.link) == ("gamma", "a" * 16)
+    lead.say(m.PeerPing(link=lead.link, seq=0))
+    assert lead.hear(m.PeerBeat).seq == 0
+    lead.say(m.PeerPing(link=lead.link, seq=3))
+    assert lead.hear(m.PeerRefusal).code == "unknown-link"
+    lead.say(m.PeerPing(link=lead.link, seq=0))
+    assert lead.hear(m.PeerRefusal).code == "unknown-link"
+
+
+def test_a_newer_greeting_takes_the_place_of_an_older_one(greeter):
+    first, second = greeter("a" * 16), greeter("b" * 16)
+    for one in (first, second):
+        one.greet()
+        one.hear(m.PeerWelcome)
+    first.say(m.PeerPing(link=first.link, seq=0))
+    assert first.hear(m.PeerRefusal).code == "unknown-link"
+    second.say(m.PeerPing(link=second.link, seq=0))
+    assert second.hear(m.PeerBeat).seq == 0
+
+
+def test_orders_for_what_is_not_hosted_and_of_a_generation_that_was_left_are_refused(cluster, greeter, run_config):
+    lead, run = greeter(), "raw-20260101-000000-0000"
+    lead.greet()
+    lead.hear(m.PeerWelcome)
+    lead.relay(1, m.Fence(run=run, generation=m.Generation(1, 1)))
+    assert lead.hear(m.PeerRefusal).code == "busy"
+    config = run_config(nodes=on("alpha", "gamma"))
+    for seq, (run_id, field) in enumerate((("../../etc", "run"), (run, "")), 2):
+        lead.say(m.PeerHost(link=lead.link, seq=seq, run=run_id, rank=1, config=config, generation=m.Generation(1, 0)))
+        assert lead.hear(m.PeerHosted).field == field
+    assert cluster.run_paths("gamma", run).run_file.is_file()
+    lead.relay(4, m.Fence(run=run, generation=m.Generation(1, 5)))
+    lead.relay(5, m.Fence(run=run, generation=m.Generation(1, 4)))
+    refused = until(lambda: _next_refusal(lead), 20, "a refusal")
+    assert (refused.code, "g1.5" in refused.text) == ("older-term", True)
+    older, again = greeter("b" * 16), greeter("c" * 16)
+    older.greet(run, term=0)
+    assert older.hear(m.PeerRefusal).code == "older-term"
+    again.greet(run)
+    assert [(hosted.run, hosted.rank) for hosted in again.hear(m.PeerWelcome).ranks] == [(run, 1)]
+    with cluster.client("gamma") as client:
+        view = client.snapshot(0).run
+        assert (view.run, view.lead, view.generation) == (run, LEAD, m.Generation(1, 5))
+    again.say(m.PeerEnd(link=again.link, seq=1, run=run, rank=1, state="starting"))
+    until(lambda: not cluster.run_paths("gamma", run).directory.exists(), 20, "the end of a run that never began")
+    with cluster.client("gamma") as client:
+        assert run not in [known.run for known in client.runs().runs]
+
+
+def _next_refusal(lead: Greeter) -> m.PeerRefusal | None:
+    """What the trainer says meanwhile is passed over."""
+    message = codec.decode_peer(lead.socket.recv()) if lead.socket.poll(100) else None
+    return message if isinstance(message, m.PeerRefusal) else None

@@ -1,0 +1,308 @@
+"""What a trainer and its reducer do, without a model: order by order, stride by stride, with the faults of real ones.
+
+A rank's parameters are a hash of every update they have had, so that two ranks that should be alike can be compared;
+`TORN` stands for parameters that were overwritten in part, with which no step may be made.
+"""
+
+import dataclasses
+import random
+from collections import deque
+
+from trainctl.node_agent import shares
+from trainctl.protocol import messages as m
+
+RUN = "sim"
+TORN = "torn"
+
+
+class SimGroup:
+    """One generation's reducers: a sum comes out for everybody once all have put their part in, unless it is broken."""
+
+    def __init__(self, form: m.Form) -> None:
+        self.ranks, self.form = form.ranks, form
+        self.broken = False
+        self.parts: dict[object, dict[int, object]] = {}
+
+    def put(self, what: object, rank: int, part: object) -> None:
+        self.parts.setdefault(what, {})[rank] = part
+
+    def has_put(self, what: object, rank: int) -> bool:
+        return rank in self.parts.get(what, {})
+
+    def is_whole(self, what: object) -> bool:
+        return len(self.parts.get(what, {})) == len(self.ranks)
+
+
+class SimWorld:
+    """What ranks share: the groups, and the states that updates have led to."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.groups: dict[m.Generation, SimGroup] = {}
+        self.states: dict[int, object] = {0: 0}  # by step: what every rank that is there must have
+        self.batches: dict[int, tuple[int, int]] = {}  # by step: cursor and G of the update
+
+    def group(self, form: m.Form) -> SimGroup:
+        return self.groups.setdefault(form.generation, SimGroup(form))
+
+    def updated(self, plan: m.StepPlan, before: object) -> object:
+        """The state after an update, the same for whoever makes it: a step that somebody has made is never another."""
+        batch = (plan.cursor, plan.global_batch)
+        assert self.batches.setdefault(plan.step, batch) == batch, f"step {plan.step} was made again, of another batch"
+        after = hash((before, plan.step, batch, plan.learning_rate))
+        assert self.states.setdefault(plan.step, after) == after, f"step {plan.step} was made again, otherwise"
+        return after
+
+
+@dataclasses.dataclass
+class SimRank:
+    """One trainer, with its link: `down` from the agent and `up` to it, in order."""
+
+    rank: int
+    world: SimWorld
+    backend: str = "torch"
+    speed: float = 100.0  # samples per second
+    step_seconds: float = 0.1
+    generation: m.Generation | None = None
+    highest: m.Generation | None = None
+    group: SimGroup | None = None
+    joining: bool = False
+    failed: bool = False  # waits for a fence
+    last_step: int = 0
+    cursor: int = 0
+    state: object = 0
+    plans: deque = dataclasses.field(default_factory=deque)
+    held: tuple[m.Range, ...] = ()
+    held_step: int = 0
+    held_from: m.Generation | None = None
+    begun: tuple | None = None  # the plan that the accumulators were last begun for
+    accumulated: bool = False
+    loaded: bool = False
+    gone: bool = False
+    exit: object = None  # what tells the agent of its end
+    disk_full: bool = False
+    connected: bool = True
+    reports: deque = dataclasses.field(default_factory=lambda: deque(maxlen=8))
+    down: deque = dataclasses.field(default_factory=deque)
+    up: deque = dataclasses.field(default_factory=deque)
+
+    # ------------------------------------------------------------ what it says
+
+    def ready(self) -> m.Ready:
+        return m.Ready(
+            run=RUN, rank=self.rank, pid=1, backend=self.backend, device="cpu", parameters=1000, samples=100,
+            held_out=10, mean_weight=4.0, layout_digest="l", model_digest="m", data_digest="d",
+            last_step=self.last_step, cursor=self.cursor, system="Linux", engines=("gloo", "ring"),
+        )  # fmt: skip
+
+    def load(self) -> None:
+        self.loaded = True
+        self.up.append(self.ready())
+
+    def alive(self) -> m.Alive:
+        ready = self.ready() if self.loaded else None
+        return m.Alive(
+            run=RUN, rank=self.rank, generation=self.highest, step=self.last_step, phase="idle", ready=ready
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ orders
+
+    def take_order(self) -> None:
+        """The next order on the link."""
+        order = self.down.popleft()
+        match order:
+            case m.Leave():
+                self.gone = True
+                self._drop_group()
+                return
+            case m.StepPlan():
+                if order.generation == self.generation:
+                    self.plans.append(order)
+                return
+        if self.highest is not None and order.generation < self.highest:
+            return
+        self.highest = order.generation
+        match order:
+            case m.Fence():
+                self._leave()
+                self._say_fenced(order)
+            case m.Offer():
+                self._say(m.Offered, order.generation, endpoints=(f"127.0.0.1:{self.rank}",))
+            case m.Form():
+                self._leave()
+                self._form(order)
+
+    def _say(self, kind, generation: m.Generation, **fields) -> None:
+        self.up.append(kind(run=RUN, rank=self.rank, generation=generation, **fields))
+
+    def _leave(self) -> None:
+        """Whatever is under way is given up; what the accumulators hold stays."""
+        self.generation, self.failed, self.joining, self.accumulated = None, False, False, False
+        self.plans.clear()
+        self._drop_group()
+
+    def _drop_group(self) -> None:
+        if self.group is not None:
+            self.group.broken = True
+            self.group = None
+
+    def _say_fenced(self, fence: m.Fence) -> None:
+        held = self.held if self.held else ()
+        self._say(
+            m.Fenced, fence.generation, last_step=self.last_step, held_from=self.held_from if held else None, held=held,
+            reports=tuple(self.reports),
+        )  # fmt: skip
+
+    def _form(self, form: m.Form) -> None:
+        self.generation = form.generation
+        if self.rank not in form.ranks:
+            return
+        assert form.source is None or form.source in form.ranks
+        if self.rank not in form.behind:
+            assert (form.step, form.cursor) == (self.last_step, self.cursor), (form, self)
+            assert self.state != TORN
+        if form.engine == "none":
+            assert form.ranks == (self.rank,) and not form.behind
+            self._say(m.Formed, form.generation)
+            return
+        assert len(form.endpoints) == len(form.ranks) > 1
+        self.group, self.joining = self.world.group(form), True
+
+    # ------------------------------------------------------------ work
+
+    @property
+    def can_work(self) -> bool:
+        """Whether a stride may change anything: what waits for others does not."""
+        if self.gone or self.failed or self.generation is None:
+            return False
+        if self.joining:
+            return self._waits_for(("join",))
+        if not self.plans:
+            return False
+        plan = self.plans[0]
+        if plan.kind == "train" and self.accumulated:
+            return self._waits_for((plan.kind, plan.seq))
+        return plan.kind != "sync" or self._waits_for((plan.kind, plan.seq))
+
+    def _waits_for(self, what: tuple) -> bool:
+        group = self.group
+        return group is None or group.broken or group.is_whole(what) or not group.has_put(what, self.rank)
+
+    def work(self) -> None:
+        """One stride."""
+        if self.joining:
+            self._join()
+            return
+        plan = self.plans[0]
+        mine = next((work for work in plan.work if work.rank == self.rank), None)
+        assert mine is not None, (plan, self.rank)
+        match plan.kind:
+            case "train" if not self.accumulated:
+                self._accumulate(plan, mine)
+            case "train":
+                self._update(plan, mine)
+            case "sync":
+                self._sync(plan, mine)
+            case _:
+                self._side(plan, mine)
+
+    def _sum(self, what: tuple, part: object) -> dict[int, object] | None:
+        """The parts of all, None if it is to be waited for or has failed; a broken sum may still come out for some."""
+        group = self.group
+        if group is None:
+            return {self.rank: part}
+        if not group.has_put(what, self.rank):
+            if not group.broken:
+                group.put(what, self.rank, part)
+        elif group.is_whole(what) and not (group.broken and self.world.random.random() < 0.5):
+            return group.parts[what]
+        if group.broken:
+            self.failed = True
+            if self.world.random.random() < 0.7:  # else it hangs in it without a word
+                self._say(m.GroupFailed, self.generation, reason="connection closed by peer")
+        return None
+
+    def _join(self) -> None:
+        form = self.group.form
+        parts = self._sum(("join",), (self.state, self.last_step, self.cursor))
+        if self.rank in form.behind and self.group.has_put(("join",), self.rank):
+            self.state = TORN
+        if parts is None:
+            return
+        if self.rank in form.behind:
+            state, step, cursor = parts[form.source]
+            assert (state, step, cursor) == (self.world.states[form.step], form.step, form.cursor)
+            self.state, self.last_step, self.cursor = state, step, cursor
+            self.held, self.held_from, self.begun = (), None, None
+        self.joining = False
+        self._say(m.Formed, form.generation, join_seconds=0.01)
+
+    def _accumulate(self, plan: m.StepPlan, mine: m.RankWork) -> None:
+        """One micro-batch, or the end of them."""
+        assert plan.step == self.last_step + 1, f"a plan for step {plan.step} after step {self.last_step}"
+        assert plan.cursor == self.cursor
+        assert self.state != TORN
+        if self.begun != (plan.generation, plan.seq):
+            self._begin(plan)
+        left = shares.subtract(mine.ranges, self.held)
+        if left:
+            piece = m.Range(left[0].start, min(left[0].count, mine.micro_batch))
+            self.held = tuple(shares.merge((*self.held, piece)))
+        if shares.subtract(mine.ranges, self.held):
+            return
+        self.accumulated = True
+        self.up.append(m.Soon(run=RUN, rank=self.rank, generation=plan.generation, seq=plan.seq))
+        if self.group is not None and not self.group.broken:
+            self.group.put((plan.kind, plan.seq), self.rank, self.held)
+
+    def _begin(self, plan: m.StepPlan) -> None:
+        """As the trainer's ledger does: a batch is gone on with only if the plan says it finishes that very one."""
+        self.begun = (plan.generation, plan.seq)
+        if plan.finishes is not None and self.held:
+            assert (plan.finishes, plan.step) == (self.held_from, self.held_step), "finishes another batch than is held"
+        else:
+            self.held = ()
+        self.held_from, self.held_step = plan.finishes or plan.generation, plan.step
+
+    def _update(self, plan: m.StepPlan, mine: m.RankWork) -> None:
+        parts = self._sum((plan.kind, plan.seq), self.held)
+        if parts is None:
+            return
+        pieces = sorted(piece for held in parts.values() for piece in held)
+        at = plan.cursor
+        for piece in pieces:
+            assert piece.start == at, f"step {plan.step}: positions {pieces} of the batch at {plan.cursor}"
+            at = piece.stop
+        assert at == plan.cursor + plan.global_batch, f"step {plan.step}: positions {pieces}"
+        self.state = self.world.updated(plan, self.state)
+        self.last_step, self.cursor = plan.step, at
+        count = sum(piece.count for piece in self.held)
+        self.held, self.held_from, self.accumulated = (), None, False
+        report = self._report(plan, mine, count, phases=m.Phases(forward=count / self.speed))
+        self.reports.append(report)
+
+    def _side(self, plan: m.StepPlan, mine: m.RankWork) -> None:
+        assert plan.step == self.last_step and self.state != TORN
+        count = sum(piece.count for piece in mine.ranges)
+        writes = self.rank in plan.writers and not self.disk_full
+        self._report(
+            plan, mine, count,
+            checkpoint=m.CheckpointInfo("p", plan.step, 1, 0.0) if writes else None,
+            samples_per_second=self.speed if plan.kind == "measure" else None,
+        )  # fmt: skip
+
+    def _sync(self, plan: m.StepPlan, mine: m.RankWork) -> None:
+        parts = self._sum((plan.kind, plan.seq), self.state)
+        if parts is not None:
+            assert set(parts.values()) == {self.state}, "ranks that are in step are not alike"
+            self._report(plan, mine, 0, drift=self.rank * 1e-6)
+
+    def _report(self, plan: m.StepPlan, mine: m.RankWork, count: int, **fields) -> m.Report:
+        self.plans.popleft()
+        report = m.Report(
+            run=RUN, rank=self.rank, generation=plan.generation, seq=plan.seq, kind=plan.kind, step=plan.step,
+            loss_sum=2.0, weight=1.0, own_weight=1.0, own_samples=count, micro_batch=mine.micro_batch,
+            step_seconds=self.step_seconds, **fields,
+        )  # fmt: skip
+        self.up.append(report)
+        return report

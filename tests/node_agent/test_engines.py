@@ -1,0 +1,50 @@
+"""The choice of an engine, and refusals that name the node and what it lacks."""
+
+import pytest
+
+from trainctl.node_agent import engines
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.runfile import GroupTable
+
+
+def ready(system: str, *engines_there: str) -> m.Ready:
+    return m.Ready(
+        run="r", rank=0, pid=1, backend="torch", device="cpu", parameters=1, samples=1, held_out=0, mean_weight=1.0,
+        layout_digest="", model_digest="", data_digest="", last_step=0, cursor=0, system=system, engines=engines_there,
+    )  # fmt: skip
+
+
+LINUX, MAC = ready("Linux", "gloo", "ring"), ready("Darwin", "gloo", "ring")
+LINUX_MLX, LINUX_TORCH, MAC_TORCH = ready("Linux", "ring"), ready("Linux", "gloo"), ready("Darwin", "gloo")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nodes", "engine"),
+    [
+        ("auto", (LINUX, LINUX_TORCH), "gloo"),
+        ("auto", (LINUX, MAC), "ring"),
+        ("auto", (MAC, MAC), "ring"),
+        ("auto", (LINUX, LINUX_MLX), "ring"),
+        ("ring", (LINUX, LINUX), "ring"),
+        ("gloo", (LINUX, LINUX_TORCH), "gloo"),
+        ("gloo", (MAC, MAC_TORCH), "gloo"),
+    ],
+)
+def test_engine_chosen(wanted, nodes, engine):
+    assert engines.choose(GroupTable(engine=wanted), dict(zip("ab", nodes, strict=True))) == engine
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nodes", "words"),
+    [
+        ("gloo", (LINUX, LINUX_MLX), "gloo: b has no torch"),
+        ("ring", (LINUX, LINUX_TORCH), "ring: b has no mlx"),
+        ("gloo", (LINUX, MAC), "b is on Darwin and a on Linux"),
+        ("auto", (LINUX_MLX, LINUX_TORCH), "gloo: a has no torch.*ring: b has no mlx"),
+        ("auto", (MAC_TORCH, MAC), "gloo: a is not on Linux; ring: a has no mlx"),
+    ],
+)
+def test_refusal_names_the_node_and_what_it_lacks(wanted, nodes, words):
+    with pytest.raises(InvalidInputError, match=rf"group\.engine: .*{words}"):
+        engines.choose(GroupTable(engine=wanted), dict(zip("ab", nodes, strict=True)))

@@ -1,0 +1,121 @@
+"""Runs of the simulation with commands and faults by chance, and what must hold at the end of each."""
+
+import random
+
+from tests.node_agent.simulation import Simulation, check_ledger, config, durable
+
+COMMANDS: tuple[tuple[str, dict], ...] = (
+    ("resize-batch", {"micro": 1}), ("resize-batch", {"micro": 3}), ("resize-batch", {"micro": 9}),
+    ("set-lr", {"value": 1e-4}), ("set-lr", {"value": 2e-4, "schedule": "set"}),
+    ("set-global-batch", {"value": 6}), ("set-global-batch", {"value": 24, "schedule": "scale"}),
+    ("set-global-batch", {"value": 3}), ("checkpoint", {}), ("evaluate", {}), ("pause", {}), ("resume", {}),
+    ("resume", {}), ("note", {"text": "here"}), ("rebalance", {"auto": True}), ("rebalance", {"shares": {"a": 3}}),
+    ("rebalance", {"shares": {"b": "50%"}}), ("rebalance", {"shares": {"a": 8, "b": 4}}),
+    ("rebalance", {"shares": {"d": "12.5%"}}), ("drain", {"node": "a"}), ("drain", {"node": "b"}),
+    ("drain", {"node": "c"}), ("admit", {"node": "a"}), ("admit", {"node": "b"}), ("admit", {"node": "c"}),
+    ("admit", {"node": "b"}),
+)  # fmt: skip
+ENDINGS: tuple[tuple[str, dict], ...] = (("stop", {}), ("stop", {"checkpoint": False}))
+
+
+def simulation(nodes: int, seed: int, steps: int = 25) -> Simulation:
+    """A run of 1 to 4 nodes with all that a run file may want beside training."""
+    tables = {
+        "evaluate": {"every_steps": 4}, "checkpoint": {"every_steps": 5, "at_end": seed % 2 == 0},
+        "group": {"sync_weights_every": 3, "first_shares": "timed" if seed % 3 == 0 else "even"},
+    }  # fmt: skip
+    made = Simulation(config(steps, 12, **tables), durable(tuple("abcd"[:nodes]), 12), seed).begin()
+    for number, rank in enumerate(made.ranks.values()):
+        rank.speed = 100.0 / (1 + number)
+    return made
+
+
+class Chances:
+    """Faults and commands, each as something that one call does to a simulation."""
+
+    def __init__(self, of: Simulation, seed: int) -> None:
+        self.simulation, self.random = of, random.Random(seed)
+
+    def _rank(self):
+        return self.random.choice(list(self.simulation.ranks.values()))
+
+    def command(self) -> None:
+        """Some expire soon, some were computed against a plan that may have moved on."""
+        verb, args = self.random.choice(COMMANDS if self.random.random() < 0.995 else ENDINGS)
+        version = self.simulation.conductor.durable.settings.plan_version
+        self.simulation.command(
+            verb, if_plan=version if self.random.random() < 0.1 else None,
+            ttl=self.random.choice((0.5, 1e9, 1e9)), **args,
+        )  # fmt: skip
+
+    def crash(self) -> None:
+        """The agent dies after so many more of its decisions, between any two of them."""
+        self.simulation.crash_after = self.random.randrange(6)
+
+    def disconnect(self) -> None:
+        self.simulation.disconnect(self._rank(), kept=self.random.randrange(3))
+
+    def reconnect(self) -> None:
+        self.simulation.reconnect(self._rank())
+
+    def break_group(self) -> None:
+        """A sum that some may have got and others not."""
+        group = self._rank().group
+        if group is not None:
+            group.broken = True
+
+    def tick(self) -> None:
+        self.simulation.tick(self.random.choice((0.1, 1.0, 12.0, 50.0)))
+
+    def repeat(self) -> None:
+        """A message arrives twice."""
+        rank = self._rank()
+        if rank.connected and rank.up:
+            rank.up.appendleft(rank.up[0])
+
+    def kill_drained(self) -> None:
+        rank = self._rank()
+        if self.simulation.conductor.durable.settings.ranks[rank.rank].out and not rank.gone:
+            self.simulation.end_rank(rank, clean=False)
+
+
+WEIGHTS = {
+    Chances.command: 3.0, Chances.crash: 0.3, Chances.disconnect: 0.4, Chances.reconnect: 3.0,
+    Chances.break_group: 0.5, Chances.tick: 1.0, Chances.repeat: 1.0, Chances.kill_drained: 0.05,
+}  # fmt: skip
+
+
+def walk(seed: int) -> Simulation:
+    """One run from its first word to the end of its last rank, with something going wrong in every tenth stride."""
+    chance = random.Random(seed)
+    run = simulation(chance.choice((1, 2, 3, 3, 4)), seed)
+    chances = Chances(run, seed)
+    kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
+    while run.ended is None and run.strides < 6000:
+        if chance.random() < 0.1 and run.choices():
+            chance.choices(kinds, weights)[0](chances)
+        elif not run.stride():
+            _wait(run, chances)
+    end(run)
+    return run
+
+
+def _wait(run: Simulation, chances: Chances) -> None:
+    """Nothing moves: only a deadline, a link that comes back or an operator can change that."""
+    run.strides += 1
+    run.tick(5.0)
+    if run.conductor.state == "paused":
+        chances.command()
+    for rank in run.ranks.values():
+        run.reconnect(rank)
+
+
+def end(run: Simulation) -> None:
+    """Drive it to the end without more faults; nothing may be lost, done twice or left without an outcome."""
+    run.finish()
+    check_ledger(run)
+    run.check_commands()
+    run.check_periodic()
+    if run.ended.state == "failed":  # a rank that had been killed unseen was admitted, or nothing could be formed
+        killed = any(rank.exit is not None and not rank.exit.clean for rank in run.ranks.values())
+        assert ("signal 9" in run.ended.reason and killed) or "formations failed in a row" in run.ended.reason

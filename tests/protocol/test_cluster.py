@@ -1,0 +1,50 @@
+"""cluster.toml: what it says, and the field that is named when it says something else."""
+
+from pathlib import Path
+
+import pytest
+
+from trainctl.protocol import cluster
+from trainctl.protocol.errors import InvalidInputError
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "cluster.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_nodes_keep_their_order(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        '[nodes.studio]\naddress = "tcp://127.0.0.1:7474"\n[nodes.mbp]\naddress = "tcp://127.0.0.1:7484"\n',
+    )
+    found = cluster.read(path)
+    assert [(name, entry.address) for name, entry in found.nodes.items()] == [
+        ("studio", "tcp://127.0.0.1:7474"),
+        ("mbp", "tcp://127.0.0.1:7484"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("nodes = 3", "nodes"),
+        ("[nodes.A]\naddress = 'tcp://127.0.0.1:1'", "nodes"),
+        ("[nodes.a]\n", "address"),
+        ("[nodes.a]\naddress = 'somewhere'", "somewhere"),
+        ("[nodes.a]\naddress = 'tcp://h:1'\ncolour = 'red'", "colour"),
+        ("[nodes.a]\naddress = 'tcp://h:1'\n[nodes.b]\naddress = 'tcp://h:1'", "nodes.b.address"),
+        ("[nodes", "TOML"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, names: str) -> None:
+    with pytest.raises(InvalidInputError, match=names):
+        cluster.read(written(tmp_path, text))
+
+
+def test_without_a_file_there_is_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINCTL_CLUSTER", str(tmp_path / "none.toml"))
+    assert cluster.read_default().nodes == {}
+    with pytest.raises(InvalidInputError, match="no such cluster file"):
+        cluster.read(tmp_path / "none.toml")

@@ -1,0 +1,141 @@
+"""Several ranks in one process, each with a thread for its model and a reducer process of its own, driven by plans."""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import psutil
+
+from trainctl.protocol import messages as m
+from trainctl.trainer import digest, levelling
+from trainctl.trainer.formation import Formation
+from trainctl.trainer.group import ReducerGroup
+from trainctl.trainer.ledger import FenceAnswer
+from trainctl.trainer.shared_buffer import Layout
+
+DEADLINE_SECONDS = 60.0
+G = 12
+T = TypeVar("T")
+
+
+class Rank:
+    """One rank; its rig and its groups are used by its own thread, its formation by the test's."""
+
+    def __init__(self, number: int, new_rig: Callable[[], Any], thread: ThreadPoolExecutor) -> None:
+        self.number, self.thread = number, thread
+        self.rig: Any = self.call(new_rig)
+        layout = Layout(self.rig.backend.shapes, digest.layout_digest(self.rig.backend.shapes))
+        self.formation = Formation(number, layout, self.rig.config.group, "", None)
+        self.group: ReducerGroup | None = None
+
+    def submit(self, work: Callable[[], T]) -> "Future[T]":
+        return self.thread.submit(work)
+
+    def change_rig(self, new_rig: Callable[[], Any]) -> None:
+        """Go on in the same group with another model and other data."""
+        rig = self.call(new_rig)
+        rig.ledger.formed, rig.executor.group = self.rig.ledger.formed, self.group
+        self.rig = rig
+
+    def call(self, work: Callable[[], T]) -> T:
+        return self.submit(work).result(DEADLINE_SECONDS)
+
+    def begin(self, form: m.Form) -> None:
+        """What the control thread does with an order to form."""
+        assert self.rig.ledger.form(form)
+        group = self.formation.form(form)
+        assert isinstance(group, ReducerGroup)
+        self.group = group
+
+    def complete(self, form: m.Form) -> None:
+        """What the main thread does then."""
+        assert self.group is not None
+        self.group.complete()
+        if form.source is not None:
+            rig = self.rig
+            scale = rig.executor.loss_scale
+            levelling.level(self.group, form, self.number, rig.backend, scale, rig.ledger)
+        self.group.formed()
+        self.rig.executor.group = self.group
+
+    def fence(self, generation: m.Generation) -> FenceAnswer:
+        """What the control thread does with a fence."""
+        self.formation.leave()
+        answer = self.rig.ledger.try_fence(generation, DEADLINE_SECONDS)
+        assert answer is not None
+        return answer
+
+    def reducer(self) -> psutil.Process:
+        """The process of the group that is formed."""
+        assert self.group is not None
+        return psutil.Process(self.group._reducer.pid)
+
+    def close(self) -> None:
+        self.formation.close()
+        if self.group is not None:
+            self.group.close()
+
+
+class Ranks:
+    """A group of them. Failures come back as values, so that one rank's doesn't hide another's."""
+
+    def __init__(self, makers: Sequence[Callable[..., Any]], engine: m.Engine) -> None:
+        """`makers` make each rank's rig, given its number as `rank`."""
+        self.engine: m.Engine = engine
+        self.generation = m.Generation(1, 0)
+        self.ranks: list[Rank] = []
+        self._seq = 0
+        for number, make in enumerate(makers):
+            thread = ThreadPoolExecutor(1)
+            self.ranks.append(Rank(number, functools.partial(make, rank=number), thread))
+
+    def all(self, work: Callable[[Rank], T]) -> list[T | Exception]:
+        """`work` on every rank's own thread at once."""
+        futures = [rank.submit(functools.partial(work, rank)) for rank in self.ranks]
+        found: list[T | Exception] = []
+        for future in futures:
+            error = future.exception(DEADLINE_SECONDS)
+            assert error is None or isinstance(error, Exception)
+            found.append(future.result() if error is None else error)
+        return found
+
+    def form(self, **changes: Any) -> list[Exception]:
+        """Form the next generation; returns what went wrong."""
+        form = self.offer(**changes)
+        for rank in self.ranks:
+            rank.begin(form)
+        return [error for error in self.all(lambda rank: rank.complete(form)) if isinstance(error, Exception)]
+
+    def offer(self, **changes: Any) -> m.Form:
+        """Have endpoints opened for the next generation, and make the order to form it."""
+        self.generation = self.generation.next()
+        order = m.Offer(run="r", generation=self.generation, engine=self.engine)
+        endpoints = tuple(rank.formation.offer(order) for rank in self.ranks)
+        ranks = tuple(rank.number for rank in self.ranks)
+        values: dict[str, Any] = {"ranks": ranks, "endpoints": endpoints, "deadline_seconds": DEADLINE_SECONDS}
+        return m.Form(run="r", generation=self.generation, engine=self.engine, **(values | changes))
+
+    def plan(self, step: int, shares: Sequence[int], micros: Sequence[int], **changes: Any) -> m.StepPlan:
+        """A train plan: the ranks' shares one after another."""
+        self._seq += 1
+        cursor, work, start = (step - 1) * G, [], (step - 1) * G
+        for rank, share, micro in zip(self.ranks, shares, micros, strict=True):
+            work.append(m.RankWork(rank.number, (m.Range(start, share),) if share else (), micro))
+            start += share
+        plan = self.ranks[0].rig.plan(step, 1, cursor=cursor, work=tuple(work), generation=self.generation)
+        values: dict[str, Any] = {field: getattr(plan, field) for field in plan.__struct_fields__}
+        return m.StepPlan(**(values | {"seq": self._seq} | changes))
+
+    def train(self, plan: m.StepPlan) -> list[m.Report | Exception]:
+        return self.all(lambda rank: rank.rig.executor.train(plan, time.perf_counter()))
+
+    def fence(self) -> list[FenceAnswer]:
+        self.generation = self.generation.next()
+        return [rank.fence(self.generation) for rank in self.ranks]
+
+    def close(self) -> None:
+        for rank in self.ranks:
+            rank.close()
+            rank.thread.shutdown()

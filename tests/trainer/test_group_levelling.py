@@ -1,0 +1,132 @@
+"""One rank's state reaches others to the bit, whatever library and engine carry it, and never half-way."""
+
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.trainer.ranks import G, Rank, Ranks
+
+from trainctl.protocol import messages as m
+from trainctl.trainer import demo_assets
+from trainctl.trainer.backend import State
+from trainctl.trainer.group_orders import GroupOrders
+from trainctl.trainer.standby import GroupError
+from trainctl.trainer.step import Identity
+
+NewRanks = Callable[..., Ranks]
+SameState = Callable[[State, State], bool]
+
+
+@pytest.fixture(scope="module")
+def two_chunks(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model of 460 k parameters, which is two chunks of 1 MB."""
+    folder = tmp_path_factory.mktemp("chunks") / "model"
+    demo_assets.make_model(folder, demo_assets.llama_config(hidden=128, layers=2, heads=2, intermediate=384), seed=1)
+    return str(folder)
+
+
+@pytest.fixture
+def same_state(same_bits: Callable[..., bool]) -> SameState:
+    def compare(one: State, other: State) -> bool:
+        parts = ("weights", "first_moments", "second_moments")
+        same = all(same_bits(getattr(one, part), getattr(other, part)) for part in parts)
+        return same and one.updates == other.updates
+
+    return compare
+
+
+def state(rank: Rank) -> State:
+    found: State = rank.call(rank.rig.backend.export_state)
+    return found
+
+
+def alone(rank: Rank, steps: int, rate: float = 3e-3) -> None:
+    """So many steps without the others."""
+    rank.rig.ledger.formed = m.Generation(1, 0)
+    for step in range(1, steps + 1):
+        changes = {"generation": m.Generation(1, 0), "learning_rate": rate}
+        changes["work"] = (m.RankWork(rank.number, (m.Range((step - 1) * G, G),), 4),)
+        plan = rank.rig.plan(step, 4, **changes)
+        rank.call(lambda plan=plan: rank.rig.executor.train(plan, 0.0))
+
+
+@pytest.mark.parametrize("engine", ["gloo", "ring"])
+@pytest.mark.parametrize("backends", [("torch", "mlx", "torch"), ("mlx", "torch", "torch")], ids="->".join)
+def test_ranks_behind_are_given_the_state_of_one_ahead(
+    new_ranks: NewRanks, same_state: SameState, two_chunks: str, engine: m.Engine, backends: tuple[str, ...]
+) -> None:
+    ranks = new_ranks(engine, backends, model__path=two_chunks, group={"chunk_mb": 1})
+    source, behind, level = ranks.ranks
+    alone(source, 3)
+    alone(behind, 1, rate=1e-3)
+    alone(level, 3, rate=2e-3)
+    source.rig.executor.loss_scale.value, source.rig.executor.loss_scale.good_steps = 512.0, 77
+    before = [state(rank) for rank in ranks.ranks]
+    assert not same_state(before[0], before[1])
+
+    assert ranks.form(source=0, behind=(1,), step=3, cursor=3 * G) == []
+    after = [state(rank) for rank in ranks.ranks]
+    assert same_state(after[0], before[0])
+    assert same_state(after[1], before[0])
+    assert same_state(after[2], before[2]), "one that stands there already keeps its own"
+    assert (behind.rig.ledger.last_step, behind.rig.ledger.cursor, behind.rig.ledger.batch) == (3, 3 * G, None)
+    scale = behind.rig.executor.loss_scale
+    assert (scale.value, scale.good_steps) == (512.0, 77)
+
+    for rank in ranks.ranks:
+        rank.rig.executor.loss_scale.value = 1.0
+    reports = ranks.train(ranks.plan(4, (6, 4, 2), (4, 3, 2)))
+    assert [report.step for report in reports] == [4, 4, 4], reports
+
+    plan = ranks.plan(4, (0, 0, 0), (1, 1, 1), kind="sync")
+    expected = state(level).weights, state(source).weights
+    reports = ranks.all(lambda rank: rank.rig.executor.sync(plan, 0.0))
+    synced = [state(rank) for rank in ranks.ranks]
+    assert same_state(synced[1], synced[0])
+    assert same_state(synced[2], synced[0])
+    assert reports[0].drift == 0.0
+    flat = [np.concatenate([array.ravel() for array in weights.values()]).astype(np.float64) for weights in expected]
+    drift = np.abs(flat[0] - flat[1]).max() / np.sqrt(np.mean(flat[1] ** 2))
+    assert reports[2].drift == pytest.approx(drift, rel=1e-5)
+    assert 0 < reports[1].drift < reports[2].drift
+
+
+def test_a_rank_left_with_parts_of_two_states_says_so_and_takes_part_only_to_be_given_one(
+    new_ranks: NewRanks, same_state: SameState
+) -> None:
+    ranks = new_ranks("gloo", ("torch", "torch"))
+    source, behind = ranks.ranks
+    alone(source, 2)
+    alone(behind, 1)
+    form = ranks.offer(source=0, behind=(1,), step=2, cursor=2 * G)
+    for rank in ranks.ranks:
+        rank.begin(form)
+    copy_in, taken = behind.rig.backend.copy_in, []
+
+    def once(part: str, arrays: Any) -> None:
+        copy_in(part, arrays)
+        taken.append(part)
+        source.formation.abort()
+
+    behind.rig.backend.copy_in = once
+    outcomes = ranks.all(lambda rank: rank.complete(form))
+    behind.rig.backend.copy_in = copy_in
+    assert isinstance(outcomes[1], GroupError)
+    assert taken == ["weights"]
+    answers = ranks.fence()
+    assert [answer.last_step for answer in answers] == [2, 0], "where it stood isn't where it stands"
+    assert answers[1].held_from is None
+
+    said: list[m.FromTrainer] = []
+    orders = GroupOrders(Identity("r", "here", 1), behind.rig.ledger, SimpleQueue(), said.append)
+    orders.formation = behind.formation
+    orders.form(ranks.offer())
+    assert isinstance(said[0], m.GroupFailed)
+    assert "this rank holds parts of two states" in said[0].reason
+
+    assert ranks.form(source=0, behind=(1,), step=2, cursor=2 * G) == []
+    assert same_state(state(behind), state(source))
+    assert behind.rig.ledger.last_step == 2
+    assert behind.rig.ledger.whole

@@ -1,0 +1,178 @@
+"""Orders to offer, form and fence in every order, as the control thread takes them from a real socket."""
+
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from tests.trainer.line import DEADLINE_SECONDS, Line
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.runfile import GroupTable
+from trainctl.trainer.formation import Formation
+from trainctl.trainer.group import ReducerGroup
+from trainctl.trainer.ledger import AbandonedError, Ledger
+from trainctl.trainer.orders import Joined, Joining, Order
+from trainctl.trainer.shared_buffer import Layout
+
+FIRST, SECOND, THIRD = (m.Generation(1, n) for n in (1, 2, 3))
+
+
+@pytest.fixture
+def peer() -> Iterator[Formation]:
+    """Rank 1."""
+    made = Formation(1, Layout({"a": (4,)}, "x"), GroupTable(), "", None)
+    yield made
+    made.close()
+
+
+def offer(generation: m.Generation, engine: m.Engine = "ring") -> m.Offer:
+    return m.Offer(run="r", generation=generation, engine=engine)
+
+
+def form(offered: m.Offered, peer: Formation, engine: m.Engine = "ring") -> m.Form:
+    """Of this rank and rank 1."""
+    endpoints = (offered.endpoints, peer.offer(offer(offered.generation, engine)))
+    return m.Form(
+        run="r", generation=offered.generation, engine=engine, ranks=(0, 1), endpoints=endpoints, layout_digest="x"
+    )
+
+
+def fence(generation: m.Generation) -> m.Fence:
+    return m.Fence(run="r", generation=generation)
+
+
+def next_order(line: Line) -> Order:
+    return line.control.orders.get(timeout=DEADLINE_SECONDS)
+
+
+def joining(line: Line) -> Joining:
+    order = next_order(line)
+    assert isinstance(order, Joining), order
+    return order
+
+
+def complete(*groups: ReducerGroup) -> None:
+    threads = [threading.Thread(target=group.complete) for group in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_SECONDS)
+
+
+def test_a_group_is_offered_formed_and_fenced(line: Line, peer: Formation, ledger: Ledger) -> None:
+    line.tell(offer(FIRST))
+    offered = line.hear(m.Offered)
+    assert len(offered.endpoints) == 1
+    assert offered.endpoints[0].startswith("127.0.0.1:")
+    line.tell(offer(FIRST))
+    assert line.hear(m.Offered) == offered, "asked again, the same endpoints"
+    order = form(offered, peer)
+    other = peer.form(order)
+    assert isinstance(other, ReducerGroup)
+    line.tell(order)
+    joined = joining(line)
+    assert ledger.formed == FIRST
+    complete(joined.group, other)
+    line.tell(order, offer(FIRST), fence(SECOND))
+    assert line.hear(m.Fenced).generation == SECOND, "what has no outcome yet is not answered, nor begun again"
+    assert isinstance(next_order(line), m.Fence)
+    joined.group._reducer._process.wait(DEADLINE_SECONDS)
+    joined.group.close()
+    other.close()
+
+
+def test_an_outcome_is_repeated_when_the_agent_asks_again(line: Line, ledger: Ledger) -> None:
+    line.tell(offer(FIRST))
+    line.hear(m.Offered)
+    line.tell(m.Form(run="r", generation=FIRST, engine="gloo", ranks=(0, 1), endpoints=(("a:1",), ("b:1",))))
+    failed = line.hear(m.GroupFailed)
+    assert failed.reason == "rank 0 has no gloo endpoints open for g1.1"
+    line.tell(m.Form(run="r", generation=FIRST, engine="ring", ranks=(0, 1)))
+    assert line.hear(m.GroupFailed) == failed
+    line.control.groups.outcome = formed = line.control.groups.formed(SECOND, 0.5, 1.5)
+    assert ledger.form(m.Form(run="r", generation=SECOND, engine="ring", ranks=(0, 1)))
+    line.tell(m.Form(run="r", generation=SECOND, engine="ring", ranks=(0, 1)))
+    assert line.hear(m.Formed) == formed
+    assert line.control.orders.empty()
+
+
+def test_a_fence_during_a_join_ends_it_at_once(line: Line, peer: Formation, ledger: Ledger) -> None:
+    line.tell(offer(FIRST, "gloo"))
+    line.tell(form(line.hear(m.Offered), peer, "gloo"))
+    group = joining(line).group
+    process = psutil.Process(group._reducer.pid)
+    line.tell(fence(SECOND))
+    line.hear(m.Fenced)
+    assert ledger.formed is None
+    with pytest.raises(AbandonedError):
+        group.complete()
+    group.close()
+    assert not process.is_running()
+    line.tell(offer(THIRD, "gloo"))
+    assert line.hear(m.Offered).generation == THIRD, "the next can be offered"
+
+
+def test_what_is_older_than_a_fence_is_dropped(line: Line, peer: Formation, ledger: Ledger) -> None:
+    line.tell(offer(FIRST))
+    offered = line.hear(m.Offered)
+    line.tell(fence(SECOND), form(offered, peer), offer(FIRST), fence(FIRST), offer(THIRD))
+    line.hear(m.Fenced)
+    assert line.hear(m.Offered).generation == THIRD
+    assert (ledger.formed, ledger.highest) == (None, SECOND)
+    assert isinstance(next_order(line), m.Fence)
+    assert line.control.orders.empty()
+
+
+def test_a_form_of_another_generation_than_was_offered_fails(line: Line, peer: Formation) -> None:
+    line.tell(offer(FIRST))
+    order = form(line.hear(m.Offered), peer)
+    line.tell(m.Form(run="r", generation=SECOND, engine="ring", ranks=(0, 1), endpoints=order.endpoints))
+    assert line.hear(m.GroupFailed).reason == "rank 0 has no ring endpoints open for g1.2"
+    line.tell(m.Form(run="r", generation=THIRD, engine="none", ranks=(0, 1)))
+    assert line.hear(m.GroupFailed).reason == "ranks [0, 1] cannot be formed without an engine"
+
+
+def test_a_rank_that_is_left_out_leaves_and_waits(line: Line, peer: Formation, ledger: Ledger) -> None:
+    line.tell(offer(FIRST))
+    line.tell(form(line.hear(m.Offered), peer))
+    group = joining(line).group
+    line.tell(m.Form(run="r", generation=SECOND, engine="none", ranks=(1,)))
+    left = next_order(line)
+    assert isinstance(left, Joined)
+    assert left.generation == SECOND
+    assert (ledger.formed, ledger.highest) == (None, SECOND)
+    with pytest.raises(AbandonedError):
+        group.complete()
+    group.close()
+    line.tell(fence(THIRD))
+    assert line.hear(m.Fenced).last_step == 0, "it answers as others do"
+
+
+def test_leaving_ends_the_wait_for_other_ranks(line: Line, peer: Formation) -> None:
+    line.tell(offer(FIRST))
+    line.tell(form(line.hear(m.Offered), peer))
+    group = joining(line).group
+    line.control.leave("ended by a signal")
+    with pytest.raises(AbandonedError):
+        group.complete()
+    group.close()
+    assert isinstance(next_order(line), m.Leave)
+
+
+def test_an_interface_that_is_not_here_fails_the_offer(line: Line) -> None:
+    formation = line.control.groups.formation
+    assert formation is not None
+    formation._interface = "en77"
+    line.tell(offer(FIRST))
+    assert "no interface 'en77'" in line.hear(m.GroupFailed).reason
+
+
+@pytest.mark.parametrize("links", [1, 3])
+def test_a_ring_has_as_many_endpoints_as_links(line: Line, links: int) -> None:
+    formation = line.control.groups.formation
+    assert formation is not None
+    formation._table = GroupTable(links_per_peer=links)
+    line.tell(offer(FIRST), offer(SECOND, "gloo"))
+    assert len(set(line.hear(m.Offered).endpoints)) == links
+    assert len(line.hear(m.Offered).endpoints) == 1

@@ -1,0 +1,248 @@
+"""The reducer's process: what it says when it cannot sum, when it ends, and what it leaves behind (nothing)."""
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.trainer.ranks import DEADLINE_SECONDS, Ranks
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.runfile import GroupTable
+from trainctl.trainer.channel import Reduce
+from trainctl.trainer.formation import Formation, find_interface
+from trainctl.trainer.group import ReducerGroup
+from trainctl.trainer.shared_buffer import Layout
+from trainctl.trainer.standby import GroupError, ReducerProcess, Standby
+
+NewRanks = Callable[..., Ranks]
+SHARES, MICROS = (6, 4, 2), (4, 3, 2)
+FIRST = m.Generation(1, 1)
+
+
+@pytest.fixture
+def holder() -> Iterator[Callable[..., "tuple[subprocess.Popen[str], list[int]]"]]:
+    """A process that holds reducers as a trainer does, and says their pids once they are at what `script` has them
+    do."""
+    started: list[subprocess.Popen[str]] = []
+    common = """
+        import threading, time
+        from trainctl.protocol import messages as m
+        from trainctl.protocol.runfile import GroupTable
+        from trainctl.trainer.channel import Reduce
+        from trainctl.trainer.formation import Formation
+        from trainctl.trainer.shared_buffer import Layout
+
+        generation = m.Generation(1, 1)
+        def made(engine, ranks):
+            layout = Layout({"a": (1000,)}, "x")
+            formations = [Formation(rank, layout, GroupTable(), "", engine) for rank in range(ranks)]
+            offer = m.Offer(run="r", generation=generation, engine=engine)
+            endpoints = tuple(formation.offer(offer) for formation in formations)
+            form = m.Form(run="r", generation=generation, engine=engine, ranks=tuple(range(ranks)), endpoints=endpoints,
+                          layout_digest="x", deadline_seconds=600.0)
+            return formations, form
+    """
+
+    def start(script: str, engine: str) -> "tuple[subprocess.Popen[str], list[int]]":
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(common) + textwrap.dedent(script), engine],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+        started.append(process)
+        assert process.stdout is not None
+        return process, [int(pid) for pid in process.stdout.readline().split()]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate(timeout=30)
+
+
+def gone(pids: list[int]) -> bool:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if all(not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie" for pid in pids):
+                return True
+        time.sleep(0.01)
+    return False
+
+
+IN_A_SUM = """
+    import sys
+    formations, form = made(sys.argv[1], 2)
+    groups = [formation.form(form) for formation in formations]
+    threads = [threading.Thread(target=group.complete) for group in groups]
+    [thread.start() for thread in threads]; [thread.join() for thread in threads]
+    groups[0]._reducer.order(Reduce("float32", 0, 1000))
+    time.sleep(0.2)
+    print(*[group._reducer.pid for group in groups], flush=True)
+    time.sleep(600)
+"""
+CONNECTING = """
+    import sys, os, pathlib
+    formations, form = made(sys.argv[1], 3)
+    group = formations[0].form(form)
+    pid = group._reducer.pid
+    while b"trainctl.trainer.reducer" not in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes(): time.sleep(0.01)
+    time.sleep(4.0)
+    print(pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("engine", ["gloo", "ring"])
+@pytest.mark.parametrize("script", [IN_A_SUM, CONNECTING], ids=["in a sum", "connecting"])
+def test_a_reducer_ends_with_its_trainer_wherever_it_is(holder: Callable[..., Any], script: str, engine: str) -> None:
+    process, pids = holder(script, engine)
+    assert pids
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    process.kill()
+    process.wait(30)
+    assert gone(pids)
+
+
+@pytest.mark.parametrize("engine", ["gloo", "ring"])
+def test_ranks_that_lay_out_otherwise_are_named_before_anything_is_summed(
+    new_ranks: NewRanks, engine: m.Engine
+) -> None:
+    ranks = new_ranks(engine, ("torch", "torch", "torch"))
+    layouts = [rank.formation._layout for rank in ranks.ranks]
+    ranks.ranks[1].formation._layout = Layout(layouts[1].shapes, "swapped")
+    errors = ranks.form(layout_digest=layouts[0].digest)
+    expected = "rank 1 lays its parameters out in another way than the group does"
+    assert [str(error) for error in errors] == [expected] * 3
+    assert all(rank.rig.ledger.last_step == 0 and not rank.rig.sent for rank in ranks.ranks)
+    ranks.fence()
+    ranks.ranks[1].formation._layout = layouts[1]
+    assert ranks.form(layout_digest=layouts[0].digest) == []
+    assert ranks.train(ranks.plan(1, SHARES, MICROS))[2].step == 1
+
+
+@pytest.mark.parametrize("engine", ["gloo", "ring"])
+def test_stray_bytes_cost_a_generation_at_most(new_ranks: NewRanks, engine: m.Engine) -> None:
+    """Someone else connects first, to every endpoint, and talks; what is summed afterwards is right."""
+    ranks = new_ranks(engine, ("torch", "torch", "torch"))
+    assert ranks.form() == []
+    ranks.fence()
+    form = ranks.offer(deadline_seconds=4.0)
+    for rank in ranks.ranks:
+        rank.begin(form)
+    strays, deadline = [], time.monotonic() + 1.0
+    while time.monotonic() < deadline and len(strays) < 3:
+        for (endpoint,) in form.endpoints:
+            host, port = endpoint.split(":")
+            stray = socket.socket()
+            if stray.connect_ex((host, int(port))) == 0:
+                stray.sendall(os.urandom(4096))
+                strays.append(stray)
+            else:
+                stray.close()
+    outcomes = ranks.all(lambda rank: rank.complete(form))
+    for stray in strays:
+        stray.close()
+    assert strays, "someone did connect"
+    assert all(outcome is None or isinstance(outcome, GroupError) for outcome in outcomes), outcomes
+    if any(outcomes):
+        ranks.fence()
+        assert ranks.form() == []
+    report = ranks.train(ranks.plan(1, SHARES, MICROS))[0]
+    assert report.weight == 240.0
+
+
+def test_nothing_is_left_of_a_group(new_ranks: NewRanks) -> None:
+    ranks = new_ranks("gloo", ("torch", "torch"))
+    process, shared = psutil.Process(), Path("/dev/shm")
+
+    def there() -> tuple[int, int, list[Path]]:
+        gc.collect()
+        return process.num_fds(), len(process.children(recursive=True)), sorted(shared.glob("*"))
+
+    before = there()
+    assert ranks.form() == []
+    ranks.train(ranks.plan(1, (6, 6), (4, 4)))
+    assert there() != before
+    ranks.fence()
+    ranks.offer()
+    for rank in ranks.ranks:
+        rank.close()
+        rank.call(rank.rig.backend.clear)
+        rank.group = rank.rig.executor.group = None
+    assert there() == before
+
+
+@pytest.mark.parametrize("engine", ["gloo", "ring"])
+def test_a_peer_that_never_comes_is_waited_for_until_the_deadline(engine: m.Engine) -> None:
+    formations = [Formation(rank, Layout({"a": (3,)}, "x"), GroupTable(), "", engine) for rank in (0, 1)]
+    endpoints = tuple(one.offer(m.Offer(run="r", generation=FIRST, engine=engine)) for one in formations)
+    form = m.Form(run="r", generation=FIRST, engine=engine, ranks=(0, 1), endpoints=endpoints, deadline_seconds=1.0)
+    group = formations[0].form(form)
+    assert isinstance(group, ReducerGroup)
+    with pytest.raises(GroupError, match=r"^ranks \[0, 1\] did not get together within 1 s$"):
+        group.complete()
+    group.close()
+    for one in formations:
+        one.close()
+
+
+def test_an_engine_that_fails_is_one_line_and_the_next_process_is_fresh() -> None:
+    standby = Standby()
+    first = standby.take("gloo")
+    with pytest.raises(GroupError, match="RuntimeError: asked to sum before joining"):
+        first.order(Reduce("float32", 0, 1))
+        first.wait(DEADLINE_SECONDS)
+    first.close()
+    second = standby.take("ring")
+    assert (second.pid != first.pid, second.lives) == (True, True)
+    second.close()
+    standby.prepare("ring")
+    waiting = standby._waiting
+    assert waiting is not None
+    waiting.kill()
+    waiting._process.wait(30)
+    again = standby.take("ring")
+    assert again is not waiting, "one that died while it waited is not used"
+    again.close()
+    standby.close()
+    with pytest.raises(GroupError, match="this rank is leaving"):
+        standby.take("ring")
+
+
+def test_a_reducer_heeds_the_signals_that_its_trainer_blocks() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    try:
+        reducer = ReducerProcess()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    reducer.prepare("ring")
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while reducer.lives:
+        assert time.monotonic() < deadline
+        reducer._process.terminate()
+        time.sleep(0.05)
+    assert reducer._process.returncode == -signal.SIGTERM
+    reducer.close()
+
+
+def test_an_interface_that_is_not_here_is_named_with_those_that_are() -> None:
+    assert find_interface("")[1] == "127.0.0.1"
+    name, _ = find_interface("")
+    assert find_interface(name) == (name, "127.0.0.1")
+    with pytest.raises(
+        GroupError, match=rf"^nodes\.interface: no interface 'en77' .* there are .*{name} \(127\.0\.0\.1\)"
+    ):
+        find_interface("en77")

@@ -1,0 +1,115 @@
+"""The libraries whose all-reduce a reducer runs: gloo through torch.distributed, and the ring of mlx.distributed.
+
+An engine joins once in the life of a process. While it is connecting, the ring keeps the interpreter's lock, so no
+other Python thread runs; a process that may not wait for ever needs a timer of the system's.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainctl.protocol.messages import Engine
+
+_SLOWEST_STEP = timedelta(days=1)
+"""How long gloo waits within a sum for a slower rank; whoever waits in vain is ended from outside."""
+_START_APART_SECONDS = 0.015
+_MODULES: dict[Engine, str] = {"gloo": "torch", "ring": "mlx"}
+
+
+class Collective(Protocol):
+    """An engine as loaded."""
+
+    def join(
+        self, index: int, endpoints: Sequence[Sequence[str]], interface: str, seconds: float, listener: int | None
+    ) -> None:
+        """Connect to all other ranks. `listener` is the socket behind the first rank's endpoint (gloo's first rank
+        only). Raises RuntimeError or OSError."""
+
+    def all_reduce(self, words: NDArray[Any]) -> None:
+        """Replace float32 or int32 `words` by their sum over all ranks, the same bits on each. Raises RuntimeError."""
+
+
+class Gloo:
+    """A `Collective` on torch.distributed, in place."""
+
+    def __init__(self) -> None:
+        import torch
+        import torch.distributed
+
+        torch.set_num_threads(1)
+        self._torch = torch
+        self._distributed: Any = torch.distributed
+
+    def join(
+        self, index: int, endpoints: Sequence[Sequence[str]], interface: str, seconds: float, listener: int | None
+    ) -> None:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+        host, port = endpoints[0][0].rsplit(":", 1)
+        store = self._distributed.TCPStore(
+            host,
+            int(port),
+            len(endpoints),
+            is_master=index == 0,
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,
+            master_listen_fd=listener,  # by itself the store would listen on every interface
+        )
+        self._distributed.init_process_group(
+            "gloo", store=store, rank=index, world_size=len(endpoints), timeout=_SLOWEST_STEP
+        )
+
+    def all_reduce(self, words: NDArray[Any]) -> None:
+        self._distributed.all_reduce(self._torch.from_numpy(words))
+
+
+class Ring:
+    """A `Collective` on mlx.distributed; sums in memory of MLX's own."""
+
+    def __init__(self) -> None:
+        import mlx.core as mx
+
+        mx.set_default_device(mx.Device(mx.cpu))
+        self._mx: Any = mx
+
+    def join(
+        self, index: int, endpoints: Sequence[Sequence[str]], interface: str, seconds: float, listener: int | None
+    ) -> None:
+        """The last rank connects first, to the first; all others listen first. One that connects to nobody sleeps for a
+        second, so each starts a little after those before it."""
+        reading, writing = os.pipe()
+        os.write(writing, json.dumps(endpoints).encode())
+        os.close(writing)
+        os.environ["MLX_HOSTFILE"], os.environ["MLX_RANK"] = f"/dev/fd/{reading}", str(index)
+        time.sleep(index * _START_APART_SECONDS)
+        self._group = self._mx.distributed.init(strict=True, backend="ring")
+        os.close(reading)
+
+    def all_reduce(self, words: NDArray[Any]) -> None:
+        total = self._mx.distributed.all_sum(self._mx.array(words), group=self._group)
+        self._mx.eval(total)
+        np.copyto(words, np.array(total, copy=False))
+
+
+def load(engine: Engine) -> Collective:
+    """Import an engine. Raises ImportError if it isn't installed."""
+    return Gloo() if engine == "gloo" else Ring()
+
+
+def installed() -> tuple[Engine, ...]:
+    """What `load` can load here."""
+    return tuple(engine for engine, module in _MODULES.items() if importlib.util.find_spec(module) is not None)
+
+
+def likely(wanted: str) -> Engine | None:
+    """The engine that a group here will probably use: `wanted`, or by this machine alone where it is "auto"."""
+    present = installed()
+    order: tuple[Engine, ...] = ("gloo", "ring") if sys.platform == "linux" else ("ring", "gloo")
+    return next((engine for engine in order if engine in present and wanted in ("auto", engine)), None)

@@ -1,0 +1,96 @@
+"""What the control thread does about orders to offer, form and fence."""
+
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from trainctl.protocol import messages as m
+from trainctl.trainer.backend import first_line
+from trainctl.trainer.formation import Formation
+from trainctl.trainer.group import ReducerGroup, Solo
+from trainctl.trainer.ledger import Ledger
+from trainctl.trainer.orders import Joined, Joining, Order
+from trainctl.trainer.standby import GroupError
+from trainctl.trainer.step import Identity
+
+
+class GroupOrders:
+    """`say` sends an answer from the control thread. An order older than what was seen is dropped; one that repeats
+    what was done has the same answer again."""
+
+    def __init__(
+        self, who: Identity, ledger: Ledger, orders: "SimpleQueue[Order]", say: Callable[[m.FromTrainer], None]
+    ) -> None:
+        self._who, self._ledger, self._orders, self._say = who, ledger, orders, say
+        self.formation: Formation | None = None  # until the model is loaded
+        self.outcome: m.Formed | m.GroupFailed | None = None  # of the newest order to form, once it is known
+
+    def leave(self, order: m.Fence) -> None:
+        """End the reducer, whatever it is at."""
+        if self._ledger.is_outdated(order.generation):
+            return
+        self.outcome = None
+        if self.formation is not None:
+            self.formation.leave()
+
+    def offer(self, order: m.Offer) -> None:
+        generation = order.generation
+        if self.formation is None or self._ledger.is_outdated(generation) or generation == self._ledger.formed:
+            return
+        try:
+            endpoints = self.formation.offer(order)
+        except GroupError as error:
+            self._say(self.failed(generation, error))
+            return
+        self._say(m.Offered(run=self._who.run, rank=self._who.rank, generation=generation, endpoints=endpoints))
+
+    def form(self, order: m.Form) -> None:
+        if self._ledger.is_outdated(order.generation):
+            return
+        if self.outcome is not None and self.outcome.generation == order.generation:
+            self._say(self.outcome)
+        elif self._who.rank not in order.ranks:
+            self._stay_out(order)
+        elif order.generation != self._ledger.formed and self._ledger.form(order):
+            self._join(order)
+
+    def abort(self) -> None:
+        """From any thread: end the wait for other ranks."""
+        if self.formation is not None:
+            self.formation.abort()
+
+    def failed(self, generation: m.Generation, error: GroupError) -> m.GroupFailed:
+        reason = first_line(error)
+        return m.GroupFailed(run=self._who.run, rank=self._who.rank, generation=generation, reason=reason)
+
+    def formed(self, generation: m.Generation, join_seconds: float = 0.0, level_seconds: float = 0.0) -> m.Formed:
+        return m.Formed(
+            run=self._who.run,
+            rank=self._who.rank,
+            generation=generation,
+            join_seconds=join_seconds,
+            level_seconds=level_seconds,
+        )
+
+    def _stay_out(self, order: m.Form) -> None:
+        if self._ledger.form(order, takes_part=False):
+            if self.formation is not None:
+                self.formation.leave()
+            self._orders.put(Joined(order.generation, Solo()))
+
+    def _join(self, order: m.Form) -> None:
+        try:
+            if self.formation is None:
+                raise GroupError("the model is not loaded yet")
+            if not self._ledger.whole and self._who.rank not in order.behind:
+                raise GroupError("this rank holds parts of two states: it was being given one when its group failed")
+            group = self.formation.form(order)
+        except GroupError as error:
+            self.outcome = self.failed(order.generation, error)
+            self._say(self.outcome)
+            return
+        if isinstance(group, ReducerGroup):
+            self._orders.put(Joining(order, group))
+            return
+        self._orders.put(Joined(order.generation, group))
+        self.outcome = self.formed(order.generation)
+        self._say(self.outcome)

@@ -1,0 +1,41 @@
+"""What the control thread hands to the main thread."""
+
+from dataclasses import dataclass
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import TrainctlError
+from trainctl.trainer.group import Group, ReducerGroup
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A generation has been formed: plans that follow reduce over this group. A rank that it was formed without gets
+    none."""
+
+    generation: m.Generation
+    group: Group
+
+
+@dataclass(frozen=True)
+class Joining:
+    """A generation is being formed, and this rank's reducer has begun to join."""
+
+    form: m.Form
+    group: ReducerGroup
+
+
+@dataclass(frozen=True)
+class Orphaned:
+    """The agent has been gone for longer than the run file allows."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Broken:
+    """The control thread cannot go on."""
+
+    error: TrainctlError
+
+
+Order = m.StepPlan | Joined | Joining | m.Fence | m.Leave | Orphaned | Broken

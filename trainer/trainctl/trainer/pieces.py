@@ -1,0 +1,65 @@
+"""A rank's work of one plan, cut into micro-batches that memory suffices for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.messages import PlanKind, RankWork, StepPlan
+from trainctl.trainer.backend import DeviceMemoryError
+from trainctl.trainer.permutation import Indices, positions_of
+
+
+@dataclass
+class Sums:
+    """What a plan's micro-batches came to, and what memory allowed."""
+
+    micro_batch: int = 0  # in use at the end: never more than there were samples
+    replays: int = 0
+    loss_sum: float = 0.0
+    weight: float = 0.0
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """What memory allowed of a micro-batch that a version of the plan asks for."""
+
+    plan_version: int
+    asked: int
+    fits: int
+
+
+class Pieces:
+    """Remembers from plan to plan which micro-batch fitted."""
+
+    def __init__(self) -> None:
+        self._fits: dict[bool, _Fit] = {}  # by whether there is a backward: evaluation needs other memory
+
+    def each(self, plan: StepPlan, work: RankWork, sums: Sums, run: Callable[[Indices], None]) -> None:
+        """`run` over the work in micro-batches. One that memory didn't suffice for is run again in halves, and the
+        smaller size is kept until another version of the plan. Raises TrainctlError if one sample is too much."""
+        positions = positions_of(work.ranges)
+        size = self._allowed(plan, work)
+        done = 0
+        while done < len(positions):
+            piece = positions[done : done + size]
+            try:
+                run(piece)
+                done += len(piece)
+            except DeviceMemoryError as error:
+                if len(piece) == 1:
+                    raise TrainctlError(f"out of memory with a micro-batch of one sample: {error}") from None
+                size = len(piece) // 2
+                sums.replays += 1
+                self._fits[_has_backward(plan.kind)] = _Fit(plan.plan_version, work.micro_batch, size)
+        sums.micro_batch = min(size, len(positions))
+
+    def _allowed(self, plan: StepPlan, work: RankWork) -> int:
+        """What fitted when this version of the plan asked for the same before, else what is asked for."""
+        found = self._fits.get(_has_backward(plan.kind))
+        known = found is not None and (found.plan_version, found.asked) == (plan.plan_version, work.micro_batch)
+        return found.fits if found is not None and known else work.micro_batch
+
+
+def _has_backward(kind: PlanKind) -> bool:
+    return kind in ("train", "measure")

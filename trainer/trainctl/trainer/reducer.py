@@ -1,0 +1,125 @@
+"""`python -m trainctl.trainer.reducer`: sums a shared buffer over all ranks by an engine, beside its trainer.
+
+It holds nothing that would be missed. Whatever goes wrong ends it, and it ends with its trainer: a thread of its own
+reads the channel and leaves at its end, in the middle of a sum too, since a sum that a dead rank still adds to would
+look right to the others. Where the engine lets no thread run (see engines.py), the system ends it: at the trainer's
+death on Linux, after the deadline elsewhere.
+"""
+
+import argparse
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+from queue import SimpleQueue
+from typing import assert_never
+
+from trainctl.protocol.messages import Engine
+from trainctl.trainer import engines
+from trainctl.trainer.backend import first_line
+from trainctl.trainer.channel import Answer, Channel, Done, Failed, Join, Order, Prepare, Reduce
+from trainctl.trainer.shared_buffer import SharedBuffer
+
+_PR_SET_PDEATHSIG = 1
+_GRACE_SECONDS = 1.0
+
+
+class Reducer:
+    """The state of the process: the engines it has imported and, once joined, the memory that it sums."""
+
+    def __init__(self) -> None:
+        self._engines: dict[Engine, engines.Collective] = {}
+        self._collective: engines.Collective | None = None
+        self._buffer: SharedBuffer | None = None
+        self._chunk_words = 1
+
+    def carry_out(self, order: Order, descriptors: list[int]) -> None:
+        """Raises whatever the engine does."""
+        match order:
+            case Prepare():
+                self._prepare(order.engine)
+            case Join():
+                self._join(order, descriptors)
+            case Reduce():
+                self._reduce(order)
+            case _:
+                assert_never(order)
+
+    def _prepare(self, engine: Engine) -> engines.Collective:
+        if engine not in self._engines:
+            self._engines[engine] = engines.load(engine)
+        return self._engines[engine]
+
+    def _join(self, order: Join, descriptors: list[int]) -> None:
+        collective = self._prepare(order.engine)
+        self._buffer, self._chunk_words = SharedBuffer(descriptors[0], order.size_bytes), order.chunk_words
+        listener = descriptors[1] if len(descriptors) > 1 else None
+        signal.setitimer(signal.ITIMER_REAL, order.deadline_seconds + _GRACE_SECONDS)
+        collective.join(order.index, order.endpoints, order.interface, order.deadline_seconds, listener)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        self._collective = collective
+
+    def _reduce(self, order: Reduce) -> None:
+        if self._buffer is None or self._collective is None:
+            raise RuntimeError("asked to sum before joining")
+        words = self._buffer.floats if order.words == "float32" else self._buffer.integers
+        stop = order.start + order.count
+        for start in range(order.start, stop, self._chunk_words):
+            self._collective.all_reduce(words[start : min(stop, start + self._chunk_words)])
+
+
+def main() -> int:
+    """Serve one trainer until it ends, or until something fails."""
+    parser = argparse.ArgumentParser(prog="python -m trainctl.trainer.reducer", description="Sums for one trainer.")
+    parser.add_argument("--channel", type=int, required=True, metavar="FD", help="of a connected socket")
+    channel = Channel(socket.socket(fileno=parser.parse_args().channel))
+    _heed_signals()
+    orders: SimpleQueue[tuple[Order, list[int]]] = SimpleQueue()
+    threading.Thread(target=_read, args=(channel, orders), name="channel", daemon=True).start()
+    reducer = Reducer()
+    while True:
+        order, descriptors = orders.get()
+        try:
+            reducer.carry_out(order, descriptors)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it is, the trainer is told
+            _leave(channel, f"{type(error).__name__}: {first_line(error)}")
+        if not isinstance(order, Prepare):
+            _answer(channel, Done())
+
+
+def _heed_signals() -> None:
+    """A trainer blocks the signals that end it, and so would what it starts. They end a reducer at once, even where
+    no Python code runs."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGALRM})
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _read(channel: Channel, orders: "SimpleQueue[tuple[Order, list[int]]]") -> None:
+    try:
+        while True:
+            orders.put(channel.next_order())
+    finally:
+        os._exit(0)
+
+
+def _leave(channel: Channel, reason: str) -> None:
+    """End without the engine's own clean-up, which may wait for peers."""
+    _answer(channel, Failed(reason[:300]))
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _answer(channel: Channel, answer: Answer) -> None:
+    try:
+        channel.send(answer)
+    except OSError:  # the trainer is gone
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

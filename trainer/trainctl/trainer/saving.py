@@ -1,0 +1,80 @@
+"""One rank's checkpoints: written of the last committed step, and taken up at the start."""
+
+import time
+from pathlib import Path
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.runfile import RunFile
+from trainctl.trainer import checkpoint
+from trainctl.trainer.backend import Backend
+from trainctl.trainer.dataset import Dataset
+from trainctl.trainer.ledger import Ledger
+from trainctl.trainer.loss_scale import LossScale
+
+
+class Saver:
+    """Moves the loop's whole state to and from folders of a run directory."""
+
+    def __init__(
+        self,
+        run: str,
+        config: RunFile,
+        paths: RunPaths,
+        backend: Backend,
+        dataset: Dataset,
+        ledger: Ledger,
+        scale: LossScale,
+        layout_digest: str,
+    ) -> None:
+        self._run, self._config, self._paths = run, config, paths
+        self._backend, self._dataset, self._ledger, self._scale = backend, dataset, ledger, scale
+        self._layout_digest = layout_digest
+
+    def resume(self, folder: Path | None) -> None:
+        """Stand where the checkpoint in `folder` stood, or at the beginning; then clear away what writers that died
+        left. Raises InvalidInputError if it doesn't fit."""
+        if folder is None:
+            self._ledger.load(0, 0)
+        else:
+            self._take_up(folder)
+        checkpoint.tidy(self._paths.checkpoints)  # not earlier: `folder` may be one that has to be put back
+
+    def write(self) -> m.CheckpointInfo:
+        """Of the last committed step; older ones beyond keep_last go. Raises OSError."""
+        begun = time.perf_counter()
+        state = self._backend.export_state()
+        folder = self._paths.checkpoint(self._ledger.last_step)
+        model = Path(self._config.model.path)
+        manifest = checkpoint.write(folder, self._run, self._loop_state(state.updates), state, model)
+        checkpoint.prune(self._paths.checkpoints, self._config.checkpoint.keep_last, folder)
+        spent = time.perf_counter() - begun
+        return m.CheckpointInfo(str(folder), self._ledger.last_step, manifest.size_bytes, spent)
+
+    def _take_up(self, folder: Path) -> None:
+        found = checkpoint.read(folder)
+        checkpoint.check_fits(
+            found.loop,
+            seed=self._config.run.seed,
+            samples=self._dataset.samples,
+            layout_digest=self._layout_digest,
+            data_digest=self._dataset.digest,
+            where=str(folder),
+        )
+        self._backend.import_state(found.state)
+        self._scale.value = found.loop.loss_scale
+        self._scale.good_steps = found.loop.loss_scale_good_steps
+        self._ledger.load(found.loop.step, found.loop.cursor)
+
+    def _loop_state(self, updates: int) -> checkpoint.LoopState:
+        return checkpoint.LoopState(
+            step=self._ledger.last_step,
+            cursor=self._ledger.cursor,
+            updates=updates,
+            loss_scale=self._scale.value,
+            loss_scale_good_steps=self._scale.good_steps,
+            seed=self._config.run.seed,
+            samples=self._dataset.samples,
+            layout_digest=self._layout_digest,
+            data_digest=self._dataset.digest,
+        )

@@ -1,0 +1,68 @@
+"""Figures drawn as characters: where a step went as letters, a trend as a sparkline, a part as blocks."""
+
+from collections.abc import Sequence
+
+from trainctl.protocol import messages as m
+from trainctl.tui import format as f
+from trainctl.tui import series as s
+from trainctl.tui.glyphs import Glyphs
+from trainctl.tui.lines import Line, Piece, line
+
+PHASES = (("data", "d"), ("forward", "f"), ("backward", "b"), ("wait", "."), ("sync", "s"), ("optimizer", "o"))
+"""Phases in the order of the bar, with their letters. A wait, for slower ranks or for the plan, is `.`."""
+
+
+def sparkline(window: s.Window, size: int, glyphs: Glyphs) -> str:
+    """The last steps' values, each cell the mean of its part; the middle is their middle, and a tenth more or less
+    shows."""
+    values = [value for value in window.last[-8 * size :].tolist() if value == value]
+    if len(values) < 2:
+        return ""
+    parts = min(size, len(values))
+    means = [
+        sum(values[a:b]) / (b - a)
+        for a, b in ((i * len(values) // parts, (i + 1) * len(values) // parts) for i in range(parts))
+    ]
+    low, high = min(means), max(means)
+    span = max(high - low, 0.2 * abs(high)) or 1.0
+    top = len(glyphs.sparks) - 1
+    return "".join(glyphs.sparks[round(top * (0.5 + (mean - (low + high) / 2) / span))] for mean in means)
+
+
+def phase_bar(phases: m.Phases, size: int, whole_seconds: float, *, waited: float = 0.0, loud: str = "") -> Line:
+    """Letters in proportion to the seconds of each phase; `whole_seconds` fills `size` cells.
+
+    `waited` seconds of sync were spent waiting for other ranks; the letters of the phase named `loud` are capitals.
+    """
+    seconds = [max(getattr(phases, name), 0.0) for name, _ in PHASES]
+    moved = min(max(waited, 0.0), seconds[4])
+    seconds[3], seconds[4] = seconds[3] + moved, seconds[4] - moved
+    total = sum(seconds)
+    if total <= 0 or whole_seconds <= 0:
+        return line(Piece(f.NA, "dim"))
+    counts = in_cells(seconds, min(round(size * total / max(whole_seconds, total)), size))
+    return line(
+        *(
+            Piece(
+                (letter.upper() if name == loud else letter) * many,
+                "phase_wait" if letter == "." else f"phase_{letter}",
+            )
+            for (name, letter), many in zip(PHASES, counts, strict=True)
+        )
+    )
+
+
+def in_cells(parts: Sequence[float], cells: int) -> list[int]:
+    """`cells` cells in proportion to `parts`, whose sum is above 0, by largest remainders."""
+    exact = [cells * part / sum(parts) for part in parts]
+    counts = [int(part) for part in exact]
+    by_rest = sorted(range(len(exact)), key=lambda index: counts[index] - exact[index])
+    for index in by_rest[: cells - sum(counts)]:
+        counts[index] += 1
+    return counts
+
+
+def share_bar(part: float, cells: int, glyphs: Glyphs) -> Piece:
+    """A part of one in blocks, at least one of them for anything above nothing."""
+    blocks = max(round(part * cells), 1 if cells and part > 0 else 0)
+    return Piece(glyphs.block * min(blocks, max(cells, 0)), "bar")

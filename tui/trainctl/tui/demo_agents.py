@@ -1,0 +1,137 @@
+"""A demo's agents as children: each started again on its own address whenever it ends unasked, and ended with the
+demo."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+
+from trainctl.tui.demo_folder import Session
+
+START_SECONDS = 30.0
+LEAVE_SECONDS = 10.0
+STEADY_SECONDS = 5.0
+"""An agent that lived this long ended for a reason of its own; one that didn't gets a pause before the next."""
+RESTART_SECONDS = 1.0
+MAX_QUICK_ENDS = 5
+Log = Callable[[str], None]
+
+
+class StartError(Exception):
+    """The demo can't begin; the text is one line for the person."""
+
+
+class AgentProcess:
+    """One node's agent, started again on the same addresses whenever it ends unasked."""
+
+    def __init__(self, session: Session, node: str, listen: str, log: Log) -> None:
+        self._session, self._node, self._log = session, node, log
+        self._addresses = ["--listen", listen, "--live", "tcp://127.0.0.1:0"]
+        self._said = session.agent_log(node)
+        self._process: asyncio.subprocess.Process | None = None
+        self.leaving = False
+
+    async def start(self) -> str:
+        """Start it and give the address it listens at. Raises StartError with what it said instead."""
+        command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--leash", "--name", self._node]
+        where = ["--state", str(self._session.state), "--cluster", str(self._session.cluster_file)]
+        with self._said.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *command, *self._addresses, *where,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True,
+                pass_fds=self._session.lock_descriptors(),
+            )  # fmt: skip
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                line = await self._process.stdout.readline()
+        except TimeoutError:
+            raise StartError(f"{self._node}'s agent said nothing for {START_SECONDS:g} s; see {self._said}") from None
+        if not line:
+            await self._process.wait()
+            text = self._said.read_text("utf-8", "replace") if self._said.is_file() else ""
+            raise StartError(last_line(text) or f"{self._node}'s agent ended at once")
+        bound = json.loads(line)
+        self._addresses = ["--listen", bound["listen"], "--live", bound["live"]]
+        address: str = bound["listen"]
+        return address
+
+    async def keep(self) -> None:
+        """Start it again within two seconds each time it ends; returns when that is of no use."""
+        quick_ends = 0
+        while True:
+            assert self._process is not None
+            began = time.monotonic()
+            status = await self._process.wait()
+            if self.leaving:
+                return
+            quick_ends = quick_ends + 1 if time.monotonic() - began < STEADY_SECONDS else 0
+            self._log(f"{self._node}'s agent ended with {status}; starting it again")
+            if quick_ends:
+                await asyncio.sleep(RESTART_SECONDS)
+            try:
+                await self.start()
+            except StartError as error:
+                self._log(f"{self._node}'s agent doesn't start: {error}")
+                quick_ends += 1
+            if quick_ends > MAX_QUICK_ENDS:
+                return
+
+    async def end(self) -> None:
+        """SIGTERM, and SIGKILL to one that doesn't heed it."""
+        self.leaving = True
+        if self._process is None or self._process.returncode is not None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_SECONDS):
+                    await self._process.wait()
+                    return
+
+
+class Agents:
+    """All of a demo's, by node; the first is the one that the run is started at."""
+
+    def __init__(self, session: Session, addresses: dict[str, str], log: Log) -> None:
+        self.nodes = tuple(addresses)
+        self._all = [AgentProcess(session, node, address, log) for node, address in addresses.items()]
+
+    @property
+    def leaving(self) -> bool:
+        return any(agent.leaving for agent in self._all)
+
+    async def start(self) -> str:
+        """Start them together and give the first one's address. Raises StartError with what one said instead."""
+        started = await asyncio.gather(*(agent.start() for agent in self._all), return_exceptions=True)
+        problem = next((item for item in started if isinstance(item, BaseException)), None)
+        if problem is not None:
+            raise problem
+        return str(started[0])
+
+    async def keep(self) -> None:
+        """Start each again when it ends; returns when that is of no use for one of them."""
+        await _first([agent.keep() for agent in self._all])
+
+    async def end(self) -> None:
+        """All at once."""
+        await asyncio.gather(*(agent.end() for agent in self._all))
+
+
+async def _first(works: Sequence[Coroutine[None, None, None]]) -> None:
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def last_line(text: str) -> str:
+    """The last line with something on it."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

@@ -1,0 +1,130 @@
+"""The cells of the fleet table, each made from one row: what is unknown is n/a, what is old is dimmed."""
+
+from trainctl.tui import format as f
+from trainctl.tui.bars import phase_bar, share_bar, sparkline
+from trainctl.tui.clock import Clock
+from trainctl.tui.fleet_rows import Row
+from trainctl.tui.glyphs import Glyphs
+from trainctl.tui.lines import Line, Piece, clean, line, shorten
+from trainctl.tui.themes import SERIES_ROLES
+
+_STATE_ROLES = {"run": "good", "paused": "warning", "drained": "dim"}
+
+
+def _na(text: str, role: str = "text") -> Line:
+    return line(Piece(text, "dim" if text == f.NA else role))
+
+
+def node(row: Row, glyphs: Glyphs, size: int) -> Line:
+    """In the colour of its line in the charts."""
+    role = "cursor" if row.selected else "strong" if row.out else SERIES_ROLES[row.place % len(SERIES_ROLES)]
+    return line(Piece(shorten(clean(row.view.node), size, glyphs.ellipsis), role))
+
+
+def state(row: Row, glyphs: Glyphs, size: int) -> Line:
+    """In capitals what wants a look: a rank that is gone, or one that the others wait for."""
+    if row.lost:
+        return line(Piece(shorten(row.view.state.upper(), size, glyphs.ellipsis), "bad"))
+    if row.slow_phase and row.view.state == "run":
+        return line(Piece("SLOW", "warning"))
+    return line(Piece(shorten(row.view.state, size, glyphs.ellipsis), _STATE_ROLES.get(row.view.state, "accent")))
+
+
+def device(row: Row, glyphs: Glyphs, size: int) -> Line:
+    backend, kind_and_name = row.view.backend or "", clean(row.view.device or "")
+    kind, _, name = kind_and_name.partition(" ")
+    for maker in ("NVIDIA ", "Apple ", "GeForce "):
+        name = name.removeprefix(maker)
+    short = name or kind
+    whole = f"{backend} {short}".strip() if size >= len(backend) + len(short) + 1 else short
+    return _na(shorten(whole, size, glyphs.ellipsis) or f.NA, "label")
+
+
+def share(row: Row, glyphs: Glyphs, size: int) -> Line:
+    count, whole = row.view.share, row.global_batch
+    if not count or not whole:
+        return line(str(count))
+    text = f"{count:<2} {f.percent(count / whole)} ".ljust(7)
+    return line(text, share_bar(count / whole, max(size - len(text), 0), glyphs))
+
+
+def micro(row: Row, glyphs: Glyphs, size: int) -> Line:
+    """Micro-batch and passes: 8x3."""
+    count, whole = row.view.micro_batch, row.view.share
+    if not count or not whole or row.out:
+        return line(Piece("-".center(5), "dim"))
+    count = min(count, whole)
+    return line(Piece(str(count)), Piece(f"{glyphs.times}{-(-whole // count)}", "label"))
+
+
+def own(row: Row, glyphs: Glyphs, size: int) -> Line:
+    return _na(f.rate(row.own_rate), "strong")
+
+
+def trend(row: Row, glyphs: Glyphs, size: int) -> Line:
+    return line(Piece(sparkline(row.own_rates, size, glyphs), "bar"))
+
+
+def bar(row: Row, glyphs: Glyphs, size: int) -> Line:
+    """Where the step went, or why there is none."""
+    if row.step is None or not row.slowest_seconds:
+        why = shorten(clean(row.view.why), size, glyphs.ellipsis)
+        return line(Piece(why, "warning" if row.out else "accent")) if why else line(Piece(f.NA, "dim"))
+    return phase_bar(row.step.phases, size, row.slowest_seconds, waited=row.waited, loud=row.slow_phase)
+
+
+def wait(row: Row, glyphs: Glyphs, size: int) -> Line:
+    return _na(f.NA if row.wait is None else f.seconds(row.wait).replace(" s", "s").replace(" ms", "ms"))
+
+
+def memory(row: Row, glyphs: Glyphs, size: int) -> Line:
+    step = row.step
+    if step is None or step.memory_bytes is None:
+        return _na(f.NA)
+    full = step.memory_cap_bytes is not None and step.memory_bytes > 0.92 * step.memory_cap_bytes
+    text = f.used_of(step.memory_bytes, step.memory_cap_bytes)
+    if len(text) > size:
+        text = f"{step.memory_bytes / 1e9:.1f}/{f.gigabytes(step.memory_cap_bytes)}"
+    return line(Piece(text, "warning" if full else "text"))
+
+
+def peak(row: Row, glyphs: Glyphs, size: int) -> Line:
+    return _na(f.gigabytes(row.step.memory_peak_bytes if row.step else None))
+
+
+def gpu_percent(row: Row, glyphs: Glyphs, size: int) -> Line:
+    value = row.gpu.utilization_percent if row.gpu else None
+    return _reading(row, f.NA if value is None else f"{value:.0f}%")
+
+
+def cpu_percent(row: Row, glyphs: Glyphs, size: int) -> Line:
+    value = row.host.cpu_percent if row.host else None
+    return _reading(row, f.NA if value is None else f"{value:.0f}%")
+
+
+def clock_rate(row: Row, glyphs: Glyphs, size: int) -> Line:
+    value = row.gpu.clock_mhz if row.gpu else None
+    return _reading(row, f.NA if value is None else f"{value / 1000:.2f}G")
+
+
+def watts(row: Row, glyphs: Glyphs, size: int) -> Line:
+    value = row.gpu.power_watts if row.gpu else None
+    return _reading(row, f.NA if value is None else f"{value:.0f}")
+
+
+def celsius(row: Row, glyphs: Glyphs, size: int) -> Line:
+    value = row.gpu.temperature_celsius if row.gpu else row.host.temperature_celsius if row.host else None
+    return _reading(row, f.NA if value is None else f"{value:.0f}")
+
+
+def _reading(row: Row, text: str) -> Line:
+    return _na(text, "old" if row.host_old else "text")
+
+
+def age(row: Row, glyphs: Glyphs, size: int) -> Line:
+    return _na(f.age(row.age), "warning" if row.old or row.lost else "text")
+
+
+def since(row: Row, clock: Clock) -> Line:
+    """When the rank came to its state."""
+    return _na(f.clock(row.view.since_at, clock.wall(), clock.zone) if row.view.since_at > 0 else f.NA, "label")

@@ -1,0 +1,131 @@
+"""What the fleet table knows of each rank: its view, last step, own rate, wait and machine, with their ages."""
+
+from dataclasses import dataclass
+
+from trainctl.protocol import messages as m
+from trainctl.tui import pace
+from trainctl.tui import series as s
+from trainctl.tui.clock import Clock
+from trainctl.tui.model import Seen, ViewState
+
+BAD_STATES = ("away", "lost", "failed")
+_OUT_STATES = (*BAD_STATES, "drained")
+_OLD_SECONDS = 5.0
+_HOST_SECONDS = 30.0
+"""A machine's reading older than this says nothing of it any more."""
+_OWN_RATE_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rank with all that is known of it; `age` in seconds, of its last report, or of its state where it is out."""
+
+    view: m.RankView
+    place: int  # among the run's ranks by number: its colour and letter
+    step: m.RankStep | None
+    age: float | None
+    old: bool
+    host: m.HostReading | None
+    host_old: bool
+    own_rate: float | None
+    own_rates: s.Window
+    waited: float  # of sync, for slower ranks
+    global_batch: int
+    slowest_seconds: float | None
+    slow_phase: str = ""  # the others wait for this rank, and this phase makes them
+    selected: bool = False
+
+    @property
+    def lost(self) -> bool:
+        return self.view.state in BAD_STATES
+
+    @property
+    def out(self) -> bool:
+        """Whether it takes no part now, so that its last figures say nothing."""
+        return self.view.state in _OUT_STATES
+
+    @property
+    def wait(self) -> float | None:
+        """For slower ranks and for the plan."""
+        return self.waited + self.step.phases.wait if self.step else None
+
+    @property
+    def gpu(self) -> m.GpuReading | None:
+        """The rank's device where the host reads it: by the index in `cuda:1`, else the only one."""
+        gpus = self.host.gpus if self.host else ()
+        device = self.view.device or ""
+        if not gpus or device.startswith("cpu"):
+            return None
+        digits = device.partition("cuda:")[2][:1]
+        index = int(digits) if digits.isdigit() else 0
+        return gpus[index] if index < len(gpus) else None
+
+
+def rows(state: ViewState, clock: Clock, selected: int | None = None) -> list[Row]:
+    """One for each rank, in the order of their numbers."""
+    run = state.run
+    if run is None:
+        return []
+    slowest = max((seen.value.step_seconds for seen in state.ranks.values()), default=None)
+    slow = pace.straggler(state) if run.state == "running" else None
+    waits = pace.waits({view.rank: seen.value for view in run.ranks if (seen := state.ranks.get(view.rank))})
+    views = sorted(run.ranks, key=lambda item: item.rank)
+    return [
+        _row(
+            state, clock, view, place, slowest, waits.get(view.rank, 0.0),
+            slow.phase if slow and slow.rank == view.rank else "", view.rank == selected,
+        )
+        for place, view in enumerate(views)
+    ]  # fmt: skip
+
+
+def _row(
+    state: ViewState, clock: Clock, view: m.RankView, place: int, slowest: float | None, waited: float,
+    slow_phase: str, selected: bool,
+) -> Row:  # fmt: skip
+    assert state.run is not None
+    now = clock.monotonic()
+    silent = state.silent_for(now) is not None
+    seen, host = state.ranks.get(view.rank), state.hosts.get(view.node)
+    out = view.state in _OUT_STATES
+    age = seen.age(now) if seen else None
+    late = age is not None and age > max(_OLD_SECONDS, 3 * (slowest or 0.0))
+    fresh = host is not None and (silent or host.age(now) <= _HOST_SECONDS)
+    return Row(
+        view=view, place=place, step=None if out or seen is None else seen.value,
+        age=max(clock.wall() - view.since_at, 0.0) if out else age,
+        old=silent or (state.run.state == "running" and late and not out),
+        host=host.value if host and fresh else None, host_old=host is not None and host.age(now) > _OLD_SECONDS,
+        own_rate=None if out else own_rate(state, view.rank, seen),
+        own_rates=state.lately("own_tokens_per_second", view.rank),
+        waited=waited, global_batch=state.run.global_batch, slowest_seconds=slowest, slow_phase=slow_phase,
+        selected=selected,
+    )  # fmt: skip
+
+
+def own_rate(state: ViewState, rank: int, seen: Seen[m.RankStep] | None) -> float | None:
+    """Tokens per second the rank would reach alone: the median of its last steps."""
+    if seen is None:
+        return None
+    return s.typical(state.lately("own_tokens_per_second", rank), _OWN_RATE_STEPS) or seen.value.own_tokens_per_second
+
+
+def live_rates(state: ViewState) -> list[float | None]:
+    """Own rates of the ranks that take part; of one that is away for the moment it is unknown."""
+    ranks = state.run.ranks if state.run else ()
+    return [
+        None if view.state == "away" else own_rate(state, view.rank, state.ranks.get(view.rank))
+        for view in ranks
+        if view.state not in pace.OUT_STATES or view.state == "done"
+    ]
+
+
+def sum_of_own_rates(state: ViewState) -> float | None:
+    """What the live ranks would do together if none waited for another; None unless all are known."""
+    rates = live_rates(state)
+    return sum(rate for rate in rates if rate is not None) if rates and None not in rates else None
+
+
+def fleet_rate(state: ViewState) -> float | None:
+    """Tokens per second of the run lately."""
+    return s.typical(state.lately("tokens_per_second"), _OWN_RATE_STEPS)

@@ -1,0 +1,142 @@
+"""The split of the global batch over the nodes, as a person edits it in the dialog: pure, so that it can be tested."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from trainctl.tui.model import ViewState
+from trainctl.tui.pace import live_ranks
+from trainctl.tui.shares import Seat, apportion, former, seats_of
+
+_TYPED = re.compile(r"\d{1,7}%?")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Shares being edited; they always sum to the global batch, each at least 1. `typed` is a number on its way in."""
+
+    seats: tuple[Seat, ...]
+    shares: tuple[int, ...]
+    chosen: int = 0
+    typed: str = ""
+    before_typing: tuple[int, ...] = ()
+    problem: str = ""  # why what is typed can't be
+    moves: tuple[tuple[int, int], ...] = ()  # (other node, samples from it) since the node was chosen, for going back
+    former: tuple[int, ...] = ()  # the shares before the last rebalance, where they are known
+
+    @property
+    def total(self) -> int:
+        """The global batch."""
+        return sum(seat.share for seat in self.seats)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the shares differ from the plan's."""
+        return self.shares != tuple(seat.share for seat in self.seats)
+
+    @property
+    def args(self) -> dict[str, dict[str, int]]:
+        """What `rebalance` takes: every live node's share."""
+        return {"shares": {seat.node: share for seat, share in zip(self.seats, self.shares, strict=True)}}
+
+
+def opened(state: ViewState, rank: int | None = None) -> Split:
+    """The plan's own split, the node of `rank` chosen."""
+    seats = seats_of(state)
+    ranks = [view.rank for view in live_ranks(state.run)]
+    shares = tuple(seat.share for seat in seats)
+    return Split(seats, shares, ranks.index(rank) if rank in ranks else 0, former=former(state, seats))
+
+
+def choose(split: Split, by: int) -> Split:
+    """Another node; a number typed for the one before stays as far as it was possible."""
+    place = min(max(split.chosen + by, 0), max(len(split.seats) - 1, 0))
+    return replace(_settled(split), chosen=place) if place != split.chosen or split.typed else split
+
+
+def move(split: Split, by: int) -> Split:
+    """`by` samples to (or, below 0, from) the chosen node, one by one: from whoever is slowest then, to whoever is
+    fastest, as far as that goes. Moving back takes the same way."""
+    moves = () if split.typed else split.moves
+    split, step = _settled(split), 1 if by > 0 else -1
+    shares = list(split.shares)
+    for _ in range(abs(by)):
+        back = bool(moves) and moves[-1][1] == -step
+        other = moves[-1][0] if back else _giver(split, shares) if by > 0 else _taker(split, shares)
+        if other is None:
+            break
+        moves = moves[:-1] if back else (*moves, (other, step))
+        shares[split.chosen] += step
+        shares[other] -= step
+    return replace(split, shares=tuple(shares), moves=moves)
+
+
+def type_key(split: Split, key: str) -> Split:
+    """A digit, `%` or `backspace` for the chosen node; the others share the rest in the proportion they had.
+
+    What can't be had leaves the shares as they were before, and says why in `problem`.
+    """
+    before = split.before_typing if split.typed else split.shares
+    text = split.typed[:-1] if key == "backspace" else split.typed + key
+    if key != "backspace" and not _TYPED.fullmatch(text):
+        return split
+    if not text:
+        return replace(split, typed="", problem="", shares=before, before_typing=())
+    made = replace(split, typed=text, before_typing=before, shares=before, problem="", moves=())
+    wanted = round(split.total * int(text[:-1]) / 100) if text.endswith("%") else int(text)
+    most = split.total - (len(split.seats) - 1)
+    if wanted < 1:
+        return replace(made, problem="each node takes 1 sample or more; drain takes a node out")
+    if len(split.seats) == 1 and wanted < most:
+        return replace(made, problem=f"one node alone takes all {most} samples")
+    if wanted > most:
+        return replace(made, problem=f"{split.seats[split.chosen].node} can have {most} of {split.total} at most")
+    return replace(made, shares=_around(before, split.chosen, wanted))
+
+
+def auto(split: Split) -> Split:
+    """Shares in proportion to the nodes' own samples per second; a problem where one isn't known yet."""
+    rates = [seat.samples_per_second for seat in split.seats]
+    known = [rate for rate in rates if rate is not None]
+    if len(known) < len(rates):
+        return replace(_settled(split), problem="own rates are not measured yet")
+    return replace(_settled(split), shares=apportion(split.total, known))
+
+
+def undo(split: Split) -> Split:
+    """The plan's shares; where they stand already, those before the last rebalance."""
+    split = _settled(split)
+    plan = tuple(seat.share for seat in split.seats)
+    if split.shares != plan:
+        return replace(split, shares=plan)
+    if not split.former:
+        return replace(split, problem="no former split of this global batch is known")
+    return replace(split, shares=split.former)
+
+
+def _settled(split: Split) -> Split:
+    return replace(split, typed="", problem="", before_typing=(), moves=())
+
+
+def _around(shares: tuple[int, ...], chosen: int, wanted: int) -> tuple[int, ...]:
+    others = [share for index, share in enumerate(shares) if index != chosen]
+    rest = iter(apportion(sum(shares) - wanted, others)) if others else iter(())
+    return tuple(wanted if index == chosen else next(rest) for index in range(len(shares)))
+
+
+def _giver(split: Split, shares: Sequence[int]) -> int | None:
+    able = [index for index, share in enumerate(shares) if index != split.chosen and share > 1]
+    return max(able, key=lambda index: _load(split.seats[index], shares[index]), default=None)
+
+
+def _taker(split: Split, shares: Sequence[int]) -> int | None:
+    if shares[split.chosen] <= 1:
+        return None
+    others = [index for index in range(len(shares)) if index != split.chosen]
+    return min(others, key=lambda index: _load(split.seats[index], shares[index] + 1), default=None)
+
+
+def _load(seat: Seat, share: int) -> tuple[float, int]:
+    """What makes a node slow with so many samples; by number where its speed isn't known."""
+    seconds = seat.seconds(share)
+    return (seconds if seconds is not None else 0.0, share)
