@@ -6,13 +6,17 @@ PYTEST_ARGS ?=
 # The tests mostly wait for real processes, so two workers are worth it on two cores.
 WORKERS ?= 2
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test soak check format bench clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/trainctl demo $(DEMO_ARGS)
 
 test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+# What takes too long for every change: ten times as many transitions of the conductor's model.
+soak: $(VENV)/.ready-dev
+	TRAINCTL_TRANSITIONS=2000000 $(BIN)/python -m pytest tests/node_agent $(PYTEST_ARGS)
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .
@@ -29,6 +33,8 @@ bench: $(VENV)/.ready-dev
 	$(BIN)/python benchmarks/report_cost.py
 	$(BIN)/python benchmarks/hosted_overhead.py
 	$(BIN)/python benchmarks/key_press.py
+	$(BIN)/python benchmarks/equal.py
+	$(BIN)/python benchmarks/unequal.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -24,6 +24,7 @@ from trainctl.protocol.client import Client
 from trainctl.trainer import demo_assets
 from trainctl.tui.app import TrainctlApp
 from trainctl.tui.dialogs import CommandDialog
+from trainctl.tui.source import ClusterSource
 
 BAR_SECONDS = 0.05
 NODE = "bench"
@@ -74,7 +75,7 @@ async def press(address: str, run: dict[str, Any], presses: int) -> tuple[list[f
     chance = random.Random(3)
     async with Client(address, timeout_seconds=60) as client:
         await client.send("start-run", {"config": run}, timeout_seconds=DEADLINE_SECONDS)
-        app = TrainctlApp(lambda: Client(address))
+        app = TrainctlApp(lambda: ClusterSource(address, by="benchmark"))
         async with app.run_test(size=(80, 24)) as pilot:
             await reached(lambda: app.shown.run is not None and app.shown.run.state == "running")
             for number in range(presses):

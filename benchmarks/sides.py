@@ -1,0 +1,212 @@
+"""The two sides of the group benchmarks: a run under agents, and torch DistributedDataParallel on the same work."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.blocking import BlockingClient
+
+SEQUENCE = 128
+DEADLINE_SECONDS = 300.0
+WARM_STEPS = 2
+"""Steps at the start of each measurement that are not counted."""
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """What `condition` gives once it is true. Raises TimeoutError at the deadline."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not come within {DEADLINE_SECONDS:g} s")
+        time.sleep(0.02)
+    return found
+
+
+def run_config(folder: Path, nodes: Sequence[str], batch: int, micro: int, **group: Any) -> dict[str, Any]:
+    """A run file over `nodes`, one CPU thread each, that never ends by itself."""
+    return {
+        "run": {"name": "bench", "steps": 1_000_000},
+        "model": {"path": str(folder / "model")},
+        "data": {"path": str(folder / "data"), "tokenizer": "bytes", "sequence_length": SEQUENCE, "held_out": 0.0},
+        "batch": {"global": batch, "micro": micro},
+        "optimizer": {"learning_rate": 1e-4, "schedule": "constant"},
+        "checkpoint": {"at_end": False},
+        "group": group,
+        "nodes": {node: {"backend": "torch", "device": "cpu", "threads": 1} for node in nodes},
+    }
+
+
+class Cluster:
+    """Agents on free loopback ports; the first is the lead. Leave it as a context manager."""
+
+    def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
+        self._folder, self._nodes = folder, nodes
+        self._agents: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> "Cluster":
+        addresses = dict(zip(self._nodes, free_addresses(len(self._nodes)), strict=True))
+        file = self._folder / "cluster.toml"
+        file.write_text(tomli_w.dumps({"nodes": {node: {"address": at} for node, at in addresses.items()}}))
+        try:
+            for node in self._nodes:
+                command = [
+                    sys.executable,
+                    "-m",
+                    "trainctl.node_agent.cli",
+                    "run",
+                    "--name",
+                    node,
+                    "--cluster",
+                    str(file),
+                ]
+                agent = subprocess.Popen(
+                    [*command, "--state", str(self._folder / "state")], stdout=subprocess.PIPE, text=True
+                )
+                self._agents.append(agent)
+                assert agent.stdout is not None
+                agent.stdout.readline()
+        except BaseException:
+            self.__exit__()
+            raise
+        self.client = BlockingClient(addresses[self._nodes[0]], by="bench").__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(Exception):
+            self.client.send("stop", {"checkpoint": False}, timeout_seconds=60)
+            until(lambda: self.client.snapshot(0).run.state not in m.ACTIVE_RUN_STATES, "the run's end")  # type: ignore[union-attr]
+        with contextlib.suppress(AttributeError):
+            self.client.__exit__(None, None, None)
+        for agent in self._agents:
+            agent.terminate()
+            agent.wait(20)
+
+    def start(self, config: dict[str, Any]) -> None:
+        """Start a run and pause it after its first step."""
+        self.client.send("start-run", {"config": config}, timeout_seconds=DEADLINE_SECONDS)
+        self.client.send("pause", {}, timeout_seconds=DEADLINE_SECONDS)
+
+    def measure(self, steps: int) -> dict[str, float]:
+        """Resume for a while: tokens/s from commit to commit, and the mean seconds a rank waited for its plan."""
+        view = self.client.snapshot(0).run
+        assert view is not None
+        first = view.step + WARM_STEPS
+        self.client.send("resume", {}, timeout_seconds=DEADLINE_SECONDS)
+        until(lambda: self._step() >= first + steps, f"step {first + steps}")
+        self.client.send("pause", {}, timeout_seconds=DEADLINE_SECONDS)
+        rows = self.client.steps(after_step=first - 1, limit=steps + 1).steps
+        seconds = rows[-1].committed_at - rows[0].committed_at
+        waits = self.client.history(view.run, ("wait_seconds",), rows[1].step, rows[-1].step, 2000).series
+        mean = [sum(series.mean) / len(series.mean) for series in waits if series.mean]
+        return {
+            "tokens_per_second": sum(row.weight for row in rows[1:]) / seconds,
+            "step_seconds": seconds / (len(rows) - 1),
+            "plan_wait_seconds": max(mean, default=0.0),
+        }
+
+    def trainer_pids(self) -> dict[str, int]:
+        """By node."""
+        view = self.client.snapshot(0).run
+        assert view is not None
+        return {rank.node: rank.pid for rank in view.ranks if rank.pid is not None}
+
+    def _step(self) -> int:
+        view = self.client.snapshot(0).run
+        assert view is not None
+        if view.state not in m.ACTIVE_RUN_STATES:
+            raise RuntimeError(f"the run {view.state}: {view.reason}")
+        return view.step
+
+
+class Ddp:
+    """Worker processes of `benchmarks/ddp_worker.py`, one thread each, that wait between measurements."""
+
+    def __init__(self, folder: Path, world: int) -> None:
+        port = free_addresses(1)[0].rpartition(":")[2]
+        command = [
+            sys.executable,
+            str(Path(__file__).with_name("ddp_worker.py")),
+            "--world",
+            str(world),
+            "--port",
+            port,
+        ]
+        self._workers = [
+            subprocess.Popen(
+                [*command, "--rank", str(rank), "--folder", str(folder)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )
+            for rank in range(world)
+        ]  # fmt: skip
+        for worker in self._workers:
+            self._hear(worker)
+
+    @property
+    def pids(self) -> list[int]:
+        return [worker.pid for worker in self._workers]
+
+    def measure(self, steps: int, samples: int, micro: int) -> dict[str, float]:
+        """`samples` a rank and step."""
+        for worker in self._workers:
+            assert worker.stdin is not None
+            worker.stdin.write(json.dumps({"steps": steps, "samples": samples, "micro": micro}) + "\n")
+            worker.stdin.flush()
+        said = [self._hear(worker) for worker in self._workers]
+        seconds = max(row["seconds"] for row in said)
+        return {"tokens_per_second": sum(row["tokens"] for row in said) / seconds, "step_seconds": seconds / steps}
+
+    def close(self) -> None:
+        for worker in self._workers:
+            assert worker.stdin is not None
+            worker.stdin.close()
+        for worker in self._workers:
+            try:
+                worker.wait(20)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()
+
+    @staticmethod
+    def _hear(worker: "subprocess.Popen[str]") -> dict[str, float]:
+        assert worker.stdout is not None
+        line = worker.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a DDP worker ended with {worker.wait()}")
+        found: dict[str, float] = json.loads(line)
+        return found
+
+
+@contextlib.contextmanager
+def ddp(folder: Path, world: int) -> Iterator[Ddp]:
+    """DDP workers, ended with the block."""
+    side = Ddp(folder, world)
+    try:
+        yield side
+    finally:
+        side.close()
+
+
+def free_addresses(count: int) -> list[str]:
+    """Loopback addresses whose port and the next were free a moment ago."""
+    import socket
+
+    found: list[str] = []
+    while len(found) < count:
+        with socket.socket() as one, socket.socket() as two:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+            try:
+                two.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            if not any(abs(int(other.rpartition(":")[2]) - port) < 2 for other in found):
+                found.append(f"tcp://127.0.0.1:{port}")
+    return found
