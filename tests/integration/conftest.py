@@ -102,15 +102,25 @@ class AgentProcess:
 
     def clean_up(self) -> None:
         """End what is left. A trainer that outlives its run is a failure: no test here leaves one on purpose."""
-        status = self.terminate() if self.process is not None and self.process.poll() is None else 0
+        status, said = self._end()
         deadline = time.monotonic() + EXIT_SECONDS
         while (left := self.trainer_pids()) and time.monotonic() < deadline:
             time.sleep(0.05)
         for pid in left:
             with contextlib.suppress(psutil.Error):
                 psutil.Process(pid).send_signal(signal.SIGKILL)
-        assert status == 0
+        assert status == 0, said
         assert left == [], "trainers outlived their runs"
+
+    def _end(self) -> tuple[int, str]:
+        """How the agent ends now, or has ended by itself, and then what it said; 0 for one that a test has ended."""
+        process = self.process
+        if process is None or process.stderr is None or process.stderr.closed:
+            return 0, ""
+        if process.poll() is None:
+            return self.terminate(), ""
+        said = process.stderr.read()
+        return self._reap(), said
 
 
 @pytest.fixture

@@ -208,7 +208,7 @@ def test_logs(agent: Agent) -> None:
     found = call_json("logs", "-n", "2", *agent.at)
     assert found["text"].startswith("first of two\n")
     assert found["offset_bytes"] + len(found["text"]) == found["size_bytes"]
-    assert_one_line(call("logs", "--rank", "7", *agent.at), 3, "no log of a rank 7")
+    assert_one_line(call("logs", "--rank", "7", *agent.at), 3, "no rank 7 in this run; there are 0")
 
 
 def test_logs_followed(agent: Agent) -> None:

@@ -50,6 +50,7 @@ def test_a_refusal_names_node_and_field_and_leaves_nothing_anywhere(cluster, run
         (on("beta", "gamma", gamma={"data_path": missing}), "config: nodes.gamma.data_path", ("gamma", missing)),
         (on("alpha", "beta", beta={"model_path": missing}), "config: nodes.beta.model_path", ("beta", missing)),
         (on("alpha", "beta", alpha={"data_path": str(empty)}), "config: nodes.alpha.data_path", (str(empty),)),
+        (on("alpha", "beta", beta={"interface": "wire9"}), "config: nodes.beta.interface", ("beta", "wire9")),
         (on("alpha", "delta"), "config: nodes.delta", ("alpha, beta, gamma",)),
     ):
         with cluster.client("alpha") as client:

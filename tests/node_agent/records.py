@@ -75,7 +75,7 @@ def expected_rollups(paths: RunPaths) -> dict[tuple[object, ...], tuple[object, 
         named = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "step_seconds": seconds}
         _collect(values, number, RUN_RANK, {**named, "tokens_per_second": speed})
     for number, rank, seconds, busy, tokens, wait, memory in of_ranks:
-        named = {"rank_step_seconds": seconds, "wait_seconds": wait, "memory_bytes": memory}
+        named = {"rank_step_seconds": seconds, "busy_seconds": busy, "wait_seconds": wait, "memory_bytes": memory}
         _collect(values, number, rank, {**named, "own_tokens_per_second": tokens / busy if busy > 0 else None})
     return {
         key: (len(found), min(found), max(found), sum(found) / len(found), found[-1]) for key, found in values.items()

@@ -81,6 +81,8 @@ class SimRank:
     gone: bool = False
     exit: object = None  # what tells the agent of its end
     disk_full: bool = False
+    hung: bool = False  # it says that it is there, and does no work
+    parameters: int = 1000
     connected: bool = True
     reports: deque = dataclasses.field(default_factory=lambda: deque(maxlen=8))
     down: deque = dataclasses.field(default_factory=deque)
@@ -90,7 +92,7 @@ class SimRank:
 
     def ready(self) -> m.Ready:
         return m.Ready(
-            run=RUN, rank=self.rank, pid=1, backend=self.backend, device="cpu", parameters=1000, samples=100,
+            run=RUN, rank=self.rank, pid=1, backend=self.backend, device="cpu", parameters=self.parameters, samples=100,
             held_out=10, mean_weight=4.0, layout_digest="l", model_digest="m", data_digest="d",
             last_step=self.last_step, cursor=self.cursor, system="Linux", engines=("gloo", "ring"),
         )  # fmt: skip
@@ -173,7 +175,7 @@ class SimRank:
     @property
     def can_work(self) -> bool:
         """Whether a stride may change anything: what waits for others does not."""
-        if self.gone or self.failed or self.generation is None:
+        if self.gone or self.hung or self.failed or self.generation is None:
             return False
         if self.joining:
             return self._waits_for(("join",))

@@ -15,6 +15,7 @@ from trainctl.node_agent import shares
 from trainctl.node_agent.book import Progress
 from trainctl.node_agent.conductor import Conductor
 from trainctl.node_agent.settings import Durable, RankSetting, Settings
+from trainctl.node_agent.under_way import LEAST_REDUCE_SECONDS
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile, verbs
 
@@ -36,7 +37,7 @@ def config(steps: int = 20, batch: int = 8, **tables: dict) -> runfile.RunFile:
 
 def durable(nodes: tuple[str, ...] = ("a",), batch: int = 8) -> Durable:
     counts = shares.apportion(batch, dict.fromkeys(range(len(nodes)), 1.0))
-    ranks = {rank: RankSetting(node, counts[rank], min(4, counts[rank])) for rank, node in enumerate(nodes)}
+    ranks = {rank: RankSetting(node, counts[rank], 4) for rank, node in enumerate(nodes)}
     return Durable(Settings(1, batch, ranks), m.Generation(1, 0), 0)
 
 
@@ -52,6 +53,8 @@ class Simulation:
         self.random = random.Random(seed)
         self.now = 0.0
         self.strides = 0
+        self.faults = 0  # since the last commit: what may keep a group from forming
+        self.lost: set[int] = set()  # ranks whose node is off for good
         self.plans: list[m.StepPlan] = []  # held ones included
         self.sent_plans: list[m.StepPlan] = []
         self.commits: list[m.StepCommitted] = []
@@ -105,6 +108,7 @@ class Simulation:
             case d.Commit(step, first):
                 self._check_commit(step)
                 self.commits.append(step)
+                self.faults = 0
                 self._add_part(first)
             case d.RankDone(part, step):
                 assert step in self.commits and part.step == step.step
@@ -157,7 +161,7 @@ class Simulation:
         counts = {rank: setting.share for rank, setting in settings.live.items()}
         assert counts and min(counts.values()) >= 1 and sum(counts.values()) == settings.global_batch
         for setting in settings.ranks.values():
-            assert setting.out or 1 <= setting.micro_batch <= setting.share, setting
+            assert setting.out or 1 <= setting.micro_in_force <= setting.share, setting
             assert not setting.out or not setting.share, setting
 
     def _check_train_plan(self, plan: m.StepPlan) -> None:
@@ -168,6 +172,7 @@ class Simulation:
                                if plan.step - 1 in self.world.batches else plan.cursor)  # fmt: skip
         if plan.finishes is None:
             settings = self.journal.settings
+            assert all(work.micro_batch <= settings.ranks[work.rank].share for work in plan.work), plan
             assert {work.rank: sum(piece.count for piece in work.ranges) for work in plan.work} == {
                 rank: setting.share for rank, setting in settings.live.items()
             }
@@ -265,9 +270,16 @@ class Simulation:
         if not found:
             return False
         self.strides += 1
-        self.now += 0.01
+        self._pass(0.01)
         self.random.choice(found)()
         return True
+
+    def _pass(self, seconds: float) -> None:
+        """A trainer that is there says so every second, whatever it does."""
+        before, self.now = self.now, self.now + seconds
+        for rank in self.ranks.values():
+            if int(self.now) > int(before) and rank.connected and not rank.gone:
+                rank.up.append(rank.alive())
 
     def run(self, strides: int = 100_000) -> "Simulation":
         """Until nothing moves but the clock."""
@@ -286,8 +298,15 @@ class Simulation:
         return self.until(lambda: self.conductor.progress.step >= step)
 
     def tick(self, seconds: float = 0.0) -> None:
-        self.now += seconds
+        self._pass(seconds)
         self.feed(d.Ticked())
+        self._give_up_lost()
+
+    def _give_up_lost(self) -> None:
+        """As an agent does at the end of a run with a node that is silent."""
+        for rank in sorted(self.lost):
+            if self.conductor.final is not None and not self.conductor.ranks[rank].ended:
+                self.feed(d.RankEnded(rank, False, "has an agent that has been silent for 31 s"))
 
     def settle(self) -> "Simulation":
         """No more faults: all links come back, and what hangs is found by its deadline."""
@@ -316,12 +335,33 @@ class Simulation:
     def disconnect(self, rank: SimRank, kept: int = 0) -> None:
         """A connection is lost, and what was on it but for the `kept` newest that the rank had not sent yet."""
         if rank.connected:
+            self.faults += 1
             rank.connected = False
             rank.down.clear()
             self._lose(rank, kept)
 
+    def lose(self, rank: SimRank) -> None:
+        """Its node is powered off, and stays so."""
+        self.disconnect(rank)
+        self.lost.add(rank.rank)
+        if rank.group is not None:
+            rank.group.broken = True
+        rank.plans.clear()
+        rank.failed = True
+
+    def break_group(self, rank: SimRank) -> None:
+        """A sum that some may have got and others not."""
+        if rank.group is not None:
+            self.faults += 1
+            rank.group.broken = True
+
+    def jump(self, seconds: float) -> None:
+        """Time passes while messages are on their way, so that what was asked for may be overdue."""
+        self.faults += seconds >= LEAST_REDUCE_SECONDS
+        self.tick(seconds)
+
     def reconnect(self, rank: SimRank) -> None:
-        if not rank.connected:
+        if not rank.connected and rank.rank not in self.lost:
             rank.connected = True
             rank.up.appendleft(d.RankReturned(rank.rank))
             if not rank.gone:
@@ -339,6 +379,7 @@ class Simulation:
     def restart_agent(self) -> None:
         """The agent is killed: what was journaled is all that its successor knows; the ranks live on."""
         self.crash_after = None
+        self.faults += 1
         last = self.commits[-1] if self.commits else None
         progress = Progress(last.step, last.cursor, last.tokens_total) if last else Progress()
         recent = tuple(plan for plan in self.plans[-32:] if plan.kind == "train")

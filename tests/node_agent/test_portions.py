@@ -15,7 +15,7 @@ from trainctl.protocol.errors import InvalidInputError
 def group(**counts: int) -> Settings:
     """Nodes with their shares; 0 for a drained one."""
     ranks = {
-        rank: RankSetting(node, share, min(4, share or 4), "" if share else "drained")
+        rank: RankSetting(node, share, 4, "" if share else "drained")
         for rank, (node, share) in enumerate(counts.items())
     }
     return Settings(1, sum(counts.values()), ranks)
@@ -75,7 +75,8 @@ def test_impossible_shares_are_refused_by_field(wanted, words):
 
 def test_a_share_caps_the_micro_batch():
     made = apply(group(a=8, b=8), "rebalance", shares={"a": 14}).settings
-    assert [setting.micro_batch for setting in made.ranks.values()] == [4, 2]
+    assert [setting.micro_in_force for setting in made.ranks.values()] == [4, 2]
+    assert [setting.micro_batch for setting in made.ranks.values()] == [4, 4]
 
 
 def test_what_was_before_undoes_what_came_after():
@@ -84,7 +85,7 @@ def test_what_was_before_undoes_what_came_after():
     typed = verbs.parse_args("rebalance", dict(pair.split("=") for pair in made.before.split()))
     undone = apply(made.settings, "rebalance", **typed)
     assert undone.after == made.before
-    assert {rank: setting.share for rank, setting in undone.settings.ranks.items()} == {0: 5, 1: 9, 2: 2}
+    assert undone.settings.ranks == first.ranks
 
 
 def test_auto_goes_by_the_ranks_own_rates():
@@ -144,7 +145,7 @@ def test_admit_goes_by_the_last_rates_or_evenly():
     by_rate = apply(settings, "admit", "c", Facts({0: 100.0, 1: 50.0, 2: 50.0}, {0, 1}, there))
     assert (by_rate.before, by_rate.after) == ("a=8 b=4 c=0", "a=6 b=3 c=3")
     assert apply(settings, "admit", "c", Facts({0: 100.0, 1: 50.0}, {0, 1}, there)).after == "a=5 b=3 c=4"
-    assert by_rate.settings.ranks[2] == RankSetting("c", 3, 3)
+    assert by_rate.settings.ranks[2] == RankSetting("c", 3, 4)
 
 
 def test_who_cannot_join_is_not_admitted():
@@ -156,6 +157,24 @@ def test_who_cannot_join_is_not_admitted():
     ):
         with pytest.raises(InvalidInputError, match=f"^node: .*{words}"):
             apply(settings, "admit", "c", Facts({}, {0, 1}, {0: LINUX, 1: LINUX_TORCH, **other}))
+
+
+@pytest.mark.parametrize(("seconds", "is_silent"), [(4.0, False), (5.5, True)])
+def test_who_has_been_silent_is_not_admitted(seconds, is_silent):
+    facts = Facts({}, {0, 1}, {0: LINUX, 1: LINUX, 2: LINUX}, {0: 99.0, 2: seconds})
+    if is_silent:
+        with pytest.raises(InvalidInputError, match="node: the trainer of c has been silent for 6 s"):
+            apply(group(a=8, b=8, c=0), "admit", "c", facts)
+    else:
+        assert apply(group(a=8, b=8, c=0), "admit", "c", facts).settings.ranks[2].share
+
+
+def test_a_micro_batch_over_the_share_is_refused_though_it_is_kept_through_a_smaller_one():
+    made = apply(group(a=8, b=8), "rebalance", shares={"a": 14}).settings
+    with pytest.raises(InvalidInputError, match="micro: 3 is over b's share of 2"):
+        apply(made, "resize-batch", "b", micro=3)
+    smaller = apply(made, "resize-batch", "b", micro=1)
+    assert (smaller.before, smaller.after) == ("2", "1")
 
 
 def test_too_small_a_batch_for_one_more_is_refused():

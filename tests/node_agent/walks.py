@@ -4,6 +4,8 @@ import random
 
 from tests.node_agent.simulation import Simulation, check_ledger, config, durable
 
+from trainctl.node_agent.formation import FAILURES
+
 COMMANDS: tuple[tuple[str, dict], ...] = (
     ("resize-batch", {"micro": 1}), ("resize-batch", {"micro": 3}), ("resize-batch", {"micro": 9}),
     ("set-lr", {"value": 1e-4}), ("set-lr", {"value": 2e-4, "schedule": "set"}),
@@ -59,13 +61,10 @@ class Chances:
         self.simulation.reconnect(self._rank())
 
     def break_group(self) -> None:
-        """A sum that some may have got and others not."""
-        group = self._rank().group
-        if group is not None:
-            group.broken = True
+        self.simulation.break_group(self._rank())
 
-    def tick(self) -> None:
-        self.simulation.tick(self.random.choice((0.1, 1.0, 12.0, 50.0)))
+    def jump(self) -> None:
+        self.simulation.jump(self.random.choice((0.1, 1.0, 12.0, 50.0)))
 
     def repeat(self) -> None:
         """A message arrives twice."""
@@ -81,7 +80,7 @@ class Chances:
 
 WEIGHTS = {
     Chances.command: 3.0, Chances.crash: 0.3, Chances.disconnect: 0.4, Chances.reconnect: 3.0,
-    Chances.break_group: 0.5, Chances.tick: 1.0, Chances.repeat: 1.0, Chances.kill_drained: 0.05,
+    Chances.break_group: 0.5, Chances.jump: 1.0, Chances.repeat: 1.0, Chances.kill_drained: 0.05,
 }  # fmt: skip
 
 
@@ -98,6 +97,30 @@ def walk(seed: int) -> Simulation:
             _wait(run, chances)
     end(run)
     return run
+
+
+def walk_to_a_stop(seed: int) -> Simulation:
+    """A run one of whose nodes is lost for good on the way, and which is told to stop then."""
+    chance = random.Random(seed)
+    run = simulation(chance.choice((2, 3, 4)), seed)
+    chances = Chances(run, seed)
+    _go_on(run, chances, chance.randrange(400))
+    run.lose(chance.choice(list(run.ranks.values())))
+    _go_on(run, chances, chance.randrange(100))
+    if run.ended is None:
+        verb, args = chance.choice(ENDINGS)
+        run.command(verb, **args)
+    end(run)
+    return run
+
+
+def _go_on(run: Simulation, chances: Chances, strides: int) -> None:
+    kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
+    for _ in range(strides):
+        if run.ended is None and chances.random.random() < 0.1:
+            chances.random.choices(kinds, weights)[0](chances)
+        elif run.ended is None:
+            run.stride()
 
 
 def _wait(run: Simulation, chances: Chances) -> None:
@@ -118,4 +141,5 @@ def end(run: Simulation) -> None:
     run.check_periodic()
     if run.ended.state == "failed":  # a rank that had been killed unseen was admitted, or nothing could be formed
         killed = any(rank.exit is not None and not rank.exit.clean for rank in run.ranks.values())
-        assert ("signal 9" in run.ended.reason and killed) or "formations failed in a row" in run.ended.reason
+        hopeless = "formations failed in a row" in run.ended.reason and run.faults >= FAILURES
+        assert ("signal 9" in run.ended.reason and killed) or hopeless, (run.ended.reason, run.faults)

@@ -161,6 +161,7 @@ def test_two_trainers_train_as_one_and_survive_each_other(agents: Agents) -> Non
     plan = agents.plan(6, 4)
     agents.tell(plan, 0)
     agents.hear(m.Soon, 0, lambda soon: soon.seq == 6)
+    agents.tell(agents.plan(7, 5), 0)  # issued ahead; nothing may come of it
     agents.processes[1].kill()
     agents.processes[1].wait(30)
     failed = agents.hear(m.GroupFailed, 0)
@@ -173,7 +174,7 @@ def test_two_trainers_train_as_one_and_survive_each_other(agents: Agents) -> Non
     agents.tell(m.Form(run="r", generation=agents.generation, engine="none", ranks=(0,)), 0)
     agents.hear(m.Formed, 0)
     rest = (m.RankWork(0, (m.Range(44, 4),), 4),)
-    agents.tell(agents.plan(7, 4, work=rest, finishes=plan.generation), 0)
+    agents.tell(agents.plan(8, 4, work=rest, finishes=plan.generation), 0)
     report = agents.hear(m.Report, 0)
     assert (report.step, report.own_samples, report.weight, report.skipped) == (4, G, 240.0, None)
 

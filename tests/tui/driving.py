@@ -50,5 +50,5 @@ async def driven(
 def burst(app: TrainctlApp, *keys: str) -> None:
     for key in keys:
         character = {"space": " "}.get(key, key if len(key) == 1 else {"colon": ":", "slash": "/"}.get(key))
-        name = {" ": "space", "=": "equals_sign"}.get(key, key)
+        name = {" ": "space", "=": "equals_sign", "%": "percent_sign", ":": "colon"}.get(key, key)
         app.post_message(events.Key(name, character))

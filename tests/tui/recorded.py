@@ -44,11 +44,12 @@ Message = m.Snapshot | m.Live | m.Heartbeat | Connection
 
 
 def phases(step_seconds: float, busy: float) -> m.Phases:
-    """A step of which `busy` is data, forward and backward, the rest sync, optimizer and wait."""
-    rest = step_seconds - busy
+    """A synchronous step of which `busy` is data, forward and backward; what the optimizer and the plan, the same for
+    all, leave of the rest is sync, the wait for slower ranks with it."""
+    optimizer, wait = 0.012 * step_seconds, 0.006 * step_seconds
     return m.Phases(
-        data=0.02 * busy, forward=0.33 * busy, backward=0.65 * busy, sync=0.7 * rest, optimizer=0.2 * rest,
-        wait=0.1 * rest,
+        data=0.02 * busy, forward=0.33 * busy, backward=0.65 * busy, sync=step_seconds - busy - optimizer - wait,
+        optimizer=optimizer, wait=wait,
     )  # fmt: skip
 
 
@@ -139,10 +140,16 @@ def loss_at(step: int, many: bool) -> float:
     return 1.8 + 0.75 * math.exp(-step / 5200) + noise if many else 2.1 + 3.45 * math.exp(-step / 28) + noise
 
 
+def tokens_of(view: m.RunView, rank: int) -> float:
+    """Tokens of a rank's share."""
+    share = FLEETS[len(view.ranks)][rank][3]
+    return 3048.0 if len(view.ranks) == 1 else (512.0 if len(view.ranks) == 4 else 127.0) * share
+
+
 def rank_step(view: m.RunView, step: int, rank: int, seq: int = 0, seconds: float | None = None) -> m.RankStep:
     seconds = SECONDS[len(view.ranks)] if seconds is None else seconds
-    _, _, _, share, _, own, used, most = FLEETS[len(view.ranks)][rank]
-    tokens = 3048.0 if len(view.ranks) == 1 else (512.0 if len(view.ranks) == 4 else 127.0) * share
+    _, _, _, _, _, own, used, most = FLEETS[len(view.ranks)][rank]
+    tokens = tokens_of(view, rank)
     ranked = view.ranks[rank]
     return m.RankStep(
         run=view.run, generation=view.generation, step=step, rank=rank, node=ranked.node, tokens=tokens,
@@ -173,7 +180,7 @@ def events(view: m.RunView) -> tuple[m.Event, ...]:
     start = view.step
     return (
         event(1, 12600, "run", f"{view.name} started", severity="good"),
-        event(2, 11000, "evaluation", f"evaluated: {view.eval_loss}", step=start - 118),
+        event(2, 11000, "evaluation", f"evaluated: {view.eval_loss}", step=max(start - 118, 0)),
         event(3, 9000, "command", "resize-batch", by="anna", step=max(start - 70, 1), verb="resize-batch",
         before="micro 4",
               after="micro 8", outcome="applied", command="a"),
@@ -207,10 +214,9 @@ def series(view: m.RunView, first_step: int = 0) -> tuple[m.Series, ...]:
         own = FLEETS[nodes][rank.rank][5]
         if own is None:
             continue
-        slow = 0.05 * rank.rank * seconds
+        busy = tokens_of(view, rank.rank) / own
         made += [
-            make("rank_step_seconds", rank.rank, lambda step,
-            slow=slow: seconds - slow + 0.01 * seconds * math.sin(step * 0.7)),
+            make("busy_seconds", rank.rank, lambda step, busy=busy: busy * (1 + 0.01 * math.sin(step * 0.7))),
             make("own_tokens_per_second", rank.rank, lambda step, own=own: own * (1 + 0.01 * math.sin(step * 2.3))),
             make("wait_seconds", rank.rank, lambda step: 0.0007),
         ]  # fmt: skip
@@ -241,6 +247,20 @@ def live_hosts(view: m.RunView) -> list[m.HostReading]:
     """One reading of each live node, numbered from 1."""
     nodes = [rank.node for rank in view.ranks if rank.state == "run"]
     return [host(node, seq, gpu=len(view.ranks) == 4) for seq, node in enumerate(nodes, 1)]
+
+
+def under_way(view: m.RunView, steps: int = 5) -> list["Message"]:
+    """The run attached to `steps` steps ago, and all of them since as they came, with live ranks' reports."""
+    made: list[Message] = [
+        CONNECTED,
+        snapshot(msgspec.structs.replace(view, step=view.step - steps)),
+        *live_hosts(view),
+    ]
+    live = [rank.rank for rank in view.ranks if rank.state == "run"]
+    for step in range(view.step - steps + 1, view.step + 1):
+        made.append(committed(view, step, seq=len(made) + 8))
+        made += [rank_step(view, step, rank, seq=len(made) + 8 + index) for index, rank in enumerate(live)]
+    return made
 
 
 CONNECTED = Connection("connected", CLOCK.at_monotonic)

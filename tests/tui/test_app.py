@@ -7,8 +7,11 @@ import msgspec
 import pytest
 from tests.tui.driving import body, burst, dialog_text, driven, hint, until
 from tests.tui.recorded import (
+    CONNECTED,
+    Recorded,
     committed,
     run_view,
+    snapshot,
     source_of,
 )  # fmt: skip
 from textual import events
@@ -261,7 +264,7 @@ async def test_the_split_is_moved_typed_sent_and_undone() -> None:
         assert source.commands == []
         await pilot.press("backspace", "backspace", "a")
         assert dialog.split.shares == (12, 11, 1)
-        assert "step 0.40 s → 0.34 s" in dialog_text(app)
+        assert "step 0.40 s → 0.32 s" in dialog_text(app)
         await pilot.press("u")
         assert dialog.split.shares == (12, 10, 2)
         await pilot.press("a", "enter")
@@ -323,7 +326,7 @@ async def test_drain_and_admit_ask_for_a_node() -> None:
         app.open_dialog("drain")
         await until(pilot, lambda: isinstance(app.screen, CommandDialog))
         await pilot.press("right")
-        assert "torch-b leaves; the others take its 10 samples" in dialog_text(app)
+        assert "torch-b leaves; torch-a 12 → 21, mlx-c 2 → 3; step 0.40 s" in dialog_text(app)
         await pilot.press("enter")
         await until(pilot, lambda: bool(source.commands))
         await pilot.press("escape", "colon", *"admit --node mlx-c")
@@ -405,3 +408,98 @@ async def test_a_burst_of_keys_lands_where_the_first_one_led() -> None:
         ("resize-batch", {"micro": 4}),
         ("note", {"text": "explain"}),
     ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "shares", "chosen", "typed"),
+    [
+        ("j j 3", (11, 10, 3), 2, "3"),
+        ("down down 1 2 %", (11, 10, 3), 2, "12%"),
+        ("2 5 % tab 9", (10, 9, 5), 1, "9"),
+        ("j 9 backspace 8 k plus", (15, 8, 1), 0, ""),
+    ],
+)
+async def test_keys_of_one_burst_act_on_the_node_that_was_chosen_before_them(
+    keys: str, shares: tuple[int, ...], chosen: int, typed: str
+) -> None:
+    source = source_of(3)
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        burst(app, "s", *keys.split(" "))
+        await until(pilot, lambda: isinstance(app.screen, SplitDialog))
+        await pilot.pause()
+        dialog = app.screen
+        assert isinstance(dialog, SplitDialog)
+        assert (dialog.split.shares, dialog.split.chosen, dialog.split.typed) == (shares, chosen, typed)
+        burst(app, "enter", "enter", "j", "5")
+        await until(pilot, lambda: dialog.progress is not None and dialog.progress.ended)
+        assert dialog.split.shares == shares
+
+    await driven(source, play)
+    assert len(source.commands) == 1
+
+
+async def test_a_split_whose_plan_has_moved_on_says_so_and_loads_the_new_one() -> None:
+    source = source_of(3)
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("s", "enter")
+        dialog = app.screen
+        assert isinstance(dialog, SplitDialog)
+        assert "nothing to send: this is the plan's split" in dialog_text(app)
+        await pilot.press("down", "5")
+        view = run_view(3)
+        ranks = tuple(msgspec.structs.replace(item, share=8) for item in view.ranks)
+        source.more.put_nowait(msgspec.structs.replace(view, ranks=ranks, plan_version=6, seq=90))
+        await until(pilot, lambda: "the plan is v6 now" in dialog_text(app))
+        await pilot.press("u")
+        assert (dialog.split.shares, dialog.split.chosen, dialog.form.if_plan) == ((8, 8, 8), 1, 6)
+        assert "now" not in dialog_text(app)
+
+    await driven(source, play)
+
+
+@pytest.mark.parametrize("size", [(60, 15), (64, 24), (80, 24)])
+async def test_the_split_fits_its_screen(size: tuple[int, int]) -> None:
+    view = run_view(4, step=18_240, steps=60_000)
+    ranks = (*view.ranks[:3], msgspec.structs.replace(view.ranks[3], state="drained"))
+    source = Recorded([CONNECTED, snapshot(msgspec.structs.replace(view, ranks=ranks))])
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("s", "0")
+        text = dialog_text(app).splitlines()
+        widget = app.screen.query_one("#dialog-text", Lines)
+        assert max(map(len, text)) <= widget.size.width
+        assert len(text) <= widget.size.height
+        shown = "\n".join(text)
+        for words in ("STEP", "MEM GB", "forge", "each node takes 1 sample or more", "enter sends", "esc closes"):
+            assert words in shown
+        if size[1] > 15:
+            assert "mini is drained; :admit --node mini takes it back" in shown
+
+    await driven(source, play, size)
+
+
+async def test_a_colon_after_a_command_that_ended_begins_a_new_one() -> None:
+    source = source_of(1)
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        burst(app, "colon", *"pause", "enter")
+        await until(pilot, lambda: "applied" in hint(app))
+        burst(app, "colon", *"resume", "enter")
+        await until(pilot, lambda: len(source.commands) == 2)
+        await pilot.press("colon", *"nonsense-of-a-verb-that-is-long-enough-to-be-cut-at-the-end-of-the-line-by-far")
+        assert hint(app).rstrip().endswith("…")
+
+    await driven(source, play)
+    assert [verb for verb, _, _ in source.commands] == ["pause", "resume"]
+
+
+async def test_help_says_how_to_command_this_agent_from_a_shell() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        assert "at tcp://127.0.0.1:9999" in body(app)
+        await pilot.press("question_mark")
+        said = "\n".join(app.screen.query_one("#help-text", Lines).shown)
+        assert "trainctl send VERB ... --connect tcp://127.0.0.1:9999" in said
+
+    await driven(source_of(1), play, (120, 40), address="tcp://127.0.0.1:9999")

@@ -198,3 +198,13 @@ def test_letters_tell_the_lines_apart() -> None:
         (row,) = (row for row in shown if f"{letter} {name}" in row)
         assert row.count(letter) >= 4
     assert "a studio" not in "\n".join(text(Panel("step", tracks, 1, 100), 70, 8))
+
+
+def test_a_number_that_runs_out_at_the_top_stands_a_blank_apart_from_a_mark_s() -> None:
+    values = window({step: {9: 7.87, 100: 2.0}.get(step, 1.0) for step in range(1, 121)})
+    marks = tuple(Mark(step, str(number)) for number, step in enumerate((5, 12), 1))
+    panel = Panel("a chart with a long title", (Track(values, "a", "series0"),), 1, 120, marks, most_times=4.0)
+    top = ln.plain(draw(panel, 60, 10, UNICODE)[0][0])
+
+    assert " 7.87 " in top
+    assert "1" in top.partition(" 7.87 ")[0]

@@ -148,6 +148,15 @@ def test_a_run_that_cannot_be_is_refused_here(
     assert err.count("\n") == 1
 
 
+def test_without_a_cluster_several_nodes_are_not_taken_for_this_machine(main: Main, run_file: Path) -> None:
+    tables = "\n".join(f'[nodes.{node}]\nmodel_path = "/nowhere/{node}"' for node in ("studio-of-mine", "mbp-of-mine"))
+    run_file.write_text(run_file.read_text() + "\n" + tables + "\n")
+    code, out, err = main("check", str(run_file))
+    assert code == 0, err
+    assert "on 2 nodes" in out
+    assert err.startswith("several nodes: give --cluster FILE")
+
+
 def test_empty_data_is_refused_here(main: Main, run_file: Path) -> None:
     (run_file.parent / "data" / "a.txt").write_text("")
     for words in (["run", str(run_file)], ["check", str(run_file)], ["send", "start-run", f"config=@{run_file}"]):
@@ -234,7 +243,7 @@ def test_which_agent_is_meant(
 ) -> None:
     asked: list[str] = []
 
-    def note(address: str, work: Any) -> None:
+    def note(address: str, work: Any, **options: Any) -> None:
         asked.append(address)
         raise KeyboardInterrupt
 

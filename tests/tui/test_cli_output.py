@@ -1,6 +1,8 @@
 """What the command line prints, from messages alone: lines, tables, JSON, and the place a follower has come to."""
 
+import io
 import json
+import sys
 from typing import Any
 
 import msgspec
@@ -32,7 +34,7 @@ def test_a_step_s_line() -> None:
 def test_an_event_s_line() -> None:
     assert output.event_line(EVENT)[8:] == "  anna  resize-batch studio=8 → studio=4 @121"
     bare = msgspec.structs.replace(EVENT, text="resize-batch", severity="warning", by="")
-    assert output.event_line(bare)[8:] == "  WARNING auto  resize-batch studio=8 -> studio=4 @121"
+    assert output.event_line(bare)[8:] == "  WARNING auto  resize-batch studio=8 → studio=4 @121"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def test_tables_line_up() -> None:
 @pytest.mark.parametrize(
     ("state", "line"),
     [
-        ("applied", "resize-batch applied at step 121: studio=8 -> studio=4"),
+        ("applied", "resize-batch applied at step 121: studio=8 → studio=4"),
         ("accepted", "resize-batch accepted, id 6c1e4f0a-52d3-4b8e-9a77-0d3c5be2f914"),
         ("rejected", "resize-batch rejected: micro: too large"),
         ("failed", "resize-batch failed: micro: too large"),
@@ -226,3 +228,42 @@ def test_the_demo_s_run_file_is_in_order(steps: int, tmp_path_factory: pytest.Te
         ("mlx-b", "mlx", 1),
     ]
     assert group["optimizer"] == config["optimizer"]
+
+
+def test_a_status_tells_of_waits_only_where_all_have_reported_one_step() -> None:
+    shown = snapshot(run_view(3))
+    assert output.status_text(shown).splitlines()[-1] == (
+        "straggler  mlx-c: the others waited 92 ms for it; +60 ms in backward (last step)"
+    )
+    ahead = (msgspec.structs.replace(shown.rank_steps[0], step=119), *shown.rank_steps[1:])
+    text = output.status_text(msgspec.structs.replace(shown, rank_steps=ahead))
+    assert "straggler" not in text
+    header, *rows = text.splitlines()[-4:]
+    at = header.index("WAIT") + len("WAIT")
+    assert [row[:at].split()[-1] for row in rows] == ["n/a"] * 3
+
+
+@pytest.mark.parametrize(("encoding", "arrow"), [("utf-8", "→"), ("ascii", "->"), ("latin-1", "->")])
+def test_there_is_one_arrow_and_standard_output_can_show_it(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, arrow: str
+) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
+    assert output.arrowed("a=1 → a=2 -> a=3") == f"a=1 {arrow} a=2 {arrow} a=3"
+
+
+class EmptyLog:
+    """An agent whose third rank has written nothing."""
+
+    async def snapshot(self, columns: int, run: str | None) -> m.Snapshot:
+        return snapshot(run_view(3))
+
+    async def log(self, run: str | None, rank: int, offset: int, limit: int) -> m.LogPart:
+        return m.LogPart(rid="r", run="demo", rank=rank, offset_bytes=0, size_bytes=0, text="")
+
+
+@pytest.mark.parametrize("last", [None, 5])
+async def test_an_empty_log_is_said_to_be_empty(capsys: pytest.CaptureFixture[str], last: int | None) -> None:
+    client: Any = EmptyLog()
+    assert await logs.show_logs(client, None, 2, last, follow=False, json=False) == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "rank 2 on mlx-c has written nothing\n")

@@ -16,8 +16,9 @@ from .cli_calls import assert_one_line, call, call_json
 
 
 @contextmanager
-def peer(answer: bytes | None) -> Iterator[str]:
-    """Something that listens where an agent should and says `answer`, or nothing, to whatever it is asked."""
+def peer(answer: bytes | None, snapshot: bytes | None = None) -> Iterator[str]:
+    """Something that listens where an agent should and says `answer`, or nothing, to whatever it is asked; `snapshot`
+    where it is asked for one, if that is given."""
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
     router.setsockopt(zmq.RCVTIMEO, 100)
@@ -30,9 +31,10 @@ def peer(answer: bytes | None) -> Iterator[str]:
                 identity, frame = router.recv_multipart()
             except zmq.Again:
                 continue
-            if answer is not None:
+            said = snapshot if snapshot is not None and b"snapshot" in frame else answer
+            if said is not None:
                 rid = codec.peek_rid(frame).encode()
-                router.send_multipart([identity, answer.replace(EXAMPLE_RID, rid)])
+                router.send_multipart([identity, said.replace(EXAMPLE_RID, rid)])
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -47,6 +49,7 @@ def peer(answer: bytes | None) -> Iterator[str]:
 RUNS: Any = examples.EXAMPLES["agent to client"]["runs"]
 EXAMPLE_RID: bytes = RUNS.rid.encode()
 FRAME = codec.encode(RUNS)
+NO_RUN = codec.encode(msgspec.structs.replace(examples.EXAMPLES["agent to client"]["snapshot"], run=None))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,7 @@ FRAME = codec.encode(RUNS)
     [
         (FRAME.replace(b"\xa1v\x01", b"\xa1v\x02"), "version", "protocol version 2, this side speaks 1"),
         (b"\xc1\x00garbage", "protocol", "not a msgpack message"),
-        (codec.encode(examples.EXAMPLES["agent to client"]["history"]), "protocol", "asked for Runs, got History"),
+        (codec.encode(examples.EXAMPLES["agent to client"]["history"]), "protocol", "asked for Snapshot, got History"),
         (None, "unreachable", "no answer from tcp://127.0.0.1:"),
     ],
 )
@@ -68,7 +71,7 @@ def test_a_peer_that_is_not_right_is_exit_code_5(
 
 
 def test_the_right_answer_is_shown() -> None:
-    with peer(FRAME) as address:
+    with peer(FRAME, NO_RUN) as address:
         assert "sft-1b-20261120-143107-9f3c  running  121/60,000" in call("ls", "--connect", address).stdout
 
 

@@ -95,7 +95,7 @@ def test_previews_tell_the_mathematics_apart_from_the_speed() -> None:
         ("resize-batch micro=34", STATE, "34 is over atlas's share of 24 samples"),
         ("resize-batch micro=25 --node atlas", STATE, "25 is over atlas's share of 24 samples"),
         ("resize-batch micro=17", FLEET, "17 is over studio's share of 16 samples"),
-        ("resize-batch micro=4 --node x", STATE, "no node 'x' in this run; there is atlas"),
+        ("resize-batch micro=4 --node x", STATE, "no node 'x' in this run; there are atlas"),
     ],
 )
 def test_what_the_agent_will_refuse_is_said_before_it_is_sent(text: str, state: md.ViewState, says: str) -> None:

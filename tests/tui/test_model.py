@@ -114,10 +114,10 @@ def test_silence_is_noticed_with_and_without_the_clients_word() -> None:
 def test_a_finer_history_replaces_coarse_recent_steps_and_keeps_newer_ones() -> None:
     view = run_view(4, step=18_240, steps=60_000)
     state = md.apply(md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(view), 0.0)
-    assert state.lately("rank_step_seconds", 0).bucket_steps > 1
+    assert state.lately("busy_seconds", 0).bucket_steps > 1
     fine = m.History(rid="r", series=series(view, 18_240 - 255))
     refined = md.apply_history(state, view.run, fine)
-    assert refined.lately("rank_step_seconds", 0).bucket_steps == 1
+    assert refined.lately("busy_seconds", 0).bucket_steps == 1
     assert refined.windows is state.windows
     assert md.apply_history(state, "another", fine) is state
 

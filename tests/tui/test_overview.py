@@ -5,10 +5,24 @@ import dataclasses
 import math
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tui.recorded import CLOCK, CONNECTED, NOW, away, events, host, live_hosts, rank_step, run_view, snapshot
+from tests.tui.recorded import (
+    CLOCK,
+    CONNECTED,
+    NOW,
+    away,
+    committed,
+    events,
+    host,
+    live_hosts,
+    rank_step,
+    run_view,
+    snapshot,
+    under_way,
+)
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import Connection
@@ -31,7 +45,9 @@ def texts(made: list[ln.Line]) -> list[str]:
 
 FLEET = state_of(run_view(4, step=18_240, steps=60_000))
 ALONE = state_of(run_view(1))
-MIXED = state_of(away(run_view(3), 1))
+MIXED = md.ViewState()
+for _message in under_way(away(run_view(3), 1)):
+    MIXED = md.apply(MIXED, _message, CLOCK.at_monotonic)
 NOTHING = state_of(None)
 
 
@@ -225,3 +241,82 @@ def test_a_screen_too_small_is_told_in_one_line() -> None:
         said = overview.too_small(*size)
         assert said is not None
         assert "60x15" in said
+
+
+# ---------------------------------------------------------------- what other ranks and other commands leave alone
+
+
+def of_messages(messages: list[object], state: md.ViewState | None = None) -> md.ViewState:
+    state = state or md.ViewState()
+    for message in messages:
+        state = md.apply(state, message, CLOCK.at_monotonic)  # type: ignore[arg-type]
+    return state
+
+
+def test_a_wait_is_unknown_while_reports_are_still_to_come() -> None:
+    state = of_messages(under_way(run_view(3)))
+    ahead = msgspec.structs.replace(state.ranks[0].value, step=119, seq=state.seq + 1)
+    waits = [row.wait for row in fleet_rows.rows(md.apply(state, ahead, CLOCK.at_monotonic), CLOCK)]
+    assert waits == [row.wait for row in fleet_rows.rows(state, CLOCK)]
+    assert None not in waits
+    alone = dataclasses.replace(state, parts={**state.parts, 0: (ahead,)}, ranks={**state.ranks, 0: md.Seen(ahead, 0)})
+    assert [row.wait for row in fleet_rows.rows(alone, CLOCK)] == [None] * 3
+
+
+def drained(view: m.RunView, rank: int) -> m.RunView:
+    ranks = tuple(msgspec.structs.replace(item, state="drained", share=0) if item.rank == rank else item
+                  for item in view.ranks)  # fmt: skip
+    return msgspec.structs.replace(view, ranks=ranks)
+
+
+def test_a_drained_rank_is_out_of_the_scale_and_of_the_sums() -> None:
+    state = of_messages(under_way(run_view(3)))
+    old = msgspec.structs.replace(state.ranks[2].value, step_seconds=9.0, seq=state.seq + 1, step=119)
+    state = of_messages([old, msgspec.structs.replace(drained(run_view(3), 2), seq=state.seq + 2)], state)
+    assert [row.slowest_seconds for row in fleet_rows.rows(state, CLOCK)] == [0.4] * 3
+    made = texts(fleet.lines(state, CLOCK, 120, UNICODE, total=True))
+    assert "drained" in made[3]
+    assert " 0.81" in made[4], "0.41 and 0.40 GB"
+
+
+def test_efficiency_is_of_the_present_plan_alone() -> None:
+    state = of_messages(under_way(run_view(3)))
+    assert fleet_rows.efficiency(state) == pytest.approx(3048 / 0.4 / (5200 + 4900 + 690), rel=0.02)
+    view = msgspec.structs.replace(drained(run_view(3), 2), seq=state.seq + 1, plan_version=5)
+    state = md.apply(state, view, CLOCK.at_monotonic)
+    for number in range(119, 125):
+        done = msgspec.structs.replace(committed(view, number, seconds=0.32), plan_version=5, seq=state.seq + 1)
+        state = md.apply(state, done, CLOCK.at_monotonic)
+        for rank in (0, 1):
+            part = msgspec.structs.replace(rank_step(run_view(3), number, rank), seq=state.seq + 1)
+            state = md.apply(state, part, CLOCK.at_monotonic)
+        known = fleet_rows.efficiency(state)
+        assert known is None if number < 122 else known == pytest.approx(3048 / 0.32 / (5200 + 4900), rel=0.02)
+
+
+def test_a_neighbour_s_effect_is_not_credited_and_no_change_has_none() -> None:
+    state = of_messages(under_way(run_view(3)))
+    window = state.lately("tokens_per_second")
+    rates = dataclasses.replace(window, last=np.where(window.first < 100, 100.0, 200.0))
+    state = dataclasses.replace(state, recent={**state.recent, ("tokens_per_second", None): rates})
+
+    def rebalance(number: int, step: int, before: str = "a=1", after: str = "a=2") -> m.Event:
+        return m.Event(id=number, at=NOW, kind="command", severity="info", by="anna", text="rebalance", step=step,
+                       run=run_view(3).run, verb="rebalance", before=before, after=after,
+                       outcome="applied")  # fmt: skip
+
+    first, second = rebalance(21, 92), rebalance(22, 100)
+    both = dataclasses.replace(state, events=(first, second))
+    assert events_panel.effect(both, second) == pytest.approx(1.0)
+    assert events_panel.effect(both, first) == pytest.approx(0.0)
+    assert events_panel.effect(dataclasses.replace(both, events=(first, rebalance(23, 96), second)), first) is None
+    same = rebalance(24, 100, "a=2", "a=2")
+    assert events_panel.effect(both, same) is None
+    assert events_panel.numbered(dataclasses.replace(both, events=(first, same))) == {21: "1"}
+
+
+def test_the_chart_by_node_tells_equal_steps_apart_by_what_each_rank_is_busy() -> None:
+    panel = overview.busy_panel(of_messages(under_way(run_view(3))))
+    assert [track.label for track in panel.tracks] == ["step", "torch-a", "torch-b", "mlx-c"]
+    assert [round(float(track.window.last[-1]), 2) for track in panel.tracks] == [0.4, 0.29, 0.26, 0.37]
+    assert [track.label for track in overview.busy_panel(ALONE).tracks] == ["atlas"]

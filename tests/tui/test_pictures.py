@@ -13,10 +13,10 @@ from tests.tui.recorded import (
     Recorded,
     app_of,
     away,
-    live_hosts,
     run_view,
     snapshot,
     source_of,
+    under_way,
 )
 from textual.pilot import Pilot
 
@@ -63,7 +63,7 @@ def test_overview_of_a_mixed_group(snap_compare: Compare, size: tuple[int, int])
 
 def mixed() -> Recorded:
     view = away(run_view(3), 1)
-    return Recorded([CONNECTED, snapshot(view), *live_hosts(view)])
+    return Recorded(under_way(view))
 
 
 def test_overview_without_colours(snap_compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:

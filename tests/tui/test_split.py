@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tui.recorded import CLOCK, CONNECTED, NOW, away, live_hosts, rank_step, run_view, snapshot
+from tests.tui.recorded import CLOCK, NOW, away, rank_step, run_view, under_way
 
 from trainctl.protocol import messages as m
 from trainctl.tui import control as c
@@ -19,7 +19,7 @@ from trainctl.tui.previews import preview
 
 def state_of(view: m.RunView) -> md.ViewState:
     state = md.ViewState()
-    for message in (CONNECTED, snapshot(view), *live_hosts(view)):
+    for message in under_way(view):
         state = md.apply(state, message, CLOCK.at_monotonic)
     return state
 
@@ -132,7 +132,7 @@ def test_undo_gives_the_plans_shares_and_then_the_former_ones() -> None:
     done = m.Event(
         id=9, at=NOW, kind="command", severity="info", by="anna", text="rebalance", run=run_view(3).run, step=100,
         verb="rebalance", before="torch-a=8 torch-b=8 mlx-c=8", after="torch-a=12 torch-b=10 mlx-c=2",
-        outcome="applied", boot="boot-1", seq=7,
+        outcome="applied", boot="boot-1", seq=MIXED.seq + 1,
     )  # fmt: skip
     split = sp.opened(md.apply(MIXED, done, CLOCK.at_monotonic), rank=2)
     assert split.chosen == 2
@@ -169,7 +169,7 @@ def test_rebalance_is_resolved_as_the_agent_does(wanted: dict[str, int | str], m
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        ({"x": 1}, "no node 'x' that takes part; there is n0, n1, n2"),
+        ({"x": 1}, "no node 'x' that takes part; there are n0, n1, n2"),
         ({"n0": 64}, "leaves nothing for n1, n2"),
         ({"n0": 63}, "1 of 64 samples are left for 2 nodes"),
         ({"n0": 1, "n1": 1, "n2": 1}, "shares come to 3 of 64 samples"),
@@ -206,12 +206,13 @@ def test_what_is_resolved_sums_or_is_refused(
 @pytest.mark.parametrize(
     ("text", "role", "says"),
     [
-        ("rebalance torch-a=12 torch-b=11 mlx-c=1", "strong", "torch-b 10 → 11, mlx-c 2 → 1; step 0.40 s → 0.34 s"),
+        ("rebalance torch-a=12 torch-b=11 mlx-c=1", "strong", "torch-b 10 → 11, mlx-c 2 → 1; step 0.40 s → 0.32 s"),
         ("rebalance auto=true", "strong", "curve unchanged"),
         ("rebalance torch-a=12", "strong", "the split it has; curve unchanged"),
         ("rebalance torch-a=23", "bad", "1 of 24 samples are left for 2 nodes"),
         ("rebalance mini=3", "bad", "no node 'mini'"),
-        ("drain --node mlx-c", "strong", "the others take its 2 samples"),
+        ("drain --node mlx-c", "strong", "mlx-c leaves; torch-a 12 → 13, torch-b 10 → 11; step 0.40 s → 0.35 s"),
+        ("set-global-batch value=2", "bad", "2 samples are too few for 3 ranks; each takes one or more"),
         ("drain --node x", "bad", "no node 'x' in this run"),
         ("admit --node mlx-c", "bad", "mlx-c is not drained"),
     ],
@@ -227,7 +228,8 @@ def test_the_last_node_cannot_be_drained_and_a_drained_one_can_come_back() -> No
     view = run_view(3)
     ranks = (*view.ranks[:2], msgspec.structs.replace(view.ranks[2], state="drained", share=0))
     state = state_of(msgspec.structs.replace(view, ranks=ranks))
-    assert preview(c.parse("admit --node mlx-c"), state, UNICODE).role == "strong"
+    back = preview(c.parse("admit --node mlx-c"), dataclasses.replace(state, parts=MIXED.parts), UNICODE)
+    assert back.text == "torch-a 12 → 11, torch-b 10 → 9, mlx-c 0 → 2; step 0.32 s → 0.40 s; curve unchanged"
     assert "drained already" in preview(c.parse("drain --node mlx-c"), state, UNICODE).text
     assert [seat.node for seat in sp.opened(state).seats] == ["torch-a", "torch-b"]
     assert c.form("admit", state).fields[0].choices == ("mlx-c",)
@@ -243,17 +245,42 @@ def test_the_straggler_is_named_with_its_phase() -> None:
     assert found is not None
     assert (found.node, found.phase) == ("mlx-c", "backward")
     assert found.waited_seconds == pytest.approx(0.368 - (0.293 + 0.259) / 2, rel=0.02)
+    assert pace.straggler(dataclasses.replace(MIXED, plan_step=116)) is None, "three steps of a plan are too few"
     assert pace.straggler(FLEET) is None, "five parts in a hundred are no straggler"
     assert pace.straggler(ALONE) is None
 
 
 def test_a_rank_slow_in_reading_is_blamed_for_its_data() -> None:
-    step = MIXED.ranks[0].value
-    slow = msgspec.structs.replace(step, phases=msgspec.structs.replace(step.phases, data=0.4), step=119, seq=50)
-    state = dataclasses.replace(MIXED, parts={**MIXED.parts, 0: (slow,)})
-    found = pace.straggler(state)
+    def slow(step: m.RankStep) -> m.RankStep:
+        return msgspec.structs.replace(step, phases=msgspec.structs.replace(step.phases, data=0.4, sync=0.0))
+
+    parts = {**MIXED.parts, 0: tuple(map(slow, MIXED.parts[0]))}
+    found = pace.straggler(dataclasses.replace(MIXED, parts=parts))
     assert found is not None
     assert (found.node, found.phase) == ("torch-a", "data")
+
+
+def typical(*busy: float, waiting: tuple[float, ...] | None = None) -> dict[int, pace.Typical]:
+    idle = waiting or tuple(max(busy) - seconds for seconds in busy)
+    return {
+        rank: pace.Typical({"data": 0.0, "forward": seconds, "backward": 0.0}, idle[rank])
+        for rank, seconds in enumerate(busy)
+    }
+
+
+def test_a_rank_that_itself_waits_is_no_straggler_and_one_that_is_stays_so_until_it_is_clearly_none() -> None:
+    nodes = {0: "a", 1: "b", 2: "c"}
+    assert pace.straggler_of(typical(1.0, 0.8, 0.8, waiting=(0.3, 0.1, 0.1)), nodes, None) is None
+    named = pace.straggler_of(typical(1.0, 1.0, 0.6), nodes, None)
+    assert named is not None
+    for busy in ((1.0, 1.01, 0.6), (1.01, 1.0, 0.6)):
+        again = pace.straggler_of(typical(*busy), nodes, named)
+        assert again is not None
+        assert again.rank == named.rank, "equals don't take turns"
+    fading = typical(1.0, 0.93, 0.93)
+    assert pace.straggler_of(fading, nodes, None) is None
+    assert pace.straggler_of(fading, nodes, named) is not None
+    assert pace.straggler_of(typical(1.0, 0.98, 0.98), nodes, named) is None
 
 
 def test_a_wait_for_others_is_what_is_over_the_least() -> None:
@@ -261,9 +288,17 @@ def test_a_wait_for_others_is_what_is_over_the_least() -> None:
     waits = pace.waits(steps)
     assert waits[2] == 0.0
     assert waits[0] == pytest.approx(steps[0].phases.sync - steps[2].phases.sync)
-    assert pace.waits({0: steps[0]}) == {}
+    assert pace.waits({0: steps[0]}) == {0: 0.0}, "nobody to wait for"
     late = msgspec.structs.replace(steps[1], step=117)
-    assert set(pace.waits({0: steps[0], 1: late, 2: steps[2]})) == {0, 2}
+    assert pace.waits({0: steps[0], 1: late, 2: steps[2]}) == {}, "not known before all have reported"
+
+
+def test_ranks_are_compared_over_the_newest_step_that_all_reported() -> None:
+    ahead = msgspec.structs.replace(MIXED.ranks[0].value, step=119, boot=MIXED.boot, seq=MIXED.seq + 1)
+    state = md.apply(MIXED, ahead, CLOCK.at_monotonic)
+    assert {part.step for part in pace.common_parts(state).values()} == {118}
+    gone = dataclasses.replace(state, parts={**state.parts, 0: (ahead,)})
+    assert pace.common_parts(gone) == {}
 
 
 def test_an_away_rank_still_has_its_share_in_the_split() -> None:

@@ -49,9 +49,14 @@ class Agenda:
         self._ending_scheduled = True
         if finishing and self._formation.any_ready().held_out and self._done.get("evaluate") != step:
             self._desk.scheduled.add("evaluate")
-        wanted = config.checkpoint.at_end if finishing else durable.stop_writes_checkpoint
-        if wanted and step > 0 and self._done.get("checkpoint") != step:
+        if self.owes_checkpoint(step):
             self._desk.scheduled.add("checkpoint")
+
+    def owes_checkpoint(self, step: int) -> bool:
+        """Whether a run that ends after `step` wants one that has not been written."""
+        durable, config = self._book.durable, self._book.config
+        wanted = config.checkpoint.at_end if step >= config.run.steps else durable.stop_writes_checkpoint
+        return wanted and step > 0 and self._done.get("checkpoint") != step
 
     def call_ending_off(self) -> None:
         """The run doesn't end after all; when it does, what belongs to it is scheduled again."""

@@ -80,10 +80,10 @@ def checkpoint(book: Book, plan: m.StepPlan, reports: Reports) -> str:
         written, node = reports[rank].checkpoint, book.node(rank)
         if written is None:
             failed = f"no checkpoint on {node}: {reports[rank].skipped or 'nothing was written'}"
-            book.happen("checkpoint", "error", failed, plan.step)
+            book.happen("checkpoint", "error", failed, plan.step, node)
         else:
             size, paid = f"{written.size_bytes / 1e6:,.1f} MB", f"{written.loop_seconds * 1e3:,.0f} ms"
-            book.happen("checkpoint", "good", f"checkpoint step-{plan.step}, {size}, loop paid {paid}", plan.step)
+            book.happen("checkpoint", "good", f"checkpoint step-{plan.step}, {size}, loop paid {paid}", plan.step, node)
     for id in plan.commands:
         after = None if failed else f"step-{plan.step}"
         book.end(id, "failed" if failed else "applied", plan.step, failed, after=after)

@@ -4,6 +4,8 @@ It is the single writer of plans, so a change is atomic on all ranks by construc
 `formation` makes generations, `course` issues plans and commits steps, `orders` obeys commands, `ending` ends the run.
 """
 
+from math import inf
+
 from trainctl.node_agent import conclusions
 from trainctl.node_agent import decisions as d
 from trainctl.node_agent.book import Book, CannotGoOnError, Progress, Stage
@@ -12,6 +14,8 @@ from trainctl.node_agent.desk import Desk
 from trainctl.node_agent.ending import Ending, Final
 from trainctl.node_agent.formation import Formation, Rank
 from trainctl.node_agent.orders import Orders
+from trainctl.node_agent.patience import Patience
+from trainctl.node_agent.portions import AWAY_SECONDS
 from trainctl.node_agent.schedule import rate
 from trainctl.node_agent.settings import Durable
 from trainctl.protocol import messages as m
@@ -39,6 +43,7 @@ class Conductor:
         self._course = Course(book, self._formation, self._desk, recent or ())
         self._orders = Orders(book, self._desk, self._course, self._formation)
         self._ending = Ending(book, self._desk, self._formation, recent is not None)
+        self._patience = Patience(book, self._course.waits)
 
     # ------------------------------------------------------------ the outside
 
@@ -48,10 +53,13 @@ class Conductor:
             if isinstance(event, d.Commanded):
                 self._orders.refuse(event, "run", f"the run is {self.final}")
             return self._book.take()
+        if isinstance(event, m.Message) and event.rank in self.ranks:
+            self.ranks[event.rank].heard = now
         try:
             self._dispatch(event, now)
         except CannotGoOnError as error:
             self._ending.fail(str(error))
+        self._patience.look(now)
         return self._book.take()
 
     @property
@@ -107,6 +115,10 @@ class Conductor:
         step = min(self.progress.step + 1, self.config.run.steps)
         return rate(self.durable.settings.lr, self.config.optimizer, self.config.run.steps, step)
 
+    def silent_seconds(self, now: float) -> dict[int, float]:
+        """For how long nothing was heard of each rank that has ever said something."""
+        return self._formation.silent_seconds(now)
+
     def ready(self, rank: int) -> m.Ready | None:
         """What a rank said of itself when it had loaded, None before."""
         return self.ranks[rank].ready
@@ -131,7 +143,7 @@ class Conductor:
                 self._formation.on_offered(event, now)
             case m.Formed():
                 if self._formation.on_formed(event):
-                    self._course.begin()
+                    self._course.begin(now)
                     self._advance(now)
             case m.GroupFailed():
                 self._on_group_failed(event)
@@ -152,7 +164,7 @@ class Conductor:
             self._formation.begin(now)
 
     def _on_report(self, report: m.Report, now: float) -> None:
-        done = self._course.on_report(report)
+        done = self._course.on_report(report, now)
         if done is None:
             return
         failed = conclusions.conclude(self._book, self._course.rates, done.plan, done.reports)
@@ -196,11 +208,25 @@ class Conductor:
         self._advance(now)
 
     def _on_tick(self, now: float) -> None:
-        late = self._formation.overdue(now) or self._course.overdue(now)
+        late = self._formation.overdue(now) or self._course.waits.overdue(now)
         if late:
             self._leave_generation(late)
+        self._course.waits.tell_slow(now)
         if self._orders.expire(now):
             self._advance(now)
+        self._lose_patience(now)
+
+    def _lose_patience(self, now: float) -> None:
+        """A stop ends, whoever is hung or out of reach."""
+        lost_seconds, waits = self._patience.lost_seconds(now), self._course.waits
+        if lost_seconds:
+            owes_checkpoint = self._course.agenda.owes_checkpoint(self.progress.step)
+            self._ending.give_up(self._not_heard(waits.awaited, now), lost_seconds, owes_checkpoint=owes_checkpoint)
+
+    def _not_heard(self, awaited: list[int], now: float) -> list[int]:
+        """Those among the awaited that say nothing at all; all of them if each is still heard of."""
+        silent_seconds = self.silent_seconds(now)
+        return [rank for rank in awaited if silent_seconds.get(rank, inf) > AWAY_SECONDS] or awaited
 
     def _advance(self, now: float) -> None:
         """Issue the next plan, or do what the boundary asks for instead."""

@@ -13,12 +13,13 @@ from trainctl.node_agent import edits, planner, shares
 from trainctl.node_agent.agenda import Agenda
 from trainctl.node_agent.book import Book, CannotGoOnError
 from trainctl.node_agent.desk import EXPIRED, Desk
-from trainctl.node_agent.formation import JOIN_SECONDS, Formation
+from trainctl.node_agent.formation import Formation
 from trainctl.node_agent.portions import Facts
 from trainctl.node_agent.rates import Rates
 from trainctl.node_agent.settings import Settings
 from trainctl.node_agent.tally import Half, Tally
 from trainctl.node_agent.under_way import Outstanding, UnderWay
+from trainctl.node_agent.waits import Waits
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 
@@ -34,13 +35,14 @@ class Course:
         self._book, self._formation, self._desk = book, formation, desk
         self.agenda, self.rates = Agenda(book, formation, desk), Rates()
         self._tally, self._under_way = Tally(book, recent), UnderWay()
+        self.waits = Waits(book, formation, self._under_way, self.rates)
         self.planned_step, self._planned_cursor = book.progress.step, book.progress.cursor
         self._half: Half | None = None
 
-    @property
-    def facts(self) -> Facts:
+    def facts(self, now: float) -> Facts:
         """What edits may have to know."""
-        return Facts(self.rates.of(self._formation.ranks), self._formation.members, self._formation.ready)
+        of = self._formation
+        return Facts(self.rates.of(of.ranks), of.members, of.ready, of.silent_seconds(now))
 
     @property
     def is_still(self) -> bool:
@@ -63,7 +65,7 @@ class Course:
                 return None
         if not self._formation.is_current:
             return "form"
-        self._issue_side(kind) if kind is not None else self._issue_train(now)
+        self._issue_side(kind, now) if kind is not None else self._issue_train(now)
         return None
 
     def _change_group(self, now: float) -> bool:
@@ -77,7 +79,7 @@ class Course:
         self._apply_staged(now)
         plan = self._next_train_plan()
         self._book.keep(paused_ids=())
-        self._issue(plan)
+        self._issue(plan, now)
 
     def _next_train_plan(self) -> m.StepPlan:
         step, durable = self.planned_step + 1, self._book.durable
@@ -94,7 +96,7 @@ class Course:
         self._book.decide(d.Issue(plan, self._book.durable, held=True))
         self._book.conclude(plan.step)
 
-    def _issue_side(self, kind: str) -> None:
+    def _issue_side(self, kind: str, now: float) -> None:
         commands = self._desk.take_side(kind)
         for command in commands:
             self._book.carry(command, self.planned_step)
@@ -103,31 +105,31 @@ class Course:
         ids = [command.id for command in commands]
         match kind:
             case "measure":
-                self._issue(planner.measure(*where))
+                self._issue(planner.measure(*where), now)
             case "sync":
-                self._issue(planner.sync(*where))
+                self._issue(planner.sync(*where), now)
             case "evaluate":
-                self._issue(planner.evaluate(*where, self._formation.any_ready().held_out, ids))
+                self._issue(planner.evaluate(*where, self._formation.any_ready().held_out, ids), now)
             case _:
-                self._issue(planner.checkpoint(*where, ids))
+                self._issue(planner.checkpoint(*where, ids), now)
 
-    def _issue(self, plan: m.StepPlan) -> None:
+    def _issue(self, plan: m.StepPlan, now: float) -> None:
         if plan.kind == "train":
             self._tally.issued(plan)
             self.planned_step, self._planned_cursor = plan.step, plan.cursor + plan.global_batch
             self.agenda.schedule_periodic(plan.step)
-        self._under_way.add(plan)
+        self._under_way.add(plan, now)
         self._book.decide(d.Issue(plan, self._book.durable))
 
     def _apply_staged(self, now: float) -> None:
         """Fold the staged edits into the settings; the next step carries them."""
-        step, config = self.planned_step + 1, self._book.config
+        step, config, facts = self.planned_step + 1, self._book.config, self.facts(now)
         for command in self._desk.take_staged():
             if command.expires <= now:
                 self._book.end(command.id, "expired", reason=EXPIRED)
                 continue
             try:
-                edit = edits.apply(self._book.settings, command.args, command.node, step, config, self.facts)
+                edit = edits.apply(self._book.settings, command.args, command.node, step, config, facts)
             except InvalidInputError as error:  # an edit before it expired, and this one stood on it
                 self._book.end(command.id, "failed", reason=error.problem, field=error.where)
                 continue
@@ -146,14 +148,14 @@ class Course:
         """True if the next plan may be due."""
         return self._under_way.on_soon(soon, now)
 
-    def on_report(self, report: m.Report) -> Outstanding | None:
+    def on_report(self, report: m.Report, now: float) -> Outstanding | None:
         """The plan that the report completes, if it is the last one of it."""
-        under_way = self._under_way.on_report(report)
+        under_way = self._under_way.on_report(report, now)
         if under_way is None:
             return None
         if report.kind == "train":
             self._count(report)
-            self._note_replays(report)
+            self._note_replays(report, under_way.plan)
             if under_way.plan.finishes is None:
                 self.rates.reported(report)
         if under_way.reports.keys() != under_way.ranks:
@@ -165,27 +167,18 @@ class Course:
         if self._tally.count(report):
             self._formation.failures = 0
 
-    def _note_replays(self, report: m.Report) -> None:
-        """A rank that ran out of memory goes on with the micro-batch that fitted."""
+    def _note_replays(self, report: m.Report, plan: m.StepPlan) -> None:
+        """A rank that ran out of memory goes on with the micro-batch that fitted, whatever its share will be."""
         setting = self._book.settings.ranks[report.rank]
         if not report.replays or not 0 < report.micro_batch < setting.micro_batch:
             return
         smaller = msgspec.structs.replace(setting, micro_batch=report.micro_batch)
         ranks = {**self._book.settings.ranks, report.rank: smaller}
         self._book.persist(settings=self._book.settings.edited(ranks=ranks))
-        before, after = str(setting.micro_batch), str(report.micro_batch)
+        planned = next(work.micro_batch for work in plan.work if work.rank == report.rank)
+        before, after = str(planned), str(report.micro_batch)
         text = f"resize-batch {setting.node} {before} → {after}: out of memory, the micro-batch was run again"
         self._book.decide(d.Happened("rank", "warning", "auto", text, report.step, "resize-batch", before, after))
-
-    def overdue(self, now: float) -> str:
-        """Which nodes have not come out of a sum in time; empty if none, or if a rank alone has nobody to wait for."""
-        if self._book.stage != "formed" or self._formation.engine == "none":
-            return ""
-        late = self._under_way.late_in_sum(now, JOIN_SECONDS + self._formation.level_seconds)
-        if late is None:
-            return ""
-        silent = self._book.nodes(sorted(late.ranks - late.reports.keys()))
-        return f"{silent} did not come out of the sum at step {late.plan.step} in time"
 
     # ------------------------------------------------------------ across generations
 
@@ -222,13 +215,13 @@ class Course:
             self._tally.forget(progress.step + 1)
         return standing
 
-    def begin(self) -> None:
+    def begin(self, now: float) -> None:
         """A generation has been formed: complete the batch that the accumulators hold a part of, if they do."""
         half, self._half = self._half, None
         plan = self._tally.plan(self._book.progress.step + 1)
         self._book.conclude(self._book.progress.step)
         if half is not None and plan is not None:
             self._book.keep(seq=self._book.durable.seq + 1)
-            self._issue(planner.finishing(plan, self._book.durable, *half))
+            self._issue(planner.finishing(plan, self._book.durable, *half), now)
         else:
             self.agenda.schedule_first()

@@ -66,8 +66,8 @@ def _resize(settings: Settings, args: verbs.ResizeBatch, node: str | None) -> Ed
 def _micros(ranks: Mapping[int, RankSetting], chosen: Sequence[int]) -> str:
     """One rank's micro-batch as a number; several with their nodes, `a=4 b=8`."""
     if len(chosen) == 1:
-        return str(ranks[chosen[0]].micro_batch)
-    return " ".join(f"{ranks[rank].node}={ranks[rank].micro_batch}" for rank in chosen)
+        return str(ranks[chosen[0]].micro_in_force)
+    return " ".join(f"{ranks[rank].node}={ranks[rank].micro_in_force}" for rank in chosen)
 
 
 def _global_batch(settings: Settings, args: verbs.SetGlobalBatch, config: RunFile) -> Edit:

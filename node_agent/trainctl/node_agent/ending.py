@@ -1,5 +1,6 @@
 """How a run ends: all ranks are told to leave, and when the last one has, every open command has its outcome."""
 
+from collections.abc import Collection
 from typing import Literal
 
 from trainctl.node_agent import decisions as d
@@ -28,6 +29,18 @@ class Ending:
         for rank, at in self._formation.ranks.items():
             if not at.ended:
                 self.tell(rank)
+
+    def give_up(self, ranks: Collection[int], seconds: float, *, owes_checkpoint: bool) -> None:
+        """A run that is to stop ends without what `ranks` have not done in so many `seconds`; a stop that wanted a
+        checkpoint has failed by that."""
+        why = f"{self._book.nodes(ranks)} did not answer for {seconds:.0f} s"
+        why += ", and no checkpoint was written" if owes_checkpoint else ""
+        self._book.happen("run", "error" if owes_checkpoint else "warning", f"stopped all the same: {why}")
+        if owes_checkpoint:
+            for command in self._desk.stopping:
+                self._book.end(command.id, "failed", self._book.progress.step, f"stopped, but {why}")
+            self._desk.stopping.clear()
+        self.leave("stopped")
 
     def tell(self, rank: int) -> None:
         """Have a rank leave."""

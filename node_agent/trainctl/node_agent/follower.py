@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Callable
 
-from trainctl.node_agent import openings
+from trainctl.node_agent import openings, premises, sources
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.followed import Followed
 from trainctl.node_agent.ledger import FollowedRun, KnownRun
@@ -135,8 +135,8 @@ class Follower:
             config = runfile.parse(wanted.config, "config")
             if self._node not in config.nodes:
                 raise InvalidInputError("config: nodes", f"{self._node} is not in it")
-            await asyncio.to_thread(openings.check_on, config, self._node)
-            self._begin(known, config)
+            await asyncio.to_thread(premises.check_on, config, self._node)
+            self._begin(known, config, wanted.resume_step)
         except InvalidInputError as error:
             return error.where, error.problem
         except RefusedError as error:
@@ -150,20 +150,21 @@ class Follower:
         if (own := self._conducts()) is not None:
             raise InvalidInputError("run", f"conducts {own}; one run at a time")
 
-    def _begin(self, known: FollowedRun, config: RunFile) -> None:
+    def _begin(self, known: FollowedRun, config: RunFile, resume_step: int | None) -> None:
         """Raises InvalidInputError or RefusedError; leaves nothing then."""
         if not re.fullmatch(RUN_PATTERN, known.run):
             raise InvalidInputError("run", f"{known.run!r} is no run id")
         paths, row = RunPaths(runs_directory(self._own.directory) / known.run), self._run_of(known.run)
         if row is not None and self._ledger.followed(known.run) is None:
             raise InvalidInputError("resume", f"{known.run} is a run of {self._node}'s own; take it up there")
+        checkpoint = sources.whole(paths, resume_step) if resume_step is not None else None
         recorder = openings.make_directory(paths, config, resumable=False)
         try:
             if row is None:
                 self._ledger.add_run(known.run, config.run.name, paths.directory, time.time())
             self._ledger.follow(known)
             followed = self._followed(known, config, paths, recorder, time.time())
-            followed.port.start(None)
+            followed.port.start(checkpoint)
         except (InvalidInputError, RefusedError):
             recorder.close()
             if row is None:

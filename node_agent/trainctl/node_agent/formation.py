@@ -9,8 +9,8 @@ from collections.abc import Collection
 from typing import Literal
 
 from trainctl.node_agent import decisions as d
-from trainctl.node_agent import engines, results, shares
-from trainctl.node_agent.book import Book, CannotGoOnError
+from trainctl.node_agent import durations, engines, results, shares
+from trainctl.node_agent.book import Book, CannotGoOnError, Stage
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 
@@ -18,10 +18,6 @@ OFFER_SECONDS = 20.0
 """For opening endpoints, which a rank does at once."""
 JOIN_SECONDS = 30.0
 """For joining, before any state is given; a rank keeps this deadline itself."""
-STATE_BYTES = 12
-"""Per parameter: weights and two moments, each 4 bytes."""
-LEVEL_BYTES_PER_SECOND = 10e6
-"""A link below a tenth of a gigabit is too slow to form over."""
 GRACE_SECONDS = 10.0
 """Beyond a deadline that the ranks keep themselves, for the answer to arrive."""
 FAILURES = 8
@@ -38,6 +34,13 @@ class Rank:
     endpoints: tuple[str, ...] | None = None
     ended: bool = False
     why: str = ""  # of its end
+    heard: float | None = None  # when it last said something
+
+    def owes(self, stage: Stage) -> bool:
+        """Whether the answer to what a stage asks is still to come."""
+        if stage == "forming":
+            return not self.formed
+        return {"loading": self.ready, "fencing": self.fenced, "offering": self.endpoints}.get(stage, ()) is None
 
 
 class Formation:
@@ -70,6 +73,20 @@ class Formation:
     def is_current(self) -> bool:
         """Whether the generation is one of the live ranks, no more and no less."""
         return self.members == self.live.keys()
+
+    @property
+    def awaited(self) -> list[int]:
+        """The live ranks that have not answered what this stage asks of them, ascending."""
+        return [rank for rank, at in self.live.items() if at.owes(self._book.stage)]
+
+    @property
+    def has_deadline(self) -> bool:
+        """Whether the answers waited for are overdue at some time."""
+        return self._book.stage in ("offering", "forming")
+
+    def silent_seconds(self, now: float) -> dict[int, float]:
+        """Since when nothing was heard of each rank that has ever said something."""
+        return {rank: now - at.heard for rank, at in self.ranks.items() if at.heard is not None}
 
     @property
     def ready(self) -> dict[int, m.Ready]:
@@ -184,7 +201,8 @@ class Formation:
     def _tell_form(self, now: float) -> None:
         """Drained ranks are told too: they find themselves not in it, and idle."""
         durable, progress = self._book.durable, self._book.progress
-        deadline_seconds = JOIN_SECONDS + (self.level_seconds if self._behind else 0.0)
+        level_seconds = durations.level_seconds(self.any_ready().parameters)
+        deadline_seconds = JOIN_SECONDS + (level_seconds if self._behind else 0.0)
         endpoints = tuple(at.endpoints for at in self.live.values() if at.endpoints is not None)
         form = m.Form(
             run=self._book.run, generation=durable.generation, engine=self.engine, ranks=tuple(self.live),
@@ -194,11 +212,6 @@ class Formation:
         self._book.stage, self._due = "forming", now + deadline_seconds + GRACE_SECONDS
         for rank in self.ready:
             self._book.decide(d.Tell(rank, form))
-
-    @property
-    def level_seconds(self) -> float:
-        """How long giving a whole state may take."""
-        return self.any_ready().parameters * STATE_BYTES / LEVEL_BYTES_PER_SECOND
 
     def on_formed(self, formed: m.Formed) -> bool:
         """True if all live ranks have joined by it."""
@@ -225,11 +238,10 @@ class Formation:
 
     def overdue(self, now: float) -> str:
         """Which nodes have not answered an offer or a form in time; empty if none."""
-        if now < self._due or self._book.stage not in ("offering", "forming"):
+        if now < self._due or not self.has_deadline:
             return ""
-        offering = self._book.stage == "offering"
-        silent = [rank for rank, at in self.live.items() if not (at.endpoints is not None if offering else at.formed)]
-        return f"{self._book.nodes(silent)} did not {'open endpoints' if offering else 'join'} in time"
+        what = "open endpoints" if self._book.stage == "offering" else "join"
+        return f"{self._book.nodes(self.awaited)} did not {what} in time"
 
     def _asked(self, answer: m.Fenced | m.Offered | m.Formed, stage: str) -> Rank | None:
         """The live rank that answers what was asked in this stage and generation."""

@@ -7,13 +7,14 @@ import time
 from pathlib import Path
 
 from trainctl.node_agent import decisions as d
-from trainctl.node_agent import openings
+from trainctl.node_agent import openings, premises, sources
 from trainctl.node_agent.commands import Answer, CommandOffice
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.ledger import KnownRun
 from trainctl.node_agent.peers import Peers
 from trainctl.node_agent.ports import RankPort, RemoteRank, end_rank
 from trainctl.node_agent.session import Session
+from trainctl.node_agent.sources import Source
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile, verbs
 from trainctl.protocol.errors import InvalidInputError, RefusedError
@@ -69,14 +70,14 @@ class Lead:
         return session.run
 
     async def _new_run(self, config: runfile.RunFile, command: m.Command) -> openings.Opening:
-        config = openings.with_nodes(config, self._own.node, tuple(self._own.cluster.nodes))
+        config = premises.with_nodes(config, self._own.node, tuple(self._own.cluster.nodes))
         opening = await asyncio.to_thread(
             openings.new_run, config, self._own.node, self._own.directory, command.id, command.by
         )
         durable, run = opening.conductor.durable, opening.conductor.run
         ranks = {rank: setting.node for rank, setting in durable.settings.ranks.items()}
         try:
-            await self._host(run, ranks, config, durable.generation, call_off="starting")
+            await self._host(run, ranks, config, durable.generation, Source(), call_off="starting")
             self._ledger.add_run(run, config.run.name, opening.paths.directory, time.time())
         except (InvalidInputError, RefusedError):
             opening.recorder.close()
@@ -89,23 +90,28 @@ class Lead:
         if known is None:
             raise InvalidInputError("resume", f"no run {run!r} on this node")
         paths, cluster = RunPaths(known.directory), tuple(self._own.cluster.nodes)
-        config = openings.with_nodes(runfile.read(paths.run_file), self._own.node, cluster)
+        config = premises.with_nodes(runfile.read(paths.run_file), self._own.node, cluster)
         ranks = await asyncio.to_thread(openings.kept_ranks, paths) or dict(enumerate(config.nodes))
         for rank, node in ranks.items():
             if node == self._own.node and self._own.host.find(paths, rank) is not None:
                 raise InvalidInputError("resume", f"a trainer of {run} is still running; wait for its end")
-        await self._host(run, ranks, config, self._ledger.generation or openings.FIRST_GENERATION, call_off=known.state)
+        generation = self._ledger.generation or openings.FIRST_GENERATION
+        source = await asyncio.to_thread(sources.find, paths, self._own.node)
+        await self._host(run, ranks, config, generation, source, call_off=known.state)
         try:
-            return await asyncio.to_thread(openings.old_run, paths, self._own.node, cluster, command.id, command.by)
+            return await asyncio.to_thread(
+                openings.old_run, paths, self._own.node, cluster, source, command.id, command.by
+            )
         except InvalidInputError as error:
             await self._call_off(known, ranks, str(error))
             raise
 
     async def _host(
-        self, run: str, ranks: dict[int, str], config: runfile.RunFile, generation: m.Generation, call_off: m.RunState
-    ) -> None:
+        self, run: str, ranks: dict[int, str], config: runfile.RunFile, generation: m.Generation, source: Source,
+        *, call_off: m.RunState,
+    ) -> None:  # fmt: skip
         self._hosting = run
-        await self.peers.host(run, ranks, config, generation, call_off=call_off)
+        await self.peers.host(run, ranks, config, generation, source.step_for, call_off=call_off)
 
     async def _call_off(self, known: KnownRun, ranks: dict[int, str], reason: str) -> None:
         for rank, node in ranks.items():

@@ -12,14 +12,15 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import tomli_w
 
-from trainctl.node_agent import results, shares
+from trainctl.node_agent import portions, premises, results, shares
 from trainctl.node_agent.book import Progress
 from trainctl.node_agent.conductor import Conductor
 from trainctl.node_agent.recorder import LastState, RunRecorder
 from trainctl.node_agent.session import DURABLE_KEY, settings_key
 from trainctl.node_agent.settings import Carried, Durable, RankSetting, Settings
-from trainctl.protocol import checkpoints, runfile
+from trainctl.node_agent.sources import Source
 from trainctl.protocol import messages as m
+from trainctl.protocol import runfile
 from trainctl.protocol.codec import decode_answer
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.paths import RunPaths, runs_directory
@@ -41,36 +42,6 @@ class Opening(NamedTuple):
     notice: str = ""  # what the run's events should say of it
 
 
-def with_nodes(config: RunFile, node: str, cluster: Sequence[str]) -> RunFile:
-    """The run file with every node that is to take part: those it names, or else all of the cluster, or this one.
-
-    Raises InvalidInputError for one that the cluster hasn't.
-    """
-    known = tuple(cluster) or (node,)
-    unknown = sorted(set(config.nodes) - set(known))
-    if unknown:
-        there = f"there {'is' if len(known) == 1 else 'are'} {', '.join(known)}"
-        raise InvalidInputError(f"config: nodes.{unknown[0]}", f"no such node in this cluster; {there}")
-    tables = config.nodes or {name: runfile.NodeTable() for name in known}
-    return msgspec.structs.replace(config, nodes=tables)
-
-
-def check_on(config: RunFile, node: str, where: str = "config") -> None:
-    """Whether a node has the model and the data that the run file wants. Raises InvalidInputError by the field."""
-    own, here = config.nodes[node], runfile.on_node(config, node)
-    try:
-        for field, path in (("model", here.model.path), ("data", here.data.path)):
-            if not Path(path).is_absolute():
-                problem = f"{path!r} must be absolute: agent and trainer run elsewhere"
-                raise InvalidInputError(f"{where}: {field}.path", problem)
-        runfile.check_paths(here, where)
-    except InvalidInputError as error:
-        for table, own_path in (("model", own.model_path), ("data", own.data_path)):
-            if own_path is not None and error.where == f"{where}: {table}.path":
-                raise InvalidInputError(f"{where}: nodes.{node}.{table}_path", error.problem) from None
-        raise
-
-
 def new_run(config: RunFile, node: str, node_dir: Path, starter: str, by: str) -> Opening:
     """Make a run directory and the conductor of its first generation. Raises InvalidInputError; leaves nothing then.
 
@@ -78,7 +49,7 @@ def new_run(config: RunFile, node: str, node_dir: Path, starter: str, by: str) -
     by `by`; it is applied when the first step commits.
     """
     if node in config.nodes:
-        check_on(config, node)
+        premises.check_on(config, node)
     settings = _first_settings(config)
     run = f"{config.run.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     paths = RunPaths(runs_directory(node_dir) / run)
@@ -111,20 +82,17 @@ def kept_ranks(paths: RunPaths) -> dict[int, str]:
     return {rank: setting.node for rank, setting in durable.settings.ranks.items()} if durable is not None else {}
 
 
-def old_run(paths: RunPaths, node: str, cluster: Sequence[str], starter: str, by: str) -> Opening:
-    """Take an ended run up again from its newest complete checkpoint, or from the start if it has none.
+def old_run(paths: RunPaths, node: str, cluster: Sequence[str], source: Source, starter: str, by: str) -> Opening:
+    """Take an ended run up again from a checkpoint, or from the start if it has none.
 
     Steps committed after that checkpoint are retracted: they stay in the record, marked. The settings are those that
     the first step to be done again was planned with, so that it is the same step; what commands changed later is undone
     with the steps they changed it at. Raises InvalidInputError; changes nothing then.
     """
-    config = with_nodes(runfile.read(paths.run_file), node, cluster)
+    config = premises.with_nodes(runfile.read(paths.run_file), node, cluster)
     if node in config.nodes:
-        check_on(config, node, str(paths.run_file))
-    found = checkpoints.newest_complete(paths.checkpoints)
-    if found is None and len(config.nodes) > 1 and _wrote_checkpoint(paths):
-        raise InvalidInputError("resume", f"{node} has no whole checkpoint of {paths.directory.name}, another has")
-    step = checkpoints.read_manifest(found).step if found is not None else 0
+        premises.check_on(config, node, str(paths.run_file))
+    step = source.step
     if step >= config.run.steps:
         raise InvalidInputError("resume", f"{paths.directory.name} has done all its {config.run.steps} steps")
     with _recorder(paths) as recorder:
@@ -133,9 +101,11 @@ def old_run(paths: RunPaths, node: str, cluster: Sequence[str], starter: str, by
             durable = Durable(_first_settings(config), FIRST_GENERATION, 0)
         _complete(recorder, paths)
         if step and not _has_step(paths, step):
-            raise InvalidInputError(str(paths.record), f"has no step {step}, which the checkpoint {found} is of")
+            raise InvalidInputError(
+                str(paths.record), f"has no step {step}, which the checkpoint on {source.node} is of"
+            )
         kept = durable.settings
-        settings = _settings_of_step(recorder, step + 1, kept)
+        settings = _with_source(_settings_of_step(recorder, step + 1, kept), source.node)
         recorder.retract_after(step)
         state = recorder.last_state()
         starting = {starter: Carried("start-run", by, step + 1, "", "", settings.plan_version)}
@@ -145,7 +115,7 @@ def old_run(paths: RunPaths, node: str, cluster: Sequence[str], starter: str, by
         )  # fmt: skip
         _keep(recorder, durable)
         conductor = Conductor(paths.directory.name, config, durable, _progress(state))
-        return Opening(conductor, paths, recorder, found, _undone(durable.settings, kept, step + 1))
+        return Opening(conductor, paths, recorder, source.folder, _undone(durable.settings, kept, step + 1))
 
 
 def surviving_run(paths: RunPaths, open_commands: frozenset[str]) -> Opening:
@@ -164,17 +134,6 @@ def surviving_run(paths: RunPaths, open_commands: frozenset[str]) -> Opening:
         return Opening(conductor, paths, recorder, None)
 
 
-def _wrote_checkpoint(paths: RunPaths) -> bool:
-    with RecordReader(paths) as reader:
-        after, more = 0, True
-        while more:
-            events, more = reader.events(after, 500)
-            if any(event.kind == "checkpoint" and event.severity == "good" for event in events):
-                return True
-            after = events[-1].id if events else after
-    return False
-
-
 def _has_step(paths: RunPaths, step: int) -> bool:
     with RecordReader(paths) as reader:
         rows, _ = reader.steps(step - 1, 1)
@@ -188,6 +147,18 @@ def _settings_of_step(recorder: RunRecorder, step: int, latest: Settings) -> Set
     then = _decoded(text, Settings, recorder.path) if text is not None else latest
     same = msgspec.structs.replace(then, plan_version=latest.plan_version) == latest
     return latest if same else msgspec.structs.replace(then, plan_version=latest.plan_version + 1)
+
+
+def _with_source(settings: Settings, node: str) -> Settings:
+    """The node whose checkpoint is loaded takes part, be it that the first step to be done again drained it."""
+    out = [rank for rank, setting in settings.ranks.items() if setting.node == node and setting.out]
+    if not out:
+        return settings
+    weights = {rank: float(setting.share) for rank, setting in settings.live.items()}
+    evenly = sum(weights.values()) / len(weights)
+    return portions.edit(
+        settings, shares.apportion(settings.global_batch, weights | dict.fromkeys(out, evenly))
+    ).settings
 
 
 def _undone(then: Settings, latest: Settings, step: int) -> str:
@@ -261,7 +232,7 @@ def _first_settings(config: RunFile) -> Settings:
     except InvalidInputError as error:
         raise InvalidInputError(f"config: {error.where}", error.problem) from None
     ranks = {
-        rank: RankSetting(node, counts[rank], min(table.micro or config.batch.micro, counts[rank]))
+        rank: RankSetting(node, counts[rank], table.micro or config.batch.micro)
         for rank, (node, table) in tables.items()
     }
     return Settings(1, config.batch.global_, ranks)

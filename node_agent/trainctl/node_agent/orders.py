@@ -21,7 +21,7 @@ class Orders:
     def take(self, command: d.Commanded, state: str, now: float) -> None:
         """`state`: the run's, in the words that clients see."""
         settings = self._desk.folded(
-            self._book.settings, self._course.planned_step + 1, self._book.config, self._course.facts, now
+            self._book.settings, self._course.planned_step + 1, self._book.config, self._course.facts(now), now
         )
         if command.if_plan is not None and command.if_plan != settings.plan_version:
             self.refuse(command, "if_plan", f"the plan has moved on from {command.if_plan} to {settings.plan_version}")
@@ -57,7 +57,7 @@ class Orders:
             self.refuse(command, "run", "no step is left to carry it")
             return
         try:
-            edits.apply(settings, command.args, command.node, step, config, self._course.facts)
+            edits.apply(settings, command.args, command.node, step, config, self._course.facts(now))
         except InvalidInputError as error:
             self.refuse(command, error.where, error.problem)
             return

@@ -1,7 +1,7 @@
 """The other agents of the cluster: a link to each, what clients are told of them, and asking them to host a run."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -38,26 +38,37 @@ class Peers:
         return self.links[node].address if node in self.links else None
 
     async def host(
-        self, run: str, ranks: Mapping[int, str], config: RunFile, generation: m.Generation, *, call_off: m.RunState
-    ) -> None:
+        self, run: str, ranks: Mapping[int, str], config: RunFile, generation: m.Generation,
+        resume_step: Callable[[str], int | None], *, call_off: m.RunState,
+    ) -> None:  # fmt: skip
         """Have the other nodes host their ranks, all or none. Raises InvalidInputError naming node and field.
 
+        `resume_step` gives the step of the checkpoint that a node is to load, if it is to load one.
         Where one refuses or says nothing in time, the others are told that the run is in the state `call_off`.
         """
         raw = runfile.to_dict(config)
         asked = {rank: node for rank, node in ranks.items() if node in self.links}
-        answers = await asyncio.gather(*(self._ask(run, rank, asked[rank], raw, generation) for rank in asked))
+        orders = {
+            node: m.PeerHost(
+                link="0" * 16,
+                seq=1,
+                run=run,
+                rank=rank,
+                config=raw,
+                generation=generation,
+                resume_step=resume_step(node),
+            )
+            for rank, node in asked.items()
+        }
+        answers = await asyncio.gather(*(self._ask(node, order) for node, order in orders.items()))
         refusals = [answer for answer in answers if answer is not None]
         if refusals:
             for rank, node in asked.items():
                 await end_rank(self.links[node], run, rank, call_off, str(refusals[0]))
             raise refusals[0]
 
-    async def _ask(
-        self, run: str, rank: int, node: str, config: dict[str, Any], generation: m.Generation
-    ) -> InvalidInputError | None:
+    async def _ask(self, node: str, message: m.PeerHost) -> InvalidInputError | None:
         link, where = self.links[node], f"config: nodes.{node}"
-        message = m.PeerHost(link="0" * 16, seq=1, run=run, rank=rank, config=config, generation=generation)
         if (size := len(codec.encode(message))) > codec.CONTROL_FRAME_BYTES:
             return InvalidInputError("config", f"{size:,} bytes, and an agent takes {codec.CONTROL_FRAME_BYTES:,}")
         answer = await link.host(lambda name, seq: msgspec.structs.replace(message, link=name, seq=seq), HOST_SECONDS)

@@ -66,7 +66,7 @@ def measure(run: str, durable: Durable, step: int, cursor: int) -> StepPlan:
     """Two micro-batches of every live rank, the first to warm up, all from the same position on: nothing is consumed,
     and ranks of one micro-batch size are timed by the same samples."""
     ranks = durable.settings.live
-    dealt = {rank: (Range(cursor, 2 * setting.micro_batch),) for rank, setting in ranks.items()}
+    dealt = {rank: (Range(cursor, 2 * setting.micro_in_force),) for rank, setting in ranks.items()}
     return _plan(run, durable, "measure", step, cursor, _work(durable, dealt))
 
 
@@ -91,7 +91,7 @@ def _plan(
 
 def _work(durable: Durable, dealt: Mapping[int, tuple[Range, ...]]) -> tuple[RankWork, ...]:
     return tuple(
-        RankWork(rank, dealt.get(rank, ()), setting.micro_batch) for rank, setting in durable.settings.live.items()
+        RankWork(rank, dealt.get(rank, ()), setting.micro_in_force) for rank, setting in durable.settings.live.items()
     )
 
 

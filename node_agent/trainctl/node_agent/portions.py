@@ -17,6 +17,9 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Ready
 from trainctl.protocol.runfile import RunFile
 
+AWAY_SECONDS = 5.0
+"""A trainer says a word every second, also while it computes; after this long without one it counts as away."""
+
 
 class Edit(NamedTuple):
     settings: Settings
@@ -30,6 +33,7 @@ class Facts(NamedTuple):
     rates: Mapping[int, float] = {}  # own samples per second, of those that have been measured
     standing: Collection[int] = ()  # ranks of the newest generation: their state is that of the last step
     ready: Mapping[int, Ready] = {}  # what those that have loaded, and live, said of themselves
+    silent_seconds: Mapping[int, float] = {}  # since anything was heard of them
 
 
 def with_shares(settings: Settings, counts: Mapping[int, int]) -> dict[int, RankSetting]:
@@ -38,9 +42,8 @@ def with_shares(settings: Settings, counts: Mapping[int, int]) -> dict[int, Rank
 
 
 def _with_share(setting: RankSetting, share: int) -> RankSetting:
-    micro = min(setting.micro_batch, share) if share else setting.micro_batch
     out = "" if share else setting.out or "drained"
-    return msgspec.structs.replace(setting, share=share, micro_batch=micro, out=out)
+    return msgspec.structs.replace(setting, share=share, out=out)
 
 
 def edit(settings: Settings, counts: Mapping[int, int]) -> Edit:
@@ -173,6 +176,9 @@ def _check_can_join(settings: Settings, back: Collection[int], facts: Facts, con
     for rank in back:
         if rank not in facts.ready:
             raise InvalidInputError("node", f"the trainer of {settings.label(rank)} is not there to take part")
+        if (silent_seconds := facts.silent_seconds.get(rank, 0.0)) > AWAY_SECONDS:
+            problem = f"the trainer of {settings.label(rank)} has been silent for {silent_seconds:.0f} s"
+            raise InvalidInputError("node", problem)
     joined = [rank for rank in (*settings.live, *back) if rank in facts.ready]
     ready = {settings.label(rank): facts.ready[rank] for rank in joined}
     difference = results.disagreement(ready)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -11,6 +12,9 @@ from trainctl.node_agent.trainer_link import TrainerLink
 from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.statuspage import read_status
+
+LEAVE_SECONDS = 60.0
+"""A trainer has nothing more to save when it is told to leave; one that is still there so long after it hangs."""
 
 
 class Ending(NamedTuple):
@@ -42,6 +46,7 @@ class LocalRank:
 
     def __init__(self, host: TrainerHost, link: TrainerLink, paths: RunPaths, node: str, rank: int) -> None:
         self._host, self._link, self._paths, self._node, self._rank = host, link, paths, node, rank
+        self._leave_due = float("inf")  # by time.monotonic
 
     def start(self, resume_from: Path | None) -> None:
         """Raises RefusedError if no process can be started."""
@@ -57,11 +62,16 @@ class LocalRank:
 
     async def tell(self, order: m.ToTrainer) -> bool:
         """Whether the trainer was there to take it."""
+        if isinstance(order, m.Leave):
+            self._leave_due = min(self._leave_due, time.monotonic() + LEAVE_SECONDS)
         return await self._link.send(self._rank, order)
 
     def look(self) -> Look:
         hosted = self._host.find(self._paths, self._rank)
         if hosted is not None:
+            if time.monotonic() >= self._leave_due:
+                self._leave_due = float("inf")
+                self._host.kill(self._paths, self._rank)
             return Look(hosted.pid)
         status = self._host.exit_status(self._paths, self._rank)
         return Look(None, Ending(status == 0, self._describe(status)))

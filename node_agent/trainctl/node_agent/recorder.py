@@ -18,7 +18,7 @@ from trainctl.protocol import checkpoints
 from trainctl.protocol import messages as m
 from trainctl.protocol.codec import decode_order
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, VersionError
-from trainctl.protocol.metrics import Evaluation
+from trainctl.protocol.metrics import Evaluation, add_missing_rollups
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.reader import RecordReader
 from trainctl.protocol.record import RUN_SCHEMA, open_for_writing, set_durable
@@ -61,6 +61,7 @@ class RunRecorder:
         """`resumable`: this record is what the run is taken up from again, so plans that this needs are kept."""
         self._paths, self._run, self._clock = directory, directory.directory.name, clock
         self._connection = open_for_writing(directory.record, RUN_SCHEMA)
+        add_missing_rollups(self._connection)
         self._ballast = Ballast(directory.record.with_suffix(".ballast"))
         self._waiting: list[writes.Write] = []
         self._lost = 0

@@ -22,7 +22,7 @@ SNAPSHOT_BUCKETS = 20_000
 ELSEWHERE_SECONDS = 3.0
 """How long another node's agent may take to answer what is passed on to it; a client waits longer."""
 RUN_SERIES = ("loss", "eval_loss", "step_seconds", "tokens_per_second")
-RANK_SERIES = ("rank_step_seconds", "own_tokens_per_second")
+RANK_SERIES = ("busy_seconds", "own_tokens_per_second")
 
 
 class LiveRun(NamedTuple):
@@ -234,20 +234,23 @@ async def _log(request: m.LogRequest, around: Surroundings) -> m.LogPart:
 
 async def _log_elsewhere(request: m.LogRequest, paths: RunPaths, around: Surroundings) -> m.LogPart:
     """From the agent of the node that hosts the rank, or that knows which one does."""
-    nobody = UnknownRankError("rank", f"run {request.run} has no log of a rank {request.rank}")
     live = around.live_run(paths.directory)
     view = live.view if live is not None else await asyncio.to_thread(_kept_view, paths)
     if view is None:
-        raise nobody
-    node = next((rank.node for rank in view.ranks if rank.rank == request.rank), view.lead)
-    address = around.address_of(node)
+        raise UnknownRankError("rank", f"run {request.run} has no log of a rank {request.rank}")
+    node = next((rank.node for rank in view.ranks if rank.rank == request.rank), None)
+    address = around.address_of(node or view.lead)  # a follower knows its own rank only
+    if node is None and address is None:
+        known = ", ".join(str(rank) for rank in sorted(rank.rank for rank in view.ranks))
+        raise UnknownRankError("rank", f"no rank {request.rank} in this run; there are {known}")
     if address is None:
-        raise nobody
+        raise UnknownRankError("rank", f"{request.rank} is on {node}, which has no log of it that can be reached")
     try:
         async with Client(address, timeout_seconds=ELSEWHERE_SECONDS) as client:
             part = await client.log(request.run, request.rank, request.offset_bytes, request.limit_bytes)
     except TrainctlError as error:
-        raise UnknownRankError("rank", f"{request.rank} is on {node}: {error}") from None
+        problem = f"{request.rank} is on {node}: {error}" if node else str(error).removeprefix("rank: ")
+        raise UnknownRankError("rank", problem) from None
     return msgspec.structs.replace(part, rid=request.rid)
 
 

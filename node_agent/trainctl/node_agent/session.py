@@ -1,5 +1,6 @@
 """One run that this agent conducts: carries the conductor's decisions out to the record, the ranks and the clients."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ import msgspec
 from trainctl.node_agent import decisions as d
 from trainctl.node_agent import results, views
 from trainctl.node_agent.conductor import Conductor
+from trainctl.node_agent.portions import AWAY_SECONDS
 from trainctl.node_agent.ports import RankPort
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.recorder import RunRecorder
@@ -18,8 +20,6 @@ from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.paths import RunPaths
 
 DURABLE_KEY, VIEW_KEY = "conductor", "view"
-AWAY_SECONDS = 5.0
-"""A trainer says a word every second, also while it computes; after this long without one it is shown as away."""
 
 
 def settings_key(plan_version: int) -> str:
@@ -58,8 +58,9 @@ class Session:
         self._kept_durable: Durable | None = None
         self._problem: str | None = None
         self._saw = saw
+        self._turn, self._closed = asyncio.Lock(), False
+        self._taker: asyncio.Task[None] | None = None  # whose turn it is
         self._pids: dict[int, int | None] = {}
-        self._heard: dict[int, float] = {}  # by time.monotonic
         self._away: dict[int, str] = {}  # why, for ranks that have not been heard of lately
         self.view = self._look({})
         self._keep_view()
@@ -92,8 +93,8 @@ class Session:
 
     def _look_away(self, rank: int) -> None:
         """Notice a trainer that lives and says nothing, and where it was."""
-        heard = self._heard.setdefault(rank, time.monotonic())
-        if time.monotonic() - heard < AWAY_SECONDS or self.conductor.ready(rank) is None:
+        silent_seconds = self.conductor.silent_seconds(time.monotonic()).get(rank, 0.0)
+        if silent_seconds < AWAY_SECONDS or self.conductor.ready(rank) is None:
             self._away.pop(rank, None)
         elif rank not in self._away:
             self._away[rank] = self.ports[rank].doing()
@@ -101,12 +102,25 @@ class Session:
     # ------------------------------------------------------------ events and decisions
 
     async def feed(self, event: d.Input) -> None:
-        """Give the conductor an event and carry out what it decides."""
+        """Give the conductor an event and carry out what it decides: all of it, even if the caller is cancelled, and
+        before the next event has its turn. What carries decisions out must not call it: it would wait for itself."""
+        assert self._taker is not asyncio.current_task(), "an event from within another's turn"
+        await asyncio.shield(self._take(event))
+
+    async def _take(self, event: d.Input) -> None:
+        async with self._turn:
+            self._taker = asyncio.current_task()
+            try:
+                for decision in self.conductor.handle(event, time.monotonic()):
+                    await self._carry_out(decision)
+            finally:
+                self._taker = None
+            if not self._closed:
+                self._show(event)
+
+    def _show(self, event: d.Input) -> None:
         if isinstance(event, m.Message):
-            self._heard[event.rank] = time.monotonic()
             self._away.pop(event.rank, None)
-        for decision in self.conductor.handle(event, time.monotonic()):
-            await self._carry_out(decision)
         if isinstance(event, m.Fenced):
             self._keep_repeated(event)
         self._publish_view()
@@ -227,5 +241,8 @@ class Session:
             self.note(d.Happened("record", severity, "auto", text, self.conductor.progress.step))  # type: ignore[arg-type]
 
     def close(self) -> None:
-        self._keep_view()
-        self.recorder.close()
+        """Of what waits for its turn, commands still end; the record takes nothing any more."""
+        if not self._closed:
+            self._closed = True
+            self._keep_view()
+            self.recorder.close()

@@ -13,8 +13,13 @@ class RankSetting(msgspec.Struct, frozen=True):
 
     node: str
     share: int  # samples of the global batch; 0 while it is out
-    micro_batch: int  # samples per forward/backward
+    micro_batch: int  # samples per forward/backward, as wanted; a smaller share is run in one
     out: Literal["", "drained"] = ""  # why it takes no part, empty if it does
+
+    @property
+    def micro_in_force(self) -> int:
+        """Samples per forward/backward that plans are made with: what is wanted, but for a share that is smaller."""
+        return min(self.micro_batch, self.share) if self.share else self.micro_batch
 
 
 class Settings(msgspec.Struct, frozen=True):

@@ -21,7 +21,6 @@ class _Talk:
     identity: bytes
     numbers: Numbers
     address: str
-    heard_monotonic: float
 
 
 class Talks:
@@ -30,18 +29,20 @@ class Talks:
     def __init__(self, say: Say) -> None:
         self._say = say
         self._talks: dict[str, _Talk] = {}  # by the lead's node
+        self._heard_monotonic: dict[str, float] = {}  # likewise; outlives a conversation that was lost
 
     def address(self, lead: str) -> str | None:
         """Where a lead takes requests, None if it hasn't greeted this agent."""
         return self._talks[lead].address if lead in self._talks else None
 
     def heard_monotonic(self, lead: str) -> float:
-        """When a lead last said something in its newest conversation; 0 if it never did."""
-        return self._talks[lead].heard_monotonic if lead in self._talks else 0.0
+        """When a lead last said something, in whichever conversation; 0 if it never did."""
+        return self._heard_monotonic.get(lead, 0.0)
 
     async def greet(self, identity: bytes, hello: m.PeerHello, welcome: m.PeerWelcome) -> None:
         """A new conversation in the place of an older one with the same lead."""
-        self._talks[hello.lead] = _Talk(identity, Numbers(hello.link), hello.address, time.monotonic())
+        self._talks[hello.lead] = _Talk(identity, Numbers(hello.link), hello.address)
+        self._heard_monotonic[hello.lead] = time.monotonic()
         await self._say(identity, welcome)
 
     async def judge(self, identity: bytes, message: Order | m.PeerPing) -> str | None:
@@ -51,13 +52,14 @@ class Talks:
             await self.refuse(identity, message.link, "unknown-link", "no such conversation is known here")
             return None
         lead, talk = found[0]
+        self._heard_monotonic[lead] = time.monotonic()
         judgement = talk.numbers.judge(message)
         if judgement == "gap":
             del self._talks[lead]
             await self.refuse(identity, message.link, "unknown-link", "a message was lost")
         if judgement != "take":
             return None
-        talk.identity, talk.heard_monotonic = identity, time.monotonic()
+        talk.identity = identity
         return lead
 
     async def beat(self, lead: str, ranks: tuple[m.HostedRank, ...], loop_lag_seconds: float) -> None:

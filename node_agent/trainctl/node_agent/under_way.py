@@ -7,7 +7,8 @@ from collections import deque
 from trainctl.protocol import messages as m
 
 LEAST_REDUCE_SECONDS, REDUCE_STEPS = 10.0, 5.0
-"""A sum is overdue after so many seconds, or so many times the median step if that is longer."""
+"""A sum is overdue after so many seconds beside what its size may take, or so many times the median step if that is
+longer."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -15,15 +16,22 @@ class Outstanding:
     """One plan."""
 
     plan: m.StepPlan
+    since: float  # its ranks are at it: it was issued, or the one before it was done
     soon: set[int] = dataclasses.field(default_factory=set)
     reports: dict[int, m.Report] = dataclasses.field(default_factory=dict)
     summing_since: float | None = None  # all its ranks are in the same sum since then
+    told_slow: bool = False  # that it takes longer than expected
 
     def __post_init__(self) -> None:
         self.ranks = {work.rank for work in self.plan.work}
 
     def is_of(self, answer: m.Soon | m.Report) -> bool:
         return (self.plan.generation, self.plan.seq) == (answer.generation, answer.seq) and answer.rank in self.ranks
+
+    def at_own_part(self, *, alone: bool) -> set[int]:
+        """The ranks that wait for nobody and are not done; of a step, one of several has done its part at the sum."""
+        done = self.soon if self.plan.kind == "train" and not alone else set(self.reports)
+        return self.ranks - done
 
 
 class UnderWay:
@@ -43,8 +51,18 @@ class UnderWay:
             return not self._plans
         return self._plans[0].plan.kind == "train" and self._plans[0].soon >= self._plans[0].ranks
 
-    def add(self, plan: m.StepPlan) -> None:
-        self._plans.append(Outstanding(plan))
+    @property
+    def first(self) -> Outstanding | None:
+        """The one that is finishing, or the only one."""
+        return self._plans[0] if self._plans else None
+
+    @property
+    def usual_seconds(self) -> float:
+        """The median of recent steps, 0 before the first."""
+        return statistics.median(self._step_seconds) if self._step_seconds else 0.0
+
+    def add(self, plan: m.StepPlan, now: float) -> None:
+        self._plans.append(Outstanding(plan, now))
 
     def take_all(self) -> list[m.StepPlan]:
         """Hand out and forget them."""
@@ -63,7 +81,7 @@ class UnderWay:
             under_way.summing_since = now
         return True
 
-    def on_report(self, report: m.Report) -> Outstanding | None:
+    def on_report(self, report: m.Report, now: float) -> Outstanding | None:
         """The plan it is of, unless the rank has reported that already."""
         under_way = self._find(report)
         if under_way is None or report.rank in under_way.reports:
@@ -73,21 +91,23 @@ class UnderWay:
         under_way.reports[report.rank] = report
         if under_way.reports.keys() == under_way.ranks:
             self._plans.remove(under_way)
+            for following in self._plans:
+                following.since = now
         return under_way
 
     def _find(self, answer: m.Soon | m.Report) -> Outstanding | None:
         return next((under_way for under_way in self._plans if under_way.is_of(answer)), None)
 
-    def late_in_sum(self, now: float, sync_seconds: float) -> Outstanding | None:
-        """The first plan, if its sum is overdue; a sync, which is nothing but a sum, may take `sync_seconds`."""
+    def late_in_sum(self, now: float, sync_seconds: float, sum_seconds: float) -> Outstanding | None:
+        """The first plan, if its sum is overdue: a sync, which is nothing but a sum, may take `sync_seconds`, one
+        of gradients `sum_seconds` at least."""
         if not self._plans:
             return None
         first = self._plans[0]
         if first.plan.kind == "sync" and first.summing_since is None:
             first.summing_since = now  # what was before it is done, so its ranks are at it
-        limit_seconds = sync_seconds if first.plan.kind == "sync" else self._patience_seconds()
+        limit_seconds = sync_seconds if first.plan.kind == "sync" else self._patience_seconds(sum_seconds)
         return first if first.summing_since is not None and now >= first.summing_since + limit_seconds else None
 
-    def _patience_seconds(self) -> float:
-        usual = statistics.median(self._step_seconds) if self._step_seconds else 0.0
-        return max(LEAST_REDUCE_SECONDS, REDUCE_STEPS * usual)
+    def _patience_seconds(self, sum_seconds: float) -> float:
+        return max(LEAST_REDUCE_SECONDS + sum_seconds, REDUCE_STEPS * self.usual_seconds)

@@ -48,7 +48,7 @@ def rank_view(
         state=state,
         since_at=before.since_at if before is not None and before.state == state else at,
         share=setting.share,
-        micro_batch=setting.micro_batch,
+        micro_batch=setting.micro_in_force,
         why=_why(conductor, rank, state, away),
         backend=ready.backend if ready else None,
         device=ready.device if ready else None,

@@ -147,6 +147,11 @@ class Phases(msgspec.Struct, frozen=True):
     optimizer: float = 0.0  # scale, clip and update
     wait: float = 0.0  # for the next plan
 
+    @property
+    def busy(self) -> float:
+        """What the rank itself needs for its share: data, forward and backward."""
+        return self.data + self.forward + self.backward
+
 
 class FileDigest(msgspec.Struct, array_like=True, frozen=True):
     """One file of a model or of data."""
@@ -377,7 +382,7 @@ class RankStep(Message, tag="rank-step", frozen=True):
     @property
     def own_tokens_per_second(self) -> float | None:
         """What the rank would do alone: tokens / (data + forward + backward)."""
-        busy_seconds = self.phases.data + self.phases.forward + self.phases.backward
+        busy_seconds = self.phases.busy
         return self.tokens / busy_seconds if busy_seconds > 0 else None
 
 
@@ -558,6 +563,7 @@ class PeerHost(Message, tag="peer-host", frozen=True):
     rank: Count
     config: dict[str, Any]  # the run file as parsed
     generation: Generation
+    resume_step: Count | None = None  # the rank begins with this node's checkpoint of that step
 
 
 class PeerRelay(Message, tag="peer-relay", frozen=True):
@@ -801,6 +807,7 @@ METRICS: dict[str, tuple[str, bool]] = {
     "tokens_per_second": ("tokens/s", False),
     "eval_loss": ("nats per token", False),
     "rank_step_seconds": ("s", True),
+    "busy_seconds": ("s", True),
     "own_tokens_per_second": ("tokens/s", True),
     "wait_seconds": ("s", True),
     "memory_bytes": ("B", True),

@@ -22,6 +22,7 @@ STEP_EXPRESSIONS: Final[dict[str, str]] = {
 
 RANK_EXPRESSIONS: Final[dict[str, str]] = {
     "rank_step_seconds": "r.step_seconds",
+    "busy_seconds": "r.data_seconds + r.forward_seconds + r.backward_seconds",
     "own_tokens_per_second": "CASE WHEN r.data_seconds + r.forward_seconds + r.backward_seconds > 0 "
     "THEN r.tokens / (r.data_seconds + r.forward_seconds + r.backward_seconds) END",
     "wait_seconds": "r.wait_seconds",
@@ -115,6 +116,13 @@ def add_rank_to_rollups(connection: sqlite3.Connection, step: int, rank: int) ->
         rebuild_rollups(connection, step, step)
     else:
         connection.execute(_ADD_RANK, {"rank": rank, "first": step, "last": step, "level": 0})
+
+
+def add_missing_rollups(connection: sqlite3.Connection) -> None:
+    """Make the rollups anew of a record that was begun before `busy_seconds` was a metric; slow, and once."""
+    (last,) = connection.execute("SELECT max(step) FROM rank_steps").fetchone()
+    if last and not connection.execute("SELECT 1 FROM rollups WHERE metric = 'busy_seconds' LIMIT 1").fetchone():
+        rebuild_rollups(connection, 1, last)
 
 
 def rebuild_rollups(connection: sqlite3.Connection, first: int, last: int) -> None:

@@ -19,6 +19,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import NodeTable, OptimizerTable, RunFile
 from trainctl.trainer.backend import Array, BackendName, Memory, Part, first_line, model_config
 from trainctl.trainer.batch import Batch
+from trainctl.trainer.host_memory import HostMemory
 from trainctl.trainer.parts import ModelParts
 
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # float32 means float32: promised tolerances are below TF32's
@@ -43,6 +44,7 @@ class MlxBackend(ModelParts):
         self._table = optimizer
         self._dtype = dtype
         self._limit_bytes = limit_bytes
+        self._host = HostMemory(limit_bytes)
         trainable = sorted(_flat(model.trainable_parameters()))
         self.shapes = {name: tuple(p.shape) for name, p in trainable}
         self._masters: Arrays = {name: p.astype(mx.float32) for name, p in trainable}
@@ -118,6 +120,9 @@ class MlxBackend(ModelParts):
             self._model.train()
 
     def memory(self) -> Memory:
+        """Of the allocator on a GPU; on a CPU, where both are the machine's, what the process holds, as torch's is."""
+        if self.device == "cpu":
+            return self._host.read()
         device: dict[str, Any] = mx.device_info()
         cap = self._limit_bytes or device.get("max_recommended_working_set_size") or mx.get_memory_limit()
         return Memory(mx.get_active_memory(), mx.get_peak_memory(), cap)

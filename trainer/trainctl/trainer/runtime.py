@@ -179,6 +179,7 @@ class Trainer:
             report = self._run_plan(plan, started)
         except (AbandonedError, GroupError) as error:
             self._backend.discard()
+            self._joined = None  # the next plan of this generation, which may be here already, has nothing to follow
             self._status.show("regroup")
             if isinstance(error, GroupError):
                 self._control.send(self._control.groups.failed(plan.generation, error))

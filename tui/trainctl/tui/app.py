@@ -24,7 +24,7 @@ from trainctl.protocol.errors import InvalidInputError, TrainctlError, Unreachab
 from trainctl.tui import control, picture, split
 from trainctl.tui import model as md
 from trainctl.tui.bottom import Bottom, KeyHint
-from trainctl.tui.calls import Order
+from trainctl.tui.calls import DEFAULT_ADDRESS, Order
 from trainctl.tui.clock import Clock
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.glyphs import Glyphs, for_locale
@@ -40,9 +40,7 @@ RETRY_SECONDS = 1.0
 HANGUP_SECONDS = 2.0
 SNAPSHOT_COLUMNS = 200
 _HISTORY_STEPS = 256
-_HISTORY_METRICS = (
-    "loss", "step_seconds", "tokens_per_second", "rank_step_seconds", "own_tokens_per_second"
-)  # fmt: skip
+_HISTORY_METRICS = ("loss", "step_seconds", "tokens_per_second", "busy_seconds", "own_tokens_per_second")
 
 
 _OWN_ACTIONS = frozenset({"show", "dialog", "command_line", "help", "theme", "picture", "detach"})
@@ -60,7 +58,8 @@ class Follower(Protocol):
 
 
 class TrainctlApp(App[int]):
-    """`connect` makes the client to follow and command through; `clock` is what ages and times of day are read from."""
+    """`connect` makes the client to follow and command through, of the agent at `address`; `clock` is what ages and
+    times of day are read from."""
 
     TITLE = "trainctl"
     CSS = """
@@ -103,11 +102,11 @@ class TrainctlApp(App[int]):
 
     def __init__(
         self, connect: Connect, *, clock: Clock | None = None, read_only: bool = False, glyphs: Glyphs | None = None,
-        pictures: Path | None = None, theme: str | None = None,
+        pictures: Path | None = None, theme: str | None = None, address: str = DEFAULT_ADDRESS,
     ) -> None:  # fmt: skip
         no_color = os.environ.get("NO_COLOR") is not None
         super().__init__(ansi_color=True if no_color else None)
-        self._connect = connect
+        self._connect, self.address = connect, address
         self.clock, self.read_only = clock or Clock(), read_only
         self.glyphs = glyphs or for_locale()
         if no_color:
@@ -221,7 +220,7 @@ class TrainctlApp(App[int]):
     def paint(self) -> None:
         """Brings the screen up to date, also the one under a dialog."""
         for screen in self.screen_stack:
-            if isinstance(screen, BaseScreen) and screen.is_mounted:
+            if isinstance(screen, BaseScreen | SplitDialog) and screen.is_mounted:
                 screen.paint()
 
     # ------------------------------------------------------------ actions
@@ -291,11 +290,12 @@ class TrainctlApp(App[int]):
         run = self.shown.run
         if order.run is None and order.verb != "start-run" and run is not None:
             order = dataclasses.replace(order, run=run.run)
-        self.run_worker(self._carry(order, follower), group="command")
-
-    async def _carry(self, order: Order, follower: Follower) -> None:
         progress = control.Progress(order, self.clock.wall())
-        follower.follow(progress)
+        follower.follow(progress)  # at once: the keys after this one must find it sent
+        self.run_worker(self._carry(progress, follower), group="command")
+
+    async def _carry(self, progress: control.Progress, follower: Follower) -> None:
+        order = progress.order
         try:
             if self.client is None:
                 raise UnreachableError("no agent")
@@ -326,7 +326,7 @@ class TrainctlApp(App[int]):
             if enabled and binding.action in own:
                 words = binding.tooltip or binding.description
                 keys.setdefault(words, []).append(self.get_key_display(binding))
-        self.push_screen(HelpScreen([(" ".join(names), words) for words, names in keys.items()]))
+        self.push_screen(HelpScreen([(" ".join(names), words) for words, names in keys.items()], self.address))
 
     def action_press(self, key: str) -> None:
         """A click on a key's name at the bottom."""
@@ -389,7 +389,7 @@ def run_app(
     `say` makes the line that is printed at the end from what was last known and the address.
     """
     ClusterSource(address, by=by)
-    app = TrainctlApp(lambda: ClusterSource(address, by=by), read_only=read_only)
+    app = TrainctlApp(lambda: ClusterSource(address, by=by), read_only=read_only, address=address)
     threading.Thread(target=_leave_after_hangup, args=(app.hung_up,), name="hang-up", daemon=True).start()
     app.run()
     if app.return_code == 0:

@@ -11,7 +11,7 @@ from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui import control
 from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.lines import Line, Piece, fit, groups, line, spread, width
+from trainctl.tui.lines import Line, Piece, ellipsized, fit, groups, line, spread, width
 from trainctl.tui.previews import preview
 from trainctl.tui.widgets import Field, Lines
 
@@ -83,6 +83,9 @@ class Bottom(Vertical):
         box = self.query_one("#command", Input)
         box.display, box.value, self.progress = True, "", None
         self.screen.set_focus(box)
+        self._invite()
+
+    def _invite(self) -> None:
         self._say(line(Piece("a verb as on the command line; enter sends, esc closes", "dim")))
 
     def close(self) -> None:
@@ -96,14 +99,24 @@ class Bottom(Vertical):
             paint()
 
     def _say(self, pieces: Line) -> None:
-        self.query_one("#keys", Lines).show([fit(pieces, self.size.width)])
+        columns = self.size.width
+        self.query_one("#keys", Lines).show([fit(ellipsized(pieces, columns, self._glyphs.ellipsis), columns)])
 
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
-        if not self.open or not event.value.strip():
+        if self.open and event.input.value.startswith(":"):
+            self._begin_again(event.input)
+        if not self.open or not event.value.strip() or event.value.startswith(":"):
             return
         self.progress = None
         self._say(self._judge(event.value))
+
+    def _begin_again(self, box: Input) -> None:
+        """`:` typed into the line that is open, as after a command that has ended: a new command begins."""
+        text = box.value.lstrip(":")
+        box.value, box.cursor_position, self.progress = text, len(text), None
+        if not text:
+            self._invite()
 
     def _judge(self, text: str) -> Line:
         try:
@@ -115,11 +128,12 @@ class Bottom(Vertical):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        if not event.value.strip():
+        text = event.value.lstrip(":")
+        if not text.strip():
             self.close()
             return
         try:
-            order = control.parse(event.value)
+            order = control.parse(text)
         except InvalidInputError as error:
             self._say(line(Piece(str(error), "bad")))
             return

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
 from trainctl.protocol.errors import ExpiredError, InvalidInputError, RefusedError, TrainctlError, UnreachableError
+from trainctl.tui import pace
 
 if TYPE_CHECKING:
     from trainctl.protocol.client import Client
@@ -18,6 +19,8 @@ LOOK_SECONDS = 3.0
 """How long the agents of a cluster have to say whether they conduct a run."""
 GRACE_SECONDS = 0.5
 """What the others still have once one has answered."""
+LOOKS, AGAIN_SECONDS = 5, 0.05
+"""How often, and how soon again, one looks for a step that all ranks have reported."""
 DEFAULT_ADDRESS = "tcp://127.0.0.1:7474"
 """Where an agent listens by default: `sockets.DEFAULT_PORT`, without loading ZeroMQ to say so."""
 ANSWER_SECONDS = 5.0
@@ -99,6 +102,18 @@ def _told_lead(seen: m.Snapshot) -> str | None:
     if run is None or run.state not in m.ACTIVE_RUN_STATES:
         return None
     return next((peer.address for peer in seen.peers if peer.node == run.lead), None)
+
+
+async def settled_snapshot(client: "Client", run: str | None) -> m.Snapshot:
+    """A snapshot in which all ranks that report have reported one step, if one comes within a few looks; they don't
+    report all at once."""
+    for _ in range(LOOKS):
+        snapshot = await client.snapshot(0, run)
+        view = snapshot.run
+        if view is None or view.state != "running" or pace.same_step(view.ranks, snapshot.rank_steps):
+            break
+        await asyncio.sleep(AGAIN_SECONDS)
+    return snapshot
 
 
 async def hosts_of(peers: Sequence[m.PeerView]) -> dict[str, m.HostReading]:

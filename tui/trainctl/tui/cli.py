@@ -231,6 +231,8 @@ def check(
     found = places.cluster_file(cluster)
     config = places.run_file(file, typed.pairs(set_ or [], "--set"), local=True, cluster=found)
     nodes = tuple(config["nodes"]) or (found.nodes if found is not None else ())
+    if found is None and len(nodes) > 1:
+        output.tell("several nodes: give --cluster FILE to check that they are there, and the files of those here")
     if json:
         output.emit_ok(config=config, nodes=nodes)
     else:
@@ -244,7 +246,7 @@ def check(
 @app.command(name="ls")
 def list_runs(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = None, json: Json = False) -> int:
     """The runs the agent knows, newest first."""
-    reply = calls.call(address_of(ctx, connect, cluster), lambda client: client.runs())
+    reply = calls.call(address_of(ctx, connect, cluster), lambda client: client.runs(), lead=True)
     if json:
         output.emit_ok(runs=reply.runs)
     elif reply.runs:
@@ -261,7 +263,7 @@ def status(
     """The run, its ranks and the machines, as they are now."""
 
     async def look(client: Any) -> tuple[m.Snapshot, dict[str, m.HostReading]]:
-        snapshot = await client.snapshot(0, run)
+        snapshot = await calls.settled_snapshot(client, run)
         return snapshot, await calls.hosts_of(snapshot.peers)
 
     snapshot, hosts = calls.call(address_of(ctx, connect, cluster), look, lead=True)

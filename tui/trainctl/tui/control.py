@@ -138,6 +138,14 @@ def _fields(verb: str, state: ViewState, rank: int | None) -> tuple[Field, ...]:
     return ()
 
 
+def way_back(state: ViewState) -> list[str]:
+    """For each drained node, how it is taken back."""
+    nodes = dict.fromkeys(
+        clean(view.node) for view in (state.run.ranks if state.run else ()) if view.state == "drained"
+    )
+    return [f"{node} is drained; :admit --node {node} takes it back" for node in nodes]
+
+
 def order_of(asked: Form, values: Mapping[str, str]) -> Order:
     """The command a filled dialog means. Raises InvalidInputError naming the field, as the agent would."""
     texts = {name: value.strip() for name, value in values.items() if name != "node"}

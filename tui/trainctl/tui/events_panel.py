@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainctl.protocol import messages as m
+from trainctl.tui import changes
 from trainctl.tui import format as f
 from trainctl.tui import series as s
 from trainctl.tui.charts.panel import Mark
@@ -28,9 +29,8 @@ def numbered(state: ViewState) -> dict[int, str]:
     effective = [
         event.id
         for event in state.run_events
-        if event.kind == "command" and event.step is not None and event.outcome in (None, "applied")
-        and event.verb not in (None, "note")
-    ]  # fmt: skip
+        if event.kind == "command" and changes.took_effect(event) and event.verb not in (None, "note")
+    ]
     return {event: str(index) for index, event in enumerate(effective[-MAX_MARKS:], 1)}
 
 
@@ -71,16 +71,27 @@ def event_line(event: m.Event, state: ViewState, clock: Clock, columns: int, gly
 
 
 def effect(state: ViewState, event: m.Event) -> float | None:
-    """Relative change of the fleet's rate: medians of up to 20 steps after and before; None with fewer than 5 on a
-    side."""
-    if event.step is None:
-        return None
+    """Relative change of the fleet's rate: medians of up to 20 steps after and before, as far as nothing else changed
+    the plan there; None with fewer than 5 on a side, or where it left all as it was."""
     rates = state.lately("tokens_per_second")
-    if rates.bucket_steps > 2:
+    if event.step is None or rates.bucket_steps > 2 or not changes.took_effect(event):
         return None
-    before = _median(s.tail(rates, event.step - EFFECT_STEPS), last_step=event.step - 1)
-    after = _median(s.tail(rates, event.step), last_step=event.step + EFFECT_STEPS - 1)
+    first, last = _undisturbed(state, event, event.step)
+    before = _median(s.tail(rates, first), last_step=event.step - 1)
+    after = _median(s.tail(rates, event.step), last_step=last)
     return after / before - 1 if before and after else None
+
+
+def _undisturbed(state: ViewState, event: m.Event, step: int) -> tuple[int, int]:
+    """First and last step around the event's up to which it alone changed the plan."""
+    others = [
+        other.step
+        for other in state.run_events
+        if other.id != event.id and other.step is not None and changes.changes_speed(other)
+    ]
+    first = max([step - EFFECT_STEPS, *(other for other in others if other <= step)])
+    last = min([step + EFFECT_STEPS - 1, *(other - 1 for other in others if other >= step)])
+    return first, last
 
 
 def _median(window: s.Window, last_step: int) -> float | None:

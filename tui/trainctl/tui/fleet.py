@@ -40,7 +40,7 @@ def lines(
     made = [_head(shown, columns)]
     made += [_body(row, shown, columns, glyphs) for row in table]
     if total and table:
-        made.append(fit(_total(state, shown), columns))
+        made.append(fit(_total(state, table, shown), columns))
     return made
 
 
@@ -49,7 +49,7 @@ def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock) -> list[Co
     used_percent = ("GPU", c.gpu_percent) if has_gpu else ("CPU", c.cpu_percent)
     chosen = [
         Column("NODE", 7, c.node, gap=0),
-        Column("STATE", 6, c.state),
+        Column("STATE", 7, c.state),
         Column("SINCE", 9, lambda row, glyphs, size: c.since(row, clock), least=150),
         Column("DEVICE", 9, c.device, least=116),
         Column("SHARE", 10, c.share),
@@ -64,7 +64,7 @@ def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock) -> list[Co
         Column("CLK", 5, c.clock_rate, True, 118 if has_gpu else _NEVER),
         Column("W", 4, c.watts, True, 118 if has_gpu else _NEVER),
         Column("°C", 4, c.celsius, True, 104),
-        Column("AGE", 3, c.age, True, gap=2),
+        Column("AGE", 3, c.age, True),
     ]
     chosen = [column for column in chosen if columns >= column.least]
     used = sum(column.size + column.gap for column in chosen)
@@ -103,12 +103,12 @@ def _body(row: Row, shown: list[Column], columns: int, glyphs: Glyphs) -> Line:
     return made
 
 
-def _total(state: ViewState, shown: list[Column]) -> Line:
-    """Sums over the ranks that are known: shares, own rates, memory in use."""
+def _total(state: ViewState, table: list[Row], shown: list[Column]) -> Line:
+    """Sums over the ranks that take part: shares, own rates, memory in use."""
     assert state.run is not None
     ranks = state.run.ranks
     live = sum(1 for view in ranks if view.state not in BAD_STATES and view.share)
-    memory = [seen.value.memory_bytes for seen in state.ranks.values()]
+    memory = [row.step.memory_bytes if row.step else None for row in table if not row.out]
     known = [size for size in memory if size is not None]
     texts = {
         "NODE": "FLEET", "STATE": f"{live}/{len(ranks)}", "SHARE": str(sum(view.share for view in ranks)),

@@ -70,7 +70,7 @@ def bar(row: Row, glyphs: Glyphs, size: int) -> Line:
     if row.step is None or not row.slowest_seconds:
         why = shorten(clean(row.view.why), size, glyphs.ellipsis)
         return line(Piece(why, "warning" if row.out else "accent")) if why else line(Piece(f.NA, "dim"))
-    return phase_bar(row.step.phases, size, row.slowest_seconds, waited=row.waited, loud=row.slow_phase)
+    return phase_bar(row.step.phases, size, row.slowest_seconds, waited=row.waited or 0.0, loud=row.slow_phase)
 
 
 def wait(row: Row, glyphs: Glyphs, size: int) -> Line:

@@ -9,7 +9,6 @@ from trainctl.tui.clock import Clock
 from trainctl.tui.model import Seen, ViewState
 
 BAD_STATES = ("away", "lost", "failed")
-_OUT_STATES = (*BAD_STATES, "drained")
 _OLD_SECONDS = 5.0
 _HOST_SECONDS = 30.0
 """A machine's reading older than this says nothing of it any more."""
@@ -29,7 +28,7 @@ class Row:
     host_old: bool
     own_rate: float | None
     own_rates: s.Window
-    waited: float  # of sync, for slower ranks
+    waited: float | None  # of sync, for slower ranks; unknown where ranks report different steps
     global_batch: int
     slowest_seconds: float | None
     slow_phase: str = ""  # the others wait for this rank, and this phase makes them
@@ -42,12 +41,12 @@ class Row:
     @property
     def out(self) -> bool:
         """Whether it takes no part now, so that its last figures say nothing."""
-        return self.view.state in _OUT_STATES
+        return self.view.state in pace.SILENT_STATES
 
     @property
     def wait(self) -> float | None:
         """For slower ranks and for the plan."""
-        return self.waited + self.step.phases.wait if self.step else None
+        return self.waited + self.step.phases.wait if self.step and self.waited is not None else None
 
     @property
     def gpu(self) -> m.GpuReading | None:
@@ -62,17 +61,18 @@ class Row:
 
 
 def rows(state: ViewState, clock: Clock, selected: int | None = None) -> list[Row]:
-    """One for each rank, in the order of their numbers."""
+    """One for each rank, in the order of their numbers; their steps are the same one where all have reported one."""
     run = state.run
     if run is None:
         return []
-    slowest = max((seen.value.step_seconds for seen in state.ranks.values()), default=None)
-    slow = pace.straggler(state) if run.state == "running" else None
-    waits = pace.waits({view.rank: seen.value for view in run.ranks if (seen := state.ranks.get(view.rank))})
+    common, slow = pace.common_parts(state), pace.named_straggler(state)
+    known = {rank: common.get(rank, seen.value) for rank, seen in state.ranks.items() if rank in pace.reporting(run)}
+    slowest = max((step.step_seconds for step in known.values()), default=None)
+    waits = pace.waits(common)
     views = sorted(run.ranks, key=lambda item: item.rank)
     return [
         _row(
-            state, clock, view, place, slowest, waits.get(view.rank, 0.0),
+            state, clock, view, place, known.get(view.rank), slowest, waits.get(view.rank),
             slow.phase if slow and slow.rank == view.rank else "", view.rank == selected,
         )
         for place, view in enumerate(views)
@@ -80,19 +80,19 @@ def rows(state: ViewState, clock: Clock, selected: int | None = None) -> list[Ro
 
 
 def _row(
-    state: ViewState, clock: Clock, view: m.RankView, place: int, slowest: float | None, waited: float,
-    slow_phase: str, selected: bool,
+    state: ViewState, clock: Clock, view: m.RankView, place: int, step: m.RankStep | None, slowest: float | None,
+    waited: float | None, slow_phase: str, selected: bool,
 ) -> Row:  # fmt: skip
     assert state.run is not None
     now = clock.monotonic()
     silent = state.silent_for(now) is not None
     seen, host = state.ranks.get(view.rank), state.hosts.get(view.node)
-    out = view.state in _OUT_STATES
+    out = view.state in pace.SILENT_STATES
     age = seen.age(now) if seen else None
     late = age is not None and age > max(_OLD_SECONDS, 3 * (slowest or 0.0))
     fresh = host is not None and (silent or host.age(now) <= _HOST_SECONDS)
     return Row(
-        view=view, place=place, step=None if out or seen is None else seen.value,
+        view=view, place=place, step=None if out else step,
         age=max(clock.wall() - view.since_at, 0.0) if out else age,
         old=silent or (state.run.state == "running" and late and not out),
         host=host.value if host and fresh else None, host_old=host is not None and host.age(now) > _OLD_SECONDS,
@@ -127,5 +127,22 @@ def sum_of_own_rates(state: ViewState) -> float | None:
 
 
 def fleet_rate(state: ViewState) -> float | None:
-    """Tokens per second of the run lately."""
-    return s.typical(state.lately("tokens_per_second"), _OWN_RATE_STEPS)
+    """Tokens per second of the run lately, by the present plan as soon as it has done a step."""
+    rates = state.lately("tokens_per_second")
+    return s.typical(s.tail(rates, state.plan_step), _OWN_RATE_STEPS) or s.typical(rates, _OWN_RATE_STEPS)
+
+
+def efficiency(state: ViewState) -> float | None:
+    """The fleet's rate over the sum of the live ranks' own, all by steps of the present plan; None before it has done
+    a few, or while one is unknown."""
+    ranks = state.run.ranks if state.run else ()
+    live = [view for view in ranks if view.state == "done" or view.state not in pace.OUT_STATES]
+    own = [_by_plan(state, "own_tokens_per_second", view.rank) for view in live if view.state != "away"]
+    fleet, known = _by_plan(state, "tokens_per_second"), [rate for rate in own if rate]
+    return fleet / sum(known) if fleet and known and len(known) == len(live) else None
+
+
+def _by_plan(state: ViewState, metric: str, rank: int | None = None) -> float | None:
+    window = s.tail(state.lately(metric, rank), state.plan_step)
+    steps = len(window) * window.bucket_steps
+    return s.typical(window, _OWN_RATE_STEPS) if steps >= pace.FEW_STEPS else None

@@ -8,7 +8,7 @@ from trainctl.protocol import messages as m
 from trainctl.tui import format as f
 from trainctl.tui import series as s
 from trainctl.tui.clock import Clock
-from trainctl.tui.fleet_rows import fleet_rate, sum_of_own_rates
+from trainctl.tui.fleet_rows import efficiency, fleet_rate
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, fit, groups, line, shorten, spread, width
 from trainctl.tui.model import ViewState
@@ -21,14 +21,18 @@ STATE_ROLES = {
 }  # fmt: skip
 
 
-def lines(state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, *, rows: int, badge: str = "") -> list[Line]:
-    """The head as `rows` (2 or 3) lines of `columns` cells; `badge` is a word about the screen itself ("READ-ONLY")."""
+def lines(
+    state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, *, rows: int, badge: str = "", address: str = ""
+) -> list[Line]:
+    """The head as `rows` (2 or 3) lines of `columns` cells; `badge` is a word about the screen itself ("READ-ONLY"),
+    `address` the agent's, for wide screens."""
     run = state.run
     if run is None:
         return [fit(_without_run(state, clock, columns, badge), columns)] + [fit((), columns)] * (rows - 1)
     made = [_identity(state, run, clock, columns, glyphs, badge), _learning(state, columns, glyphs)]
     if rows >= 3:
-        made.append(_resources(state, run, clock, columns, glyphs))
+        at = line(Piece("at ", "label"), clean(address)) if address and columns >= 120 else ()
+        made.append(spread(_resources(state, run, clock, columns - width(at) - 1, glyphs), at, columns))
     return [fit(pieces, columns) for pieces in made]
 
 
@@ -151,17 +155,14 @@ def _learning(state: ViewState, columns: int, glyphs: Glyphs) -> Line:
     run, last = state.run, state.last_step
     assert run is not None
     step = last.value if last else None
-    own = sum_of_own_rates(state)
-    fleet = fleet_rate(state)
-    efficiency = fleet / own if fleet is not None and own else None
     evaluated = f" @{run.eval_step:,}" if columns >= 100 and run.eval_step is not None else ""
     parts = [
         line(Piece("loss ", "label"), Piece(f.loss(_loss(state)), "strong"), _trend(state, glyphs)),
         line(Piece("eval ", "label"), f.loss(run.eval_loss), Piece(evaluated, "dim")),
         line(Piece("lr ", "label"), f.scientific(run.learning_rate)),
         line(Piece("|g| ", "label"), _norm(step.grad_norm if step else None)),
-        line(Piece(f.compact(fleet), "strong"), Piece(" tok/s", "label")),
-        line(Piece("eff ", "label"), f.percent(efficiency)),
+        line(Piece(f.compact(fleet_rate(state)), "strong"), Piece(" tok/s", "label")),
+        line(Piece("eff ", "label"), f.percent(efficiency(state))),
     ]
     if step is not None and step.skipped:
         parts.insert(1, line(Piece(f"SKIPPED {step.skipped}", "bad")))

@@ -67,6 +67,14 @@ def shorten(text: str, columns: int, ellipsis: str = "…") -> str:
     return set_cell_size(text, columns - len(ellipsis)).rstrip() + ellipsis
 
 
+def ellipsized(pieces: Sequence[Piece], columns: int, ellipsis: str = "…") -> Line:
+    """At most `columns` cells of the line, ending in `ellipsis` where something was cut."""
+    if width(pieces) <= columns or not pieces:
+        return tuple(pieces)
+    kept = crop(pieces, columns - len(ellipsis))
+    return (*kept, Piece(ellipsis, kept[-1].role if kept else "text"))
+
+
 def fit(pieces: Sequence[Piece], columns: int, role: str = "text") -> Line:
     """Exactly `columns` cells: cut, or filled with spaces of `role`."""
     cut = crop(pieces, columns)
@@ -150,7 +158,7 @@ def wrap(text: str, columns: int) -> list[str]:
     rows: list[str] = []
     row = ""
     for word in text.split():
-        for part in chop_cells(word, columns):
+        for part in chop_cells(word, columns) or [word]:  # of no width at all: one part
             joined = f"{row} {part}" if row else part
             if cell_len(joined) <= columns:
                 row = joined

@@ -28,7 +28,7 @@ async def rank_of(client: "Client", run: str | None, node: str) -> int:
     found = next((item.rank for item in ranks if item.node == node), None)
     if found is None:
         known = ", ".join(dict.fromkeys(item.node for item in ranks)) or "no run"
-        raise InvalidInputError("--node", f"{node!r} has no rank in this run; there is {known}")
+        raise InvalidInputError("--node", f"{node!r} has no rank in this run; there are {known}")
     return found
 
 
@@ -86,8 +86,8 @@ async def show_logs(
     client: "Client", run: str | None, rank: int, last_lines: int | None, *, follow: bool, json: bool
 ) -> int:
     """The log, or its last lines, and what is written after that if asked; JSON is one object, or one a part."""
+    end = 0
     if last_lines is None and not (json and not follow):
-        end = 0
         async for part in whole_log(client, run, rank):
             show_log(part, json=json)
             end = end_of(part, end)
@@ -99,10 +99,18 @@ async def show_logs(
         else:
             show_log(part, json=json)
         end = part.size_bytes
+    if not end and not json:
+        output.tell(f"{await _name_of(client, run, rank)} has written nothing")
     if follow:
         async for part in follow_log(client, run, rank, end):
             show_log(part, json=json)
     return 0
+
+
+async def _name_of(client: "Client", run: str | None, rank: int) -> str:
+    view = (await client.snapshot(0, run)).run
+    node = next((item.node for item in (view.ranks if view else ()) if item.rank == rank), "")
+    return f"rank {rank} on {node}" if node else f"rank {rank}"
 
 
 def show_log(part: m.LogPart, *, json: bool) -> None:

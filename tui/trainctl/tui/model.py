@@ -13,7 +13,9 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import Connection
+from trainctl.tui import pace
 from trainctl.tui import series as s
+from trainctl.tui.changes import changed_step
 
 MAX_EVENTS = 500
 MAX_SERIES = 256
@@ -69,6 +71,8 @@ class ViewState:
     last_step: Seen[m.StepCommitted] | None = None
     ranks: Mapping[int, Seen[m.RankStep]] = field(default_factory=lambda: MappingProxyType({}))
     parts: Mapping[int, tuple[m.RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
+    plan_step: int = 0  # the first known step of the present plan and generation
+    slow: pace.Straggler | None = None  # as judged at the last step that all ranks reported
     agents: Mapping[str, AgentLine] = field(default_factory=lambda: MappingProxyType({}))  # the other nodes'
     hosts: Mapping[str, Seen[m.HostReading]] = field(default_factory=lambda: MappingProxyType({}))
     heartbeat: Seen[m.Heartbeat] | None = None
@@ -198,6 +202,8 @@ def _open(state: ViewState, snapshot: m.Snapshot, now: float) -> ViewState:
         last_step=Seen(last, committed) if last else None,
         ranks=_frozen({step.rank: Seen(step, committed) for step in snapshot.rank_steps}),
         parts=_frozen({step.rank: (step,) for step in snapshot.rank_steps}),
+        plan_step=changed_step(snapshot.events, snapshot.run.run if snapshot.run else ""),
+        slow=None,
         hosts=_frozen({**hosts, host.node: Seen(host, seen_at(host.read_at))} if host else hosts),
         heartbeat=None,
         events=snapshot.events[-MAX_EVENTS:],
@@ -230,8 +236,9 @@ def _run_changed(state: ViewState, view: m.RunView) -> ViewState:
     if state.run is None or (view.run != state.run.run and view.state in m.ACTIVE_RUN_STATES):
         nothing: Mapping[SeriesKey, s.Window] = MappingProxyType({})
         return replace(
-            state, run=view, last_step=None, ranks=_frozen({}), parts=_frozen({}), windows=nothing, recent=nothing
-        )
+            state, run=view, last_step=None, ranks=_frozen({}), parts=_frozen({}), plan_step=0, slow=None,
+            windows=nothing, recent=nothing,
+        )  # fmt: skip
     if view.run != state.run.run:
         return state
     state = replace(state, run=view)
@@ -256,7 +263,13 @@ def _step(state: ViewState, step: m.StepCommitted, now: float) -> ViewState:
     }
     if step.step_seconds > 0:
         values["tokens_per_second", None] = step.weight / step.step_seconds
+    if (last := state.last_step) is not None and _made_by(last.value) != _made_by(step):
+        state = replace(state, plan_step=step.step)
     return _record(replace(state, run=run, last_step=Seen(step, now)), step.step, values)
+
+
+def _made_by(step: m.StepCommitted) -> tuple[int, m.Generation]:
+    return step.plan_version, step.generation
 
 
 def _with_step(run: m.RunView, step: m.StepCommitted) -> m.RunView:
@@ -273,7 +286,7 @@ def _with_step(run: m.RunView, step: m.StepCommitted) -> m.RunView:
 
 
 def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
-    values: dict[SeriesKey, float] = {("rank_step_seconds", step.rank): step.step_seconds}
+    values: dict[SeriesKey, float] = {("busy_seconds", step.rank): step.phases.busy}
     own = step.own_tokens_per_second
     if own is not None:
         values["own_tokens_per_second", step.rank] = own
@@ -282,7 +295,10 @@ def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
     if known and known[-1].micro_batch != step.micro_batch:
         known = ()  # another micro-batch, another speed
     parts = _frozen({**state.parts, step.rank: (*known, step)[-RECENT_PARTS:]})
-    return _record(replace(state, ranks=ranks, parts=parts), step.step, values)
+    state = replace(state, ranks=ranks, parts=parts)
+    if all(part.step >= step.step for part in pace.common_parts(state).values()):
+        state = replace(state, slow=pace.straggler(state, state.slow))
+    return _record(state, step.step, values)
 
 
 def _record(state: ViewState, step: int, values: Mapping[SeriesKey, float]) -> ViewState:

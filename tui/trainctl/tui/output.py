@@ -83,6 +83,15 @@ def log_text(text: str, *, raw: bool) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else "\n" if char == "\r" else "" for char in text)
 
 
+def arrowed(text: str) -> str:
+    """With every arrow as standard output's encoding can show it: all →, or all ->."""
+    try:
+        "→".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return text.replace("→", "->")
+    return text.replace(" -> ", " → ")
+
+
 def silence() -> None:
     """Point standard output at nothing after its reader has gone, so that the interpreter's last flush is quiet."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -158,6 +167,7 @@ def status_text(snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading] | None 
         *machines,
         "",
         ranks_table(run.ranks, snapshot.rank_steps, run.global_batch),
+        *_straggler_lines(run, snapshot.rank_steps),
     ]
     return "\n".join(lines)
 
@@ -165,8 +175,8 @@ def status_text(snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading] | None 
 def ranks_table(ranks: Sequence[m.RankView], parts: Sequence[m.RankStep], global_batch: int) -> str:
     """A row a rank: its share, its own rate, its wait for slower ones and for the plan, and since when it is out."""
     newest = {part.rank: part for part in parts}
-    waited = pace.waits(newest)
-    rows = [_rank_row(rank, newest.get(rank.rank), waited.get(rank.rank, 0.0), global_batch) for rank in ranks]
+    waited = pace.waits(pace.same_step(ranks, parts))
+    rows = [_rank_row(rank, newest.get(rank.rank), waited.get(rank.rank), global_batch) for rank in ranks]
     header = ("RANK", "NODE", "STATE", "SHARE", "PART", "MICRO", "OWN T/S", "STEP", "WAIT", "MEM GB", "BACKEND", "WHY")
     return table(header, rows, right="RANK SHARE PART MICRO STEP WAIT")
 
@@ -185,7 +195,9 @@ def step_line(step: m.StepCommitted) -> str:
 def event_line(event: m.Event) -> str:
     """An event as a line: when, who, and what in words."""
     mark = f"{event.severity.upper()} " if event.severity in ("warning", "error") else ""
-    return one_line_keeping_gaps(f"{time_of_day(event.at)}  {mark}{event.by or 'auto'}  {events_text.words(event)}")
+    return one_line_keeping_gaps(
+        f"{time_of_day(event.at)}  {mark}{event.by or 'auto'}  {arrowed(events_text.words(event))}"
+    )
 
 
 def one_line_keeping_gaps(text: str) -> str:
@@ -196,32 +208,41 @@ def reply_line(verb: str, reply: m.CommandReply) -> str:
     """How a command ended, naming the step it took effect at, or why it didn't."""
     if reply.state == "applied":
         at = f" at step {reply.step:,}" if reply.step is not None else ""
-        change = f": {reply.before} -> {reply.after}" if reply.before is not None and reply.after is not None else ""
-        return one_line(f"{verb} applied{at}{change}")
+        change = f": {reply.before} → {reply.after}" if reply.before is not None and reply.after is not None else ""
+        return arrowed(one_line(f"{verb} applied{at}{change}"))
     if reply.state == "accepted":
         return f"{verb} accepted, id {reply.id}"
     field = f"{reply.field}: " if reply.field and not reply.reason.startswith(f"{reply.field}:") else ""
     return one_line(f"{verb} {reply.state}: {field}{reply.reason or 'no reason given'}")
 
 
-def _rank_row(rank: m.RankView, part: m.RankStep | None, waited: float, global_batch: int) -> tuple[str, ...]:
+def _rank_row(rank: m.RankView, part: m.RankStep | None, waited: float | None, global_batch: int) -> tuple[str, ...]:
     backend = " ".join(word for word in (rank.backend, rank.device) if word)
     accumulation = -(-rank.share // rank.micro_batch) if rank.micro_batch else 0
     micro = f"{rank.micro_batch}x{accumulation}" if accumulation else fmt.NA
     share = fmt.percent(rank.share / global_batch if global_batch else None)
     head = (str(rank.rank), rank.node, rank.state, f"{rank.share:,}", share, micro)
     why = f"since {time_of_day(rank.since_at)}: {rank.why}" if rank.why else ""
-    if part is None or rank.state in ("lost", "drained"):
+    if part is None or rank.state in pace.SILENT_STATES:
         return (*head, fmt.NA, fmt.NA, fmt.NA, fmt.NA, backend or fmt.NA, why)
     return (
         *head,
         fmt.count(part.own_tokens_per_second),
         fmt.seconds(part.step_seconds),
-        fmt.seconds(part.phases.wait + waited),
+        fmt.seconds(None if waited is None else part.phases.wait + waited),
         fmt.used_of(part.memory_bytes, part.memory_cap_bytes),
         backend or fmt.NA,
         why,
     )
+
+
+def _straggler_lines(run: m.RunView, parts: Sequence[m.RankStep]) -> list[str]:
+    """Who the others waited for in the last step, and why."""
+    slow = pace.straggler_of_step(pace.same_step(run.ranks, parts)) if run.state == "running" else None
+    if slow is None:
+        return []
+    waited, excess = fmt.seconds(slow.waited_seconds), fmt.seconds(slow.excess_seconds)
+    return ["", f"straggler  {slow.node}: the others waited {waited} for it; +{excess} in {slow.phase} (last step)"]
 
 
 def _training(run: m.RunView, last: m.StepCommitted | None) -> str:

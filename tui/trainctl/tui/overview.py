@@ -2,7 +2,7 @@
 
 import math
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainctl.tui import events_panel, fleet, header, pace
 from trainctl.tui import format as f
@@ -15,7 +15,7 @@ from trainctl.tui.themes import SERIES_ROLES
 
 LEAST_COLUMNS, LEAST_ROWS = 60, 15
 RECENT_CHART_STEPS = 240
-"""Steps the step-time chart spans."""
+"""Steps the charts by node span."""
 _TWO_CHARTS, _THREE_CHARTS = 72, 150
 _EVENTS_PART = 0.34
 
@@ -77,12 +77,13 @@ def lines(
     *,
     selected: int | None = None,
     badge: str = "",
+    address: str = "",
     cache: ChartCache | None = None,
 ) -> list[ln.Line]:
     """Exactly `rows` lines of `columns` cells."""
     ranks = len(state.run.ranks) if state.run else 0
     plan = layout(columns, rows, ranks)
-    made = header.lines(state, clock, columns, glyphs, rows=plan.head, badge=badge)
+    made = header.lines(state, clock, columns, glyphs, rows=plan.head, badge=badge, address=address)
     made += fleet_lines(state, clock, columns, plan.fleet, glyphs, rows=rows, selected=selected)
     made += (cache or ChartCache()).lines(state, columns, plan.charts, glyphs)
     if plan.events:
@@ -94,7 +95,7 @@ def lines(
 def _events_rule(state: ViewState, columns: int, glyphs: Glyphs) -> ln.Line:
     """The events' title, and at its right end the rank that the others wait for, with the phase that makes them."""
     labels = [(0, f"{glyphs.horizontal} events ", "title")]
-    slow = pace.straggler(state) if state.run is not None and state.run.state == "running" else None
+    slow = pace.named_straggler(state)
     if slow is not None:
         node = ln.shorten(ln.clean(slow.node), 20, glyphs.ellipsis)
         text = f" straggler {node}: +{f.seconds(slow.excess_seconds)} in {slow.phase} "
@@ -160,7 +161,7 @@ def _widths(columns: int, panels: int) -> list[int]:
 def _panels(state: ViewState, columns: int) -> list[p.Panel]:
     made = [loss_panel(state)]
     if columns >= _TWO_CHARTS:
-        made.append(step_panel(state))
+        made.append(busy_panel(state))
     if columns >= _THREE_CHARTS:
         made.append(rate_panel(state))
     return made
@@ -176,9 +177,13 @@ def loss_panel(state: ViewState) -> p.Panel:
     return p.Panel("loss", tuple(tracks), 1, p.window_end(newest, total), events_panel.marks(state))
 
 
-def step_panel(state: ViewState) -> p.Panel:
-    """Step seconds of each rank over the last steps; the first ones of a run, which warm up, don't set the scale."""
-    return _by_rank(state, "rank_step_seconds", "step seconds by node", most_times=4.0)
+def busy_panel(state: ViewState) -> p.Panel:
+    """Data, forward and backward of each rank over the last steps, which tell who is slow, and the group's step, which
+    is the same for all; the first ones of a run, which warm up, don't set the scale."""
+    made = _by_rank(state, "busy_seconds", "busy seconds by node", most_times=4.0)
+    if len(made.tracks) < 2:
+        return made
+    return replace(made, tracks=(p.Track(state.lately("step_seconds"), "step", "dim"), *made.tracks))
 
 
 def rate_panel(state: ViewState) -> p.Panel:

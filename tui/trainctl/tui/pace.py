@@ -1,7 +1,8 @@
 """How fast the ranks are, and who is waited for: figures over each rank's last steps, pure.
 
 A rank is busy with data, forward and backward. In `sync` the faster ranks also wait for the slowest, so what the least
-waiting rank spends there is the transfer itself, and what the others spend above it is their wait.
+waiting rank spends there is the transfer itself, and what the others spend above it is their wait. Ranks are compared
+over steps that all of them reported, for reports of one step don't come all at once.
 """
 
 import statistics
@@ -15,11 +16,17 @@ if TYPE_CHECKING:
 
 OUT_STATES = frozenset({"lost", "failed", "drained", "done"})
 """A rank in one of these has no part in the next step."""
+SILENT_STATES = frozenset({"away", "lost", "failed", "drained"})
+"""A rank in one of these reports no steps."""
 BUSY_PHASES = ("data", "forward", "backward")
+FEW_STEPS = 4
+"""From how many steps on something is said of a plan."""
 _NEWEST = 8
-_STRAGGLER_PART = 0.1
-"""A straggler is busy this much longer than the others' median, as a part of its own time."""
-_STRAGGLER_SECONDS = 0.002
+_ON_PART, _OFF_PART = 0.1, 0.05
+"""The others wait for a straggler this part of its own time; once named it is one down to the second of them."""
+_ON_SECONDS, _OFF_SECONDS = 0.002, 0.001
+_LEVEL_PART = 0.02
+"""Waits that differ by less than this part of a rank's own time count as equal."""
 
 
 class Straggler(NamedTuple):
@@ -39,15 +46,26 @@ class Pace(NamedTuple):
     floor: float
 
 
-def busy_seconds(phases: m.Phases) -> float:
-    """Data, forward and backward."""
-    return phases.data + phases.forward + phases.backward
+class Typical(NamedTuple):
+    """Medians of one rank's last steps, in seconds."""
+
+    busy: Mapping[str, float]  # by phase
+    waiting: float  # sync and the wait for the plan
+
+    @property
+    def own(self) -> float:
+        return sum(self.busy.values())
 
 
 def live_ranks(run: m.RunView | None) -> tuple[m.RankView, ...]:
     """Ranks that take part, by number."""
     ranks = run.ranks if run else ()
     return tuple(sorted((view for view in ranks if view.state not in OUT_STATES), key=lambda view: view.rank))
+
+
+def reporting(run: m.RunView | None) -> list[int]:
+    """Ranks that report their steps, or did to the run's end."""
+    return sorted(view.rank for view in (run.ranks if run else ()) if view.state not in SILENT_STATES)
 
 
 def transfer_seconds(steps: Iterable[m.RankStep]) -> float:
@@ -57,18 +75,39 @@ def transfer_seconds(steps: Iterable[m.RankStep]) -> float:
 
 
 def waits(steps: Mapping[int, m.RankStep]) -> dict[int, float]:
-    """Seconds each rank spent in sync waiting for slower ones, of ranks that report the same newest step."""
-    newest = max((step.step for step in steps.values()), default=0)
-    same = {rank: step for rank, step in steps.items() if step.step == newest}
-    if len(same) < 2:
+    """Seconds each rank spent in sync waiting for slower ones; none are known unless all report the same step."""
+    if len({step.step for step in steps.values()}) != 1:
         return {}
-    transfer = transfer_seconds(same.values())
-    return {rank: max(step.phases.sync - transfer, 0.0) for rank, step in same.items()}
+    transfer = transfer_seconds(steps.values()) if len(steps) > 1 else max(s.phases.sync for s in steps.values())
+    return {rank: max(step.phases.sync - transfer, 0.0) for rank, step in steps.items()}
 
 
-def paces(state: "ViewState") -> dict[int, Pace]:
-    """Each live rank's pace by its last steps; the transfer and the wait for the plan are the least of the group."""
-    known = {view.rank: state.parts.get(view.rank, ())[-_NEWEST:] for view in live_ranks(state.run)}
+def same_step(ranks: Iterable[m.RankView], parts: Iterable[m.RankStep]) -> dict[int, m.RankStep]:
+    """The last step of each rank that reports, where it is the same one; empty while reports are still to come."""
+    due = {rank.rank for rank in ranks if rank.state not in SILENT_STATES}
+    found = {part.rank: part for part in parts if part.rank in due}
+    return found if found.keys() == due and len({part.step for part in found.values()}) == 1 else {}
+
+
+def common_parts(state: "ViewState") -> dict[int, m.RankStep]:
+    """The newest step that all ranks which report have reported; empty where there is none."""
+    found = _common(state, 0)
+    return {rank: steps[-1] for rank, steps in found.items()}
+
+
+def _common(state: "ViewState", first_step: int) -> dict[int, list[m.RankStep]]:
+    """Each reporting rank's parts of the steps from `first_step` on that all of them reported, oldest first."""
+    by_rank = {
+        rank: {part.step: part for part in state.parts.get(rank, ()) if part.step >= first_step}
+        for rank in reporting(state.run)
+    }
+    known = set.intersection(*(set(parts) for parts in by_rank.values())) if by_rank else set()
+    return {rank: [parts[step] for step in sorted(known)] for rank, parts in by_rank.items()} if known else {}
+
+
+def paces(state: "ViewState", views: Iterable[m.RankView]) -> dict[int, Pace]:
+    """Each rank's pace by its last steps; the transfer and the wait for the plan are the least of the group."""
+    known = {view.rank: state.parts.get(view.rank, ())[-_NEWEST:] for view in views}
     found = {rank: steps for rank, steps in known.items() if steps}
     if not found:
         return {}
@@ -80,35 +119,63 @@ def paces(state: "ViewState") -> dict[int, Pace]:
     }
 
 
-def straggler(state: "ViewState") -> Straggler | None:
-    """The live rank that the others wait for, if they wait more than a tenth of its time; None if nobody does."""
-    views = live_ranks(state.run)
-    typical = {view.rank: _typical(state.parts.get(view.rank, ())) for view in views}
-    if len(views) < 2 or any(phases is None for phases in typical.values()):
+def named_straggler(state: "ViewState") -> Straggler | None:
+    """The one judged at the last common step, while the run goes on and it takes part."""
+    slow, run = state.slow, state.run
+    return slow if slow and run and run.state == "running" and slow.rank in reporting(run) else None
+
+
+def straggler(state: "ViewState", was: Straggler | None = None) -> Straggler | None:
+    """The rank that waits least while the others wait for it, by the steps of the present plan that all reported.
+
+    None if nobody does, or before `FEW_STEPS` of them. Whoever `was` named stays so until it is clearly none.
+    """
+    common = _common(state, state.plan_step)
+    if len(common) < 2 or min(len(steps) for steps in common.values()) < FEW_STEPS:
         return None
-    known = {rank: phases for rank, phases in typical.items() if phases is not None}
-    slowest = max(known, key=lambda rank: sum(known[rank].values()))
-    others = [phases for rank, phases in known.items() if rank != slowest]
-    own = sum(known[slowest].values())
-    waited = own - statistics.median(sum(phases.values()) for phases in others)
-    if waited < max(_STRAGGLER_PART * own, _STRAGGLER_SECONDS):
+    node_of = {rank: steps[-1].node for rank, steps in common.items()}
+    return straggler_of({rank: _typical(steps) for rank, steps in common.items()}, node_of, was)
+
+
+def straggler_of_step(parts: Mapping[int, m.RankStep]) -> Straggler | None:
+    """The straggler of one step that all these ranks reported; None where they report different ones."""
+    if len(parts) < 2 or len({part.step for part in parts.values()}) != 1:
         return None
-    excess = {name: known[slowest][name] - statistics.median(phases[name] for phases in others) for name in BUSY_PHASES}
+    typical = {rank: _typical([part]) for rank, part in parts.items()}
+    return straggler_of(typical, {rank: part.node for rank, part in parts.items()}, None)
+
+
+def straggler_of(typical: Mapping[int, Typical], node_of: Mapping[int, str], was: Straggler | None) -> Straggler | None:
+    """Of ranks' typical steps: the one named before, else the busiest, where the others wait for it."""
+    busiest = max(typical, key=lambda rank: typical[rank].own)
+    if was is not None and was.rank in typical:
+        kept = _judged(was.rank, typical, node_of, _OFF_PART, _OFF_SECONDS, slack=_OFF_PART)
+        if kept is not None:
+            return kept
+    return _judged(busiest, typical, node_of, _ON_PART, _ON_SECONDS, slack=_LEVEL_PART)
+
+
+def _judged(
+    rank: int, typical: Mapping[int, Typical], node_of: Mapping[int, str], part: float, seconds: float, *, slack: float
+) -> Straggler | None:
+    mine, others = typical[rank], [item for other, item in typical.items() if other != rank]
+    waited = mine.own - _median(item.own for item in others)
+    least = min(item.waiting for item in typical.values())
+    if waited < max(part * mine.own, seconds) or mine.waiting > least + slack * mine.own:
+        return None
+    excess = {name: mine.busy[name] - _median(item.busy[name] for item in others) for name in BUSY_PHASES}
     phase = max(excess, key=lambda name: excess[name])
-    node = next(view.node for view in views if view.rank == slowest)
-    return Straggler(slowest, node, phase, excess[phase], waited)
+    return Straggler(rank, node_of[rank], phase, excess[phase], waited)
 
 
-def _typical(steps: tuple[m.RankStep, ...]) -> dict[str, float] | None:
-    """Median seconds of each busy phase over the last steps of the present share; None where there is none."""
-    steps = tuple(step for step in steps if step.samples == steps[-1].samples and busy_seconds(step.phases) > 0)
-    if not steps:
-        return None
-    return {name: _median(getattr(step.phases, name) for step in steps) for name in BUSY_PHASES}
+def _typical(steps: Iterable[m.RankStep]) -> Typical:
+    steps = list(steps)
+    busy = {name: _median(getattr(step.phases, name) for step in steps) for name in BUSY_PHASES}
+    return Typical(busy, _median(step.phases.sync + step.phases.wait for step in steps))
 
 
 def _rate(steps: tuple[m.RankStep, ...]) -> float | None:
-    rates = [step.samples / busy_seconds(step.phases) for step in steps if busy_seconds(step.phases) > 0]
+    rates = [step.samples / step.phases.busy for step in steps if step.phases.busy > 0]
     return statistics.median(rates) if rates and max(rates) > 0 else None
 
 

@@ -1,5 +1,6 @@
 """Where agents are, by the cluster file, and whether a run file fits the nodes and the files that are there."""
 
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -54,17 +55,25 @@ def run_file(
 ) -> dict[str, Any]:
     """A run file resolved and checked, as plain values. Raises InvalidInputError naming the file and the field.
 
-    With `cluster`, its nodes must be there, and the files of those that are this machine; without one, `local` says
-    whether the agent is on this machine.
+    With `cluster`, its nodes must be there, and the files of those that are this machine; without one, those of the
+    node that is this machine if `local` says that the agent is on it.
     """
     config = runfile.read(path, overrides)
     if cluster is not None:
         _check_nodes(config, cluster, str(path))
         here = [node for node in config.nodes or cluster.nodes if is_local(cluster.cluster.nodes[node].address)]
     else:
-        here = [*(config.nodes or [""])] if local else []
+        here = nodes_here(config) if local else []
     _check_paths(config, here, str(path))
     return runfile.to_dict(config)
+
+
+def nodes_here(config: runfile.RunFile) -> list[str]:
+    """Of the run file's nodes the one that is this machine, as far as can be told without a cluster file: the only one,
+    or the one of this machine's name."""
+    if len(config.nodes) < 2:
+        return [*config.nodes] or [""]
+    return [node for node in config.nodes if node == platform.node().partition(".")[0].lower()]
 
 
 def _check_paths(config: runfile.RunFile, nodes: Sequence[str], where: str) -> None:
@@ -82,7 +91,7 @@ def _check_nodes(config: runfile.RunFile, cluster: ClusterFile, where: str) -> N
     for node in config.nodes:
         if node not in cluster.nodes:
             known = ", ".join(cluster.nodes)
-            raise InvalidInputError(f"{where}: nodes.{node}", f"no such node in {cluster.path}; there is {known}")
+            raise InvalidInputError(f"{where}: nodes.{node}", f"no such node in {cluster.path}; there are {known}")
     given = [table.share for table in config.nodes.values() if table.share is not None]
     free = len(config.nodes or cluster.nodes) - len(given)
     if sum(given) + free > config.batch.global_:

@@ -1,6 +1,7 @@
 """What a command would do to the run as it is now, in one line, or why the agent will refuse it: pure."""
 
 import math
+from collections.abc import Sequence
 
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
@@ -30,6 +31,9 @@ def _refusal(order: Order, state: ViewState) -> str:
             return _refuse_resize(order, run)
         case "rebalance":
             return _refuse_shares(order, state)
+        case "set-global-batch":
+            value, ranks = int(order.args["value"]), len(live_ranks(run))
+            return f"{value} samples are too few for {ranks} ranks; each takes one or more" if value < ranks else ""
         case "drain" | "admit":
             return _refuse_node(order, run)
     return ""
@@ -46,7 +50,7 @@ def _refuse_resize(order: Order, run: m.RunView) -> str:
 
 def _no_node(order: Order, run: m.RunView) -> str:
     known = ", ".join(dict.fromkeys(clean(view.node) for view in run.ranks))
-    return f"no node {order.node!r} in this run; there is {known}"
+    return f"no node {order.node!r} in this run; there are {known}"
 
 
 def _refuse_shares(order: Order, state: ViewState) -> str:
@@ -88,8 +92,14 @@ def _promise(order: Order, state: ViewState, glyphs: Glyphs) -> str:
         case "rebalance":
             return _preview_shares(order, state, glyphs)
         case "drain":
-            share = sum(view.share for view in run.ranks if view.node == order.node)
-            return f"{clean(order.node or '')} leaves; the others take its {share} samples; curve unchanged"
+            seats = shares.seats_of(state)
+            staying = [seat for seat in seats if seat.node != order.node]
+            left = [share for share in shares.without(seats, order.node or "") if share]
+            return f"{clean(order.node or '')} leaves; {_moved(seats, staying, left, glyphs)}"
+        case "admit":
+            seats = shares.seats_of(state, order.node or "")
+            before = [seat for seat in seats if seat.node != order.node]
+            return _moved(before, seats, shares.with_back(seats, order.node or ""), glyphs)
         case "set-lr":
             return _preview_rate(order, run, glyphs)
         case "set-global-batch":
@@ -125,12 +135,18 @@ def _preview_shares(order: Order, state: ViewState, glyphs: Glyphs) -> str:
     wanted = _new_shares(order, seats)
     if wanted is None:
         return "own rates are not measured yet; the agent decides"
+    return _moved(seats, seats, wanted, glyphs)
+
+
+def _moved(before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int], glyphs: Glyphs) -> str:
+    """What each node of `after` has and gets, and the step that makes of the one that those of `before` take now."""
     moved = [
         f"{clean(seat.node)} {seat.share} {glyphs.arrow} {share}"
-        for seat, share in zip(seats, wanted, strict=True)
+        for seat, share in zip(after, wanted, strict=True)
         if seat.share != share
     ]
-    now, then = (shares.group_seconds(seats, split) for split in ([seat.share for seat in seats], wanted))
+    now = shares.group_seconds(before, [seat.share for seat in before])
+    then = shares.group_seconds(after, wanted)
     step = f"; step {f.seconds(now)} {glyphs.arrow} {f.seconds(then)}" if now is not None and then is not None else ""
     return f"{', '.join(moved) or 'the split it has'}{step if moved else ''}; curve unchanged"
 

@@ -86,6 +86,7 @@ class OverviewScreen(BaseScreen):
             owner.glyphs,
             selected=owner.selected,
             badge=owner.badge,
+            address=owner.address,
             cache=self._charts,
         )
 
@@ -267,9 +268,9 @@ class HelpScreen(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark", "close", "close")]
 
-    def __init__(self, keys: list[tuple[str, str]]) -> None:
+    def __init__(self, keys: list[tuple[str, str]], address: str) -> None:
         super().__init__()
-        self._keys = keys
+        self._keys, self._address = keys, address
 
     def compose(self) -> ComposeResult:
         box = Vertical(id="help")
@@ -282,7 +283,8 @@ class HelpScreen(ModalScreen[None]):
         half = -(-len(self._keys) // 2)
         cells = [fit(line(Piece(f"{key:>7}  ", "key"), what), _HELP_CELLS) for key, what in self._keys]
         made: list[Line] = [(*left, *right) for left, right in zip_longest(cells[:half], cells[half:], fillvalue=())]
-        made += [(), *_LEGEND]
+        made += [(), *_LEGEND, (), line(Piece("from a shell  ", "label"), "trainctl send VERB ... --connect ",
+                                        Piece(self._address, "strong"))]  # fmt: skip
         self.query_one("#help-text", Lines).show(made)
 
     def action_close(self) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from trainctl.tui.changes import took_effect
 from trainctl.tui.model import ViewState
 from trainctl.tui.pace import live_ranks, paces
 
@@ -39,11 +40,13 @@ class Seat:
         return min(share, self.micro_batch) < min(self.share, self.micro_batch)
 
 
-def seats_of(state: ViewState) -> tuple[Seat, ...]:
-    """The run's live ranks with what their last steps measured."""
-    known = paces(state)
+def seats_of(state: ViewState, back: str = "") -> tuple[Seat, ...]:
+    """The run's live ranks, and after them those of a node that comes `back`, with what their last steps measured."""
+    out = [view for view in (state.run.ranks if state.run else ()) if view.node == back and view.state == "drained"]
+    views = (*live_ranks(state.run), *out)
+    known = paces(state, views)
     made = []
-    for view in live_ranks(state.run):
+    for view in views:
         pace, seen = known.get(view.rank), state.ranks.get(view.rank)
         step = seen.value if seen else None
         made.append(
@@ -95,7 +98,7 @@ def resolve(seats: Sequence[Seat], wanted: Mapping[str, int | str]) -> tuple[int
     total, names = sum(seat.share for seat in seats), [seat.node for seat in seats]
     for node in wanted:
         if node not in names:
-            raise ValueError(f"no node {node!r} that takes part; there is {', '.join(names)}")
+            raise ValueError(f"no node {node!r} that takes part; there are {', '.join(names)}")
     counts = {node: amount for node, amount in wanted.items() if isinstance(amount, int)}
     weights = {node: _part(node, amount) * total for node, amount in wanted.items() if isinstance(amount, str)}
     left = total - sum(counts.values()) - sum(weights.values())
@@ -107,6 +110,26 @@ def resolve(seats: Sequence[Seat], wanted: Mapping[str, int | str]) -> tuple[int
         raise ValueError(f"{rest} of {total} samples are left for {len(weights)} nodes; each takes one or more")
     dealt = counts | dict(zip(weights, apportion(rest, list(weights.values())), strict=True)) if weights else counts
     return tuple(dealt[name] for name in names)
+
+
+def without(seats: Sequence[Seat], node: str) -> tuple[int, ...]:
+    """The shares once `node` is drained: 0 for it, its samples to the others in proportion."""
+    staying = [seat.share for seat in seats if seat.node != node]
+    dealt = iter(apportion(sum(seat.share for seat in seats), staying))
+    return tuple(0 if seat.node == node else next(dealt) for seat in seats)
+
+
+def with_back(seats: Sequence[Seat], node: str) -> tuple[int, ...]:
+    """The shares once `node`, drained, is admitted: its part by own rates if all are known, else an even one; the
+    others keep their proportions of the rest."""
+    rates = [seat.samples_per_second for seat in seats]
+    known = [rate for rate in rates if rate]
+    weights = known if len(known) == len(seats) else [1.0] * len(seats)
+    total = sum(seat.share for seat in seats)
+    rest = sum(weight for seat, weight in zip(seats, weights, strict=True) if seat.node != node)
+    parts = [weight if seat.node == node else rest * seat.share / total
+             for seat, weight in zip(seats, weights, strict=True)]  # fmt: skip
+    return apportion(total, parts)
 
 
 def _part(node: str, text: str) -> float:
@@ -128,7 +151,7 @@ def _check_rest(total: int, left: float, unnamed: Sequence[str], *, exact: bool)
 def former(state: ViewState, seats: Sequence[Seat]) -> tuple[int, ...]:
     """The shares before the last rebalance that was applied, if they are of these nodes and this global batch."""
     done = (event for event in reversed(state.run_events) if event.verb == "rebalance" and event.outcome == "applied")
-    event = next(done, None)
+    event = next((event for event in done if took_effect(event)), None)
     return former_of(event.before or "", seats) if event is not None else ()
 
 

@@ -6,28 +6,41 @@ A click on `-`, `+` or a node does what the keys do.
 from trainctl.tui import format as f
 from trainctl.tui.bars import share_bar
 from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.lines import Line, Piece, clean, fit, line, pad_left, shorten
+from trainctl.tui.lines import Line, Piece, clean, fit, groups, line, pad_left, shorten, width
 from trainctl.tui.shares import Seat, group_seconds
 from trainctl.tui.split import Split
 
 CELLS = 70
-"""Width of every line."""
+"""Width of every line, where there is room."""
 _NODE, _BAR = 12, 12
-_HEAD = f"{'':2}{'NODE':{_NODE}}{'SAMPLES':>11} {'PART':>5} {'':{_BAR}}{'OWN/S':>7}{'STEP':>9}{'MEM GB':>10}"
+_OTHERS = CELLS - _NODE - _BAR
 
 
-def rows(split: Split, room: int, glyphs: Glyphs) -> list[Line]:
+def cells_in(columns: int) -> int:
+    """Width of every line in so many columns."""
+    return min(CELLS, max(columns, _OTHERS + 6))
+
+
+def _widths(cells: int) -> tuple[int, int]:
+    """Of the names and of the bars, which go first."""
+    return (_NODE, _BAR) if cells >= CELLS else (min(cells - _OTHERS, _NODE), 0)
+
+
+def rows(split: Split, room: int, glyphs: Glyphs, cells: int = CELLS) -> list[Line]:
     """The table with its sum; of more nodes than `room` those around the chosen one."""
     first = min(max(split.chosen - room + 1, 0), max(len(split.seats) - room, 0))
-    made = [fit(line(Piece(_HEAD, "label")), CELLS)]
-    made += [_row(split, index, glyphs) for index in range(first, min(first + room, len(split.seats)))]
-    return [*made, _sum(split, glyphs)]
+    name, bar = _widths(cells)
+    head = f"{'':2}{'NODE':{name}}{'SAMPLES':>11} {'PART':>5} {'':{bar}}{'OWN/S':>7}{'STEP':>9}{'MEM GB':>10}"
+    made = [fit(line(Piece(head, "label")), cells)]
+    made += [_row(split, index, glyphs, cells) for index in range(first, min(first + room, len(split.seats)))]
+    return [*made, _sum(split, glyphs, cells)]
 
 
-def _row(split: Split, index: int, glyphs: Glyphs) -> Line:
+def _row(split: Split, index: int, glyphs: Glyphs, cells: int) -> Line:
+    room, bar = _widths(cells)
     seat, share = split.seats[index], split.shares[index]
     chosen = index == split.chosen
-    name = shorten(clean(seat.node), _NODE - 1, glyphs.ellipsis)
+    name = shorten(clean(seat.node), room - 1, glyphs.ellipsis)
     typing = chosen and split.typed
     number = f"{split.typed}_" if typing else str(share)
     role = "bad" if typing and split.problem else "strong" if share == seat.share else "accent"
@@ -35,17 +48,17 @@ def _row(split: Split, index: int, glyphs: Glyphs) -> Line:
     return fit(
         (
             Piece(glyphs.cursor.ljust(2) if chosen else "  ", "key"),
-            Piece(name.ljust(_NODE), "cursor" if chosen else "text", f"screen.pick({index})"),
+            Piece(name.ljust(room), "cursor" if chosen else "text", f"screen.pick({index})"),
             Piece(" - ", "key", f"screen.give({index}, -1)"),
             *pad_left((Piece(number, role),), 5),
             Piece(" + ", "key", f"screen.give({index}, 1)"),
             Piece(f" {f.percent(part):>5} ", "label"),
-            *fit((share_bar(part, _BAR - 1, glyphs),), _BAR),
+            *fit((share_bar(part, bar - 1, glyphs),), bar),
             Piece(f"{_rate(seat):>7}", "text"),
             *pad_left(_seconds(split, index), 9),
             *pad_left(_memory(seat, share), 10),
         ),
-        CELLS,
+        cells,
     )
 
 
@@ -69,27 +82,27 @@ def _memory(seat: Seat, share: int) -> Line:
     return line(Piece(f"≤{used}" if seat.frees_memory(share) else used))
 
 
-def _sum(split: Split, glyphs: Glyphs) -> Line:
+def _sum(split: Split, glyphs: Glyphs, cells: int) -> Line:
     now, then = (group_seconds(split.seats, shares) for shares in (_plan(split), split.shares))
     text = f"step {f.seconds(now)}" if now is not None else "step n/a until each node has measured one"
     if split.changed and now and then:
         text = f"step {f.seconds(now)} {glyphs.arrow} {f.seconds(then)}, {100 * (now / then - 1):+.0f}% samples/s"
     total = f"{sum(split.shares)} of {split.total}"
-    return fit(line(Piece(f"{'':2}{'together':{_NODE}}{total:>11}", "label"), "   ", Piece(text, "strong")), CELLS)
+    head = f"{'':2}{shorten('together', _widths(cells)[0], ''):{_widths(cells)[0]}}{total:>11}"
+    return fit(line(Piece(head, "label"), "   ", Piece(text, "strong")), cells)
 
 
 def _plan(split: Split) -> tuple[int, ...]:
     return tuple(seat.share for seat in split.seats)
 
 
-def keys_line(glyphs: Glyphs) -> Line:
-    """What the keys do; a click on one does it."""
+def keys_lines(glyphs: Glyphs, cells: int = CELLS) -> list[Line]:
+    """What the keys do, in one line or two; a click on one does it."""
     hints = (
         (f"{glyphs.up}{glyphs.down}" if not glyphs.ascii_only else "j k", " node", ""),
         ("-+", " move", ""), ("0-9 %", " type", ""), ("a", " auto", "screen.auto"), ("u", " undo", "screen.undo"),
         ("enter", " sends", "screen.send"), ("esc", " closes", "screen.close"),
     )  # fmt: skip
-    made: list[Piece] = []
-    for key, words, action in hints:
-        made += [Piece("  " if made else ""), Piece(key, "key", action), Piece(words, "label", action)]
-    return line(*made)
+    parts = [line(Piece(key, "key", action), Piece(words, "label", action)) for key, words, action in hints]
+    whole = groups(parts, sum(map(width, parts)) + 2 * len(parts))
+    return [whole] if width(whole) <= cells else [groups(parts[:3], cells), groups(parts[3:], cells)]

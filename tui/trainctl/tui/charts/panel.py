@@ -1,7 +1,7 @@
 """A chart with what makes it readable: y labels, a row of x labels, names at the lines' ends, numbered event marks."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -92,8 +92,9 @@ def draw(panel: Panel, columns: int, rows: int, glyphs: Glyphs) -> tuple[list[ln
     _draw_tracks(canvas, tracks, glyphs)
     if letters:
         _draw_letters(canvas, tracks)
-    _draw_overruns(canvas, tracks)
-    marks = _draw_marks(canvas, panel.marks, glyphs, len(title[0][1]) - gutter)
+    titled = len(title[0][1]) - gutter
+    marks = _draw_marks(canvas, panel.marks, glyphs, titled)
+    _draw_overruns(canvas, tracks, {frame.column_of(mark.step) for mark in panel.marks})
     labels = end_labels(tracks, frame, glyphs) if end else {}
     made = _assemble(canvas.cells(), {frame.row_of(tick): texts[tick] for tick in ticks}, gutter, labels, end)
     if plot_rows < rows:
@@ -191,8 +192,8 @@ def _draw_letters(canvas: Canvas, tracks: Sequence[Track]) -> None:
                 due = column + _LETTER_CELLS
 
 
-def _draw_overruns(canvas: Canvas, tracks: Sequence[Track]) -> None:
-    """At the top, the number of the highest value that has no room below it."""
+def _draw_overruns(canvas: Canvas, tracks: Sequence[Track], marked: Collection[int]) -> None:
+    """At the top, the number of the highest value that has no room below it, a blank apart from any mark."""
     frame = canvas.frame
     over: dict[int, float] = {}
     for track in tracks:
@@ -203,7 +204,17 @@ def _draw_overruns(canvas: Canvas, tracks: Sequence[Track]) -> None:
     if over:
         column, value = max(over.items(), key=lambda item: item[1])
         text = f"{value:.3g}"
-        canvas.put(column + 1 if column + 1 + len(text) <= frame.columns else column - len(text), 0, text, "axis")
+        start = _free_cells(column, len(text), frame.columns, marked)
+        if start is not None:
+            canvas.put(start, 0, text, "axis")
+
+
+def _free_cells(column: int, size: int, columns: int, taken: Collection[int]) -> int | None:
+    """Where `size` cells begin nearest to `column`, to its right if they can, that neither hold nor touch one taken."""
+    starts = [start for start in range(columns - size + 1) if not start <= column < start + size]
+    free = [start for start in starts if not any(start - 1 <= cell <= start + size for cell in taken)]
+    apart = {start: start - column - 1 if start > column else column - start - size for start in free}
+    return min(free, key=lambda start: (apart[start], -start), default=None)
 
 
 def _draw_marks(canvas: Canvas, marks: Sequence[Mark], glyphs: Glyphs, titled: int) -> list[tuple[int, str]]:
@@ -229,7 +240,8 @@ def end_labels(tracks: Sequence[Track], frame: Frame, glyphs: Glyphs) -> dict[in
     placed: dict[int, tuple[str, str]] = {}
     wanted = []
     for track in tracks:
-        finite = np.flatnonzero(np.isfinite(track.window.last))
+        shown = track.window.first + track.window.bucket_steps > frame.x0
+        finite = np.flatnonzero(np.isfinite(track.window.last) & shown)
         if track.label and len(finite):
             wanted.append((float(track.window.last[finite[-1]]), track))
     for value, track in sorted(wanted, key=lambda item: -item[0]):

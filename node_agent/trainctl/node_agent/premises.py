@@ -1,0 +1,55 @@
+"""What a run file wants of the cluster and of this machine: the nodes that take part, files, the network interface."""
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from trainctl.protocol import runfile
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.runfile import RunFile
+
+
+def with_nodes(config: RunFile, node: str, cluster: Sequence[str]) -> RunFile:
+    """The run file with every node that is to take part: those it names, or else all of the cluster, or this one.
+
+    Raises InvalidInputError for one that the cluster hasn't.
+    """
+    known = tuple(cluster) or (node,)
+    unknown = sorted(set(config.nodes) - set(known))
+    if unknown:
+        there = f"there {'is' if len(known) == 1 else 'are'} {', '.join(known)}"
+        raise InvalidInputError(f"config: nodes.{unknown[0]}", f"no such node in this cluster; {there}")
+    tables = config.nodes or {name: runfile.NodeTable() for name in known}
+    return msgspec.structs.replace(config, nodes=tables)
+
+
+def check_on(config: RunFile, node: str, where: str = "config") -> None:
+    """Whether a node has the model and the data that the run file wants. Raises InvalidInputError by the field."""
+    own, here = config.nodes[node], runfile.on_node(config, node)
+    try:
+        for field, path in (("model", here.model.path), ("data", here.data.path)):
+            if not Path(path).is_absolute():
+                problem = f"{path!r} must be absolute: agent and trainer run elsewhere"
+                raise InvalidInputError(f"{where}: {field}.path", problem)
+        runfile.check_paths(here, where)
+    except InvalidInputError as error:
+        for table, own_path in (("model", own.model_path), ("data", own.data_path)):
+            if own_path is not None and error.where == f"{where}: {table}.path":
+                raise InvalidInputError(f"{where}: nodes.{node}.{table}_path", error.problem) from None
+        raise
+    if own.interface:
+        _check_interface(own.interface, f"{where}: nodes.{node}.interface")
+
+
+def _check_interface(name: str, field: str) -> None:
+    """Gradients travel unencrypted and to whoever connects, so for now they stay on loopback."""
+    found = [entry.address for entry in psutil.net_if_addrs().get(name, ()) if entry.family == socket.AF_INET]
+    if not found:
+        there = ", ".join(sorted(psutil.net_if_addrs()))
+        raise InvalidInputError(field, f"no interface {name!r} with an IPv4 address here; there are {there}")
+    if not ipaddress.ip_address(found[0]).is_loopback:
+        raise InvalidInputError(field, f"{name} ({found[0]}) is not loopback; sums aren't encrypted and stay on it")

@@ -1,0 +1,80 @@
+"""What a run waits for: sums that are overdue, parts that take longer than they should, and who has not answered yet.
+
+Pure, as all of the conductor. A sum has a deadline, for a rank in it may wait for one that is gone; a rank's own part
+has none, for it may just be slow: that is told, once for each plan.
+"""
+
+from trainctl.node_agent import durations
+from trainctl.node_agent.book import Book
+from trainctl.node_agent.formation import JOIN_SECONDS, Formation
+from trainctl.node_agent.rates import Rates
+from trainctl.node_agent.under_way import Outstanding, UnderWay
+from trainctl.protocol import messages as m
+
+LEAST_SLOW_SECONDS, SLOW_TIMES = 30.0, 10.0
+"""A part that takes so long, or so many times as long as expected if that is longer, is told of."""
+PARTS = {
+    "train": "step {step}", "evaluate": "the evaluation at step {step}", "checkpoint": "the checkpoint of step {step}",
+    "measure": "the measurement of first shares",
+}  # fmt: skip
+
+
+class Waits:
+    """Looks at what is under way; only the conductor does something about it."""
+
+    def __init__(self, book: Book, formation: Formation, under_way: UnderWay, rates: Rates) -> None:
+        self._book, self._formation, self._under_way, self._rates = book, formation, under_way, rates
+
+    @property
+    def first(self) -> Outstanding | None:
+        """The oldest plan that some of its ranks are still at."""
+        return self._under_way.first if self._book.stage == "formed" else None
+
+    @property
+    def awaited(self) -> list[int]:
+        """The live ranks whose answer the run can't do without, ascending."""
+        return self._formation.awaited if self.first is None else sorted(self.first.ranks - self.first.reports.keys())
+
+    @property
+    def has_deadline(self) -> bool:
+        """Whether what is waited for is fenced of itself when it takes too long."""
+        summing = self.first is not None and self.first.summing_since is not None and self._formation.engine != "none"
+        return summing or self._formation.has_deadline
+
+    @property
+    def expected_seconds(self) -> float:
+        """What the step or plan in progress should take; 0 as long as nothing is known of that."""
+        usual = self._under_way.usual_seconds
+        return max(usual, self._expected_of(self.first.plan)) if self.first is not None else usual
+
+    def _expected_of(self, plan: m.StepPlan) -> float:
+        if plan.kind == "checkpoint":
+            return durations.write_seconds(self._formation.any_ready().parameters)
+        counts = {work.rank: sum(piece.count for piece in work.ranges) for work in plan.work}
+        alone = max((counts[rank] / rate for rank, rate in self._rates.of(counts).items() if rate > 0), default=0.0)
+        return max(alone, self._under_way.usual_seconds) if plan.kind == "train" else alone
+
+    def overdue(self, now: float) -> str:
+        """Which nodes have not come out of a sum in time; empty if none, or if a rank alone has nobody to wait for."""
+        if self._book.stage != "formed" or self._formation.engine == "none":
+            return ""
+        parameters = self._formation.any_ready().parameters
+        sync_seconds = JOIN_SECONDS + durations.level_seconds(parameters)
+        late = self._under_way.late_in_sum(now, sync_seconds, durations.sum_seconds(parameters))
+        if late is None:
+            return ""
+        silent = self._book.nodes(sorted(late.ranks - late.reports.keys()))
+        return f"{silent} did not come out of the sum at step {late.plan.step} in time"
+
+    def tell_slow(self, now: float) -> None:
+        """An event that names who has not finished a part long after it should have."""
+        first = self.first
+        if first is None or first.plan.kind == "sync" or first.told_slow:
+            return
+        slow, waited_seconds = first.at_own_part(alone=self._formation.engine == "none"), now - first.since
+        if slow and waited_seconds >= max(LEAST_SLOW_SECONDS, SLOW_TIMES * self._expected_of(first.plan)):
+            first.told_slow = True
+            part = PARTS[first.plan.kind].format(step=first.plan.step)
+            verb = "has not finished its" if len(slow) == 1 else "have not finished their"
+            text = f"{self._book.nodes(sorted(slow))} {verb} part of {part} after {waited_seconds:.0f} s"
+            self._book.happen("rank", "warning", text, first.plan.step)

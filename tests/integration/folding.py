@@ -1,0 +1,200 @@
+"""What the commands that plans carry come to, folded one by one beside the agent, and whether each plan is that."""
+
+import dataclasses
+import json
+import math
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from typing import Any, Self
+
+import pytest
+from tests.integration.clusters import NODES, Cluster, plans_of
+
+from trainctl.node_agent import shares
+from trainctl.protocol import messages as m
+from trainctl.protocol.reader import RecordReader
+
+EDITS = ("resize-batch", "rebalance", "set-lr", "set-global-batch", "drain", "admit")
+
+
+@dataclasses.dataclass(frozen=True)
+class Applied:
+    """A command as the lead's ledger has it."""
+
+    verb: str
+    args: dict[str, Any]
+    node: str | None
+    step: int
+    before: str
+    after: str
+
+
+@dataclasses.dataclass
+class State:
+    """All that commands edit. Begins as the run file has it; a node that is out has no share."""
+
+    config: dict[str, Any]
+    shares: dict[str, int]
+    micro: dict[str, int]  # kept of a node that is out
+    global_batch: int
+    rate: float = 1.0  # of the schedule, or the learning rate itself
+    is_constant: bool = False
+
+    @classmethod
+    def of_start(cls, config: dict[str, Any]) -> Self:
+        """Of a run over all nodes, with even shares where none are given."""
+        total, tables = config["batch"]["global"], config["nodes"]
+        given = {node: tables[node].get("share", total // len(tables)) for node in NODES}
+        micro = {node: min(tables[node].get("micro", config["batch"]["micro"]), given[node]) for node in NODES}
+        return cls(config, given, micro, total)
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then half a cosine down to a tenth of the peak."""
+        if self.is_constant:
+            return self.rate
+        optimizer, steps = self.config["optimizer"], self.config["run"]["steps"]
+        warmup, peak = optimizer["warmup_steps"], optimizer["learning_rate"]
+        if step <= warmup:
+            return self.rate * peak * step / warmup
+        progress = (step - warmup) / (steps - warmup)
+        return self.rate * peak * (0.1 + 0.9 * (1 + math.cos(math.pi * progress)) / 2)
+
+    def take(self, edit: Applied) -> None:
+        match edit.verb:
+            case "resize-batch":
+                for node in (edit.node,) if edit.node else self.live:
+                    self.micro[node] = edit.args["micro"]
+            case "set-lr":
+                self._set_rate(edit)
+            case "set-global-batch":
+                self._set_global_batch(edit)
+            case "rebalance" | "drain" | "admit":
+                self._set_shares(edit)
+
+    @property
+    def live(self) -> list[str]:
+        return [node for node in NODES if self.shares[node]]
+
+    def _set_rate(self, edit: Applied) -> None:
+        if edit.args["schedule"] == "set":
+            self.rate, self.is_constant = edit.args["value"], True
+        else:
+            self.rate *= edit.args["value"] / self.learning_rate(edit.step)
+
+    def _set_global_batch(self, edit: Applied) -> None:
+        wanted = edit.args["value"]
+        if edit.args.get("schedule") == "scale":
+            self.rate *= wanted / self.global_batch
+        self.global_batch = wanted
+        of_live = {NODES.index(node): float(self.shares[node]) for node in self.live}
+        self._deal({NODES[rank]: count for rank, count in shares.apportion(wanted, of_live).items()})
+
+    def _set_shares(self, edit: Applied) -> None:
+        """What the ledger says came of it, which must start from here and be what was asked for."""
+        before, after = _counts(edit.before), _counts(edit.after)
+        assert before == {node: self.shares[node] for node in before}, edit
+        assert set(before) == set(after) == {*self.live, *([edit.node] if edit.verb == "admit" else [])}, edit
+        assert sum(after.values()) == self.global_batch, edit
+        for node, count in edit.args.get("shares", {}).items():
+            percent = isinstance(count, str)
+            wanted = float(count.removesuffix("%")) / 100 * self.global_batch if percent else count
+            assert abs(after[node] - wanted) < (1 if percent else 1e-9), edit
+        assert [node for node, count in after.items() if not count] == [edit.node] * (edit.verb == "drain"), edit
+        self._deal(after)
+
+    def _deal(self, counts: dict[str, int]) -> None:
+        for node, count in counts.items():
+            self.shares[node] = count
+            self.micro[node] = min(self.micro[node], count) if count else self.micro[node]
+
+    def check(self, plan: m.StepPlan) -> None:
+        """Whether the plan of a whole batch is just this."""
+        work = {NODES[one.rank]: one for one in plan.work}
+        assert list(work) == self.live, plan
+        assert {node: _count(one) for node, one in work.items()} == {node: self.shares[node] for node in work}, plan
+        assert {node: one.micro_batch for node, one in work.items()} == {node: self.micro[node] for node in work}, plan
+        assert plan.global_batch == self.global_batch, plan
+        assert plan.learning_rate == pytest.approx(self.learning_rate(plan.step), rel=1e-9), plan
+
+
+def check_edits(cluster: Cluster, run: str, config: dict[str, Any]) -> Counter[int]:
+    """Each plan of the run, from its first on, has what the edits up to its step come to, and the plans of one step
+    alone carry an edit. Gives how many edits each step took."""
+    edits, state, crowd = applied_commands(cluster, run), State.of_start(config), Counter()
+    carried: Counter[str] = Counter()
+    for step, plans in _train_plans(cluster, run).items():
+        # A batch that was given up is planned anew, perhaps with more; one that was half done keeps what it had.
+        settled = [plan for plan in plans if plan.finishes is None][-1]
+        for plan in plans[plans.index(settled) :]:
+            assert _rule(plan) == _rule(settled)
+        for edit in (edits[id] for id in settled.commands):
+            assert edit.step == step
+            state.take(edit)
+        state.check(settled)
+        carried.update(settled.commands)
+        crowd[step] = sum(edits[id].verb in EDITS for id in settled.commands)
+    assert carried == Counter(id for id, edit in edits.items() if edit.verb in (*EDITS, "start-run"))
+    return crowd
+
+
+def _rule(plan: m.StepPlan) -> tuple[Any, ...]:
+    """What a half-done batch is finished by, as it was begun."""
+    return plan.commands, plan.learning_rate, plan.global_batch, plan.divisor, plan.cursor
+
+
+def _train_plans(cluster: Cluster, run: str) -> dict[int, list[m.StepPlan]]:
+    """By step, ascending; of one step in the order in which they were journaled."""
+    by_step: dict[int, list[m.StepPlan]] = {}
+    for plan in plans_of(cluster.run_paths(NODES[0], run)):
+        if plan.kind == "train":
+            by_step.setdefault(plan.step, []).append(plan)
+    assert list(by_step) == list(range(1, len(by_step) + 1))
+    return by_step
+
+
+def applied_commands(cluster: Cluster, run: str) -> dict[str, Applied]:
+    """By command id, from the ledger of the lead."""
+    query = "SELECT id, verb, args, node, step, before, after FROM commands WHERE run = ? AND state = 'applied'"
+    with closing(sqlite3.connect(cluster[NODES[0]].directory / "agent.db")) as ledger:
+        rows = ledger.execute(query, (run,)).fetchall()
+    return {id: Applied(verb, json.loads(args), *rest) for id, verb, args, *rest in rows}
+
+
+def check_steps(cluster: Cluster, run: str, first: int, last: int) -> None:
+    """Whether every rank did every step as its plan has it, each position once: by the lead's journal and rows, and the
+    followers' journals."""
+    plans = {plan.step: plan for plan in plans_of(cluster.run_paths(NODES[0], run)) if plan.kind == "train"}
+    seen = {node: {plan.step: plan for plan in plans_of(cluster.run_paths(node, run)) if plan.kind == "train"}
+            for node in NODES[1:]}  # fmt: skip
+    with RecordReader(cluster.run_paths(NODES[0], run)) as reader:
+        steps, _ = reader.steps(first - 1, last - first + 1)
+        assert [step.step for step in steps] == list(range(first, last + 1))
+        for step in steps:
+            plan = plans[step.step]
+            _check_step(plan, step, {row.rank: row for row in reader.rank_steps(step.step)})
+            for work in plan.work:
+                node = NODES[work.rank]
+                assert node not in seen or seen[node][step.step] == plan, (node, step.step)
+
+
+def _check_step(plan: m.StepPlan, step: m.StepCommitted, rows: dict[int, m.RankStep]) -> None:
+    assert set(rows) == {work.rank for work in plan.work}, step.step
+    assert sum(row.samples for row in rows.values()) == plan.global_batch == step.global_batch, step.step
+    assert (plan.learning_rate, plan.cursor + plan.global_batch) == (step.learning_rate, step.cursor)
+    positions = [at for work in plan.work for piece in work.ranges for at in range(piece.start, piece.stop)]
+    batch = list(range(plan.cursor, plan.cursor + plan.global_batch))
+    assert len(set(positions)) == len(positions) and set(positions) <= set(batch), step.step
+    if plan.finishes is None:
+        assert sorted(positions) == batch, step.step
+    for work in plan.work if plan.finishes is None else ():
+        assert (rows[work.rank].micro_batch, rows[work.rank].samples) == (work.micro_batch, _count(work)), step.step
+
+
+def _count(work: m.RankWork) -> int:
+    return sum(piece.count for piece in work.ranges)
+
+
+def _counts(text: str) -> dict[str, int]:
+    """`alpha=4 beta=8` as numbers by node."""
+    return {node: int(count) for node, count in (part.split("=") for part in text.split())}
