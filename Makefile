@@ -3,8 +3,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
-# The tests mostly wait for real processes, so two workers are worth it on two cores.
-WORKERS ?= 2
+# The tests mostly wait for real processes, so three workers are worth it on two cores.
+WORKERS ?= 3
 
 .PHONY: demo test soak check format bench clean
 
@@ -12,7 +12,7 @@ demo: $(VENV)/.ready
 	@$(BIN)/trainctl demo $(DEMO_ARGS)
 
 test: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # What takes too long for every change: ten times as many transitions of the conductor's model.
 soak: $(VENV)/.ready-dev

@@ -18,6 +18,12 @@ SEQUENCE = 128
 DEADLINE_SECONDS = 300.0
 WARM_STEPS = 2
 """Steps at the start of each measurement that are not counted."""
+SETTLING_SECONDS = 8.0
+"""After a group was formed each rank loads an engine for the next one, beside the first steps."""
+
+
+POLL_SECONDS = 0.5
+"""Seldom, for asking takes time from what is measured."""
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
@@ -26,7 +32,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     while not (found := condition()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what} did not come within {DEADLINE_SECONDS:g} s")
-        time.sleep(0.02)
+        time.sleep(POLL_SECONDS)
     return found
 
 
@@ -98,8 +104,9 @@ class Cluster:
         """Resume for a while: tokens/s from commit to commit, and the mean seconds a rank waited for its plan."""
         view = self.client.snapshot(0).run
         assert view is not None
-        first = view.step + WARM_STEPS
         self.client.send("resume", {}, timeout_seconds=DEADLINE_SECONDS)
+        time.sleep(SETTLING_SECONDS)
+        first = self._step() + WARM_STEPS
         until(lambda: self._step() >= first + steps, f"step {first + steps}")
         self.client.send("pause", {}, timeout_seconds=DEADLINE_SECONDS)
         rows = self.client.steps(after_step=first - 1, limit=steps + 1).steps

@@ -61,6 +61,7 @@ class Cluster:
     def settle(self) -> None:
         """Whatever run a test left is stopped, so that the next test finds the cluster idle."""
         for node in NODES:
+            self.agents[node].check()
             process = self.agents[node].process
             if process is None or process.poll() is not None:
                 self.start(node)

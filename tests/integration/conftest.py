@@ -112,6 +112,12 @@ class AgentProcess:
         assert status == 0, said
         assert left == [], "trainers outlived their runs"
 
+    def check(self) -> None:
+        """Fail with what the agent said if it has ended by itself."""
+        if self.process is not None and self.process.poll() is not None:
+            status, said = self._end()
+            assert status == 0, said
+
     def _end(self) -> tuple[int, str]:
         """How the agent ends now, or has ended by itself, and then what it said; 0 for one that a test has ended."""
         process = self.process

@@ -36,7 +36,7 @@ class State:
 
     config: dict[str, Any]
     shares: dict[str, int]
-    micro: dict[str, int]  # kept of a node that is out
+    micro: dict[str, int]  # as wanted; in force as far as the share goes
     global_batch: int
     rate: float = 1.0  # of the schedule, or the learning rate itself
     is_constant: bool = False
@@ -46,7 +46,7 @@ class State:
         """Of a run over all nodes, with even shares where none are given."""
         total, tables = config["batch"]["global"], config["nodes"]
         given = {node: tables[node].get("share", total // len(tables)) for node in NODES}
-        micro = {node: min(tables[node].get("micro", config["batch"]["micro"]), given[node]) for node in NODES}
+        micro = {node: tables[node].get("micro", config["batch"]["micro"]) for node in NODES}
         return cls(config, given, micro, total)
 
     def learning_rate(self, step: int) -> float:
@@ -106,14 +106,14 @@ class State:
     def _deal(self, counts: dict[str, int]) -> None:
         for node, count in counts.items():
             self.shares[node] = count
-            self.micro[node] = min(self.micro[node], count) if count else self.micro[node]
 
     def check(self, plan: m.StepPlan) -> None:
         """Whether the plan of a whole batch is just this."""
         work = {NODES[one.rank]: one for one in plan.work}
         assert list(work) == self.live, plan
         assert {node: _count(one) for node, one in work.items()} == {node: self.shares[node] for node in work}, plan
-        assert {node: one.micro_batch for node, one in work.items()} == {node: self.micro[node] for node in work}, plan
+        micro = {node: min(self.micro[node], self.shares[node]) for node in work}
+        assert {node: one.micro_batch for node, one in work.items()} == micro, plan
         assert plan.global_batch == self.global_batch, plan
         assert plan.learning_rate == pytest.approx(self.learning_rate(plan.step), rel=1e-9), plan
 

@@ -177,12 +177,15 @@ class Lead:
 
     async def watch(self) -> None:
         """Notice ranks that have ended and commands that expire; call it a few times a second."""
-        if self.session is not None:
-            await self.session.watch_trainers()
-            await self._give_up_lost(self.session)
-            await self.session.feed(d.Ticked())
-            self.session.check_record()
-            await self.close_if_ended()
+        session = self.session
+        if session is None:
+            return
+        await session.watch_trainers()
+        await self._give_up_lost(session)
+        await session.feed(d.Ticked())
+        if session is self.session:  # it may have been closed while this waited for its turn
+            session.check_record()
+        await self.close_if_ended()
 
     async def _give_up_lost(self, session: Session) -> None:
         """The end of a run doesn't wait for ever for a node that can't be reached; its trainer ends when it can."""

@@ -136,7 +136,7 @@ def _why_no_share(settings: Settings, node: str) -> str:
 
 
 def unknown_node(settings: Settings, node: str | None) -> str:
-    known = ", ".join(sorted({setting.node for setting in settings.ranks.values()}))
+    known = ", ".join(dict.fromkeys(setting.node for setting in settings.ranks.values()))
     return f"no node {node!r} in this run; there are {known}"
 
 

@@ -112,7 +112,8 @@ class Session:
             self._taker = asyncio.current_task()
             try:
                 for decision in self.conductor.handle(event, time.monotonic()):
-                    await self._carry_out(decision)
+                    if not self._closed or isinstance(decision, d.CommandEnded):
+                        await self._carry_out(decision)
             finally:
                 self._taker = None
             if not self._closed:
