@@ -146,14 +146,19 @@ def test_killed_between_accept_and_apply_a_command_takes_effect_once_on_all_rank
 
 def check_effect(cluster: Cluster, run: str, reply: m.CommandReply, args: dict) -> None:
     """The one step that the command was applied at, and that one's rows, have what it asked for."""
-    carrying = [plan for plan in plans_of(cluster.run_paths("alpha", run)) if reply.id in plan.commands]
+    plans = plans_of(cluster.run_paths("alpha", run))
+    carrying = [plan for plan in plans if reply.id in plan.commands]
+    was_finished = any(plan.step == reply.step and plan.finishes is not None for plan in plans)
     assert {plan.step for plan in carrying} == {reply.step}
     (whole,) = {plan.work for plan in carrying if plan.finishes is None}
     with RecordReader(cluster.run_paths("alpha", run)) as reader:
         rows = {row.node: row for row in reader.rank_steps(reply.step)}
     assert list(rows) == [NODES[work.rank] for work in whole] == list(NODES)
     if "micro" in args:
-        assert {work.micro_batch for work in whole} == {row.micro_batch for row in rows.values()} == {args["micro"]}
+        done = {row.micro_batch for row in rows.values()}
+        assert {work.micro_batch for work in whole} == {args["micro"]}
+        # The rest of a batch that was half done may be smaller than a micro-batch.
+        assert done == {args["micro"]} or (was_finished and max(done) <= args["micro"])
         return
     planned = {NODES[work.rank]: sum(piece.count for piece in work.ranges) for work in whole}
     assert planned.items() >= args["shares"].items() and sum(planned.values()) == SAMPLES

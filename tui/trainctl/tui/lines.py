@@ -63,7 +63,7 @@ def shorten(text: str, columns: int, ellipsis: str = "…") -> str:
     if cell_len(text) <= columns:
         return text
     if columns <= len(ellipsis):
-        return text[:columns] if columns > 0 else ""
+        return set_cell_size(text, columns) if columns > 0 else ""
     return set_cell_size(text, columns - len(ellipsis)).rstrip() + ellipsis
 
 
