@@ -61,27 +61,16 @@ class Cluster:
         addresses = dict(zip(self._nodes, free_addresses(len(self._nodes)), strict=True))
         file = self._folder / "cluster.toml"
         file.write_text(tomli_w.dumps({"nodes": {node: {"address": at} for node, at in addresses.items()}}))
-        try:
+        command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--cluster", str(file)]
+        with contextlib.ExitStack() as unless_begun:
+            unless_begun.callback(self.__exit__)
             for node in self._nodes:
-                command = [
-                    sys.executable,
-                    "-m",
-                    "trainctl.node_agent.cli",
-                    "run",
-                    "--name",
-                    node,
-                    "--cluster",
-                    str(file),
-                ]
-                agent = subprocess.Popen(
-                    [*command, "--state", str(self._folder / "state")], stdout=subprocess.PIPE, text=True
-                )
+                own = ["--name", node, "--state", str(self._folder / "state")]
+                agent = subprocess.Popen([*command, *own], stdout=subprocess.PIPE, text=True)
                 self._agents.append(agent)
                 assert agent.stdout is not None
                 agent.stdout.readline()
-        except BaseException:
-            self.__exit__()
-            raise
+            unless_begun.pop_all()
         self.client = BlockingClient(addresses[self._nodes[0]], by="bench").__enter__()
         return self
 

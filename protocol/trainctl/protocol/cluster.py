@@ -1,7 +1,6 @@
 """cluster.toml: the nodes of a cluster and where their agents listen."""
 
 import os
-import tomllib
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +8,7 @@ import msgspec
 import platformdirs
 from msgspec import Meta
 
-from trainctl.protocol import problems, sockets
+from trainctl.protocol import sockets, tomlfile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import NAME_PATTERN
 
@@ -34,17 +33,7 @@ def default_path() -> Path:
 
 def read(path: Path) -> Cluster:
     """Raises InvalidInputError naming the file and the field."""
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InvalidInputError(str(path), "no such cluster file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidInputError(str(path), f"not a readable TOML file: {error}") from None
-    try:
-        cluster = msgspec.convert(raw, Cluster)
-    except msgspec.ValidationError as error:
-        field, problem = problems.split(str(error))
-        raise InvalidInputError(f"{path}: {field}" if field else str(path), problem) from None
+    cluster = tomlfile.checked(tomlfile.read(path, "cluster file"), Cluster, str(path))
     seen: dict[str, str] = {}
     for name, entry in cluster.nodes.items():
         sockets.split(entry.address)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from trainctl.protocol import inputs, problems
+from trainctl.protocol import inputs, tomlfile
 from trainctl.protocol.errors import InvalidInputError
 
 PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
@@ -112,12 +112,7 @@ def read(path: Path, overrides: dict[str, str] | None = None) -> RunFile:
 
     Raises InvalidInputError naming the file and the field.
     """
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InvalidInputError(str(path), "no such run file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidInputError(str(path), f"not a readable TOML file: {error}") from None
+    raw = tomlfile.read(path, "run file")
     for key, text in (overrides or {}).items():
         _override(raw, key, text)
     return parse(_absolute(raw, path.resolve().parent), str(path))
@@ -125,11 +120,7 @@ def read(path: Path, overrides: dict[str, str] | None = None) -> RunFile:
 
 def parse(raw: dict[str, Any], where: str = "run file") -> RunFile:
     """A run file as parsed TOML. Raises InvalidInputError naming `where` and the field."""
-    try:
-        config = msgspec.convert(raw, RunFile)
-    except msgspec.ValidationError as error:
-        field, problem = problems.split(str(error))
-        raise InvalidInputError(f"{where}: {field}" if field else where, problem) from None
+    config = tomlfile.checked(raw, RunFile, where)
     _check_sense(config, where)
     return config
 

@@ -4,6 +4,7 @@ Joining begins on the control thread, at the order, since ranks that begin far a
 thread, which may be within a micro-batch, completes it.
 """
 
+import contextlib
 import socket
 from dataclasses import dataclass, field
 
@@ -76,11 +77,11 @@ class Formation:
         offered, self._offered = self._offered, None
         if offered is None:
             raise GroupError(f"rank {self._rank} has no endpoints open for {order.generation}")
-        try:
-            return self._begin(order, offered)
-        except BaseException:
-            offered.close()
-            raise
+        with contextlib.ExitStack() as unless_begun:
+            unless_begun.callback(offered.close)
+            group = self._begin(order, offered)
+            unless_begun.pop_all()
+        return group
 
     def leave(self) -> None:
         """End what was formed, begun or offered; whoever waits for it gives up."""
