@@ -11,13 +11,13 @@ import msgspec
 from tests.node_agent.simulated_ranks import RUN, TORN, SimRank, SimWorld
 
 from trainctl.node_agent import decisions as d
-from trainctl.node_agent import shares
 from trainctl.node_agent.book import Progress
 from trainctl.node_agent.conductor import Conductor
 from trainctl.node_agent.settings import Durable, RankSetting, Settings
 from trainctl.node_agent.under_way import LEAST_REDUCE_SECONDS
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile, verbs
+from trainctl.protocol.apportionment import apportion
 
 TICK_SECONDS = 15.0
 
@@ -36,7 +36,7 @@ def config(steps: int = 20, batch: int = 8, **tables: dict) -> runfile.RunFile:
 
 
 def durable(nodes: tuple[str, ...] = ("a",), batch: int = 8) -> Durable:
-    counts = shares.apportion(batch, dict.fromkeys(range(len(nodes)), 1.0))
+    counts = apportion(batch, dict.fromkeys(range(len(nodes)), 1.0))
     ranks = {rank: RankSetting(node, counts[rank], 4) for rank, node in enumerate(nodes)}
     return Durable(Settings(1, batch, ranks), m.Generation(1, 0), 0)
 

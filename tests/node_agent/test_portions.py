@@ -9,6 +9,7 @@ from trainctl.node_agent import edits
 from trainctl.node_agent.portions import Edit, Facts
 from trainctl.node_agent.settings import RankSetting, Settings
 from trainctl.protocol import verbs
+from trainctl.protocol.apportionment import Speed
 from trainctl.protocol.errors import InvalidInputError
 
 
@@ -19,6 +20,10 @@ def group(**counts: int) -> Settings:
         for rank, (node, share) in enumerate(counts.items())
     }
     return Settings(1, sum(counts.values()), ranks)
+
+
+def rates(by_rank: dict[int, float]) -> dict[int, Speed]:
+    return {rank: Speed(rate) for rank, rate in by_rank.items()}
 
 
 def apply(settings: Settings, verb: str, node: str | None = None, facts: Facts | None = None, **args) -> Edit:
@@ -89,13 +94,13 @@ def test_what_was_before_undoes_what_came_after():
 
 
 def test_auto_goes_by_the_ranks_own_rates():
-    facts = Facts({0: 300.0, 1: 100.0, 2: 7.0})
+    facts = Facts(rates({0: 300.0, 1: 100.0, 2: 7.0}))
     assert apply(group(a=8, b=8, c=0), "rebalance", facts=facts, auto=True).after == "a=12 b=4"
 
 
 def test_auto_without_a_rate_is_refused():
     with pytest.raises(InvalidInputError, match="auto: b has no measured rate yet"):
-        apply(group(a=8, b=8), "rebalance", facts=Facts({0: 3.0}), auto=True)
+        apply(group(a=8, b=8), "rebalance", facts=Facts(rates({0: 3.0})), auto=True)
 
 
 def test_a_node_of_several_ranks_shares_among_them_as_before():
@@ -142,9 +147,9 @@ def test_the_last_node_that_has_the_state_stays():
 
 def test_admit_goes_by_the_last_rates_or_evenly():
     settings, there = group(a=8, b=4, c=0), {0: LINUX, 1: LINUX, 2: LINUX}
-    by_rate = apply(settings, "admit", "c", Facts({0: 100.0, 1: 50.0, 2: 50.0}, {0, 1}, there))
+    by_rate = apply(settings, "admit", "c", Facts(rates({0: 100.0, 1: 50.0, 2: 50.0}), {0, 1}, there))
     assert (by_rate.before, by_rate.after) == ("a=8 b=4 c=0", "a=6 b=3 c=3")
-    assert apply(settings, "admit", "c", Facts({0: 100.0, 1: 50.0}, {0, 1}, there)).after == "a=5 b=3 c=4"
+    assert apply(settings, "admit", "c", Facts(rates({0: 100.0, 1: 50.0}), {0, 1}, there)).after == "a=5 b=3 c=4"
     assert by_rate.settings.ranks[2] == RankSetting("c", 3, 4)
 
 

@@ -1,67 +1,12 @@
-"""Integer arithmetic of the global batch: exact sums, and who finishes what of a batch that was left half-done."""
-
-import itertools
+"""Integer arithmetic of the global batch: first shares, and who finishes what of a batch that was left half-done."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.node_agent.simulation import config
 
 from trainctl.node_agent import planner, shares
 from trainctl.node_agent.settings import Durable, RankSetting, Settings
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Generation, Range
-
-WEIGHTS = st.dictionaries(st.integers(0, 15), st.floats(0, 1e6), min_size=1, max_size=16)
-
-
-@pytest.mark.parametrize(
-    ("total", "weights", "counts"),
-    [
-        (16, {0: 14, 1: 2}, {0: 14, 1: 2}),  # what divides without a rest is dealt just so
-        (32, {0: 14, 1: 2}, {0: 28, 1: 4}),
-        (8, {0: 1, 1: 1, 2: 1}, {0: 3, 1: 3, 2: 2}),  # ties to the lower rank
-        (10, {0: 0.1, 1: 0.2, 2: 0.7}, {0: 1, 1: 2, 2: 7}),
-        (16, {0: 1000, 1: 1, 2: 1}, {0: 14, 1: 1, 2: 1}),  # no rank is left without
-        (3, {0: 0, 1: 0, 2: 5}, {0: 1, 1: 1, 2: 1}),
-    ],
-)
-def test_samples_are_dealt_in_proportion(total, weights, counts):
-    assert shares.apportion(total, weights) == counts
-
-
-@given(WEIGHTS, st.integers(0, 10_000))
-def test_shares_sum_to_the_batch_and_leave_no_rank_out(weights, spare):
-    if not any(weights.values()):
-        return
-    total = len(weights) + spare
-    counts = shares.apportion(total, weights)
-    assert counts.keys() == weights.keys()
-    assert sum(counts.values()) == total
-    assert min(counts.values()) >= 1
-    heavier = sorted(weights, key=lambda rank: (weights[rank], -rank))
-    assert all(counts[a] <= counts[b] for a, b in itertools.pairwise(heavier) if weights[a] < weights[b])
-
-
-@given(WEIGHTS, st.integers(0, 10_000))
-def test_what_is_spread_is_within_one_of_its_proportion(weights, total):
-    whole = sum(weights.values())
-    if not whole:
-        return
-    counts = shares.spread(total, weights)
-    assert sum(counts.values()) == total
-    assert all(abs(counts[rank] - total * weights[rank] / whole) < 1 + 1e-6 * total for rank in weights)
-
-
-@pytest.mark.parametrize("weights", [{}, {0: 0.0}, {0: -1.0, 1: 2.0}, {0: float("nan")}, {0: float("inf")}])
-def test_weights_without_a_proportion_are_refused(weights):
-    with pytest.raises(InvalidInputError, match="positive weight"):
-        shares.apportion(8, weights)
-
-
-def test_more_ranks_than_samples_are_refused_by_the_field():
-    with pytest.raises(InvalidInputError, match="shares: 2 samples are fewer than the 3 ranks"):
-        shares.apportion(2, {0: 1, 1: 1, 2: 1}, "shares")
 
 
 def test_first_shares_give_the_rest_to_those_without_one():

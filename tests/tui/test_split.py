@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.tui.recorded import CLOCK, NOW, away, rank_step, run_view, under_way
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.apportionment import Speed
 from trainctl.tui import control as c
 from trainctl.tui import model as md
 from trainctl.tui import pace, shares
@@ -32,7 +33,7 @@ OPENED = sp.opened(MIXED)
 
 def seats(*rates: tuple[int, float | None]) -> tuple[shares.Seat, ...]:
     return tuple(
-        shares.Seat(f"n{index}", share, 8, rate, None if rate is None else 0.1)
+        shares.Seat(f"n{index}", share, 8, None if rate is None else Speed(rate, 0.1))
         for index, (share, rate) in enumerate(rates)
     )
 
@@ -68,27 +69,18 @@ def test_whatever_is_pressed_the_shares_sum_to_the_batch_and_none_is_empty(
     assert split.args == {"shares": {seat.node: share for seat, share in zip(table, split.shares, strict=True)}}
 
 
-@given(st.lists(st.floats(0, 1e6) | st.just(float("inf")), min_size=1, max_size=16), st.integers(0, 1000))
-def test_apportioned_samples_sum_and_each_node_has_one(weights: list[float], spare: int) -> None:
-    total = len(weights) + spare
-    counts = shares.apportion(total, weights)
-    assert sum(counts) == total
-    assert min(counts) >= 1
-
-
-@given(st.lists(st.integers(1, 500), min_size=1, max_size=16))
-def test_what_is_a_split_already_stays_one(counts: list[int]) -> None:
-    assert shares.apportion(sum(counts), counts) == tuple(counts)
-
-
 def test_a_step_is_predicted_as_what_was_measured_and_the_group_takes_its_slowest() -> None:
     now = shares.group_seconds(OPENED.seats, OPENED.shares)
     assert now == pytest.approx(0.4, rel=0.01)
     torch_a, _, mlx = OPENED.seats
-    assert torch_a.samples_per_second == pytest.approx(5200 / 127, rel=0.01)
+    assert torch_a.speed is not None
+    assert mlx.speed is not None
+    assert torch_a.speed.samples_per_second == pytest.approx(5200 / 127, rel=0.01)
     step = rank_step(run_view(3), 118, 2)
-    assert mlx.floor_seconds == pytest.approx(step.phases.sync + step.phases.optimizer + step.phases.wait, rel=0.2)
-    assert mlx.seconds(4) == pytest.approx(4 * 127 / 690 + (mlx.floor_seconds or 0), rel=0.01)
+    assert mlx.speed.floor_seconds == pytest.approx(
+        step.phases.sync + step.phases.optimizer + step.phases.wait, rel=0.2
+    )
+    assert mlx.seconds(4) == pytest.approx(4 * 127 / 690 + mlx.speed.floor_seconds, rel=0.01)
     assert shares.group_seconds(OPENED.seats, (1, 1, 22)) == mlx.seconds(22)
 
 
@@ -171,10 +163,10 @@ def test_rebalance_is_resolved_as_the_agent_does(wanted: dict[str, int | str], m
     [
         ({"x": 1}, "no node 'x' that takes part; there are n0, n1, n2"),
         ({"n0": 64}, "leaves nothing for n1, n2"),
-        ({"n0": 63}, "1 of 64 samples are left for 2 nodes"),
+        ({"n0": 63}, "1 samples are fewer than the 2 ranks"),
         ({"n0": 1, "n1": 1, "n2": 1}, "shares come to 3 of 64 samples"),
         ({"n0": "50%", "n1": "20%", "n2": "20%"}, "must sum to 64"),
-        ({"n0": "0%"}, "drain takes it out"),
+        ({"n0": "0%"}, "drain n0 takes it out"),
     ],
 )
 def test_a_rebalance_that_cannot_be_says_why(wanted: dict[str, int | str], says: str) -> None:
@@ -209,7 +201,7 @@ def test_what_is_resolved_sums_or_is_refused(
         ("rebalance torch-a=12 torch-b=11 mlx-c=1", "strong", "torch-b 10 → 11, mlx-c 2 → 1; step 0.40 s → 0.32 s"),
         ("rebalance auto=true", "strong", "curve unchanged"),
         ("rebalance torch-a=12", "strong", "the split it has; curve unchanged"),
-        ("rebalance torch-a=23", "bad", "1 of 24 samples are left for 2 nodes"),
+        ("rebalance torch-a=23", "bad", "1 samples are fewer than the 2 ranks"),
         ("rebalance mini=3", "bad", "no node 'mini'"),
         ("drain --node mlx-c", "strong", "mlx-c leaves; torch-a 12 → 13, torch-b 10 → 11; step 0.40 s → 0.35 s"),
         ("set-global-batch value=2", "bad", "2 samples are too few for 3 ranks; each takes one or more"),

@@ -123,8 +123,11 @@ class Course:
 
     def _apply_staged(self, now: float) -> None:
         """Fold the staged edits into the settings; the next step carries them."""
+        staged = self._desk.take_staged()
+        if not staged:
+            return
         step, config, facts = self.planned_step + 1, self._book.config, self.facts(now)
-        for command in self._desk.take_staged():
+        for command in staged:
             if command.expires <= now:
                 self._book.end(command.id, "expired", reason=EXPIRED)
                 continue
@@ -156,10 +159,10 @@ class Course:
         if report.kind == "train":
             self._count(report)
             self._note_replays(report, under_way.plan)
-            if under_way.plan.finishes is None:
-                self.rates.reported(report)
         if under_way.reports.keys() != under_way.ranks:
             return None
+        if report.kind == "train" and under_way.plan.finishes is None:
+            self.rates.reported(under_way.reports.values())
         self.agenda.note_done(under_way.plan)
         return under_way
 

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from trainctl.node_agent import portions, shares
+from trainctl.node_agent import portions
 from trainctl.node_agent.portions import Edit, Facts
 from trainctl.node_agent.schedule import LrRule, rate
 from trainctl.node_agent.settings import RankSetting, Settings
 from trainctl.protocol import verbs
+from trainctl.protocol.apportionment import apportion
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import RunFile
 
@@ -72,7 +73,7 @@ def _micros(ranks: Mapping[int, RankSetting], chosen: Sequence[int]) -> str:
 
 def _global_batch(settings: Settings, args: verbs.SetGlobalBatch, config: RunFile) -> Edit:
     weights = {rank: float(setting.share) for rank, setting in settings.live.items()}
-    ranks = portions.with_shares(settings, shares.apportion(args.value, weights))
+    ranks = portions.with_shares(settings, apportion(args.value, weights))
     lr = settings.lr.scaled(args.value / settings.global_batch) if args.schedule == "scale" else settings.lr
     if args.schedule == "scale":
         _check_rate(lr, "schedule", config)

@@ -21,6 +21,7 @@ from trainctl.node_agent.settings import Carried, Durable, RankSetting, Settings
 from trainctl.node_agent.sources import Source
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
+from trainctl.protocol.apportionment import apportion
 from trainctl.protocol.codec import decode_answer
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.paths import RunPaths, runs_directory
@@ -156,9 +157,7 @@ def _with_source(settings: Settings, node: str) -> Settings:
         return settings
     weights = {rank: float(setting.share) for rank, setting in settings.live.items()}
     evenly = sum(weights.values()) / len(weights)
-    return portions.edit(
-        settings, shares.apportion(settings.global_batch, weights | dict.fromkeys(out, evenly))
-    ).settings
+    return portions.edit(settings, apportion(settings.global_batch, weights | dict.fromkeys(out, evenly))).settings
 
 
 def _undone(then: Settings, latest: Settings, step: int) -> str:

@@ -7,6 +7,7 @@ import msgspec
 from trainctl.node_agent import shares
 from trainctl.node_agent.schedule import rate
 from trainctl.node_agent.settings import Durable
+from trainctl.protocol.apportionment import spread
 from trainctl.protocol.messages import Generation, Range, RankWork, StepPlan
 from trainctl.protocol.runfile import RunFile
 
@@ -31,7 +32,7 @@ def finishing(plan: StepPlan, durable: Durable, held: dict[int, tuple[Range, ...
     done = [piece for ranges in held.values() for piece in ranges]
     left = shares.subtract((piece for work in plan.work for piece in work.ranges), done)
     count = sum(piece.count for piece in left)
-    counts = shares.spread(count, _weights(durable))
+    counts = spread(count, _weights(durable))
     return msgspec.structs.replace(
         plan,
         generation=durable.generation,
@@ -43,7 +44,7 @@ def finishing(plan: StepPlan, durable: Durable, held: dict[int, tuple[Range, ...
 
 def evaluate(run: str, durable: Durable, step: int, cursor: int, held_out: int, commands: Sequence[str]) -> StepPlan:
     """A pass over the `held_out` samples kept for it, split by share."""
-    dealt = shares.deal(0, shares.spread(held_out, _weights(durable)))
+    dealt = shares.deal(0, spread(held_out, _weights(durable)))
     return _plan(run, durable, "evaluate", step, cursor, _work(durable, dealt), commands=tuple(commands))
 
 

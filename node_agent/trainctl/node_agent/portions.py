@@ -5,14 +5,14 @@ what undoes `after`.
 """
 
 from collections.abc import Collection, Mapping
-from fractions import Fraction
 from typing import NamedTuple
 
 import msgspec
 
-from trainctl.node_agent import engines, results, shares
+from trainctl.node_agent import engines, results
 from trainctl.node_agent.settings import RankSetting, Settings
-from trainctl.protocol import verbs
+from trainctl.protocol import splits, verbs
+from trainctl.protocol.apportionment import Speed, quickest
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Ready
 from trainctl.protocol.runfile import RunFile
@@ -30,7 +30,7 @@ class Edit(NamedTuple):
 class Facts(NamedTuple):
     """What an edit may have to know of the ranks beside their settings."""
 
-    rates: Mapping[int, float] = {}  # own samples per second, of those that have been measured
+    speeds: Mapping[int, Speed] = {}  # of those that have been measured
     standing: Collection[int] = ()  # ranks of the newest generation: their state is that of the last step
     ready: Mapping[int, Ready] = {}  # what those that have loaded, and live, said of themselves
     silent_seconds: Mapping[int, float] = {}  # since anything was heard of them
@@ -65,68 +65,27 @@ def _text(ranks: Mapping[int, RankSetting], shown: Collection[int]) -> str:
 
 
 def rebalance(settings: Settings, args: verbs.Rebalance, facts: Facts) -> Edit:
-    """Shares as wanted, or in proportion to the ranks' own rates. Raises InvalidInputError naming the argument."""
+    """Shares as wanted, or those of the shortest step by the ranks' own speeds. Raises InvalidInputError naming the
+    argument."""
     if args.auto:
-        return edit(settings, _by_rates(settings, facts))
+        return edit(settings, _by_speed(settings, facts))
     nodes = {setting.node for setting in settings.live.values()}
     for node in args.shares:
         if node not in nodes:
             raise InvalidInputError("shares", _why_no_share(settings, node))
-    return edit(settings, _as_wanted(settings, args.shares))
+    node_of = {rank: setting.node for rank, setting in settings.live.items()}
+    return edit(settings, splits.as_wanted(_live_shares(settings), node_of, args.shares))
 
 
-def _by_rates(settings: Settings, facts: Facts) -> dict[int, int]:
+def _by_speed(settings: Settings, facts: Facts) -> dict[int, int]:
     for rank in settings.live:
-        if rank not in facts.rates:
+        if rank not in facts.speeds:
             raise InvalidInputError("auto", f"{settings.label(rank)} has no measured rate yet: wait for its next step")
-    return shares.apportion(settings.global_batch, {rank: facts.rates[rank] for rank in settings.live}, "auto")
+    return quickest(settings.global_batch, {rank: facts.speeds[rank] for rank in settings.live}, "auto")
 
 
-def _as_wanted(settings: Settings, wanted: Mapping[str, int | str]) -> dict[int, int]:
-    """Samples are given as they are; then percentages, and what is left in the proportions it had, are dealt."""
-    total, live = settings.global_batch, settings.live
-    counts: dict[int, int] = {}
-    weights: dict[int, Fraction] = {}
-    left = Fraction(total)
-    for node, amount in wanted.items():
-        mine = {rank: float(setting.share) for rank, setting in live.items() if setting.node == node}
-        if isinstance(amount, int):
-            counts |= shares.apportion(amount, mine, "shares")
-            left -= amount
-        else:
-            part = _percent(node, amount) * total
-            weights |= _split(part, mine)
-            left -= part
-    unnamed = {rank: float(setting.share) for rank, setting in live.items() if setting.node not in wanted}
-    _check_rest(total, left, unnamed, live, exact=not weights)
-    if unnamed:
-        weights |= _split(left, unnamed)
-    rest = total - sum(counts.values())
-    return counts | (shares.apportion(rest, weights, "shares") if weights else {})
-
-
-def _split(amount: Fraction, among: Mapping[int, float]) -> dict[int, Fraction]:
-    whole = sum(map(Fraction, among.values()))
-    return {rank: amount * Fraction(weight) / whole for rank, weight in among.items()}
-
-
-def _percent(node: str, text: str) -> Fraction:
-    fraction = Fraction(text.removesuffix("%")) / 100
-    if not fraction:
-        raise InvalidInputError("shares", f"{node} can't have {text}; drain {node} takes it out of the group")
-    return fraction
-
-
-def _check_rest(
-    total: int, left: Fraction, unnamed: Mapping[int, float], live: Mapping[int, RankSetting], *, exact: bool
-) -> None:
-    """With every node named, samples must come to G, and percentages to it within one sample, as people round them."""
-    given = f"{float(total - left):g} of {total} samples"
-    if unnamed and left <= 0:
-        nodes = ", ".join(dict.fromkeys(live[rank].node for rank in unnamed))
-        raise InvalidInputError("shares", f"shares come to {given}, which leaves nothing for {nodes}")
-    if not unnamed and (left if exact else abs(left) >= 1):
-        raise InvalidInputError("shares", f"shares come to {given}; with every node named they must sum to {total}")
+def _live_shares(settings: Settings) -> dict[int, int]:
+    return {rank: setting.share for rank, setting in settings.live.items()}
 
 
 def _why_no_share(settings: Settings, node: str) -> str:
@@ -148,12 +107,12 @@ def drain(settings: Settings, node: str | None, facts: Facts) -> Edit:
     leaving = _ranks_of(settings, node)
     if all(settings.ranks[rank].out for rank in leaving):
         raise InvalidInputError("node", f"{node} is drained already")
-    staying = {rank: float(setting.share) for rank, setting in settings.live.items() if rank not in leaving}
+    staying = settings.live.keys() - leaving
     if not staying:
         raise InvalidInputError("node", f"{node} is the last live node; stop ends the run")
-    if facts.standing and not staying.keys() & set(facts.standing):
+    if facts.standing and not staying & set(facts.standing):
         raise InvalidInputError("node", f"{node} is the last one with the state of the last step; wait for the next")
-    return edit(settings, shares.apportion(settings.global_batch, staying, "node"))
+    return edit(settings, splits.without(_live_shares(settings), leaving))
 
 
 def admit(settings: Settings, node: str | None, facts: Facts, config: RunFile) -> Edit:
@@ -163,13 +122,8 @@ def admit(settings: Settings, node: str | None, facts: Facts, config: RunFile) -
     if not back:
         raise InvalidInputError("node", f"{node} is not drained")
     _check_can_join(settings, back, facts, config)
-    live = settings.live
-    everyone = (*live, *back)
-    rates = facts.rates if all(rank in facts.rates for rank in everyone) else dict.fromkeys(everyone, 1.0)
-    weights = _split(Fraction(1), {rank: rates[rank] for rank in everyone})
-    rest = sum((weights[rank] for rank in live), Fraction(0))
-    weights |= _split(rest, {rank: float(setting.share) for rank, setting in live.items()})
-    return edit(settings, shares.apportion(settings.global_batch, weights, "node"))
+    rates = {rank: speed.samples_per_second for rank, speed in facts.speeds.items()}
+    return edit(settings, splits.with_back(_live_shares(settings), back, rates))
 
 
 def _check_can_join(settings: Settings, back: Collection[int], facts: Facts, config: RunFile) -> None:

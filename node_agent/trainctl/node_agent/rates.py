@@ -1,32 +1,38 @@
-"""What each rank would do alone: its own samples per second, as an exponential mean over its steps."""
+"""How fast each rank is: its own samples per second, and what a step takes it whatever its share."""
 
+from collections import deque
 from collections.abc import Iterable
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.apportionment import Speed, Timing, speeds
 
-WEIGHT_OF_NEWEST = 0.25
-"""Half of the mean is of the newest three steps, nine tenths of the newest eight."""
+NEWEST = 8
+"""So many steps count, by their median."""
 
 
 class Rates:
     """Kept by the conductor in memory; a rank has none before its first step or measurement."""
 
     def __init__(self) -> None:
-        self._means: dict[int, float] = {}
+        self._timings: dict[int, deque[Timing]] = {}
+        self._measured: dict[int, float] = {}
 
     def measured(self, rank: int, samples_per_second: float) -> None:
         """A rate that was timed by itself replaces what was known."""
-        self._means[rank] = samples_per_second
+        self._timings.pop(rank, None)
+        self._measured[rank] = samples_per_second
 
-    def reported(self, report: m.Report) -> None:
-        """A whole share of a step, over the time that reading, forward and backward took."""
-        phases = report.phases
-        busy_seconds = phases.data + phases.forward + phases.backward
-        if busy_seconds > 0 and report.own_samples:
-            newest = report.own_samples / busy_seconds
-            before = self._means.get(report.rank, newest)
-            self._means[report.rank] = before + WEIGHT_OF_NEWEST * (newest - before)
+    def reported(self, reports: Iterable[m.Report]) -> None:
+        """Every rank's report of one whole step."""
+        for report in reports:
+            rows = self._timings.setdefault(report.rank, deque(maxlen=NEWEST))
+            rows.append(Timing(report.own_samples, report.phases))
 
-    def of(self, ranks: Iterable[int]) -> dict[int, float]:
-        """Samples per second of those of the ranks that have a rate."""
-        return {rank: self._means[rank] for rank in ranks if rank in self._means}
+    def of(self, ranks: Iterable[int]) -> dict[int, Speed]:
+        """Those of the ranks that have a rate; of one timed by itself the floor isn't known, and counts as the least
+        of the others'."""
+        wanted = {*ranks}
+        found = speeds({rank: rows for rank, rows in self._timings.items() if rank in wanted})
+        least = min((speed.floor_seconds for speed in found.values()), default=0.0)
+        timed = {rank: Speed(rate, least) for rank, rate in self._measured.items() if rank in wanted}
+        return timed | found

@@ -1,49 +1,11 @@
-"""Integer arithmetic of the global batch: who takes how many samples, which positions, and the divisor D."""
+"""Integer arithmetic of the global batch: a run's first shares, who takes which positions, and the divisor D."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from fractions import Fraction
 
+from trainctl.protocol.apportionment import apportion
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Range
-
-
-def spread(total: int, weights: Mapping[int, float] | Mapping[int, Fraction]) -> dict[int, int]:
-    """`total` samples over ranks in proportion to `weights`, summing exactly; a rank may get none.
-
-    Largest remainders (Hamilton's method) in exact arithmetic, ties to the lower rank: what divides without a rest is
-    dealt just so. Raises InvalidInputError if the weights don't allow a proportion.
-    """
-    if not weights or not all(0 <= weight < math.inf for weight in weights.values()) or not any(weights.values()):
-        raise InvalidInputError("value", "shares need a positive weight")
-    exact = {rank: Fraction(weights[rank]) for rank in sorted(weights)}
-    weight_sum = sum(exact.values())
-    quotas = {rank: total * weight / weight_sum for rank, weight in exact.items()}
-    counts = {rank: math.floor(quota) for rank, quota in quotas.items()}
-    by_remainder = sorted(quotas, key=lambda rank: (counts[rank] - quotas[rank], rank))
-    for rank in by_remainder[: total - sum(counts.values())]:
-        counts[rank] += 1
-    return counts
-
-
-def apportion(
-    total: int, weights: Mapping[int, float] | Mapping[int, Fraction], field: str = "value"
-) -> dict[int, int]:
-    """As `spread`, but every rank gets at least one: those whose proportion is less get one, the others the rest.
-
-    Raises InvalidInputError naming `field` if there are more ranks than samples, or the weights don't allow a
-    proportion.
-    """
-    if total < len(weights):
-        raise InvalidInputError(
-            field, f"{total} samples are fewer than the {len(weights)} ranks; each takes one or more"
-        )
-    counts = spread(total, weights)
-    poor = [rank for rank, count in counts.items() if not count]
-    if not poor:
-        return counts
-    rest = {rank: Fraction(weight) for rank, weight in weights.items() if rank not in poor}
-    return dict(sorted({**dict.fromkeys(poor, 1), **apportion(total - len(poor), rest, field)}.items()))
 
 
 def first_shares(total: int, wanted: Mapping[int, int | None]) -> dict[int, int]:

@@ -51,7 +51,8 @@ class Waits:
         if plan.kind == "checkpoint":
             return durations.write_seconds(self._formation.any_ready().parameters)
         counts = {work.rank: sum(piece.count for piece in work.ranges) for work in plan.work}
-        alone = max((counts[rank] / rate for rank, rate in self._rates.of(counts).items() if rate > 0), default=0.0)
+        speeds = self._rates.of(counts)
+        alone = max((counts[rank] / speed.samples_per_second for rank, speed in speeds.items()), default=0.0)
         return max(alone, self._under_way.usual_seconds) if plan.kind == "train" else alone
 
     def overdue(self, now: float) -> str:

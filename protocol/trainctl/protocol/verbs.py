@@ -34,8 +34,8 @@ class ResizeBatch(Args, frozen=True):
 
 
 class Rebalance(Args, frozen=True):
-    """Shares by node, or `auto`: in proportion to the ranks' own measured rates. On the command line each node is an
-    argument of its own: `rebalance studio=16 mbp=8`."""
+    """Shares by node, or `auto`: those of the shortest step by the ranks' measured speeds. On the command line each
+    node is an argument of its own: `rebalance studio=16 mbp=8`."""
 
     shares: dict[str, Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] | Annotated[str, Meta(pattern=PERCENT)]] = {}
     auto: bool = False

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.apportionment import Speed, Timing, speeds
 
 if TYPE_CHECKING:
     from trainctl.tui.model import ViewState  # NumPy: not for the command line
@@ -37,13 +38,6 @@ class Straggler(NamedTuple):
     phase: str
     excess_seconds: float  # of that phase, over the others' median
     waited_seconds: float  # that the others' median waits a step
-
-
-class Pace(NamedTuple):
-    """A rank's typical step, in seconds; `floor` is what it takes besides its samples and waits for nobody."""
-
-    samples_per_second: float | None
-    floor: float
 
 
 class Typical(NamedTuple):
@@ -105,18 +99,10 @@ def _common(state: "ViewState", first_step: int) -> dict[int, list[m.RankStep]]:
     return {rank: [parts[step] for step in sorted(known)] for rank, parts in by_rank.items()} if known else {}
 
 
-def paces(state: "ViewState", views: Iterable[m.RankView]) -> dict[int, Pace]:
-    """Each rank's pace by its last steps; the transfer and the wait for the plan are the least of the group."""
-    known = {view.rank: state.parts.get(view.rank, ())[-_NEWEST:] for view in views}
-    found = {rank: steps for rank, steps in known.items() if steps}
-    if not found:
-        return {}
-    transfer = min(_median(step.phases.sync for step in steps) for steps in found.values())
-    plan = min(_median(step.phases.wait for step in steps) for steps in found.values())
-    return {
-        rank: Pace(_rate(steps), transfer + plan + _median(step.phases.optimizer for step in steps))
-        for rank, steps in found.items()
-    }
+def paces(state: "ViewState", views: Iterable[m.RankView]) -> dict[int, Speed]:
+    """Each rank's speed by its last steps."""
+    parts = {view.rank: state.parts.get(view.rank, ())[-_NEWEST:] for view in views}
+    return speeds({rank: [Timing(part.samples, part.phases) for part in steps] for rank, steps in parts.items()})
 
 
 def named_straggler(state: "ViewState") -> Straggler | None:
@@ -172,11 +158,6 @@ def _typical(steps: Iterable[m.RankStep]) -> Typical:
     steps = list(steps)
     busy = {name: _median(getattr(step.phases, name) for step in steps) for name in BUSY_PHASES}
     return Typical(busy, _median(step.phases.sync + step.phases.wait for step in steps))
-
-
-def _rate(steps: tuple[m.RankStep, ...]) -> float | None:
-    rates = [step.samples / step.phases.busy for step in steps if step.phases.busy > 0]
-    return statistics.median(rates) if rates and max(rates) > 0 else None
 
 
 def _median(values: Iterable[float]) -> float:

@@ -64,8 +64,7 @@ def _refuse_shares(order: Order, state: ViewState) -> str:
 def _new_shares(order: Order, seats: tuple[shares.Seat, ...]) -> tuple[int, ...] | None:
     """What the split would be; None where only the agent can tell. Raises ValueError for one that can't be."""
     if order.args.get("auto"):
-        rates = [seat.samples_per_second for seat in seats if seat.samples_per_second is not None]
-        return shares.apportion(sum(seat.share for seat in seats), rates) if len(rates) == len(seats) else None
+        return shares.fastest(seats)
     return shares.resolve(seats, order.args["shares"])
 
 

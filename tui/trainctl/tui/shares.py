@@ -5,11 +5,13 @@ as long as its slowest node. Memory is what was measured: only a larger micro-ba
 make one larger.
 """
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from trainctl.protocol import splits
+from trainctl.protocol.apportionment import Speed, quickest
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.changes import took_effect
 from trainctl.tui.model import ViewState
 from trainctl.tui.pace import live_ranks, paces
@@ -24,16 +26,13 @@ class Seat:
     node: str
     share: int
     micro_batch: int
-    samples_per_second: float | None = None  # of data, forward and backward alone
-    floor_seconds: float | None = None  # what a step takes besides
+    speed: Speed | None = None
     memory_bytes: int | None = None
     memory_cap_bytes: int | None = None
 
     def seconds(self, share: int) -> float | None:
         """The step's length this node would ask for with `share` samples."""
-        if self.samples_per_second is None or self.floor_seconds is None:
-            return None
-        return share / self.samples_per_second + self.floor_seconds
+        return self.speed.seconds(share) if self.speed is not None else None
 
     def frees_memory(self, share: int) -> bool:
         """Whether the share is so small that the micro-batch falls with it."""
@@ -47,12 +46,11 @@ def seats_of(state: ViewState, back: str = "") -> tuple[Seat, ...]:
     known = paces(state, views)
     made = []
     for view in views:
-        pace, seen = known.get(view.rank), state.ranks.get(view.rank)
+        seen = state.ranks.get(view.rank)
         step = seen.value if seen else None
         made.append(
             Seat(
-                view.node, view.share, max(view.micro_batch, 1),
-                pace.samples_per_second if pace else None, pace.floor if pace else None,
+                view.node, view.share, max(view.micro_batch, 1), known.get(view.rank),
                 step.memory_bytes if step else None, step.memory_cap_bytes if step else None,
             )
         )  # fmt: skip
@@ -66,86 +64,48 @@ def group_seconds(seats: Sequence[Seat], shares: Sequence[int]) -> float | None:
     return max(known) if known and len(known) == len(found) else None
 
 
-def apportion(total: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """`total` samples in proportion to `weights` by largest remainders (ties to the first); those left with none get 1.
-
-    Weights that already sum to `total` come back as they are. `total` must be at least the number of weights; weights
-    that are no proportion (none above 0) count as equal.
-    """
-    size = max((weight for weight in weights if math.isfinite(weight)), default=0.0)
-    parts = [max(weight, 0.0) / size if math.isfinite(weight) else 1.0 for weight in weights] if size > 0 else []
-    parts = parts or [1.0] * len(weights)
-    exact = [total * part / sum(parts) for part in parts]
-    counts = [math.floor(value + 1e-9) for value in exact]
-    by_rest = sorted(range(len(exact)), key=lambda index: (counts[index] - exact[index], index))
-    for index in by_rest[: total - sum(counts)]:
-        counts[index] += 1
-    rich = [index for index, count in enumerate(counts) if count]
-    if len(rich) < len(counts):
-        left = apportion(total - (len(counts) - len(rich)), [parts[index] for index in rich])
-        counts = [1] * len(counts)
-        for index, count in zip(rich, left, strict=True):
-            counts[index] = count
-    return tuple(counts)
+def fastest(seats: Sequence[Seat]) -> tuple[int, ...] | None:
+    """The shares of the shortest step, as `rebalance auto=true` makes them; None unless every node's speed is known.
+    Raises ValueError where there are none."""
+    known = {index: seat.speed for index, seat in enumerate(seats) if seat.speed is not None}
+    if len(known) < len(seats):
+        return None
+    return _in_words(lambda: quickest(sum(seat.share for seat in seats), known, "auto"))
 
 
 def resolve(seats: Sequence[Seat], wanted: Mapping[str, int | str]) -> tuple[int, ...]:
-    """The shares that `rebalance` with these values means. Raises ValueError saying why there are none.
-
-    Samples are given as they are; then percentages of the global batch, and what is left in the proportions it has, are
-    dealt by largest remainders.
-    """
-    total, names = sum(seat.share for seat in seats), [seat.node for seat in seats]
+    """The shares that `rebalance` with these values means. Raises ValueError saying why there are none."""
+    names = {index: seat.node for index, seat in enumerate(seats)}
     for node in wanted:
-        if node not in names:
-            raise ValueError(f"no node {node!r} that takes part; there are {', '.join(names)}")
-    counts = {node: amount for node, amount in wanted.items() if isinstance(amount, int)}
-    weights = {node: _part(node, amount) * total for node, amount in wanted.items() if isinstance(amount, str)}
-    left = total - sum(counts.values()) - sum(weights.values())
-    unnamed = {seat.node: seat.share for seat in seats if seat.node not in wanted}
-    _check_rest(total, left, tuple(unnamed), exact=not weights)
-    weights |= {node: left * share / sum(unnamed.values()) for node, share in unnamed.items()}
-    rest = total - sum(counts.values())
-    if rest < len(weights):
-        raise ValueError(f"{rest} of {total} samples are left for {len(weights)} nodes; each takes one or more")
-    dealt = counts | dict(zip(weights, apportion(rest, list(weights.values())), strict=True)) if weights else counts
-    return tuple(dealt[name] for name in names)
+        if node not in names.values():
+            raise ValueError(f"no node {node!r} that takes part; there are {', '.join(names.values())}")
+    return _in_words(lambda: splits.as_wanted(_shares(seats), names, wanted))
 
 
 def without(seats: Sequence[Seat], node: str) -> tuple[int, ...]:
     """The shares once `node` is drained: 0 for it, its samples to the others in proportion."""
-    staying = [seat.share for seat in seats if seat.node != node]
-    dealt = iter(apportion(sum(seat.share for seat in seats), staying))
-    return tuple(0 if seat.node == node else next(dealt) for seat in seats)
+    leaving = {index for index, seat in enumerate(seats) if seat.node == node}
+    left = splits.without(_shares(seats), leaving)
+    return tuple(left.get(index, 0) for index in range(len(seats)))
 
 
 def with_back(seats: Sequence[Seat], node: str) -> tuple[int, ...]:
-    """The shares once `node`, drained, is admitted: its part by own rates if all are known, else an even one; the
-    others keep their proportions of the rest."""
-    rates = [seat.samples_per_second for seat in seats]
-    known = [rate for rate in rates if rate]
-    weights = known if len(known) == len(seats) else [1.0] * len(seats)
-    total = sum(seat.share for seat in seats)
-    rest = sum(weight for seat, weight in zip(seats, weights, strict=True) if seat.node != node)
-    parts = [weight if seat.node == node else rest * seat.share / total
-             for seat, weight in zip(seats, weights, strict=True)]  # fmt: skip
-    return apportion(total, parts)
+    """The shares once `node`, drained, is admitted."""
+    back = {index for index, seat in enumerate(seats) if seat.node == node}
+    shares = {index: share for index, share in _shares(seats).items() if index not in back}
+    rates = {index: seat.speed.samples_per_second for index, seat in enumerate(seats) if seat.speed is not None}
+    return tuple(splits.with_back(shares, back, rates).values())
 
 
-def _part(node: str, text: str) -> float:
-    part = float(text.removesuffix("%")) / 100
-    if not part:
-        raise ValueError(f"{node} can't have {text}; drain takes it out of the group")
-    return part
+def _shares(seats: Sequence[Seat]) -> dict[int, int]:
+    return {index: seat.share for index, seat in enumerate(seats)}
 
 
-def _check_rest(total: int, left: float, unnamed: Sequence[str], *, exact: bool) -> None:
-    """With every node named, samples must come to the global batch, and percentages to it within one sample."""
-    given = f"{total - left:g} of {total} samples"
-    if unnamed and left <= 0:
-        raise ValueError(f"shares come to {given}, which leaves nothing for {', '.join(unnamed)}")
-    if not unnamed and (left if exact else abs(left) >= 1):
-        raise ValueError(f"shares come to {given}; with every node named they must sum to {total}")
+def _in_words(made: Callable[[], Mapping[int, int]]) -> tuple[int, ...]:
+    try:
+        return tuple(made().values())
+    except InvalidInputError as error:
+        raise ValueError(error.problem) from None
 
 
 def former(state: ViewState, seats: Sequence[Seat]) -> tuple[int, ...]:

@@ -4,9 +4,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from trainctl.protocol.apportionment import apportion
 from trainctl.tui.model import ViewState
 from trainctl.tui.pace import live_ranks
-from trainctl.tui.shares import Seat, apportion, former, seats_of
+from trainctl.tui.shares import Seat, fastest, former, seats_of
 
 _TYPED = re.compile(r"\d{1,7}%?")
 
@@ -95,12 +96,11 @@ def type_key(split: Split, key: str) -> Split:
 
 
 def auto(split: Split) -> Split:
-    """Shares in proportion to the nodes' own samples per second; a problem where one isn't known yet."""
-    rates = [seat.samples_per_second for seat in split.seats]
-    known = [rate for rate in rates if rate is not None]
-    if len(known) < len(rates):
+    """The shares of the shortest step by the nodes' own speeds; a problem where one isn't known yet."""
+    made = fastest(split.seats)
+    if made is None:
         return replace(_settled(split), problem="own rates are not measured yet")
-    return replace(_settled(split), shares=apportion(split.total, known))
+    return replace(_settled(split), shares=made)
 
 
 def undo(split: Split) -> Split:
@@ -119,9 +119,9 @@ def _settled(split: Split) -> Split:
 
 
 def _around(shares: tuple[int, ...], chosen: int, wanted: int) -> tuple[int, ...]:
-    others = [share for index, share in enumerate(shares) if index != chosen]
-    rest = iter(apportion(sum(shares) - wanted, others)) if others else iter(())
-    return tuple(wanted if index == chosen else next(rest) for index in range(len(shares)))
+    others = {index: float(share) for index, share in enumerate(shares) if index != chosen}
+    rest = apportion(sum(shares) - wanted, others) if others else {}
+    return tuple(rest.get(index, wanted) for index in range(len(shares)))
 
 
 def _giver(split: Split, shares: Sequence[int]) -> int | None:
