@@ -18,9 +18,6 @@ SEQUENCE = 128
 DEADLINE_SECONDS = 300.0
 WARM_STEPS = 2
 """Steps at the start of each measurement that are not counted."""
-SETTLING_SECONDS = 8.0
-"""After a group was formed each rank loads an engine for the next one, beside the first steps."""
-
 
 POLL_SECONDS = 0.5
 """Seldom, for asking takes time from what is measured."""
@@ -94,7 +91,6 @@ class Cluster:
         view = self.client.snapshot(0).run
         assert view is not None
         self.client.send("resume", {}, timeout_seconds=DEADLINE_SECONDS)
-        time.sleep(SETTLING_SECONDS)
         first = self._step() + WARM_STEPS
         until(lambda: self._step() >= first + steps, f"step {first + steps}")
         self.client.send("pause", {}, timeout_seconds=DEADLINE_SECONDS)

@@ -2,10 +2,10 @@
 
     python benchmarks/unequal.py [--steps N] [--rounds N] [--quota 0.2]
 
-Solo rates first (the plain loop, one after the other, the slow one under its quota), then in turns the group under
-agents after `rebalance auto=true`, and DDP with even shares. The quota is a cgroup's (v1 cpu.cfs_quota_us or v2
-cpu.max) and needs the right to make one. Prints a table and one JSON object; exits 1 if the group's rate is under the
-bar times the sum of the solo rates, 2 if no cgroup can be made.
+In turns: each rank's plain loop alone, the slow one under its quota; both loops at once, with nothing between them,
+which is what this machine has to give; the group under agents after `rebalance auto=true`; and DDP with even shares.
+The quota is a cgroup's (v1 cpu.cfs_quota_us or v2 cpu.max) and needs the right to make one. Prints a table and one JSON
+object; exits 1 if the group's rate is under the bar times the sum of the solo rates, 2 if no cgroup can be made.
 """
 
 import argparse
@@ -14,11 +14,12 @@ import os
 import statistics
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
-from sides import Cluster, ddp, run_config
+from sides import Cluster, Ddp, ddp, run_config
 
 from trainctl.trainer import demo_assets
 
@@ -43,9 +44,13 @@ def main() -> int:
             result = measure(Path(folder), options, quota)
     finally:
         quota.remove()
-    print(f"solo {result['solo_fast']:,.0f} and {result['solo_slow']:,.0f} tok/s; shares {result['shares']}")
-    for row in result["rounds"]:
-        print(f"  group {row['ours']:>9,.0f} tok/s, {row['ratio']:.3f} of the sum; even DDP {row['ddp_ratio']:.3f}")
+    print(f"shares by auto {result['shares']}; tok/s, and parts of the sum of the solo rates")
+    print(f"{'round':>5} {'fast':>7} {'slow':>7} {'at once':>8} {'group':>14} {'even DDP':>14}")
+    for number, row in enumerate(result["rounds"], 1):
+        print(
+            f"{number:>5} {row['fast']:>7,.0f} {row['slow']:>7,.0f} {row['at_once_ratio']:>8.3f}"
+            f" {row['ours']:>7,.0f} {row['ratio']:>6.3f} {row['ddp']:>7,.0f} {row['ddp_ratio']:>6.3f}"
+        )
     print(json.dumps(result))
     return 0 if result["median_ratio"] >= BAR else 1
 
@@ -84,32 +89,48 @@ class Quota:
 def measure(folder: Path, options: argparse.Namespace, quota: Quota) -> dict[str, Any]:
     demo_assets.make_model(folder / "model")
     demo_assets.make_text(folder / "data")
-    half = GLOBAL_BATCH // 2
-    with ddp(folder, 1) as fast:
-        solo_fast = fast.measure(options.steps, half, MICRO_BATCH)["tokens_per_second"]
-    with ddp(folder, 1) as slow:
+    with ddp(folder, 1) as fast, ddp(folder, 1) as slow, ddp(folder, 2) as even:
         quota.hold(slow.pids[0])
-        solo_slow = slow.measure(max(3, options.steps // 4), MICRO_BATCH, MICRO_BATCH)["tokens_per_second"]
-    total, rows = solo_fast + solo_slow, []
-    with Cluster(folder, ["fast", "slow"]) as cluster, ddp(folder, 2) as even:
-        cluster.start(run_config(folder, ["fast", "slow"], GLOBAL_BATCH, MICRO_BATCH))
-        quota.hold(cluster.trainer_pids()["slow"])
         quota.hold(even.pids[1])
-        shares = balance(cluster)
-        for _ in range(options.rounds):
-            ours = cluster.measure(options.steps)["tokens_per_second"]
-            theirs = even.measure(max(3, options.steps // 4), half, MICRO_BATCH)["tokens_per_second"]
-            rows.append({"ours": ours, "ddp": theirs, "ratio": ours / total, "ddp_ratio": theirs / total})
+        with Cluster(folder, ["fast", "slow"]) as cluster:
+            cluster.start(run_config(folder, ["fast", "slow"], GLOBAL_BATCH, MICRO_BATCH))
+            quota.hold(cluster.trainer_pids()["slow"])
+            shares = balance(cluster)
+            rows = [one_round(options.steps, fast, slow, cluster, even) for _ in range(options.rounds)]
     return {
-        "bar": BAR, "quota_cores": options.quota, "solo_fast": solo_fast, "solo_slow": solo_slow, "shares": shares,
-        "median_ratio": round(statistics.median(row["ratio"] for row in rows), 4), "rounds": rows,
+        "bar": BAR, "quota_cores": options.quota, "shares": shares,
+        "median_ratio": round(statistics.median(row["ratio"] for row in rows), 4),
+        "median_at_once_ratio": round(statistics.median(row["at_once_ratio"] for row in rows), 4), "rounds": rows,
     }  # fmt: skip
 
 
+def one_round(steps: int, fast: Ddp, slow: Ddp, cluster: Cluster, even: Ddp) -> dict[str, float]:
+    """Tokens per second of all of them, and the parts of the solo rates' sum."""
+    few, most = max(3, steps // 4), GLOBAL_BATCH - MICRO_BATCH
+    solo_fast = fast.measure(steps, most, MICRO_BATCH)["tokens_per_second"]
+    solo_slow = slow.measure(few, MICRO_BATCH, MICRO_BATCH)["tokens_per_second"]
+    ours = cluster.measure(steps)["tokens_per_second"]
+    at_once = both(steps, most, fast, slow)
+    theirs = even.measure(few, GLOBAL_BATCH // 2, MICRO_BATCH)["tokens_per_second"]
+    total = solo_fast + solo_slow
+    return {
+        "fast": solo_fast, "slow": solo_slow, "at_once": at_once, "ours": ours, "ddp": theirs,
+        "at_once_ratio": at_once / total, "ratio": ours / total, "ddp_ratio": theirs / total,
+    }  # fmt: skip
+
+
+def both(steps: int, samples: int, fast: Ddp, slow: Ddp) -> float:
+    """Their rates while both compute. The slow one's steps are as many as take about as long."""
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(slow.measure, 2 * steps, MICRO_BATCH, MICRO_BATCH)
+        rate = fast.measure(steps, samples, MICRO_BATCH)["tokens_per_second"]
+        return rate + other.result()["tokens_per_second"]
+
+
 def balance(cluster: Cluster) -> dict[str, int]:
-    """Shares by measured rates, asked for twice: the first rates come from even shares."""
+    """Shares by measured speeds, asked for twice: the first speeds come from even shares."""
     for _ in range(2):
-        cluster.measure(4)
+        cluster.measure(8)
         cluster.client.send("rebalance", {"auto": True}, timeout_seconds=120)
     view = cluster.client.snapshot(0).run
     assert view is not None

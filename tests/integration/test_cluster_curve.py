@@ -55,7 +55,7 @@ def kill_active_reducer(cluster: Cluster, client: BlockingClient) -> None:
     (trainer,) = cluster["beta"].trainer_pids()
     before = client.snapshot(0).run
     assert before.state == "running" and before.step < STEPS - 4, before
-    (active,) = [child for child in psutil.Process(trainer).children() if is_joined(child)]
+    (active,) = [child for child in psutil.Process(trainer).children(recursive=True) if is_joined(child)]
     active.kill()
     after = until(lambda: _newer(client.snapshot(0).run, before), what="another generation")
     assert after.state != "failed", after.reason
@@ -63,10 +63,9 @@ def kill_active_reducer(cluster: Cluster, client: BlockingClient) -> None:
 
 
 def is_joined(process: psutil.Process) -> bool:
-    """Whether it is a reducer that is connected to others; the one that stands by is not."""
+    """Whether it is a reducer that is connected to others; what makes the next one is not."""
     with contextlib.suppress(psutil.Error):
-        if "trainctl.trainer.reducer" in process.cmdline():
-            return any(line.status == psutil.CONN_ESTABLISHED for line in process.net_connections("tcp"))
+        return any(line.status == psutil.CONN_ESTABLISHED for line in process.net_connections("tcp"))
     return False
 
 

@@ -13,11 +13,21 @@ from trainctl.trainer import digest, levelling
 from trainctl.trainer.formation import Formation
 from trainctl.trainer.group import ReducerGroup
 from trainctl.trainer.ledger import FenceAnswer
+from trainctl.trainer.reducer_process import ReducerProcess
 from trainctl.trainer.shared_buffer import Layout
 
 DEADLINE_SECONDS = 60.0
 G = 12
 T = TypeVar("T")
+
+
+def pid_of(reducer: ReducerProcess) -> int:
+    """The process of a reducer, once there is one."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while (pid := reducer.life.pid) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return pid
 
 
 class Rank:
@@ -70,7 +80,7 @@ class Rank:
     def reducer(self) -> psutil.Process:
         """The process of the group that is formed."""
         assert self.group is not None
-        return psutil.Process(self.group._reducer.pid)
+        return psutil.Process(pid_of(self.group._reducer))
 
     def close(self) -> None:
         self.formation.close()

@@ -15,7 +15,7 @@ from trainctl.protocol import messages as m
 from trainctl.trainer.backend import Backend
 from trainctl.trainer.group import ReducerGroup, Tail
 from trainctl.trainer.ledger import AbandonedError
-from trainctl.trainer.standby import GroupError
+from trainctl.trainer.reducer_process import GroupError
 
 NewRanks = Callable[..., Ranks]
 SHARES, MICROS = (6, 4, 2), (4, 3, 2)

@@ -12,7 +12,7 @@ from trainctl.protocol import messages as m
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backend import State
 from trainctl.trainer.group_orders import GroupOrders
-from trainctl.trainer.standby import GroupError
+from trainctl.trainer.reducer_process import GroupError
 from trainctl.trainer.step import Identity
 
 NewRanks = Callable[..., Ranks]

@@ -1,11 +1,13 @@
 """Orders to offer, form and fence in every order, as the control thread takes them from a real socket."""
 
+import signal
 import threading
 from collections.abc import Iterator
 
 import psutil
 import pytest
 from tests.trainer.line import DEADLINE_SECONDS, Line
+from tests.trainer.ranks import pid_of
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.runfile import GroupTable
@@ -77,7 +79,7 @@ def test_a_group_is_offered_formed_and_fenced(line: Line, peer: Formation, ledge
     line.tell(order, offer(FIRST), fence(SECOND))
     assert line.hear(m.Fenced).generation == SECOND, "what has no outcome yet is not answered, nor begun again"
     assert isinstance(next_order(line), m.Fence)
-    joined.group._reducer._process.wait(DEADLINE_SECONDS)
+    assert joined.group._reducer.life.reap() == -signal.SIGKILL
     joined.group.close()
     other.close()
 
@@ -101,7 +103,7 @@ def test_a_fence_during_a_join_ends_it_at_once(line: Line, peer: Formation, ledg
     line.tell(offer(FIRST, "gloo"))
     line.tell(form(line.hear(m.Offered), peer, "gloo"))
     group = joining(line).group
-    process = psutil.Process(group._reducer.pid)
+    process = psutil.Process(pid_of(group._reducer))
     line.tell(fence(SECOND))
     line.hear(m.Fenced)
     assert ledger.formed is None

@@ -156,8 +156,8 @@ def test_two_trainers_train_as_one_and_survive_each_other(agents: Agents) -> Non
     assert all(one.samples_per_second and one.samples_per_second > 0 for one in measured)
     assert [agents.run(agents.plan(seq, seq - 2))[0].step for seq in (4, 5)] == [2, 3]
 
-    children = [psutil.Process(process.pid).children() for process in agents.processes]
-    assert [len(found) for found in children] == [2, 2], "one in the group and one standing by"
+    children = [psutil.Process(process.pid).children(recursive=True) for process in agents.processes]
+    assert [len(found) for found in children] == [2, 2], "one in the group and the one that made it"
     plan = agents.plan(6, 4)
     agents.tell(plan, 0)
     agents.hear(m.Soon, 0, lambda soon: soon.seq == 6)
@@ -185,7 +185,7 @@ def test_a_signal_ends_a_trainer_that_waits_for_others(agents: Agents) -> None:
     agents.form("ring")
     agents.tell(agents.plan(1, 1), 0)
     agents.hear(m.Soon, 0)
-    children = psutil.Process(agents.processes[0].pid).children()
+    children = psutil.Process(agents.processes[0].pid).children(recursive=True)
     agents.processes[0].send_signal(signal.SIGTERM)
     assert agents.processes[0].wait(30) == 143
     assert agents.log(0).splitlines()[-1] == "leaving: ended by a signal"

@@ -15,15 +15,18 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.trainer.ranks import DEADLINE_SECONDS, Ranks
+from tests.trainer.ranks import DEADLINE_SECONDS, Ranks, pid_of
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.runfile import GroupTable
 from trainctl.trainer.channel import Reduce
+from trainctl.trainer.forked import ForkStandby
 from trainctl.trainer.formation import Formation, find_interface
 from trainctl.trainer.group import ReducerGroup
+from trainctl.trainer.ledger import AbandonedError
+from trainctl.trainer.reducer_process import GroupError
 from trainctl.trainer.shared_buffer import Layout
-from trainctl.trainer.standby import GroupError, ReducerProcess, Standby
+from trainctl.trainer.standby import SpawnStandby, Standby
 
 NewRanks = Callable[..., Ranks]
 SHARES, MICROS = (6, 4, 2), (4, 3, 2)
@@ -90,16 +93,15 @@ IN_A_SUM = """
     [thread.start() for thread in threads]; [thread.join() for thread in threads]
     groups[0]._reducer.order(Reduce("float32", 0, 1000))
     time.sleep(0.2)
-    print(*[group._reducer.pid for group in groups], flush=True)
+    print(*[group._reducer.life.pid for group in groups], flush=True)
     time.sleep(600)
 """
 CONNECTING = """
-    import sys, os, pathlib
+    import sys
     formations, form = made(sys.argv[1], 3)
     group = formations[0].form(form)
-    pid = group._reducer.pid
-    while b"trainctl.trainer.reducer" not in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes(): time.sleep(0.01)
-    time.sleep(4.0)
+    while (pid := group._reducer.life.pid) is None: time.sleep(0.01)
+    time.sleep(1.0)
     print(pid, flush=True)
     time.sleep(600)
 """
@@ -210,43 +212,117 @@ def test_a_peer_that_never_comes_is_waited_for_until_the_deadline(engine: m.Engi
         one.close()
 
 
-def test_an_engine_that_fails_is_one_line_and_the_next_process_is_fresh() -> None:
-    standby = Standby()
+STANDBYS = pytest.mark.parametrize("made", [ForkStandby, SpawnStandby])
+
+
+@STANDBYS
+def test_an_engine_that_fails_is_one_line_and_the_next_process_is_fresh(made: Callable[[], Standby]) -> None:
+    standby = made()
     first = standby.take("gloo")
+    pid = pid_of(first)
     with pytest.raises(GroupError, match="RuntimeError: asked to sum before joining"):
         first.order(Reduce("float32", 0, 1))
         first.wait(DEADLINE_SECONDS)
     first.close()
-    second = standby.take("ring")
-    assert (second.pid != first.pid, second.lives) == (True, True)
+    assert gone([pid])
+    second = standby.take("gloo")
+    assert pid_of(second) != pid
+    second.kill()
+    with pytest.raises(AbandonedError):
+        second.wait(DEADLINE_SECONDS)
     second.close()
-    standby.prepare("ring")
-    waiting = standby._waiting
-    assert waiting is not None
-    waiting.kill()
-    waiting._process.wait(30)
-    again = standby.take("ring")
-    assert again is not waiting, "one that died while it waited is not used"
-    again.close()
+    second.close()
     standby.close()
     with pytest.raises(GroupError, match="this rank is leaving"):
         standby.take("ring")
 
 
-def test_a_reducer_heeds_the_signals_that_its_trainer_blocks() -> None:
+def test_a_process_that_died_while_it_waited_is_not_used() -> None:
+    standby = SpawnStandby()
+    standby.prepare("ring")
+    waiting = standby._waiting
+    assert waiting is not None
+    waiting.kill()
+    waiting.life.reap()
+    again = standby.take("ring")
+    assert again is not waiting
+    again.close()
+    standby.close()
+
+
+def test_a_fork_server_that_dies_takes_its_reducers_along_and_is_replaced() -> None:
+    standby = ForkStandby()
+    reducers = [standby.take("ring") for _ in range(3)]
+    pids = [pid_of(reducer) for reducer in reducers]
+    server = standby._server
+    assert server is not None
+    assert len({server.process.pid, *pids}) == 4
+    server.process.kill()
+    with pytest.raises(GroupError, match="the reducer ended without a word"):
+        reducers[0].wait(DEADLINE_SECONDS)
+    assert gone(pids)
+    server.process.wait(DEADLINE_SECONDS)
+    again = standby.take("ring")
+    assert psutil.pid_exists(pid_of(again))
+    for reducer in (*reducers, again):
+        reducer.close()
+    standby.close()
+
+
+def test_a_reducer_killed_before_it_is_born_never_serves() -> None:
+    """The fork server is still importing when the group is left."""
+    standby = ForkStandby()
+    reducer = standby.take("gloo")
+    reducer.kill()
+    with pytest.raises(AbandonedError):
+        reducer.wait(DEADLINE_SECONDS)
+    reducer.close()
+    standby.close()
+
+
+def test_reducers_share_what_their_server_has_imported() -> None:
+    """They are there at once, and a fork takes along only the one thread that there is."""
+    standby = ForkStandby()
+    first = standby.take("gloo")
+    with pytest.raises(GroupError, match="before joining"):  # imported by then
+        first.order(Reduce("float32", 0, 1))
+        first.wait(DEADLINE_SECONDS)
+    assert standby._server is not None
+    assert psutil.Process(standby._server.process.pid).num_threads() == 1
+    second = standby.take("gloo")
+    memory = psutil.Process(pid_of(second)).memory_full_info()
+    assert memory.uss < 40e6 < memory.rss
+    for reducer in (first, second):
+        reducer.close()
+    standby.close()
+
+
+def test_a_reducer_says_what_ended_it() -> None:
+    standby = ForkStandby()
+    reducer = standby.take("ring")
+    os.kill(pid_of(reducer), signal.SIGKILL)
+    with pytest.raises(GroupError, match="the reducer ended by SIGKILL"):
+        reducer.wait(DEADLINE_SECONDS)
+    reducer.close()
+    standby.close()
+
+
+@STANDBYS
+def test_a_reducer_heeds_the_signals_that_its_trainer_blocks(made: Callable[[], Standby]) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    standby = made()
     try:
-        reducer = ReducerProcess()
+        reducer = standby.take("ring")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    reducer.prepare("ring")
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while reducer.lives:
+    pid, deadline = pid_of(reducer), time.monotonic() + DEADLINE_SECONDS
+    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
-        reducer._process.terminate()
+        os.kill(pid, signal.SIGTERM)
         time.sleep(0.05)
-    assert reducer._process.returncode == -signal.SIGTERM
+    assert reducer.life.reap() == -signal.SIGTERM
     reducer.close()
+    standby.close()
 
 
 def test_an_interface_that_is_not_here_is_named_with_those_that_are() -> None:

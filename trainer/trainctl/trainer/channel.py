@@ -1,10 +1,11 @@
-"""What a trainer and its reducer say over a socket pair: msgpack behind its length, descriptors beside it.
+"""What a trainer says to its reducers, and to the server that forks them: msgpack behind its length, on a socket pair.
 
-Orders go to the reducer; each but `Prepare` is answered once, in order.
+Each order but `Prepare` is answered once, in order; descriptors travel beside them.
 """
 
 import contextlib
 import os
+import select
 import socket
 from collections.abc import Sequence
 from typing import Literal
@@ -45,6 +46,18 @@ class Reduce(msgspec.Struct, frozen=True, tag=True):
     count: int
 
 
+class Fork(msgspec.Struct, frozen=True, tag=True):
+    """Make a reducer; the descriptor is its end of a channel."""
+
+    number: int
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Kill a reducer if it still lives, and reap it: until then its process id is its own."""
+
+    number: int
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The order was carried out."""
 
@@ -55,8 +68,22 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str  # one line
 
 
-Order = Prepare | Join | Reduce
-Answer = Done | Failed
+class Born(msgspec.Struct, frozen=True, tag=True):
+    """A reducer runs."""
+
+    number: int
+    pid: int
+
+
+class Gone(msgspec.Struct, frozen=True, tag=True):
+    """A reducer has been reaped."""
+
+    number: int
+    status: int  # negative: the signal that ended it
+
+
+Order = Prepare | Join | Reduce | Fork | Release
+Answer = Done | Failed | Born | Gone
 _ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 _ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
@@ -85,6 +112,10 @@ class Channel:
         self._socket.settimeout(timeout_seconds)
         body, _ = self._receive()
         return _ANSWERS.decode(body)
+
+    def has_answer(self, seconds: float) -> bool:
+        """Whether there is something to read, the end included, waiting so long for it."""
+        return bool(select.select([self._socket], [], [], seconds)[0])
 
     def close(self) -> None:
         self._socket.close()

@@ -13,8 +13,9 @@ import psutil
 from trainctl.protocol.messages import Engine, Form, Generation, Offer
 from trainctl.protocol.runfile import GroupTable
 from trainctl.trainer.group import Group, ReducerGroup, Solo
+from trainctl.trainer.reducer_process import GroupError
 from trainctl.trainer.shared_buffer import WORD_BYTES, Layout
-from trainctl.trainer.standby import GroupError, Standby
+from trainctl.trainer.standby import standby_here
 
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 64
@@ -44,7 +45,7 @@ class Formation:
         """`interface` is the one to sum over, empty for loopback; `likely` is the engine to keep ready, if any."""
         self._rank, self._layout, self._table, self._interface = rank, layout, table, interface
         self._likely: Engine | None = likely
-        self._standby = Standby()
+        self._standby = standby_here()
         self._offered: _Offered | None = None
         self._active: ReducerGroup | None = None
 

@@ -9,7 +9,7 @@ from trainctl.trainer.formation import Formation
 from trainctl.trainer.group import ReducerGroup, Solo
 from trainctl.trainer.ledger import Ledger
 from trainctl.trainer.orders import Joined, Joining, Order
-from trainctl.trainer.standby import GroupError
+from trainctl.trainer.reducer_process import GroupError
 from trainctl.trainer.step import Identity
 
 

@@ -13,13 +13,14 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from queue import SimpleQueue
-from typing import assert_never
+from typing import NoReturn, assert_never
 
 from trainctl.protocol.messages import Engine
 from trainctl.trainer import engines
 from trainctl.trainer.backend import first_line
-from trainctl.trainer.channel import Answer, Channel, Done, Failed, Join, Order, Prepare, Reduce
+from trainctl.trainer.channel import Answer, Channel, Done, Failed, Fork, Join, Order, Prepare, Reduce, Release
 from trainctl.trainer.shared_buffer import SharedBuffer
 
 _PR_SET_PDEATHSIG = 1
@@ -29,14 +30,15 @@ _GRACE_SECONDS = 1.0
 class Reducer:
     """The state of the process: the engines it has imported and, once joined, the memory that it sums."""
 
-    def __init__(self) -> None:
-        self._engines: dict[Engine, engines.Collective] = {}
+    def __init__(self, ready: Mapping[Engine, engines.Collective] | None = None) -> None:
+        """`ready`: engines that are imported already."""
+        self._engines: dict[Engine, engines.Collective] = {**(ready or {})}
         self._collective: engines.Collective | None = None
         self._buffer: SharedBuffer | None = None
         self._chunk_words = 1
 
     def carry_out(self, order: Order, descriptors: list[int]) -> None:
-        """Raises whatever the engine does."""
+        """Raises whatever the engine does, and RuntimeError for an order that isn't a reducer's."""
         match order:
             case Prepare():
                 self._prepare(order.engine)
@@ -44,6 +46,8 @@ class Reducer:
                 self._join(order, descriptors)
             case Reduce():
                 self._reduce(order)
+            case Fork() | Release():
+                raise RuntimeError("a reducer forks nothing")
             case _:
                 assert_never(order)
 
@@ -74,11 +78,15 @@ def main() -> int:
     """Serve one trainer until it ends, or until something fails."""
     parser = argparse.ArgumentParser(prog="python -m trainctl.trainer.reducer", description="Sums for one trainer.")
     parser.add_argument("--channel", type=int, required=True, metavar="FD", help="of a connected socket")
-    channel = Channel(socket.socket(fileno=parser.parse_args().channel))
-    _heed_signals()
+    serve(Channel(socket.socket(fileno=parser.parse_args().channel)))
+
+
+def serve(channel: Channel, ready: Mapping[Engine, engines.Collective] | None = None) -> NoReturn:
+    """Be a reducer, with the engines that are `ready`, for the rest of this process."""
+    heed_signals()
     orders: SimpleQueue[tuple[Order, list[int]]] = SimpleQueue()
     threading.Thread(target=_read, args=(channel, orders), name="channel", daemon=True).start()
-    reducer = Reducer()
+    reducer = Reducer(ready)
     while True:
         order, descriptors = orders.get()
         try:
@@ -89,9 +97,9 @@ def main() -> int:
             _answer(channel, Done())
 
 
-def _heed_signals() -> None:
+def heed_signals() -> None:
     """A trainer blocks the signals that end it, and so would what it starts. They end a reducer at once, even where
-    no Python code runs."""
+    no Python code runs; and on Linux it ends with the process that made it."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGALRM})

@@ -22,9 +22,9 @@ from trainctl.trainer.group import Group
 from trainctl.trainer.ledger import AbandonedError, Ledger
 from trainctl.trainer.metrics import MetricsWriter
 from trainctl.trainer.orders import Broken, Joined, Joining, Order, Orphaned
+from trainctl.trainer.reducer_process import GroupError
 from trainctl.trainer.saving import Saver
 from trainctl.trainer.shared_buffer import Layout
-from trainctl.trainer.standby import GroupError
 from trainctl.trainer.step import Executor, Identity, Settings
 
 

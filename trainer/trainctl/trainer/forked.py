@@ -1,0 +1,171 @@
+"""Reducers from a fork server: a trainer's end of it."""
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+from trainctl.protocol.messages import Engine
+from trainctl.trainer.channel import Born, Channel, Fork, Gone, Prepare, Release
+from trainctl.trainer.forkserver import ENVIRONMENT
+from trainctl.trainer.reducer_process import REAP_SECONDS, GroupError, ReducerProcess, start
+
+
+class _Server:
+    """This end of a fork server."""
+
+    def __init__(self) -> None:
+        """Raises GroupError if no process can be had."""
+        self.process, self._channel = start("trainctl.trainer.forkserver", {**os.environ, **ENVIRONMENT})
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._prepared: set[Engine] = set()
+        self._closed = False
+        self._open: set[int] = set()  # numbers of those forked and not let go of
+        self._released: set[int] = set()  # of those that the server has been told to
+        self._pids: dict[int, int] = {}
+        self._statuses: dict[int, int] = {}
+
+    @property
+    def lives(self) -> bool:
+        return self.process.poll() is None
+
+    def prepare(self, engine: Engine) -> None:
+        with self._lock:
+            if engine not in self._prepared:
+                self._prepared.add(engine)
+                with contextlib.suppress(OSError):  # one that is dead is replaced when it is asked for more
+                    self._channel.send(Prepare(engine))
+
+    def fork(self) -> ReducerProcess:
+        """Raises GroupError if the server has ended."""
+        ours, theirs = socket.socketpair()
+        with theirs, self._lock:
+            number = next(self._numbers)
+            try:
+                self._channel.send(Fork(number), [theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                raise GroupError(f"no reducer can be forked: {error.strerror}") from None
+            self._open.add(number)
+        return ReducerProcess(_Forked(self, number), Channel(ours))
+
+    def pid(self, number: int) -> int | None:
+        with self._lock:
+            self._hear(0.0)
+            return self._pids.get(number)
+
+    def kill(self, number: int) -> None:
+        """One that isn't born yet is killed as soon as it is."""
+        with self._lock:
+            self._hear(0.0)
+            pid = self._pids.get(number)
+            if pid is None:
+                self._release(number)
+            elif number not in self._released:
+                with contextlib.suppress(ProcessLookupError):  # the server is dead, and it with it
+                    os.kill(pid, signal.SIGKILL)
+
+    def reap(self, number: int) -> int | None:
+        with self._lock:
+            self._release(number)
+            due = time.monotonic() + REAP_SECONDS
+            while number not in self._statuses and self._hear(max(0.0, due - time.monotonic())):
+                pass
+            for known in (self._open, self._released):
+                known.discard(number)
+            self._pids.pop(number, None)
+            return self._statuses.pop(number, None)
+
+    def _release(self, number: int) -> None:
+        if number in self._open and number not in self._released:
+            self._released.add(number)
+            with contextlib.suppress(OSError):  # with the server dead, its reducers are too
+                self._channel.send(Release(number))
+
+    def _hear(self, seconds: float) -> bool:
+        """Take in what has been said, waiting so long for the first word; False if there was none."""
+        heard = False
+        while not self._closed and self._channel.has_answer(0.0 if heard else seconds):
+            try:
+                answer = self._channel.next_answer(REAP_SECONDS)
+            except (EOFError, TimeoutError):
+                return False
+            heard = True
+            if isinstance(answer, Born):
+                self._pids[answer.number] = answer.pid
+            elif isinstance(answer, Gone):
+                self._statuses[answer.number] = answer.status
+        return heard
+
+    def close(self) -> None:
+        """Its reducers end with it."""
+        with self._lock:
+            self._closed = True
+            self._channel.close()
+            if not self._open:
+                self.process.kill()  # it may be importing, and would finish that first
+        try:
+            self.process.wait(REAP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class _Forked:
+    """A `Life` that a fork server has made."""
+
+    def __init__(self, server: _Server, number: int) -> None:
+        self._server, self._number = server, number
+
+    @property
+    def pid(self) -> int | None:
+        return self._server.pid(self._number)
+
+    def kill(self) -> None:
+        self._server.kill(self._number)
+
+    def reap(self) -> int | None:
+        return self._server.reap(self._number)
+
+
+class ForkStandby:
+    """A `Standby` on a fork server, which is replaced should it die."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._server: _Server | None = None
+        self._closed = False
+
+    def prepare(self, engine: Engine) -> None:
+        with self._lock:
+            self._prepared(engine)
+
+    def take(self, engine: Engine) -> ReducerProcess:
+        with self._lock:
+            server = self._prepared(engine)
+            if server is None:
+                raise GroupError("this rank is leaving")
+            return server.fork()
+
+    def _prepared(self, engine: Engine) -> _Server | None:
+        if self._closed:
+            return None
+        if self._server is not None and not self._server.lives:
+            self._server.close()
+            self._server = None
+        if self._server is None:
+            self._server = _Server()
+        self._server.prepare(engine)
+        return self._server
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._server is not None:
+                self._server.close()
+                self._server = None

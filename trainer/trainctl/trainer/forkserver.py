@@ -1,0 +1,94 @@
+"""The process that makes a trainer's reducers on Linux: it imports an engine once, and forks when a group is formed.
+
+    python -m trainctl.trainer.forkserver --channel FD
+
+Importing an engine takes seconds of CPU, which a rank on a busy machine would lose from its training after every
+group; a fork takes milliseconds and shares the memory. It stays single-threaded, for a fork takes only one thread
+along. A child is reaped only when its trainer lets go of it, so its process id means no other until then.
+"""
+
+import argparse
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+from typing import NoReturn
+
+from trainctl.protocol.messages import Engine
+from trainctl.trainer import engines, reducer
+from trainctl.trainer.channel import Born, Channel, Fork, Gone, Order, Prepare, Release, close_all
+
+ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""To be started with: libraries that make threads as they are imported make none."""
+
+
+class ForkServer:
+    """Serves one trainer."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._engines: dict[Engine, engines.Collective] = {}
+        self._children: dict[int, int] = {}  # process ids by number
+
+    def carry_out(self, order: Order, descriptors: list[int]) -> None:
+        match order:
+            case Prepare():
+                self._prepare(order.engine)
+            case Fork():
+                self._fork(order.number, descriptors)
+            case Release():
+                self._channel.send(Gone(order.number, self._reap(order.number)))
+            case _:
+                close_all(descriptors)
+
+    def _prepare(self, engine: Engine) -> None:
+        if engine not in self._engines:
+            with contextlib.suppress(Exception):  # a reducer that tries it again says what is wrong
+                self._engines[engine] = engines.load(engine)
+            gc.collect()
+            gc.freeze()  # so that collections in a child don't copy what it shares
+
+    def _fork(self, number: int, descriptors: list[int]) -> None:
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            self._be_reducer(descriptors[0])
+        close_all(descriptors)
+        self._children[number] = pid
+        self._channel.send(Born(number, pid))
+
+    def _be_reducer(self, descriptor: int) -> NoReturn:
+        try:
+            self._channel.close()
+            reducer.serve(Channel(socket.socket(fileno=descriptor)), self._engines)
+        finally:
+            os._exit(1)
+
+    def _reap(self, number: int) -> int:
+        pid = self._children.pop(number)
+        os.kill(pid, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def close(self) -> None:
+        for number in [*self._children]:
+            self._reap(number)
+
+
+def main() -> None:
+    """Serve until the trainer lets go, or ends."""
+    parser = argparse.ArgumentParser(prog="python -m trainctl.trainer.forkserver", description="Forks reducers.")
+    parser.add_argument("--channel", type=int, required=True, metavar="FD", help="of a connected socket")
+    channel = Channel(socket.socket(fileno=parser.parse_args().channel))
+    reducer.heed_signals()
+    server = ForkServer(channel)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            server.carry_out(*channel.next_order())
+    server.close()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""A reducer as its trainer sees it: orders and answers over a channel, and the process behind it."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.messages import Engine
+from trainctl.trainer.channel import Channel, Failed, Join, Prepare, Reduce
+from trainctl.trainer.ledger import AbandonedError
+
+REAP_SECONDS = 10.0
+
+
+class GroupError(TrainctlError):
+    """Joining, levelling or summing failed; what this rank holds is as it was."""
+
+
+class Life(Protocol):
+    """The process behind a reducer. `kill` from any thread."""
+
+    @property
+    def pid(self) -> int | None:
+        """None as long as it isn't known."""
+
+    def kill(self) -> None: ...
+
+    def reap(self) -> int | None:
+        """Its exit status, negative for a signal, once it has ended; it is killed if it still runs. None if that
+        can't be had."""
+
+
+class ReducerProcess:
+    """One reducer. `kill` on any thread; all else on the thread that sums."""
+
+    def __init__(self, life: Life, channel: Channel) -> None:
+        self.life, self._channel = life, channel
+        self._status: int | None = None
+        self.killed = self._reaped = False
+
+    def prepare(self, engine: Engine) -> None:
+        """Have it import an engine; returns at once."""
+        with contextlib.suppress(OSError):  # one that is dead says so when it is asked to join
+            self._channel.send(Prepare(engine))
+
+    def order(self, order: Join | Reduce, descriptors: Sequence[int] = ()) -> None:
+        """Send an order; returns at once. Raises as `wait`."""
+        try:
+            self._channel.send(order, descriptors)
+        except OSError:
+            raise self._ended() from None
+
+    def wait(self, timeout_seconds: float | None) -> None:
+        """Wait until the order has been carried out. Raises AbandonedError if the reducer was killed, GroupError if it
+        failed or ended, TimeoutError if it takes longer (then it is of no use any more)."""
+        try:
+            answer = self._channel.next_answer(timeout_seconds)
+        except EOFError:
+            raise self._ended() from None
+        if isinstance(answer, Failed):
+            raise self._problem(answer.reason)
+
+    def kill(self) -> None:
+        """End it now, wherever it is, and make whoever waits for it give up."""
+        self.killed = True
+        if not self._reaped:
+            self.life.kill()
+
+    def close(self) -> None:
+        """`kill`, and let go of what it leaves."""
+        self.kill()
+        self._reap()
+        self._channel.close()
+
+    def _reap(self) -> int | None:
+        if not self._reaped:
+            self._reaped, self._status = True, self.life.reap()
+        return self._status
+
+    def _ended(self) -> Exception:
+        return AbandonedError() if self.killed else GroupError(f"the reducer ended {_how(self._reap())}")
+
+    def _problem(self, reason: str) -> Exception:
+        return AbandonedError() if self.killed else GroupError(reason)
+
+
+def _how(status: int | None) -> str:
+    if status is None:
+        return "without a word"
+    return f"with exit status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
+
+
+class Spawned:
+    """A `Life` that this process has started."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self.process = process
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def reap(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(REAP_SECONDS)
+        return self.process.returncode
+
+
+def spawn() -> ReducerProcess:
+    """A reducer that has imported nothing. Raises GroupError if no process can be had."""
+    process, channel = start("trainctl.trainer.reducer", dict(os.environ))
+    return ReducerProcess(Spawned(process), channel)
+
+
+def start(module: str, environment: dict[str, str]) -> "tuple[subprocess.Popen[bytes], Channel]":
+    """Run a module of the trainer's with a channel to it. Raises GroupError."""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", module, "--channel", str(theirs.fileno())]
+    try:
+        # Its output goes where the trainer's own does: the log.
+        process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2, stderr=2, env=environment
+        )
+    except OSError as error:
+        ours.close()
+        raise GroupError(f"no reducer can be started: {error}") from None
+    finally:
+        theirs.close()
+    return process, Channel(ours)
