@@ -82,6 +82,7 @@ class SimRank:
     exit: object = None  # what tells the agent of its end
     disk_full: bool = False
     hung: bool = False  # it says that it is there, and does no work
+    silent: bool = False  # stopped: it neither works nor says anything, nor takes an order
     parameters: int = 1000
     connected: bool = True
     reports: deque = dataclasses.field(default_factory=lambda: deque(maxlen=8))
@@ -100,6 +101,15 @@ class SimRank:
     def load(self) -> None:
         self.loaded = True
         self.up.append(self.ready())
+
+    def restart(self) -> None:
+        """Another process in its place, which has nothing of what it had."""
+        self.generation = self.highest = self.held_from = self.begun = self.exit = None
+        self.last_step, self.cursor, self.state, self.held, self.held_step = 0, 0, self.world.states[0], (), 0
+        self.joining = self.failed = self.accumulated = self.loaded = self.gone = self.hung = self.silent = False
+        self.down.clear()
+        self.plans.clear()
+        self.reports.clear()
 
     def alive(self) -> m.Alive:
         ready = self.ready() if self.loaded else None
@@ -175,7 +185,7 @@ class SimRank:
     @property
     def can_work(self) -> bool:
         """Whether a stride may change anything: what waits for others does not."""
-        if self.gone or self.hung or self.failed or self.generation is None:
+        if self.gone or self.hung or self.silent or self.failed or self.generation is None:
             return False
         if self.joining:
             return self._waits_for(("join",))

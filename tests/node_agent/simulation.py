@@ -13,6 +13,7 @@ from tests.node_agent.simulated_ranks import RUN, TORN, SimRank, SimWorld
 from trainctl.node_agent import decisions as d
 from trainctl.node_agent.book import Progress
 from trainctl.node_agent.conductor import Conductor
+from trainctl.node_agent.portions import AWAY_SECONDS
 from trainctl.node_agent.settings import Durable, RankSetting, Settings
 from trainctl.node_agent.under_way import LEAST_REDUCE_SECONDS
 from trainctl.protocol import messages as m
@@ -61,17 +62,22 @@ class Simulation:
         self.parts: set[tuple[int, int]] = set()
         self.ends: dict[str, d.CommandEnded] = {}
         self.happened: list[d.Happened] = []
+        self.nobody_left = False
+        self.retracted: list[m.StepCommitted] = []
+        self.starts = 0
         self.drifts: list[d.Drifted] = []
         self.evaluated: list[int] = []
         self.ended: d.Ended | None = None
         self.next_id = 0
         self.sent: dict[str, d.Commanded] = {}
+        self.started = False
         self.crash_after: int | None = None  # decisions the agent still carries out before it is killed
         self._tellers: dict[m.Generation, Conductor] = {}
         self._train_plans: set[tuple[m.Generation, int]] = set()
         self._newest_plan: dict[int, m.Generation] = {}  # by step: the newest generation it was planned in
 
     def begin(self) -> "Simulation":
+        self.started = True
         for rank in self.ranks.values():
             rank.load()
         return self
@@ -105,6 +111,24 @@ class Simulation:
                     teller = self._tellers.setdefault(message.generation, self.conductor)
                     assert teller is self.conductor, f"two conductors spoke for {message.generation}"
                 self._send(rank, message)
+            case d.Start(rank):
+                if self.ranks[rank].gone and rank not in self.lost:  # beside one that lives no other is started
+                    self.starts += 1
+                    self.ranks[rank].restart()
+            case d.Kill(rank):
+                if self.ranks[rank].connected and not self.ranks[rank].gone:
+                    self.end_rank(self.ranks[rank], clean=False)
+            case d.Retract(step):
+                assert self.commits[-1].step == step
+                assert all(
+                    rank.last_step < step
+                    or rank.gone
+                    or rank.rank not in self.conductor.ranks
+                    or rank.rank not in self.conductor.durable.members
+                    for rank in self.ranks.values()
+                )
+                self.retracted.append(self.commits.pop())
+                self.parts = {part for part in self.parts if part[0] != step}
             case d.Commit(step, first):
                 self._check_commit(step)
                 self.commits.append(step)
@@ -122,6 +146,8 @@ class Simulation:
                 self.ends[decision.id] = decision
             case d.Happened():
                 self.happened.append(decision)
+                if decision.text.startswith("failed: "):
+                    self.nobody_left = not self._standing()
             case d.Ended():
                 self.ended = decision
 
@@ -155,6 +181,16 @@ class Simulation:
         assert (part.step, part.rank) not in self.parts, "a part was told twice"
         self.parts.add((part.step, part.rank))
 
+    def _standing(self) -> list[int]:
+        """Ranks that live and have the state of the last step."""
+        step, kept = self.conductor.progress.step, self.conductor.durable
+        members = kept.settings.live.keys() & kept.members
+        return [
+            rank.rank for rank in self.ranks.values()
+            if not rank.gone and not rank.silent and rank.connected and rank.rank in members
+            and (rank.last_step, rank.state) == (step, self.world.states.get(step))
+        ]  # fmt: skip
+
     # ------------------------------------------------------------ what must hold
 
     def _check_settings(self, settings: Settings) -> None:
@@ -170,7 +206,7 @@ class Simulation:
         self._newest_plan[plan.step] = max(plan.generation, self._newest_plan.get(plan.step, plan.generation))
         assert plan.cursor == (self.world.batches[plan.step - 1][0] + self.world.batches[plan.step - 1][1]
                                if plan.step - 1 in self.world.batches else plan.cursor)  # fmt: skip
-        if plan.finishes is None:
+        if plan.finishes is None and plan.step != self.journal.retracted:
             settings = self.journal.settings
             assert all(work.micro_batch <= settings.ranks[work.rank].share for work in plan.work), plan
             assert {work.rank: sum(piece.count for piece in work.ranges) for work in plan.work} == {
@@ -202,7 +238,8 @@ class Simulation:
         last = self.commits[-1].step if self.commits else 0
         for plan in self.sent_plans:
             if plan.kind in every and not plan.commands:
-                assert plan.step == last or plan.step % every[plan.kind] == 0, plan
+                redone = plan.step in {step.step for step in self.retracted}
+                assert plan.step == last or redone or plan.step % every[plan.kind] == 0, plan
         assert {step for step in range(1, last) if every["evaluate"] and step % every["evaluate"] == 0} <= set(
             self.evaluated
         )
@@ -242,10 +279,12 @@ class Simulation:
         for rank in self.ranks.values():
             if rank.connected and rank.up:
                 found.append(lambda rank=rank: self.hear(rank))
-            if rank.connected and rank.down and not rank.gone:
+            if rank.connected and rank.down and not rank.gone and not rank.silent:
                 found.append(lambda rank=rank: self.order(rank))
             if rank.can_work:
                 found.append(rank.work)
+            if not rank.loaded and not rank.gone and not rank.silent and self.started:
+                found.append(rank.load)
         return found
 
     def hear(self, rank: SimRank) -> None:
@@ -259,8 +298,11 @@ class Simulation:
             self.end_rank(rank, clean=True)
 
     def end_rank(self, rank: SimRank, *, clean: bool) -> None:
-        rank.gone = True
+        rank.gone, rank.silent = True, False
         rank.down.clear()
+        if rank.group is not None:
+            rank.group.broken = True
+            rank.group = None
         rank.exit = d.RankEnded(rank.rank, clean, "exited with 0" if clean else "was ended by signal 9")
         rank.up.append(rank.exit)
 
@@ -278,7 +320,7 @@ class Simulation:
         """A trainer that is there says so every second, whatever it does."""
         before, self.now = self.now, self.now + seconds
         for rank in self.ranks.values():
-            if int(self.now) > int(before) and rank.connected and not rank.gone:
+            if int(self.now) > int(before) and rank.connected and not rank.gone and not rank.silent:
                 rank.up.append(rank.alive())
 
     def run(self, strides: int = 100_000) -> "Simulation":
@@ -299,8 +341,15 @@ class Simulation:
 
     def tick(self, seconds: float = 0.0) -> None:
         self._pass(seconds)
+        self._notice_silent(seconds)
         self.feed(d.Ticked())
         self._give_up_lost()
+
+    def _notice_silent(self, seconds: float) -> None:
+        """As an agent does, of a trainer and of another node."""
+        for rank in self.ranks.values():
+            if seconds >= AWAY_SECONDS and (rank.silent or not rank.connected) and not rank.gone:
+                self.feed(d.RankSilent(rank.rank, "has been silent for 5 s"))
 
     def _give_up_lost(self) -> None:
         """As an agent does at the end of a run with a node that is silent."""
@@ -309,9 +358,10 @@ class Simulation:
                 self.feed(d.RankEnded(rank, False, "has an agent that has been silent for 31 s"))
 
     def settle(self) -> "Simulation":
-        """No more faults: all links come back, and what hangs is found by its deadline."""
+        """No more faults: all links come back, what was stopped goes on, and what hangs is found by its deadline."""
         self.crash_after = None
         for rank in self.ranks.values():
+            rank.silent = False
             self.reconnect(rank)
         for _ in range(60):
             self.run()
@@ -339,6 +389,18 @@ class Simulation:
             rank.connected = False
             rank.down.clear()
             self._lose(rank, kept)
+
+    def kill(self, rank: SimRank) -> None:
+        """SIGKILL; a sum that it was in may come out for some."""
+        if not rank.gone:
+            self.faults += 1
+            self.end_rank(rank, clean=False)
+
+    def stop(self, rank: SimRank) -> None:
+        """SIGSTOP."""
+        if not rank.gone:
+            self.faults += 1
+            rank.silent = True
 
     def lose(self, rank: SimRank) -> None:
         """Its node is powered off, and stays so."""

@@ -101,7 +101,7 @@ def test_a_group_without_a_common_engine_is_refused_by_name():
 def test_who_does_not_answer_an_offer_is_named_and_fenced():
     simulation = group().begin()
     simulation.until(lambda: simulation.conductor.stage == "offering")
-    simulation.disconnect(simulation.ranks[2])
+    simulation.ranks[2].down.clear()
     simulation.run()
     simulation.tick(60.0)
     assert "g1.1 left: c did not open endpoints in time" in texts(simulation)
@@ -111,7 +111,7 @@ def test_who_does_not_answer_an_offer_is_named_and_fenced():
 def test_who_does_not_join_is_named_and_fenced():
     simulation = group().begin()
     simulation.until(lambda: simulation.conductor.stage == "forming")
-    simulation.disconnect(simulation.ranks[1])
+    simulation.ranks[1].down.clear()
     simulation.run()
     simulation.tick(60.0)
     assert any("did not join in time" in text for text in texts(simulation))
@@ -457,8 +457,9 @@ def test_a_drained_trainer_may_end_and_is_not_admitted_then():
     assert simulation.run().ended.state == "finished"
 
 
-def test_a_live_trainer_that_ends_fails_the_run():
-    simulation = group().begin().until_step(4)
+def test_a_trainer_that_ends_before_there_was_a_group_fails_the_run():
+    simulation = group()
+    simulation.ranks[0].load()
     simulation.end_rank(simulation.ranks[1], clean=False)
     assert simulation.run().ended == d.Ended("failed", "rank 1 (b) was ended by signal 9")
 

@@ -72,15 +72,16 @@ class Chances:
         if rank.connected and rank.up:
             rank.up.appendleft(rank.up[0])
 
-    def kill_drained(self) -> None:
-        rank = self._rank()
-        if self.simulation.conductor.durable.settings.ranks[rank.rank].out and not rank.gone:
-            self.simulation.end_rank(rank, clean=False)
+    def kill(self) -> None:
+        self.simulation.kill(self._rank())
+
+    def stop(self) -> None:
+        self.simulation.stop(self._rank())
 
 
 WEIGHTS = {
     Chances.command: 3.0, Chances.crash: 0.3, Chances.disconnect: 0.4, Chances.reconnect: 3.0,
-    Chances.break_group: 0.5, Chances.jump: 1.0, Chances.repeat: 1.0, Chances.kill_drained: 0.05,
+    Chances.break_group: 0.5, Chances.jump: 1.0, Chances.repeat: 1.0, Chances.kill: 0.15, Chances.stop: 0.1,
 }  # fmt: skip
 
 
@@ -139,7 +140,6 @@ def end(run: Simulation) -> None:
     check_ledger(run)
     run.check_commands()
     run.check_periodic()
-    if run.ended.state == "failed":  # a rank that had been killed unseen was admitted, or nothing could be formed
-        killed = any(rank.exit is not None and not rank.exit.clean for rank in run.ranks.values())
+    if run.ended.state == "failed":  # nobody is left who has the state, or nothing could be formed
         hopeless = "formations failed in a row" in run.ended.reason and run.faults >= FAILURES
-        assert ("signal 9" in run.ended.reason and killed) or hopeless, (run.ended.reason, run.faults)
+        assert run.nobody_left or hopeless, (run.ended.reason, run.faults)

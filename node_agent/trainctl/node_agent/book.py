@@ -26,6 +26,7 @@ class Progress:
     step: int = 0
     cursor: int = 0
     tokens_total: float = 0.0
+    weight: float = 0.0  # of the last step
 
 
 class Book:

@@ -8,6 +8,7 @@ from math import inf
 
 from trainctl.node_agent import conclusions
 from trainctl.node_agent import decisions as d
+from trainctl.node_agent.attendance import Attendance
 from trainctl.node_agent.book import Book, CannotGoOnError, Progress, Stage
 from trainctl.node_agent.course import Course
 from trainctl.node_agent.desk import Desk
@@ -20,6 +21,9 @@ from trainctl.node_agent.schedule import rate
 from trainctl.node_agent.settings import Durable
 from trainctl.protocol import messages as m
 from trainctl.protocol.runfile import RunFile
+
+SURVIVOR_SECONDS = 10.0
+"""A trainer that outlived its agent finds the next one well before that."""
 
 
 class Conductor:
@@ -44,6 +48,7 @@ class Conductor:
         self._orders = Orders(book, self._desk, self._course, self._formation)
         self._ending = Ending(book, self._desk, self._formation, recent is not None)
         self._patience = Patience(book, self._course.waits)
+        self._attendance = Attendance(book, self._formation)
 
     # ------------------------------------------------------------ the outside
 
@@ -119,6 +124,15 @@ class Conductor:
         """For how long nothing was heard of each rank that has ever said something."""
         return self._formation.silent_seconds(now)
 
+    @property
+    def patience_seconds(self) -> float:
+        """How long a trainer that has not loaded may say nothing: for ever, unless it had before this conductor."""
+        return SURVIVOR_SECONDS if self.stage == "loading" and self._formation.adopts else inf
+
+    def is_starting(self, rank: int) -> bool:
+        """Whether a lost rank's trainer has been started again and is to load yet."""
+        return self._attendance.is_starting(rank)
+
     def ready(self, rank: int) -> m.Ready | None:
         """What a rank said of itself when it had loaded, None before."""
         return self.ranks[rank].ready
@@ -146,27 +160,37 @@ class Conductor:
                     self._course.begin(now)
                     self._advance(now)
             case m.GroupFailed():
-                self._on_group_failed(event)
+                self._on_group_failed(event, now)
             case m.TrainerFailed():
-                self._on_trainer_failed(event)
+                self._on_trainer_failed(event, now)
             case d.Commanded():
                 self._on_command(event, now)
             case d.RankEnded():
-                self._ending.on_rank_ended(event)
+                self._on_rank_ended(event, now)
+            case d.RankSilent():
+                self._on_silent(event, now)
             case d.RankReturned():
-                self._on_returned(event.rank)
+                self._on_returned(event.rank, now)
             case d.Ticked():
                 self._on_tick(now)
 
     def _on_loaded(self, rank: int, ready: m.Ready, generation: m.Generation | None, now: float) -> None:
         if self._formation.meet(rank, ready, generation):
-            self._course.abandon()
-            self._formation.begin(now)
+            self._begin(now)
+        elif rank in self._formation.returning:
+            self._advance(now)
+
+    def _begin(self, now: float) -> None:
+        self._course.abandon()
+        self._formation.begin(now)
 
     def _on_report(self, report: m.Report, now: float) -> None:
         done = self._course.on_report(report, now)
         if done is None:
             return
+        if report.kind == "train":
+            for rank in done.ranks:
+                self._attendance.stepped(rank)
         failed = conclusions.conclude(self._book, self._course.rates, done.plan, done.reports)
         if failed and self.durable.mode == "stopping":
             self._orders.call_stop_off(failed)
@@ -174,19 +198,21 @@ class Conductor:
 
     def _on_fenced(self, fenced: m.Fenced, now: float) -> None:
         if self._formation.on_fenced(fenced):
-            standing = self._course.recover(self._formation.answers())
-            self._formation.form(standing, now)
+            self._recover(now)
 
-    def _on_group_failed(self, failed: m.GroupFailed) -> None:
+    def _recover(self, now: float) -> None:
+        self._formation.form(self._course.recover(self._formation.answers()), now)
+
+    def _on_group_failed(self, failed: m.GroupFailed, now: float) -> None:
         concerns = self.stage in ("offering", "forming", "formed") and failed.generation == self.durable.generation
         if concerns and failed.rank in self._formation.live:
-            self._leave_generation(f"{self.durable.settings.label(failed.rank)}: {failed.reason}")
+            self._leave_generation(f"{self.durable.settings.label(failed.rank)}: {failed.reason}", now)
 
-    def _leave_generation(self, why: str) -> None:
+    def _leave_generation(self, why: str, now: float) -> None:
         self._course.abandon()
-        self._formation.fail(why)
+        self._formation.fail(why, now)
 
-    def _on_returned(self, rank: int) -> None:
+    def _on_returned(self, rank: int, now: float) -> None:
         """Whatever was said on the lost connection is asked for again by a fence, or said again."""
         at = self.ranks.get(rank)
         if self.stage == "leaving" and at is not None and not at.ended:
@@ -194,12 +220,52 @@ class Conductor:
         elif self.stage not in ("loading", "leaving") and rank in self._formation.live:
             self._book.happen("agent", "warning", f"back in touch with {self.durable.settings.label(rank)}'s trainer")
             self._course.abandon()
-            self._formation.fence()
+            self._formation.fence(now)
 
-    def _on_trainer_failed(self, failed: m.TrainerFailed) -> None:
-        """Of a drained rank it is told when the process has ended."""
-        if failed.rank in self._formation.live:
+    def _on_trainer_failed(self, failed: m.TrainerFailed, now: float) -> None:
+        """Of a rank that is out it is told when the process has ended."""
+        if failed.rank not in self._formation.live or self.stage == "leaving":
+            return
+        if self._attendance.can_spare(failed.rank):
+            self._lose(failed.rank, f"says: {failed.reason}", now)
+        else:
             self._ending.fail(f"rank {failed.rank} ({self._book.node(failed.rank)}): {failed.reason}")
+
+    # ------------------------------------------------------------ ranks that are lost
+
+    def _on_rank_ended(self, ended: d.RankEnded, now: float) -> None:
+        """The others go on where one of them has the state of the last step."""
+        at, live = self.ranks.get(ended.rank), ended.rank in self._formation.live
+        was_told = ended.clean and self._formation.adopts
+        spared = live and not was_told and self._attendance.can_spare(ended.rank)
+        lost = not live and at is not None and self.durable.settings.ranks[ended.rank].out in ("lost", "failed")
+        if at is None or at.ended or self.stage == "leaving" or not (spared or lost):
+            self._ending.on_rank_ended(ended)
+            return
+        if spared:
+            at.ended = True
+            self._lose(ended.rank, ended.why, now)
+        self._attendance.ended(ended.rank, ended.why, now)
+
+    def _on_silent(self, silent: d.RankSilent, now: float) -> None:
+        """One that hangs is killed, if its node can be reached, and comes back as another process."""
+        if self.stage != "leaving" and silent.rank in self._formation.live and self._attendance.can_spare(silent.rank):
+            self._lose(silent.rank, silent.why, now)
+            self._book.decide(d.Kill(silent.rank))
+
+    def _lose(self, rank: int, why: str, now: float) -> None:
+        """Go on without a rank: nothing of this generation counts any more."""
+        self._attendance.lose(rank, why)
+        match self.stage:
+            case "loading":
+                if self._formation.all_loaded:
+                    self._begin(now)
+            case "fencing":
+                if self._formation.all_fenced:
+                    self._recover(now)
+            case _:
+                self._course.abandon()
+                self._formation.fence(now)
 
     def _on_command(self, command: d.Commanded, now: float) -> None:
         self._orders.take(command, self.state, now)
@@ -208,9 +274,13 @@ class Conductor:
         self._advance(now)
 
     def _on_tick(self, now: float) -> None:
+        for rank in self._formation.unanswered(now):
+            self._on_silent(d.RankSilent(rank, "has not answered a fence"), now)
         late = self._formation.overdue(now) or self._course.waits.overdue(now)
         if late:
-            self._leave_generation(late)
+            self._leave_generation(late, now)
+        if self.stage != "leaving":
+            self._attendance.start_due(now)
         self._course.waits.tell_slow(now)
         if self._orders.expire(now):
             self._advance(now)

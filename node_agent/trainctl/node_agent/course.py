@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from trainctl.node_agent import decisions as d
-from trainctl.node_agent import edits, planner, shares
+from trainctl.node_agent import edits, planner, portions, shares
 from trainctl.node_agent.agenda import Agenda
 from trainctl.node_agent.book import Book, CannotGoOnError
 from trainctl.node_agent.desk import EXPIRED, Desk
@@ -61,7 +61,7 @@ class Course:
                 return ("stopped" if stopping else "finished") if self.is_still else None
             if self._desk.wants_pause:
                 return "pause" if self.is_still else None
-            if self._desk.wants_new_group(now) and not self._change_group(now):
+            if (self._desk.wants_new_group(now) or self._formation.returning) and not self._change_group(now):
                 return None
         if not self._formation.is_current:
             return "form"
@@ -72,8 +72,24 @@ class Course:
         """Take up edits that change the live ranks, once the step in progress, of the group as it is, is done."""
         if self.is_still:
             self._apply_staged(now)
+            self._take_back(now)
             self._book.persist()
         return self.is_still
+
+    def _take_back(self, now: float) -> None:
+        """Ranks that were lost and are there again; one that doesn't fit any more stays out."""
+        for rank in self._formation.returning:
+            label = self._book.settings.label(rank)
+            try:
+                edit = portions.take_back(self._book.settings, rank, self.facts(now), self._book.config)
+            except InvalidInputError as error:
+                self._book.keep(settings=portions.give_up(self._book.settings, rank))
+                self._book.happen("rank", "error", f"{label} cannot join again: {error.problem}", self.planned_step)
+                continue
+            self._take_settings(edit.settings)
+            text = f"{label} joins again: {edit.before} → {edit.after}"
+            step = self.planned_step + 1
+            self._book.decide(d.Happened("rank", "good", "auto", text, step, "admit", edit.before, edit.after))
 
     def _issue_train(self, now: float) -> None:
         self._apply_staged(now)
@@ -201,20 +217,24 @@ class Course:
         Gives the ranks that have the state of the last committed step. Raises CannotGoOnError if one of them is beyond
         what the record can know.
         """
+        progress, members = self._book.progress, self._formation.members
+        if members:  # what others say of steps is of a part of the run that they are not in any more
+            answers = [answer for answer in answers if answer.rank in members]
         for report in sorted((report for answer in answers for report in answer.reports), key=lambda each: each.step):
             if report.kind == "train":
                 self._count(report)
-        progress, members = self._book.progress, self._formation.members
         for answer in answers:
             if answer.last_step > progress.step:
                 where = f"{self._book.node(answer.rank)} is at step {answer.last_step}"
                 raise CannotGoOnError(f"{where}, the record at step {progress.step}; resume the run from a checkpoint")
+        if answers and max(answer.last_step for answer in answers) == progress.step - 1:
+            self._tally.retract()
         at_step = {answer.rank for answer in answers if answer.last_step == progress.step}
         standing = at_step & members if members else at_step
         self.planned_step, self._planned_cursor = progress.step, progress.cursor
         self.agenda.start_over(progress.step, was_passed=self._tally.plan(progress.step + 1) is not None)
         self._half = self._tally.half_done(answers) if len(standing) == len(answers) else None
-        if self._half is None:
+        if self._half is None and self._book.durable.retracted != progress.step + 1:
             self._tally.forget(progress.step + 1)
         return standing
 
@@ -226,5 +246,8 @@ class Course:
         if half is not None and plan is not None:
             self._book.keep(seq=self._book.durable.seq + 1)
             self._issue(planner.finishing(plan, self._book.durable, *half), now)
+        elif plan is not None and self._book.durable.retracted == plan.step:
+            self._book.keep(seq=self._book.durable.seq + 1)
+            self._issue(planner.again(plan, self._book.durable), now)
         else:
             self.agenda.schedule_first()

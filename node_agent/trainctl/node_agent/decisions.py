@@ -34,6 +34,14 @@ class RankEnded:
 
 
 @dataclasses.dataclass(frozen=True)
+class RankSilent:
+    """A rank whose process may live has said nothing for too long; `why` says what is known of it."""
+
+    rank: int
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
 class RankReturned:
     """A rank that was attached speaks over a new connection: what was under way on the old one may be lost."""
 
@@ -57,6 +65,7 @@ Input = (
     | m.TrainerFailed
     | Commanded
     | RankEnded
+    | RankSilent
     | RankReturned
     | Ticked
 )
@@ -70,6 +79,20 @@ class Tell:
 
     rank: int
     message: m.Offer | m.Form | m.Fence | m.Leave
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """Have a rank's node start its trainer again."""
+
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Kill:
+    """End a rank's process at once, if its node can be reached: it hangs."""
+
+    rank: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +120,13 @@ class Commit:
 
     step: m.StepCommitted
     first: m.RankStep
+
+
+@dataclasses.dataclass(frozen=True)
+class Retract:
+    """The newest step was committed by lost ranks alone: it is undone in the record, and will be made again."""
+
+    step: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,4 +192,18 @@ class Ended:
     reason: str
 
 
-Decision = Tell | Issue | Persist | Commit | RankDone | Evaluated | Drifted | CommandEnded | Happened | Ended
+Decision = (
+    Tell
+    | Start
+    | Kill
+    | Issue
+    | Persist
+    | Commit
+    | Retract
+    | RankDone
+    | Evaluated
+    | Drifted
+    | CommandEnded
+    | Happened
+    | Ended
+)

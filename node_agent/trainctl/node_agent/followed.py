@@ -10,6 +10,7 @@ from trainctl.node_agent.recorder import RunRecorder
 from trainctl.node_agent.session import VIEW_KEY
 from trainctl.node_agent.views import same_but_progress
 from trainctl.protocol import messages as m
+from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.runfile import RunFile
 
@@ -87,6 +88,16 @@ class Followed:
             return
         if state == "starting" or not await self.port.tell(m.Leave(run=self.run, reason=reason or state)):
             await self.port.end()
+
+    async def start_again(self) -> None:
+        """Another trainer in the place of one that has ended; whether that can't be started is an ending too."""
+        try:
+            await self.port.start_again()
+        except RefusedError as error:
+            self.ending = Ending(clean=False, why=f"could not be started: {error}")
+        else:
+            self.ending, self._ready, self._missed = None, False, False
+        self.told_ending = False
 
     def _see(self, generation: m.Generation) -> None:
         if generation > self.generation:

@@ -100,6 +100,8 @@ class Follower:
                     await self._relay(lead, order)
                 case m.PeerEnd():
                     await self._end(lead, order)
+                case m.PeerTrainer():
+                    await self._wish(lead, order)
 
     async def _relay(self, lead: str, relay: m.PeerRelay) -> None:
         followed, order = self.followed, relay.order
@@ -118,6 +120,15 @@ class Follower:
         if self.followed is not None and self.followed.known.is_same(FollowedRun(end.run, end.rank, lead, "")):
             await self.followed.end(end.state, end.reason)
             await self.watch()
+
+    async def _wish(self, lead: str, wish: m.PeerTrainer) -> None:
+        followed = self.followed
+        if followed is None or not followed.known.is_same(FollowedRun(wish.run, wish.rank, lead, "")):
+            return
+        if wish.wish == "kill":
+            await followed.port.kill()
+        elif followed.wanted is None:
+            await followed.start_again()
 
     # ------------------------------------------------------------ hosting
 

@@ -14,6 +14,8 @@ from trainctl.node_agent.book import Book, CannotGoOnError, Stage
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 
+FENCE_SECONDS = 10.0
+"""For answering a fence, which a rank does at once unless it is within an update."""
 OFFER_SECONDS = 20.0
 """For opening endpoints, which a rank does at once."""
 JOIN_SECONDS = 30.0
@@ -35,6 +37,10 @@ class Rank:
     ended: bool = False
     why: str = ""  # of its end
     heard: float | None = None  # when it last said something
+
+    def forget(self) -> None:
+        """It is lost: what it said counts no more."""
+        self.ready, self.formed, self.fenced, self.endpoints = None, False, None, None
 
     def owes(self, stage: Stage) -> bool:
         """Whether the answer to what a stage asks is still to come."""
@@ -106,14 +112,30 @@ class Formation:
         if generation is not None and self._book.stage == "loading":
             self._left_behind = True
             self._book.keep(generation=max(generation, self._book.durable.generation))
+        return self.all_loaded
+
+    @property
+    def all_loaded(self) -> bool:
+        """Whether no live rank is waited for any more."""
         return self._book.stage == "loading" and all(other.ready for other in self.live.values())
+
+    @property
+    def all_fenced(self) -> bool:
+        """Whether all live ranks have answered a fence."""
+        return self._book.stage == "fencing" and all(other.fenced for other in self.live.values())
+
+    @property
+    def returning(self) -> list[int]:
+        """Lost ranks that are there again, ascending."""
+        ranks = self._book.settings.ranks
+        return [rank for rank in sorted(self.ready) if ranks[rank].out == "lost"]
 
     def begin(self, now: float) -> None:
         """All live ranks are there: form, or if they are in some generation, leave it first. Raises CannotGoOnError."""
         self._check_agreement()
         if self._left_behind:
             self._book.happen("agent", "warning", "back in touch with trainers that went on by themselves")
-            self.fence()
+            self.fence(now)
             return
         self._book.keep(members=tuple(self.live))
         step = self._book.progress.step
@@ -127,23 +149,27 @@ class Formation:
 
     # ------------------------------------------------------------ leaving
 
-    def fence(self) -> None:
+    def fence(self, now: float) -> None:
         """Have every rank leave the generation it is in."""
         self._book.persist(generation=self._book.durable.generation.next())
-        self._book.stage, self._due = "fencing", float("inf")
+        self._book.stage, self._due = "fencing", now + FENCE_SECONDS
         fence = m.Fence(run=self._book.run, generation=self._book.durable.generation)
         for rank in self.ready:
             self.ranks[rank].fenced = None
             self._book.decide(d.Tell(rank, fence))
 
-    def fail(self, reason: str) -> None:
+    def unanswered(self, now: float) -> list[int]:
+        """The live ranks that should have answered a fence by now."""
+        return self.awaited if self._book.stage == "fencing" and now >= self._due else []
+
+    def fail(self, reason: str, now: float) -> None:
         """A generation could not be joined, or not gone on with. Raises CannotGoOnError if that happens again and
         again."""
         self.failures += 1
         if self.failures >= FAILURES:
             raise CannotGoOnError(f"{FAILURES} formations failed in a row; the last one: {reason}")
         self._book.happen("run", "warning", f"{self._book.durable.generation} left: {reason}")
-        self.fence()
+        self.fence(now)
 
     def on_fenced(self, fenced: m.Fenced) -> bool:
         """True if all live ranks have answered by it."""
@@ -151,7 +177,7 @@ class Formation:
         if at is None:
             return False
         at.fenced = fenced
-        return all(other.fenced for other in self.live.values())
+        return self.all_fenced
 
     def answers(self) -> list[m.Fenced]:
         return [at.fenced for at in self.live.values() if at.fenced is not None]
@@ -166,6 +192,8 @@ class Formation:
             raise CannotGoOnError(f"no node is at step {self._book.progress.step} any more; resume from a checkpoint")
         self._behind = tuple(rank for rank in self.live if rank not in able)
         self._source = able[0] if self._behind else None
+        # Whoever is being given a state may be left with parts of two.
+        self._book.keep(members=tuple(rank for rank in self._book.durable.members if rank not in self._behind))
         divisor = shares.divisor(self._book.settings.global_batch, self.any_ready().mean_weight)
         self.engine = self._choose_engine()
         self._book.persist(generation=self._book.durable.generation.next(), divisor=divisor)

@@ -182,7 +182,7 @@ class Lead:
             return
         await session.watch_trainers()
         await self._give_up_lost(session)
-        await session.feed(d.Ticked())
+        await session.tick()
         if session is self.session:  # it may have been closed while this waited for its turn
             session.check_record()
         await self.close_if_ended()

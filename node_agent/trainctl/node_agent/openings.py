@@ -189,10 +189,10 @@ def _complete(recorder: RunRecorder, paths: RunPaths) -> None:
     least = state.step.generation if state.step is not None else FIRST_GENERATION
     for report in _kept_reports(paths, progress.step, least):
         plan = plans.get((report.step, report.generation))
-        if plan is None or report.step != progress.step + 1:
+        if plan is None or report.step != progress.step + 1 or recorder.is_retracted(report.step, report.generation):
             continue
         progress.step, progress.cursor = report.step, plan.cursor + plan.global_batch
-        progress.tokens_total += report.weight
+        progress.tokens_total, progress.weight = progress.tokens_total + report.weight, report.weight
         row = results.step_committed(report, plan, plan.learning_rate, progress.cursor, progress.tokens_total)
         node = _kept_node(recorder, report.rank)
         recorder.commit(row, [results.rank_step(report, node)], report.finished_at)
@@ -239,7 +239,7 @@ def _first_settings(config: RunFile) -> Settings:
 
 def _progress(state: LastState) -> Progress:
     last = state.step
-    return Progress(last.step, last.cursor, last.tokens_total) if last is not None else Progress()
+    return Progress(last.step, last.cursor, last.tokens_total, last.weight) if last is not None else Progress()
 
 
 def _kept(recorder: RunRecorder) -> Durable | None:

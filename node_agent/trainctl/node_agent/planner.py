@@ -42,6 +42,13 @@ def finishing(plan: StepPlan, durable: Durable, held: dict[int, tuple[Range, ...
     )
 
 
+def again(plan: StepPlan, durable: Durable) -> StepPlan:
+    """A step that was made and is lost: the same positions, learning rate, D and commands, by those that are live."""
+    counts = spread(plan.global_batch, _weights(durable))
+    work = _work(durable, shares.deal(plan.cursor, counts))
+    return msgspec.structs.replace(plan, generation=durable.generation, seq=durable.seq, work=work, finishes=None)
+
+
 def evaluate(run: str, durable: Durable, step: int, cursor: int, held_out: int, commands: Sequence[str]) -> StepPlan:
     """A pass over the `held_out` samples kept for it, split by share."""
     dealt = shares.deal(0, spread(held_out, _weights(durable)))

@@ -5,7 +5,7 @@ what undoes `after`.
 """
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -44,6 +44,11 @@ def with_shares(settings: Settings, counts: Mapping[int, int]) -> dict[int, Rank
 def _with_share(setting: RankSetting, share: int) -> RankSetting:
     out = "" if share else setting.out or "drained"
     return msgspec.structs.replace(setting, share=share, out=out)
+
+
+def _set_out(settings: Settings, ranks: Collection[int], out: Literal["drained", "lost", "failed"]) -> Settings:
+    changed = {rank: msgspec.structs.replace(settings.ranks[rank], share=0, out=out) for rank in ranks}
+    return msgspec.structs.replace(settings, ranks={**settings.ranks, **changed})
 
 
 def edit(settings: Settings, counts: Mapping[int, int]) -> Edit:
@@ -89,9 +94,12 @@ def _live_shares(settings: Settings) -> dict[int, int]:
 
 
 def _why_no_share(settings: Settings, node: str) -> str:
-    if any(setting.node == node for setting in settings.ranks.values()):
-        return f"{node} is drained and takes no share; admit {node} first"
-    return unknown_node(settings, node)
+    out = next((setting.out for setting in settings.ranks.values() if setting.node == node), None)
+    if out is None:
+        return unknown_node(settings, node)
+    if out == "lost":
+        return f"{node} is lost and takes no share until it is back"
+    return f"{node} is {out} and takes no share; admit {node} first"
 
 
 def unknown_node(settings: Settings, node: str | None) -> str:
@@ -105,8 +113,11 @@ def unknown_node(settings: Settings, node: str | None) -> str:
 def drain(settings: Settings, node: str | None, facts: Facts) -> Edit:
     """Without `node`: its share goes to the others in proportion. Raises InvalidInputError."""
     leaving = _ranks_of(settings, node)
-    if all(settings.ranks[rank].out for rank in leaving):
+    if all(settings.ranks[rank].out == "drained" for rank in leaving):
         raise InvalidInputError("node", f"{node} is drained already")
+    if all(settings.ranks[rank].out for rank in leaving):
+        after = _set_out(settings, leaving, "drained").edited()
+        return Edit(after, f"{node} {settings.ranks[leaving[0]].out}", f"{node} drained")
     staying = settings.live.keys() - leaving
     if not staying:
         raise InvalidInputError("node", f"{node} is the last live node; stop ends the run")
@@ -121,9 +132,31 @@ def admit(settings: Settings, node: str | None, facts: Facts, config: RunFile) -
     back = [rank for rank in _ranks_of(settings, node) if settings.ranks[rank].out]
     if not back:
         raise InvalidInputError("node", f"{node} is not drained")
+    if all(settings.ranks[rank].out == "lost" for rank in back):
+        raise InvalidInputError("node", f"{node} is lost, and joins by itself once it is back")
     _check_can_join(settings, back, facts, config)
     rates = {rank: speed.samples_per_second for rank, speed in facts.speeds.items()}
     return edit(settings, splits.with_back(_live_shares(settings), back, rates))
+
+
+def lose(settings: Settings, rank: int) -> Edit:
+    """Without a rank that is gone: its samples go to the others in proportion. There must be others."""
+    share = settings.ranks[rank].share
+    edited = edit(settings, splits.without(_live_shares(settings), (rank,)))
+    lost = msgspec.structs.replace(edited.settings.ranks[rank], out="lost", last_share=share)
+    after = msgspec.structs.replace(edited.settings, ranks={**edited.settings.ranks, rank: lost})
+    return Edit(after, edited.before, edited.after)
+
+
+def take_back(settings: Settings, rank: int, facts: Facts, config: RunFile) -> Edit:
+    """With a rank again that had been lost. Raises InvalidInputError if it has loaded something else by now."""
+    _check_can_join(settings, [rank], facts, config)
+    return edit(settings, splits.returned(_live_shares(settings), rank, settings.ranks[rank].last_share))
+
+
+def give_up(settings: Settings, rank: int) -> Settings:
+    """A lost rank that is not started any more, until it is admitted."""
+    return _set_out(settings, (rank,), "failed").edited()
 
 
 def _check_can_join(settings: Settings, back: Collection[int], facts: Facts, config: RunFile) -> None:

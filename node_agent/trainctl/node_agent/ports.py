@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from trainctl.node_agent.host import TrainerHost
 from trainctl.node_agent.peer_link import PeerLink
@@ -32,13 +32,15 @@ class Look(NamedTuple):
 
 
 class RankPort(Protocol):
-    """What a session does with a rank. `tell` and `end` never wait."""
+    """What a session does with a rank. But for `start`, nothing waits; what can't be said now is not said later."""
 
     def start(self, resume_from: Path | None) -> None: ...
     async def tell(self, order: m.ToTrainer) -> bool: ...
     def look(self) -> Look: ...
     def doing(self) -> str: ...
     async def end(self) -> None: ...
+    async def start_again(self) -> None: ...
+    async def kill(self) -> None: ...
 
 
 class LocalRank:
@@ -85,6 +87,17 @@ class LocalRank:
         """Not by a word: it has not attached yet, so there is nothing in it to save."""
         self._host.kill(self._paths, self._rank)
 
+    async def start_again(self) -> None:
+        """Have a trainer, if none lives; it takes part in nothing before it is given the group's state. Raises
+        RefusedError if no process can be started."""
+        if self._host.find(self._paths, self._rank) is None:
+            self._leave_due = float("inf")
+            self.start(None)
+
+    async def kill(self) -> None:
+        """At once: it hangs, and would not heed a word."""
+        self._host.kill(self._paths, self._rank, 0.0)
+
     def _describe(self, status: int | None) -> str:
         how = (
             "is gone" if status is None else f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
@@ -113,6 +126,18 @@ class RemoteRank:
     def doing(self) -> str:
         """What is known of a trainer that isn't heard of."""
         return "silent" if self._link.line.open else f"the agent of {self._link.node}: {self._link.line.why}"
+
+    async def start_again(self) -> None:
+        """Have its agent do so; how that went it tells by itself."""
+        await self._wish("start")
+
+    async def kill(self) -> None:
+        await self._wish("kill")
+
+    async def _wish(self, wish: Literal["start", "kill"]) -> None:
+        await self._link.send(
+            lambda link, seq: m.PeerTrainer(link=link, seq=seq, run=self._run, rank=self._rank, wish=wish)
+        )
 
     async def end(self) -> None:
         await end_rank(self._link, self._run, self._rank, "stopping")

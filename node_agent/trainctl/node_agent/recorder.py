@@ -130,6 +130,11 @@ class RunRecorder:
         """Mark every step above `step`, as when a run goes on from an older checkpoint."""
         self._write(writes.retract_after(step))
 
+    def is_retracted(self, step: int, generation: m.Generation) -> bool:
+        """Whether the step was committed in this generation, and marked since."""
+        with RecordReader(self._paths) as reader:
+            return reader.is_retracted(step, generation)
+
     def event(
         self, at: float, kind: str, severity: m.Severity, by: str, text: str, *, step: int | None = None,
         generation: m.Generation | None = None, command: str | None = None, verb: str | None = None,

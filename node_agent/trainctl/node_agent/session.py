@@ -19,6 +19,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.paths import RunPaths
 
+STALL_SECONDS, CATCH_UP_SECONDS = 2.0, 1.0
+"""An agent that has not looked for so long was stopped itself, and then takes so long to hear what it missed."""
 DURABLE_KEY, VIEW_KEY = "conductor", "view"
 
 
@@ -61,6 +63,8 @@ class Session:
         self._turn, self._closed = asyncio.Lock(), False
         self._taker: asyncio.Task[None] | None = None  # whose turn it is
         self._pids: dict[int, int | None] = {}
+        self._watched_monotonic = self._watching_since = time.monotonic()
+        self._unstarted: dict[int, str] = {}  # why, for ranks that could not be started again
         self._away: dict[int, str] = {}  # why, for ranks that have not been heard of lately
         self.view = self._look({})
         self._keep_view()
@@ -80,24 +84,45 @@ class Session:
                 await self.feed(d.RankEnded(rank, False, f"could not be started: {error}"))
 
     async def watch_trainers(self) -> None:
-        """Notice the ranks whose process has ended."""
-        for rank, state in self.conductor.ranks.items():
-            if state.ended:
+        """Notice the ranks whose process has ended, and those that say nothing."""
+        now = time.monotonic()
+        if now - self._watched_monotonic > STALL_SECONDS:
+            self._watching_since = now
+        self._watched_monotonic = now
+        for rank in [*self.conductor.ranks]:
+            if rank in self._unstarted:
+                await self.feed(d.RankEnded(rank, False, self._unstarted.pop(rank)))
+            if self.conductor.ranks[rank].ended:
                 continue
             look = self.ports[rank].look()
             self._pids[rank] = look.pid
             if look.ending is not None:
                 await self.feed(d.RankEnded(rank, *look.ending))
-            else:
-                self._look_away(rank)
+            elif self._is_away(rank):
+                await self.feed(d.RankSilent(rank, self._away[rank]))
 
-    def _look_away(self, rank: int) -> None:
+    def _is_away(self, rank: int) -> bool:
         """Notice a trainer that lives and says nothing, and where it was."""
-        silent_seconds = self.conductor.silent_seconds(time.monotonic()).get(rank, 0.0)
-        if silent_seconds < AWAY_SECONDS or self.conductor.ready(rank) is None:
+        heard = self.conductor.ranks[rank].heard or 0.0
+        silent_seconds = time.monotonic() - max(heard, self._watching_since)
+        limit_seconds = AWAY_SECONDS if self.conductor.ready(rank) is not None else self.conductor.patience_seconds
+        if silent_seconds < limit_seconds:
             self._away.pop(rank, None)
         elif rank not in self._away:
             self._away[rank] = self.ports[rank].doing()
+        return rank in self._away
+
+    async def tick(self) -> None:
+        """Let time pass for the conductor; not at once after this agent itself was stopped for a while, for what has
+        been said meanwhile is still to be read."""
+        if time.monotonic() > self._watching_since + CATCH_UP_SECONDS:
+            await self.feed(d.Ticked())
+
+    async def _start_again(self, rank: int) -> None:
+        try:
+            await self.ports[rank].start_again()
+        except RefusedError as error:
+            self._unstarted[rank] = f"could not be started: {error}"
 
     # ------------------------------------------------------------ events and decisions
 
@@ -143,6 +168,12 @@ class Session:
                 self._keep_durable(durable)
             case d.Tell(rank, message):
                 await self._tell(rank, message)
+            case d.Start(rank):
+                await self._start_again(rank)
+            case d.Kill(rank):
+                await self.ports[rank].kill()
+            case d.Retract(step):
+                self._retract(step)
             case d.Commit(step, first):
                 self._commit(step, first)
             case d.RankDone(part, step):
@@ -172,6 +203,10 @@ class Session:
         self.last_commit_monotonic = time.monotonic()
         self._publisher.publish(step)
         self._publisher.publish(first)
+
+    def _retract(self, step: int) -> None:
+        self.recorder.retract_after(step - 1)
+        self.last_step = self.recorder.last_state().step
 
     def _add_part(self, part: m.RankStep, step: m.StepCommitted) -> None:
         self.recorder.commit(step, [part], step.committed_at)

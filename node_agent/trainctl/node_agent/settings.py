@@ -14,7 +14,8 @@ class RankSetting(msgspec.Struct, frozen=True):
     node: str
     share: int  # samples of the global batch; 0 while it is out
     micro_batch: int  # samples per forward/backward, as wanted; a smaller share is run in one
-    out: Literal["", "drained"] = ""  # why it takes no part, empty if it does
+    out: Literal["", "drained", "lost", "failed"] = ""  # why it takes no part, empty if it does
+    last_share: int = 0  # what it had when it was lost, for its return
 
     @property
     def micro_in_force(self) -> int:
@@ -71,3 +72,4 @@ class Durable(msgspec.Struct, frozen=True):
     eval_step: int | None = None
     members: tuple[int, ...] = ()  # ranks of the newest generation that was formed; none before the first
     timed: bool = False  # the first shares have been measured
+    retracted: int = 0  # a step that lost ranks had made and that is to be made again just so

@@ -12,7 +12,7 @@ Say = Callable[[bytes, m.FromPeer], Awaitable[None]]
 """Send a message to the address of a lead's socket; one that has gone loses it, and notices by the numbers."""
 Answer = Callable[[str, int], m.FromPeer]
 """A message from the conversation's name and its number in it."""
-Order = m.PeerHost | m.PeerRelay | m.PeerEnd
+Order = m.PeerHost | m.PeerRelay | m.PeerEnd | m.PeerTrainer
 RefusalCode = Literal["unknown-link", "older-term", "busy"]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from trainctl.node_agent import decisions as d
 from trainctl.node_agent import results
-from trainctl.node_agent.book import Book
+from trainctl.node_agent.book import Book, CannotGoOnError
 from trainctl.protocol import messages as m
 
 KEPT = 4
@@ -58,12 +58,28 @@ class Tally:
         plan, progress = self._plans[report.step], self._book.progress
         progress.step, progress.cursor = report.step, plan.cursor + plan.global_batch
         progress.tokens_total += report.weight
+        progress.weight = report.weight
         row = results.step_committed(report, plan, plan.learning_rate, progress.cursor, progress.tokens_total)
         self._rows[report.step] = row
         self._book.decide(d.Commit(row, part))
         if report.skipped:
             self._book.happen("run", "warning", f"step {report.step} left the parameters alone: {report.skipped}")
         self._book.conclude(report.step)
+
+    def retract(self) -> None:
+        """Undo the last step: whoever had made it is lost. Raises CannotGoOnError if its plan isn't known any more."""
+        progress = self._book.progress
+        plan = self._plans.get(progress.step)
+        if plan is None:
+            raise CannotGoOnError(f"step {progress.step} was made by lost ranks alone, and its plan isn't known")
+        self._book.decide(d.Retract(progress.step))
+        text = f"step {progress.step} retracted: only ranks that are lost had made it; it is made again"
+        self._book.happen("run", "warning", text)
+        self._rows.pop(progress.step, None)
+        self._parts = {part for part in self._parts if part[0] != progress.step}
+        progress.step, progress.cursor = progress.step - 1, plan.cursor
+        progress.tokens_total, progress.weight = progress.tokens_total - progress.weight, 0.0
+        self._book.persist(retracted=plan.step)
 
     def half_done(self, answers: Iterable[m.Fenced]) -> Half | None:
         """What the accumulators hold of the next step's batch, if they hold parts of one and the same, and nothing has

@@ -67,10 +67,14 @@ def same_but_progress(one: m.RunView, other: m.RunView) -> bool:
 
 def _rank_state(conductor: Conductor, rank: int, away: str) -> m.RankState:
     at, out = conductor.ranks[rank], conductor.durable.settings.ranks[rank].out
+    if out == "failed" and conductor.final is None:
+        return "failed"
     if at.ended and out and conductor.final is None:
         return "lost"
     if at.ended:
         return "failed" if conductor.final == "failed" else "done"
+    if out == "lost":
+        return "rejoining" if at.ready is not None or conductor.is_starting(rank) else "lost"
     if at.ready is None:
         return "starting"
     if away:
@@ -83,6 +87,9 @@ def _rank_state(conductor: Conductor, rank: int, away: str) -> m.RankState:
 
 
 def _why(conductor: Conductor, rank: int, state: m.RankState, away: str) -> str:
-    if state == "lost":
+    out = conductor.durable.settings.ranks[rank].out
+    if state == "lost" and out == "drained":
         return f"drained, and its trainer {conductor.ranks[rank].why}"
+    if out in ("lost", "failed") and conductor.final is None:
+        return conductor.ranks[rank].why or away
     return away if state == "away" else conductor.reason if state == "failed" else ""

@@ -213,6 +213,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         ),
         "peer-relay": m.PeerRelay(link=_LINK, seq=2, rank=1, order=_PLAN),
         "peer-end": m.PeerEnd(link=_LINK, seq=3, run=_RUN, rank=1, state="stopped", reason="asked to"),
+        "peer-trainer": m.PeerTrainer(link=_LINK, seq=4, run=_RUN, rank=1, wish="start"),
         "peer-ping": m.PeerPing(link=_LINK, seq=3),
     },
     "follower to lead": {

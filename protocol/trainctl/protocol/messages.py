@@ -17,7 +17,7 @@ MAX_COUNT = 2**63 - 1
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 RunState = Literal["starting", "running", "pausing", "paused", "stopping", "stopped", "finished", "failed"]
-RankState = Literal["starting", "ready", "run", "paused", "away", "lost", "drained", "failed", "done"]
+RankState = Literal["starting", "ready", "run", "paused", "away", "lost", "rejoining", "drained", "failed", "done"]
 CommandState = Literal["accepted", "applied", "rejected", "expired", "failed", "conflict"]
 Severity = Literal["info", "good", "warning", "error"]
 PlanKind = Literal["train", "evaluate", "checkpoint", "sync", "measure"]
@@ -586,6 +586,16 @@ class PeerEnd(Message, tag="peer-end", frozen=True):
     reason: str = ""
 
 
+class PeerTrainer(Message, tag="peer-trainer", frozen=True):
+    """Start the trainer of a rank again, if none lives, or kill it, for it hangs."""
+
+    link: Name
+    seq: Count
+    run: Name
+    rank: Count
+    wish: Literal["start", "kill"]
+
+
 class PeerPing(Message, tag="peer-ping", frozen=True):
     """Sent at 1 Hz; answered by PeerBeat."""
 
@@ -593,7 +603,7 @@ class PeerPing(Message, tag="peer-ping", frozen=True):
     seq: Count  # last number sent, so that a lost message is noticed
 
 
-ToPeer = PeerHello | PeerHost | PeerRelay | PeerEnd | PeerPing
+ToPeer = PeerHello | PeerHost | PeerRelay | PeerEnd | PeerTrainer | PeerPing
 
 # ---------------------------------------------------------------- follower's agent -> lead's agent
 

@@ -95,6 +95,11 @@ class RecordReader:
         count, weight, seconds = rows[0]
         return Totals(count, weight or 0.0, seconds or 0.0, dict(nodes))
 
+    def is_retracted(self, step: int, generation: m.Generation) -> bool:
+        """Whether there is a row of the step, of this generation, that does not stand."""
+        key = (step, generation.term, generation.n)
+        return bool(self._rows("SELECT 1 FROM steps WHERE step = ? AND term = ? AND n = ? AND retracted", key))
+
     def steps(self, after: int = 0, limit: int = 500) -> tuple[tuple[m.StepCommitted, ...], bool]:
         """Up to `limit` steps above `after`, ascending, and whether there are more."""
         rows = self._rows(

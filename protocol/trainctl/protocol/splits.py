@@ -54,6 +54,15 @@ def with_back(shares: Shares, back: Collection[int], rates: Mapping[int, float],
     return apportion(sum(shares.values()), weights, field)
 
 
+def returned(shares: Shares, rank: int, last_share: int) -> dict[int, int]:
+    """Shares for a rank that was lost and is back: what it had then, or as much of it as leaves the others one each;
+    these keep their proportions of the rest."""
+    total = sum(shares.values())
+    own = max(1, min(last_share, total - len(shares)))
+    others = apportion(total - own, {other: float(share) for other, share in shares.items()}, "node")
+    return dict(sorted({**others, rank: own}.items()))
+
+
 def _divided(amount: Fraction, among: Mapping[int, float]) -> dict[int, Fraction]:
     whole = sum(map(Fraction, among.values()))
     return {rank: amount * Fraction(weight) / whole for rank, weight in among.items()}

@@ -52,16 +52,20 @@ class ForkServer:
 
     def _fork(self, number: int, descriptors: list[int]) -> None:
         sys.stderr.flush()
+        server = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._be_reducer(descriptors[0])
+            self._be_reducer(descriptors[0], server)
         close_all(descriptors)
         self._children[number] = pid
         self._channel.send(Born(number, pid))
 
-    def _be_reducer(self, descriptor: int) -> NoReturn:
+    def _be_reducer(self, descriptor: int, server: int) -> NoReturn:
         try:
             self._channel.close()
+            reducer.heed_signals()
+            if os.getppid() != server:  # it died before this process could ask to end with it
+                os._exit(1)
             reducer.serve(Channel(socket.socket(fileno=descriptor)), self._engines)
         finally:
             os._exit(1)

@@ -1,0 +1,74 @@
+"""Who is lost, when its trainer is started again, and when that is given up: pure, as all of the conductor."""
+
+from trainctl.node_agent import decisions as d
+from trainctl.node_agent import portions
+from trainctl.node_agent.book import Book
+from trainctl.node_agent.formation import Formation
+
+STARTS = 5
+"""So many starts without a step that the rank took part in, and it is given up."""
+LEAST_DELAY_SECONDS, MOST_DELAY_SECONDS = 1.0, 60.0
+
+
+class Attendance:
+    """The conductor tells it of deaths and of time; what becomes of the generation is the conductor's."""
+
+    def __init__(self, book: Book, formation: Formation) -> None:
+        self._book, self._formation = book, formation
+        self._starts: dict[int, int] = {}  # of each rank since the last step it took part in
+        self._due: dict[int, float] = {}  # when a rank's trainer is started again
+
+    def can_spare(self, rank: int) -> bool:
+        """Whether the others can go on without it: another one has the state of the last step."""
+        ranks = self._formation.ranks
+        others = self._book.settings.live.keys() & self._formation.members - {rank}
+        return any(not ranks[other].ended for other in others)
+
+    def lose(self, rank: int, why: str) -> None:
+        """Its samples go to the others, and nothing that it says of this generation counts."""
+        book, label = self._book, self._book.settings.label(rank)
+        edit = portions.lose(book.settings, rank)
+        book.persist(settings=edit.settings, members=tuple(other for other in book.durable.members if other != rank))
+        self._formation.ranks[rank].forget()
+        self._formation.ranks[rank].why = why
+        text = f"{label} is lost: {why}; {edit.before} → {edit.after}"
+        book.decide(d.Happened("rank", "error", "auto", text, book.progress.step, "rebalance", edit.before, edit.after))
+
+    def ended(self, rank: int, why: str, now: float) -> None:
+        """The process of a lost rank is gone: start another in a while, or give it up."""
+        at, starts = self._formation.ranks[rank], self._starts.get(rank, 0)
+        at.forget()
+        at.ended, at.why = True, why
+        if self._book.settings.ranks[rank].out != "lost":
+            return
+        if starts < STARTS:
+            self._due[rank] = now + min(MOST_DELAY_SECONDS, LEAST_DELAY_SECONDS * 2**starts)
+            return
+        self._book.persist(settings=portions.give_up(self._book.settings, rank))
+        label = self._book.settings.label(rank)
+        text = f"{label} failed: started {STARTS} times without taking part in a step; the last time it {why}"
+        self._book.happen("rank", "error", text)
+
+    def start_due(self, now: float) -> None:
+        """Start the trainers whose time has come; none for a run that is to stop."""
+        if self._book.durable.mode == "stopping":
+            return
+        for rank in [rank for rank, due in self._due.items() if due <= now]:
+            del self._due[rank]
+            if self._book.settings.ranks[rank].out != "lost":
+                continue
+            self._starts[rank] = self._starts.get(rank, 0) + 1
+            self._formation.ranks[rank].ended = False
+            label = self._book.settings.label(rank)
+            self._book.happen(
+                "rank", "info", f"the trainer of {label} is started again, {self._starts[rank]} of {STARTS}"
+            )
+            self._book.decide(d.Start(rank))
+
+    def is_starting(self, rank: int) -> bool:
+        """Whether another process has been asked for, and has not ended."""
+        return rank in self._starts and not self._formation.ranks[rank].ended
+
+    def stepped(self, rank: int) -> None:
+        """It took part in a step."""
+        self._starts.pop(rank, None)
