@@ -15,7 +15,7 @@ from trainctl.protocol.runfile import GroupTable
 from trainctl.trainer.group import Group, ReducerGroup, Solo
 from trainctl.trainer.reducer_process import GroupError
 from trainctl.trainer.shared_buffer import WORD_BYTES, Layout
-from trainctl.trainer.standby import standby_here
+from trainctl.trainer.standby import Standby, standby_here
 
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 64
@@ -41,11 +41,20 @@ class _Offered:
 class Formation:
     """Used by the control thread, but for `stand_by` and `close` (main thread) and `abort` (any)."""
 
-    def __init__(self, rank: int, layout: Layout, table: GroupTable, interface: str, likely: Engine | None) -> None:
-        """`interface` is the one to sum over, empty for loopback; `likely` is the engine to keep ready, if any."""
+    def __init__(
+        self,
+        rank: int,
+        layout: Layout,
+        table: GroupTable,
+        interface: str,
+        likely: Engine | None,
+        standby: Standby | None = None,
+    ) -> None:
+        """`interface` is the one to sum over, empty for loopback; `likely` is the engine to keep ready, if any, by a
+        `standby` that may be at it already."""
         self._rank, self._layout, self._table, self._interface = rank, layout, table, interface
         self._likely: Engine | None = likely
-        self._standby = standby_here()
+        self._standby = standby or standby_here()
         self._offered: _Offered | None = None
         self._active: ReducerGroup | None = None
 

@@ -1,5 +1,6 @@
 """One rank's life: load, say so, act on plans one after another, and leave."""
 
+import contextlib
 import platform
 import sys
 import time
@@ -25,6 +26,7 @@ from trainctl.trainer.orders import Broken, Joined, Joining, Order, Orphaned
 from trainctl.trainer.reducer_process import GroupError
 from trainctl.trainer.saving import Saver
 from trainctl.trainer.shared_buffer import Layout
+from trainctl.trainer.standby import Standby, standby_here
 from trainctl.trainer.step import Executor, Identity, Settings
 
 
@@ -41,6 +43,7 @@ class Trainer:
         ledger: Ledger,
         status: StatusWriter,
         control: Control,
+        standby: Standby | None = None,
     ) -> None:
         self._who, self._config, self._backend, self._dataset = who, config, backend, dataset
         self._ledger, self._status, self._control = ledger, status, control
@@ -52,9 +55,8 @@ class Trainer:
         )
         self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
         self._joined: m.Generation | None = None  # the generation of the executor's group
-        likely = engines.likely(config.group.engine) if len(config.nodes) > 1 else None
         interface = config.nodes.get(who.node, runfile.NodeTable()).interface
-        self._formation = Formation(who.rank, self._layout, config.group, interface, likely)
+        self._formation = Formation(who.rank, self._layout, config.group, interface, _likely(config), standby)
 
     def resume(self, folder: Path | None) -> None:
         """Stand where the checkpoint in `folder` stood, or at the beginning. Raises InvalidInputError if it doesn't
@@ -221,11 +223,25 @@ def load_trainer(who: Identity, paths: RunPaths, ledger: Ledger, status: StatusW
     config = runfile.on_node(runfile.read(paths.run_file), who.node)
     control.orphan_seconds = config.run.orphan_seconds
     runfile.check_paths(config, where)
+    standby = _stand_by_early(config)
     dataset = open_dataset(config, paths.node_data, where)
     if dataset.left_out:
         _say(f"{dataset.left_out} samples have no counted target within data.sequence_length and are left out")
     backend = load(config, config.nodes.get(who.node, runfile.NodeTable()), where)
-    return Trainer(who, config, paths, backend, dataset, ledger, status, control)
+    return Trainer(who, config, paths, backend, dataset, ledger, status, control, standby)
+
+
+def _likely(config: runfile.RunFile) -> m.Engine | None:
+    return engines.likely(config.group.engine) if len(config.nodes) > 1 else None
+
+
+def _stand_by_early(config: runfile.RunFile) -> Standby:
+    """Have the engine imported beside the model's library, so that nobody waits for it once this rank is there."""
+    standby, likely = standby_here(), _likely(config)
+    if likely is not None:
+        with contextlib.suppress(GroupError):  # it is tried again, and told, once the rank has loaded
+            standby.prepare(likely)
+    return standby
 
 
 def _say(text: str) -> None:
