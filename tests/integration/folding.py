@@ -4,15 +4,15 @@ import dataclasses
 import json
 import math
 import sqlite3
-from collections import Counter
+from collections import Counter, deque
 from contextlib import closing
 from typing import Any, Self
 
 import pytest
 from tests.integration.clusters import NODES, Cluster, plans_of
 
-from trainctl.node_agent import shares
 from trainctl.protocol import messages as m
+from trainctl.protocol.apportionment import apportion
 from trainctl.protocol.reader import RecordReader
 
 EDITS = ("resize-batch", "rebalance", "set-lr", "set-global-batch", "drain", "admit")
@@ -88,7 +88,7 @@ class State:
             self.rate *= wanted / self.global_batch
         self.global_batch = wanted
         of_live = {NODES.index(node): float(self.shares[node]) for node in self.live}
-        self._deal({NODES[rank]: count for rank, count in shares.apportion(wanted, of_live).items()})
+        self._deal({NODES[rank]: count for rank, count in apportion(wanted, of_live).items()})
 
     def _set_shares(self, edit: Applied) -> None:
         """What the ledger says came of it, which must start from here and be what was asked for."""
@@ -107,6 +107,11 @@ class State:
         for node, count in counts.items():
             self.shares[node] = count
 
+    def catch_up(self, losses: "deque[dict[str, int]]", wanted: dict[str, int]) -> None:
+        """Take up what losses and returns made of the shares, as far as it takes to have those `wanted`."""
+        while losses and any(self.shares[node] != count for node, count in wanted.items()):
+            self._deal(losses.popleft())
+
     def check(self, plan: m.StepPlan) -> None:
         """Whether the plan of a whole batch is just this."""
         work = {NODES[one.rank]: one for one in plan.work}
@@ -122,6 +127,7 @@ def check_edits(cluster: Cluster, run: str, config: dict[str, Any]) -> Counter[i
     """Each plan of the run, from its first on, has what the edits up to its step come to, and the plans of one step
     alone carry an edit. Gives how many edits each step took."""
     edits, state, crowd = applied_commands(cluster, run), State.of_start(config), Counter()
+    losses = lost_and_back(cluster, run)
     carried: Counter[str] = Counter()
     for step, plans in _train_plans(cluster, run).items():
         # A batch that was given up is planned anew, perhaps with more; one that was half done keeps what it had.
@@ -130,7 +136,10 @@ def check_edits(cluster: Cluster, run: str, config: dict[str, Any]) -> Counter[i
             assert _rule(plan) == _rule(settled)
         for edit in (edits[id] for id in settled.commands):
             assert edit.step == step
+            before = _counts(edit.before) if edit.verb in ("rebalance", "drain", "admit") else {}
+            state.catch_up(losses, before)
             state.take(edit)
+        state.catch_up(losses, {NODES[work.rank]: _count(work) for work in settled.work})
         state.check(settled)
         carried.update(settled.commands)
         crowd[step] = sum(edits[id].verb in EDITS for id in settled.commands)
@@ -159,6 +168,18 @@ def applied_commands(cluster: Cluster, run: str) -> dict[str, Applied]:
     with closing(sqlite3.connect(cluster[NODES[0]].directory / "agent.db")) as ledger:
         rows = ledger.execute(query, (run,)).fetchall()
     return {id: Applied(verb, json.loads(args), *rest) for id, verb, args, *rest in rows}
+
+
+def lost_and_back(cluster: Cluster, run: str) -> "deque[dict[str, int]]":
+    """The shares of the nodes concerned after each loss and each return of a rank, oldest first."""
+    with RecordReader(cluster.run_paths(NODES[0], run)) as reader:
+        found, after, more = deque[dict[str, int]](), 0, True
+        while more:
+            events, more = reader.events(after, 500)
+            ours = [event for event in events if (event.kind, event.by) == ("rank", "auto")]
+            found += [_counts(event.after or "") for event in ours if event.verb in ("rebalance", "admit")]
+            after = events[-1].id if events else after
+    return found
 
 
 def check_steps(cluster: Cluster, run: str, first: int, last: int) -> None:

@@ -90,15 +90,19 @@ def test_a_node_that_cannot_be_reached_is_named(cluster, run_config):
         assert "gamma can't be reached" in reply.reason
 
 
-def test_a_trainer_that_dies_on_another_node_fails_the_run_with_how_it_ended(cluster, run_config):
+def test_the_only_trainer_dies_on_another_node_and_the_run_begins_again_there(cluster, run_config):
+    """It has no checkpoint yet: that is from the first step on."""
     with cluster.client("alpha") as client:
-        client.send("start-run", {"config": run_config(run__steps=FOREVER, nodes=on("beta"))}, wait="accepted")
+        run = client.send("start-run", {"config": run_config(run__steps=FOREVER, nodes=on("beta"))}).run
         wait_for_step(client, 2)
         (pid,) = cluster["beta"].trainer_pids()
         os.kill(pid, signal.SIGKILL)
-        view = wait_for_end(client)
-        assert view.state == "failed"
-        assert "beta" in view.reason and "signal 9" in view.reason
+        until(lambda: cluster["beta"].trainer_pids() not in ([], [pid]), 30, "another trainer")
+        view = until(lambda: (v := client.snapshot(0).run).state == "running" and v.step >= 2 and v, 60, "its steps")
+        assert view.run == run
+        texts = [event.text for event in client.events(newest=True).events]
+        assert any(text.startswith("rank 0 (beta) was ended by signal 9") and "going back" in text for text in texts)
+        assert any(text.startswith("taken up again from step 0") for text in texts)
 
 
 def test_a_follower_whose_lead_stays_away_ends_its_trainer_and_says_why(cluster, run_config):
@@ -114,6 +118,6 @@ def test_a_follower_whose_lead_stays_away_ends_its_trainer_and_says_why(cluster,
         until(lambda: not cluster["beta"].trainer_pids(), 20, "the trainer's end")
         assert "alpha" in follower.snapshot(0, run).run.reason
         cluster.start("alpha")
-        view = wait_for_end(client)
-        assert view.state == "failed"
-        assert "beta" in view.reason and "silent" in view.reason
+        until(lambda: client.snapshot(0).run.state == "running", 60, "the run from its checkpoint")
+        texts = [event.text for event in client.events(newest=True).events]
+        assert any("beta" in text and "silent" in text and "going back" in text for text in texts)

@@ -220,7 +220,7 @@ async def test_who_follows_the_cluster_through_any_agent_sees_the_lead_in_full_a
                 elif isinstance(item, m.StepCommitted):
                     steps.append(item.step)
                 elif isinstance(item, m.RunView):
-                    whys += [rank.why for rank in item.ranks if rank.state == "away"]
+                    whys += [rank.why for rank in item.ranks if rank.state == "lost"]
                 elif isinstance(item, Connection) and node == "gamma":
                     gamma.append(item.state)
                 met = seen["beta"] & seen["gamma"] >= {"HostReading", "Heartbeat", "Connection"}

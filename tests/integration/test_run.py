@@ -125,15 +125,25 @@ def test_a_trainer_that_says_nothing_is_shown_as_away(agent, run_config):
         wait_for_end(client)
 
 
-def test_a_trainer_that_dies_fails_the_run_with_how_it_ended(agent, run_config):
+def test_a_run_whose_only_trainer_dies_goes_back_to_its_checkpoint(agent, run_config):
+    """The newest one; what had been committed after it is marked, and made again to the same losses."""
     with agent.client() as client:
-        client.send("start-run", {"config": run_config(run__steps=4000)}, wait="accepted")
-        wait_for_step(client, 3)
+        config = run_config(run__steps=24, checkpoint={"every_steps": 5})
+        begun = client.send("start-run", {"config": config}, wait="accepted")
+        wait_for_step(client, 12)
+        before = {step.step: step for step in all_steps(client, begun.run or "")}
         (pid,) = until(agent.trainer_pids)
         os.kill(pid, signal.SIGKILL)
+        until(lambda: agent.trainer_pids() not in ([], [pid]), 30, "another trainer")
         view = wait_for_end(client)
-        assert view.state == "failed"
-        assert "signal 9" in view.reason
+        assert (view.state, view.step, view.run) == ("finished", 24, begun.run)
+        after = all_steps(client, begun.run or "")
+        assert [step.step for step in after] == list(range(1, 25))
+        assert all(step.loss == before[step.step].loss for step in after if step.step in before)
+        texts = [event.text for event in client.events(newest=True).events]
+        assert any("signal 9" in text and "going back to the newest checkpoint" in text for text in texts)
+        (taken,) = [text for text in texts if text.startswith("taken up again from step ")]
+        assert int(re.findall(r"\d+", taken)[0]) % 5 == 0
 
 
 def test_one_run_at_a_time(agent, run_config):

@@ -146,7 +146,7 @@ class Simulation:
                 self.ends[decision.id] = decision
             case d.Happened():
                 self.happened.append(decision)
-                if decision.text.startswith("failed: "):
+                if decision.text.startswith("failed: ") or "going back" in decision.text:
                     self.nobody_left = not self._standing()
             case d.Ended():
                 self.ended = decision

@@ -188,9 +188,10 @@ def test_ranks_without_the_checkpoint_are_given_the_state_of_one_that_has_it():
     assert {rank.state for rank in simulation.ranks.values()} == {"seven"}
 
 
-def test_a_run_that_nobody_has_the_state_of_fails():
+def test_a_run_that_nobody_has_the_state_of_goes_back():
     simulation = resumed(0, 4).begin().run()
-    assert simulation.ended == d.Ended("failed", "no node is at step 7 any more; resume from a checkpoint")
+    assert simulation.ended == d.Ended("failed", "no node is at step 7 any more")
+    assert simulation.conductor.goes_back
 
 
 def test_a_sum_that_some_had_and_others_not_is_made_good_by_giving_the_state():

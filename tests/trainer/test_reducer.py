@@ -308,6 +308,35 @@ def test_a_reducer_says_what_ended_it() -> None:
 
 
 @STANDBYS
+def test_a_reducer_that_is_stopped_is_found_while_it_is_waited_for(made: Callable[[], Standby]) -> None:
+    standby = made()
+    reducer = standby.take("ring")
+    os.kill(pid_of(reducer), signal.SIGSTOP)
+    with pytest.raises(GroupError, match="the reducer hangs: it is stopped"):
+        reducer.wait(DEADLINE_SECONDS)
+    reducer.close()
+    standby.close()
+
+
+def test_a_fork_server_that_is_stopped_is_replaced() -> None:
+    standby = ForkStandby()
+    first = standby.take("ring")
+    pid_of(first)
+    assert standby._server is not None
+    stopped = standby._server.process
+    stopped.send_signal(signal.SIGSTOP)
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while standby._server.lives:
+        assert time.monotonic() < deadline
+    second = standby.take("ring")
+    assert pid_of(second) != first.life.pid
+    assert stopped.wait(DEADLINE_SECONDS) == -signal.SIGKILL
+    for reducer in (first, second):
+        reducer.close()
+    standby.close()
+
+
+@STANDBYS
 def test_a_reducer_heeds_the_signals_that_its_trainer_blocks(made: Callable[[], Standby]) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     standby = made()

@@ -19,6 +19,10 @@ class CannotGoOnError(Exception):
     """The run fails; the text is why, in one line."""
 
 
+class NobodyLeftError(CannotGoOnError):
+    """No rank has the state of the last step any more: the run may go on from a checkpoint."""
+
+
 @dataclasses.dataclass
 class Progress:
     """What was committed: the last step, the first position after it, and the weight of all steps."""

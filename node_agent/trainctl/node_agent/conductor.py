@@ -9,7 +9,7 @@ from math import inf
 from trainctl.node_agent import conclusions
 from trainctl.node_agent import decisions as d
 from trainctl.node_agent.attendance import Attendance
-from trainctl.node_agent.book import Book, CannotGoOnError, Progress, Stage
+from trainctl.node_agent.book import Book, CannotGoOnError, NobodyLeftError, Progress, Stage
 from trainctl.node_agent.course import Course
 from trainctl.node_agent.desk import Desk
 from trainctl.node_agent.ending import Ending, Final
@@ -62,6 +62,8 @@ class Conductor:
             self.ranks[event.rank].heard = now
         try:
             self._dispatch(event, now)
+        except NobodyLeftError as error:
+            self._ending.go_back(str(error))
         except CannotGoOnError as error:
             self._ending.fail(str(error))
         self._patience.look(now)
@@ -104,8 +106,15 @@ class Conductor:
         return len({at.ready.backend for at in self._formation.live.values() if at.ready is not None}) > 1
 
     @property
+    def goes_back(self) -> bool:
+        """Whether the run, though over for this conductor, is to be taken up from its newest checkpoint."""
+        return self._ending.goes_back
+
+    @property
     def state(self) -> m.RunState:
         """The run's state in the words that clients see."""
+        if self.goes_back:
+            return "starting"
         if self.final is not None:
             return self.final if self.stage == "over" or self.final == "failed" else "stopping"
         if self.durable.mode == "stopping":
@@ -175,9 +184,14 @@ class Conductor:
                 self._on_tick(now)
 
     def _on_loaded(self, rank: int, ready: m.Ready, generation: m.Generation | None, now: float) -> None:
+        known = self.ranks[rank].ready if rank in self.ranks else None
         if self._formation.meet(rank, ready, generation):
             self._begin(now)
-        elif rank in self._formation.returning:
+        elif rank in self._formation.returning and known is None:
+            if (
+                generation is not None
+            ):  # the same process: what it did is asked for, so that no part of a step is missing
+                self._book.decide(d.Tell(rank, m.Fence(run=self.run, generation=self.durable.generation)))
             self._advance(now)
 
     def _begin(self, now: float) -> None:

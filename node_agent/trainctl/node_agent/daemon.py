@@ -107,7 +107,7 @@ class Agent:
 
     @property
     def _is_busy(self) -> bool:
-        return self._lead.session is not None or self._follower.followed is not None
+        return self._lead.is_busy or self._follower.followed is not None
 
     def stop(self) -> None:
         """Leave `serve`. Trainers stay as they are, for the next agent of this node."""

@@ -19,6 +19,7 @@ class Ending:
         self._book, self._desk, self._formation, self._adopts = book, desk, formation, adopts
         self.final: Final | None = None
         self.reason = ""
+        self.goes_back = False  # to a checkpoint, once its ranks are gone
 
     def leave(self, final: Final) -> None:
         """Nothing is under way any more, or nothing can go on."""
@@ -56,6 +57,17 @@ class Ending:
         self._end_open(f"the run failed: {reason}")
         self.leave("failed")
 
+    def go_back(self, reason: str) -> None:
+        """Nobody has the state any more: end here, and be taken up from the newest checkpoint. Not if it was to stop
+        anyway, or had not begun."""
+        if self._book.durable.mode == "stopping" or not self._book.progress.step:
+            self.fail(reason)
+        elif self._book.stage != "leaving":
+            self.reason, self.goes_back = reason, True
+            self._book.happen("run", "error", f"{reason}: going back to the newest checkpoint")
+            self._end_open("the run goes back to a checkpoint")
+            self.leave("failed")
+
     def on_rank_ended(self, ended: d.RankEnded) -> None:
         """As it was told to, or of itself: without a live rank the run cannot go on, without a drained one it can."""
         at = self._formation.ranks.get(ended.rank)
@@ -79,7 +91,7 @@ class Ending:
         elif durable.settings.ranks[ended.rank].out:
             self._book.happen("rank", "warning", f"{label} is drained, and its trainer {ended.why}")
         else:
-            self.fail(f"rank {ended.rank} ({self._book.node(ended.rank)}) {ended.why}")
+            self.go_back(f"rank {ended.rank} ({self._book.node(ended.rank)}) {ended.why}")
 
     def _end_open(self, why: str) -> None:
         self._book.conclude(self._book.progress.step)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from trainctl.node_agent import decisions as d
 from trainctl.node_agent import durations, engines, results, shares
-from trainctl.node_agent.book import Book, CannotGoOnError, Stage
+from trainctl.node_agent.book import Book, CannotGoOnError, NobodyLeftError, Stage
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 
@@ -189,7 +189,7 @@ class Formation:
         lowest of them gives it to the others. Raises CannotGoOnError."""
         able = [rank for rank in self.live if rank in standing]
         if not able:
-            raise CannotGoOnError(f"no node is at step {self._book.progress.step} any more; resume from a checkpoint")
+            raise NobodyLeftError(f"no node is at step {self._book.progress.step} any more")
         self._behind = tuple(rank for rank in self.live if rank not in able)
         self._source = able[0] if self._behind else None
         # Whoever is being given a state may be left with parts of two.

@@ -4,17 +4,20 @@ import asyncio
 import contextlib
 import shutil
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from trainctl.node_agent import decisions as d
 from trainctl.node_agent import openings, premises, sources
 from trainctl.node_agent.commands import Answer, CommandOffice
+from trainctl.node_agent.conductor import Conductor
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.ledger import KnownRun
 from trainctl.node_agent.peers import Peers
 from trainctl.node_agent.ports import RankPort, RemoteRank, end_rank
 from trainctl.node_agent.session import Session
 from trainctl.node_agent.sources import Source
+from trainctl.node_agent.way_back import WayBack
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile, verbs
 from trainctl.protocol.errors import InvalidInputError, RefusedError
@@ -37,7 +40,13 @@ class Lead:
         self.last_run: str | None = None  # the newest to have been opened by this agent
         self._hosting: str | None = None  # the run that the other nodes are being asked to host
         self._early: list[tuple[str, m.PeerAnswer | m.PeerExit]] = []  # what its ranks said before it was opened
+        self._way_back = WayBack()
         self._idle = asyncio.Event()  # set when a run has just ended
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a run is conducted, or waits to be taken up again."""
+        return self.session is not None or self._way_back.waits
 
     @property
     def run(self) -> str | None:
@@ -53,11 +62,16 @@ class Lead:
         if self.session is not None:
             why = "is active" if self.session.conductor.final is None else "is still ending, try again in a moment"
             raise InvalidInputError("run", f"{self.session.run} {why}; one run at a time")
+        if (given_up := self._way_back.forget()) is not None:
+            self._ledger.set_run_state(given_up, "failed", self._way_back.reason)
+        if args.config is not None:
+            config = runfile.parse(args.config, "config")
+            return await self._begin(lambda: self._new_run(config, command))
+        return await self._begin(lambda: self._old_run(args.resume or "", command.id, command.by))
+
+    async def _begin(self, opened: Callable[[], Awaitable[openings.Opening]]) -> str:
         try:
-            if args.config is not None:
-                opening = await self._new_run(runfile.parse(args.config, "config"), command)
-            else:
-                opening = await self._old_run(args.resume or "", command)
+            opening = await opened()
             session = self._open(opening, time.time())
         finally:
             self._hosting, early, self._early = None, self._early, []
@@ -85,7 +99,7 @@ class Lead:
             raise
         return opening
 
-    async def _old_run(self, run: str, command: m.Command) -> openings.Opening:
+    async def _old_run(self, run: str, starter: str | None, by: str = "auto") -> openings.Opening:
         known = next((row for row in self._ledger.runs() if row.run == run), None)
         if known is None:
             raise InvalidInputError("resume", f"no run {run!r} on this node")
@@ -99,9 +113,7 @@ class Lead:
         source = await asyncio.to_thread(sources.find, paths, self._own.node)
         await self._host(run, ranks, config, generation, source, call_off=known.state)
         try:
-            return await asyncio.to_thread(
-                openings.old_run, paths, self._own.node, cluster, source, command.id, command.by
-            )
+            return await asyncio.to_thread(openings.old_run, paths, self._own.node, cluster, source, starter, by)
         except InvalidInputError as error:
             await self._call_off(known, ranks, str(error))
             raise
@@ -149,7 +161,10 @@ class Lead:
         ports: dict[int, RankPort] = {}
         for rank, setting in opening.conductor.durable.settings.ranks.items():
             link = self.peers.links.get(setting.node)
-            ports[rank] = RemoteRank(link, run, rank) if link else self._own.rank(opening.paths, rank)
+            if link is None:
+                ports[rank] = self._own.rank(opening.paths, rank)
+            else:
+                ports[rank] = RemoteRank(link, run, rank, self._hosting_order(opening.conductor, rank))
         self.session = Session(
             opening.conductor, opening.paths, opening.recorder, self._own.node, ports, self._own.publisher, started_at,
             self.office.end, self._ledger.saw,
@@ -158,6 +173,12 @@ class Lead:
         self._idle.clear()
         self._ledger.set_run_state(run, "starting")
         return self.session
+
+    def _hosting_order(self, conductor: Conductor, rank: int) -> Callable[[str, int], m.PeerHost]:
+        return lambda link, seq: m.PeerHost(
+            link=link, seq=seq, run=conductor.run, rank=rank, config=runfile.to_dict(conductor.config),
+            generation=conductor.durable.generation,
+        )  # fmt: skip
 
     # ------------------------------------------------------------ conducting
 
@@ -179,6 +200,7 @@ class Lead:
         """Notice ranks that have ended and commands that expire; call it a few times a second."""
         session = self.session
         if session is None:
+            await self._go_back()
             return
         await session.watch_trainers()
         await self._give_up_lost(session)
@@ -201,17 +223,35 @@ class Lead:
         if session is None or session.ended is None:
             return
         state, reason = session.ended.state, session.ended.reason
-        self._ledger.set_run_state(session.run, state, reason)
-        severity: m.Severity = "error" if state == "failed" else "good"
-        text = f"{state} at step {session.conductor.progress.step:,}"
-        session.note(d.Happened("run", severity, "auto", text, session.conductor.progress.step))
-        self._own.publisher.publish(session.view)
+        if session.conductor.goes_back and self._way_back.take(session.run, session.conductor.progress.step, reason):
+            self._ledger.set_run_state(session.run, "starting")
+        else:
+            self._ledger.set_run_state(session.run, state, reason)
+            severity: m.Severity = "error" if state == "failed" else "good"
+            text = f"{state} at step {session.conductor.progress.step:,}"
+            session.note(d.Happened("run", severity, "auto", text, session.conductor.progress.step))
+            self._own.publisher.publish(session.view)
         self.session = self.office.session = None
         session.close()
         self._own.link.forget(session.run)
         for rank, node in self._remote(session).items():
             await end_rank(self.peers.links[node], session.run, rank, state, reason)
         self._idle.set()
+
+    async def _go_back(self) -> None:
+        """Take a run up from its newest checkpoint, all of whose ranks were lost; one that can't be has failed."""
+        run = self._way_back.due()
+        if run is None:
+            return
+        try:
+            await self._begin(lambda: self._old_run(run, None))
+            if self.session is not None:
+                step = self.session.conductor.progress.step
+                text = f"taken up again from step {step:,}: steps after it are made again"
+                self.session.note(d.Happened("run", "warning", "auto", text, step))
+        except (InvalidInputError, RefusedError) as error:
+            if not self._way_back.again():
+                self._ledger.set_run_state(run, "failed", f"{self._way_back.reason}; it cannot go back: {error}")
 
     def close(self) -> None:
         """Let the record go; the trainers stay as they are, for the next agent of this node."""
@@ -267,6 +307,12 @@ class Lead:
         elif self._is_rank_of(node, said.run, said.rank) and self.session is not None:
             await self.session.feed(d.RankEnded(said.rank, said.clean, said.why))
             await self.close_if_ended()
+
+    async def refused(self, node: str, hosted: m.PeerHosted) -> None:
+        """Another node's agent doesn't host again a rank that it had let go of."""
+        if self._is_rank_of(node, hosted.run, hosted.rank) and self.session is not None:
+            why = f"is not hosted again: {hosted.field}: {hosted.problem}"
+            await self.session.feed(d.RankEnded(hosted.rank, False, why))
 
     def in_touch(self, node: str, why: str) -> None:
         """Another node's agent is out of reach (`why`), or in touch again (empty)."""

@@ -83,8 +83,12 @@ def kept_ranks(paths: RunPaths) -> dict[int, str]:
     return {rank: setting.node for rank, setting in durable.settings.ranks.items()} if durable is not None else {}
 
 
-def old_run(paths: RunPaths, node: str, cluster: Sequence[str], source: Source, starter: str, by: str) -> Opening:
+def old_run(
+    paths: RunPaths, node: str, cluster: Sequence[str], source: Source, starter: str | None, by: str = "auto"
+) -> Opening:
     """Take an ended run up again from a checkpoint, or from the start if it has none.
+
+    `starter` is the id of the command that asked for it, if one did.
 
     Steps committed after that checkpoint are retracted: they stay in the record, marked. The settings are those that
     the first step to be done again was planned with, so that it is the same step; what commands changed later is undone
@@ -109,7 +113,9 @@ def old_run(paths: RunPaths, node: str, cluster: Sequence[str], source: Source, 
         settings = _with_source(_settings_of_step(recorder, step + 1, kept), source.node)
         recorder.retract_after(step)
         state = recorder.last_state()
-        starting = {starter: Carried("start-run", by, step + 1, "", "", settings.plan_version)}
+        starting = {}
+        if starter is not None:
+            starting[starter] = Carried("start-run", by, step + 1, "", "", settings.plan_version)
         durable = msgspec.structs.replace(
             durable, settings=settings, generation=_highest(durable, state), seq=state.seq, mode="running",
             carried=starting, paused_ids=(),

@@ -31,6 +31,7 @@ class LeadEnd(Protocol):
     async def welcomed(self, node: str, welcome: m.PeerWelcome) -> None: ...
     async def answered(self, node: str, answer: m.PeerAnswer) -> None: ...
     async def exited(self, node: str, exited: m.PeerExit) -> None: ...
+    async def refused(self, node: str, hosted: m.PeerHosted) -> None: ...
     def in_touch(self, node: str, why: str) -> None: ...
 
 
@@ -189,6 +190,8 @@ class PeerLink:
             case m.PeerHosted():
                 if self._hosting is not None and not self._hosting[1].done():
                     self._hosting[1].set_result(message)
+                elif message.field:
+                    await self._lead.refused(self.node, message)
             case m.PeerAnswer():
                 await self._lead.answered(self.node, message)
             case m.PeerExit():

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
@@ -109,8 +110,9 @@ class LocalRank:
 class RemoteRank:
     """A rank that another node's agent hosts for this one; how it ended that agent tells by itself."""
 
-    def __init__(self, link: PeerLink, run: str, rank: int) -> None:
-        self._link, self._run, self._rank = link, run, rank
+    def __init__(self, link: PeerLink, run: str, rank: int, hosting: Callable[[str, int], m.PeerHost]) -> None:
+        """`hosting` asks its agent to host the rank, should it have let go of it."""
+        self._link, self._run, self._rank, self._hosting = link, run, rank, hosting
 
     def start(self, resume_from: Path | None) -> None:
         """Its agent has started it when it agreed to host it."""
@@ -120,8 +122,12 @@ class RemoteRank:
         return await self._link.send(lambda link, seq: m.PeerRelay(link=link, seq=seq, rank=self._rank, order=order))
 
     def look(self) -> Look:
+        return Look(self._hosted.pid if self._hosted is not None else None)
+
+    @property
+    def _hosted(self) -> m.HostedRank | None:
         hosted = (known for known in self._link.ranks if (known.run, known.rank) == (self._run, self._rank))
-        return Look(next((known.pid for known in hosted), None))
+        return next(hosted, None)
 
     def doing(self) -> str:
         """What is known of a trainer that isn't heard of."""
@@ -129,7 +135,10 @@ class RemoteRank:
 
     async def start_again(self) -> None:
         """Have its agent do so; how that went it tells by itself."""
-        await self._wish("start")
+        if self._hosted is not None:
+            await self._wish("start")
+        else:
+            await self._link.send(self._hosting)
 
     async def kill(self) -> None:
         await self._wish("kill")

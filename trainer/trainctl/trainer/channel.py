@@ -115,7 +115,9 @@ class Channel:
 
     def has_answer(self, seconds: float) -> bool:
         """Whether there is something to read, the end included, waiting so long for it."""
-        return bool(select.select([self._socket], [], [], seconds)[0])
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
     def close(self) -> None:
         self._socket.close()

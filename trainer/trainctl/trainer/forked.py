@@ -12,7 +12,7 @@ import time
 from trainctl.protocol.messages import Engine
 from trainctl.trainer.channel import Born, Channel, Fork, Gone, Prepare, Release
 from trainctl.trainer.forkserver import ENVIRONMENT
-from trainctl.trainer.reducer_process import REAP_SECONDS, GroupError, ReducerProcess, start
+from trainctl.trainer.reducer_process import LOOK_SECONDS, REAP_SECONDS, GroupError, ReducerProcess, is_stopped, start
 
 
 class _Server:
@@ -32,7 +32,7 @@ class _Server:
 
     @property
     def lives(self) -> bool:
-        return self.process.poll() is None
+        return self.process.poll() is None and not is_stopped(self.process.pid)
 
     def prepare(self, engine: Engine) -> None:
         with self._lock:
@@ -74,8 +74,8 @@ class _Server:
         with self._lock:
             self._release(number)
             due = time.monotonic() + REAP_SECONDS
-            while number not in self._statuses and self._hear(max(0.0, due - time.monotonic())):
-                pass
+            while number not in self._statuses and time.monotonic() < due and self.lives:
+                self._hear(LOOK_SECONDS)
             for known in (self._open, self._released):
                 known.discard(number)
             self._pids.pop(number, None)
@@ -94,6 +94,7 @@ class _Server:
             try:
                 answer = self._channel.next_answer(REAP_SECONDS)
             except (EOFError, TimeoutError):
+                self.process.kill()  # its end of the channel is closed, or no use any more
                 return False
             heard = True
             if isinstance(answer, Born):
@@ -107,7 +108,7 @@ class _Server:
         with self._lock:
             self._closed = True
             self._channel.close()
-            if not self._open:
+            if not self._open or not self.lives:
                 self.process.kill()  # it may be importing, and would finish that first
         try:
             self.process.wait(REAP_SECONDS)

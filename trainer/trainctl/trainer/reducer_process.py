@@ -6,8 +6,11 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from typing import Protocol
+
+import psutil
 
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import Engine
@@ -15,6 +18,8 @@ from trainctl.trainer.channel import Channel, Failed, Join, Prepare, Reduce
 from trainctl.trainer.ledger import AbandonedError
 
 REAP_SECONDS = 10.0
+LOOK_SECONDS = 1.0
+"""How often a reducer that is waited for is looked at."""
 
 
 class GroupError(TrainctlError):
@@ -58,8 +63,14 @@ class ReducerProcess:
     def wait(self, timeout_seconds: float | None) -> None:
         """Wait until the order has been carried out. Raises AbandonedError if the reducer was killed, GroupError if it
         failed or ended, TimeoutError if it takes longer (then it is of no use any more)."""
+        due = float("inf") if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while not self._channel.has_answer(min(LOOK_SECONDS, max(0.0, due - time.monotonic()))):
+            if time.monotonic() >= due:
+                raise TimeoutError
+            if is_stopped(self.life.pid):
+                raise self._problem("the reducer hangs: it is stopped")
         try:
-            answer = self._channel.next_answer(timeout_seconds)
+            answer = self._channel.next_answer(REAP_SECONDS)
         except EOFError:
             raise self._ended() from None
         if isinstance(answer, Failed):
@@ -87,6 +98,16 @@ class ReducerProcess:
 
     def _problem(self, reason: str) -> Exception:
         return AbandonedError() if self.killed else GroupError(reason)
+
+
+def is_stopped(pid: int | None) -> bool:
+    """Whether a process is there and stopped, by a signal or a debugger."""
+    if pid is None:
+        return False
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
 
 
 def _how(status: int | None) -> str:

@@ -1,0 +1,53 @@
+"""When a run whose ranks were all lost is taken up from its newest checkpoint, and when that is given up."""
+
+import time
+from collections.abc import Callable
+
+from trainctl.node_agent.attendance import LEAST_DELAY_SECONDS, MOST_DELAY_SECONDS, STARTS
+
+
+class WayBack:
+    """Counts the times that a run goes back without getting further than before, and waits longer after each."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._run: str | None = None  # that waits to be taken up
+        self._last: tuple[str, int] | None = None  # the run that went back last, and how far it had come
+        self._tries, self._due = 0, 0.0
+        self.reason = ""  # of the last loss
+
+    def take(self, run: str, step: int, reason: str) -> bool:
+        """A run has lost all its ranks at `step`; False if it goes back no more."""
+        further = self._last is None or self._last[0] != run or step > self._last[1]
+        self._tries = 0 if further else self._tries
+        self._last = (run, step) if further else self._last
+        self.reason = reason
+        return self._wait(run)
+
+    def again(self) -> bool:
+        """The run that was due could not be taken up; False if that is tried no more."""
+        return self._last is not None and self._wait(self._last[0])
+
+    def _wait(self, run: str) -> bool:
+        if self._tries >= STARTS:
+            self._run = None
+            return False
+        self._due = self._clock() + min(MOST_DELAY_SECONDS, LEAST_DELAY_SECONDS * 2**self._tries)
+        self._tries, self._run = self._tries + 1, run
+        return True
+
+    def due(self) -> str | None:
+        """The run whose time has come; it is handed out once."""
+        if self._run is None or self._clock() < self._due:
+            return None
+        run, self._run = self._run, None
+        return run
+
+    @property
+    def waits(self) -> bool:
+        return self._run is not None
+
+    def forget(self) -> str | None:
+        """An operator begins something else; the run that waited, if one did."""
+        waited, self._run, self._last, self._tries = self._run, None, None, 0
+        return waited
