@@ -99,6 +99,45 @@ def away(view: m.RunView, rank: int, why: str = "its agent is silent") -> m.RunV
     return msgspec.structs.replace(view, ranks=ranks)
 
 
+def shrunk(view: m.RunView) -> m.RunView:
+    """The group of three with only the first at work: the second is given up, the third is on its way back."""
+    killed = "says: CUDA out of memory, tried to allocate 2.00 GiB with 1.21 GiB free"
+    failed = msgspec.structs.replace(view.ranks[1], state="failed", since_at=NOW - 12, share=0, why=killed, pid=4712)
+    back = msgspec.structs.replace(
+        view.ranks[2], state="rejoining", since_at=NOW - 4, share=0, why="has been silent for 5 s"
+    )
+    first = msgspec.structs.replace(view.ranks[0], share=view.global_batch)
+    return msgspec.structs.replace(
+        view, ranks=(first, failed, back), mixed=False, engine="none", generation=m.Generation(1, 5)
+    )
+
+
+def comings_and_goings(view: m.RunView, seq: int) -> list[m.Event]:
+    """How the group of three came to be as `shrunk` has it."""
+    told = (
+        ("run", "info", "g1.2 formed, 3 ranks by gloo", 0),
+        ("rank", "error", "mlx-c is lost: was ended by signal 9; torch-a=12 torch-b=10 mlx-c=2 → torch-a=13 torch-b=11 "
+         "mlx-c=0", 69),
+        ("run", "info", "g1.3 formed, 2 ranks by gloo", 69),
+        ("rank", "good", "mlx-c joins again: torch-a=13 torch-b=11 mlx-c=0 → torch-a=12 torch-b=10 mlx-c=2", 78),
+        ("run", "info", "g1.4 formed, 3 ranks by gloo; mlx-c given the state of torch-a", 77),
+        ("rank", "error", "torch-b is lost: says: CUDA out of memory; torch-a=12 torch-b=10 mlx-c=2 → torch-a=20 "
+         "torch-b=0 mlx-c=4", 115),
+        ("rank", "error", "mlx-c is lost: has been silent for 5 s; torch-a=20 torch-b=0 mlx-c=4 → torch-a=24 torch-b=0 "
+         "mlx-c=0", 115),
+        ("run", "info", "g1.5 formed, 1 rank", 115),
+    )  # fmt: skip
+    verbs = {"is lost": "rebalance", "joins again": "admit"}
+    return [
+        m.Event(
+            id=20 + index, at=NOW - 40 + 4 * index, kind=kind, severity=severity, by="auto", text=text, step=step,
+            run=view.run, verb=next((verb for words, verb in verbs.items() if words in text), None), boot=BOOT,
+            seq=seq + index,
+        )
+        for index, (kind, severity, text, step) in enumerate(told)
+    ]  # fmt: skip
+
+
 def run_view(
     nodes: int = 1, state: m.RunState = "running", step: int = 118, steps: int = 150, **other: Any
 ) -> m.RunView:

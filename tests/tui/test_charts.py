@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from trainctl.tui import lines as ln
 from trainctl.tui import series as s
 from trainctl.tui.charts.braille import Canvas, Curve, Frame, extents
-from trainctl.tui.charts.panel import Mark, Panel, Track, draw, end_labels, page, tick_labels, widen, window_end
+from trainctl.tui.charts.marks import Mark
+from trainctl.tui.charts.panel import Panel, Track, draw, end_labels, page, tick_labels, widen, window_end
+from trainctl.tui.generations import Change
 from trainctl.tui.glyphs import ASCII, UNICODE, Glyphs
 
 
@@ -152,6 +154,56 @@ def test_marks_stand_on_the_rule_or_under_its_title() -> None:
     assert [text for _, text, role in labels if role == "mark"] == ["3"]
     assert "1" in ln.plain(drawn[0])[4:10]
     assert sum(ln.plain(row).count("┊") for row in drawn) >= 6
+
+
+def named(panel: Panel, columns: int = 60) -> list[tuple[int, str]]:
+    return [(at, text) for at, text, role in draw(panel, columns, 8, UNICODE)[1] if role == "label"]
+
+
+def of_changes(*marks: Mark | Change, title: str = "loss") -> Panel:
+    made = window({step: 1.0 + step for step in range(1, 101)})
+    return Panel(title, (Track(made, "", "series0"),), 1, 100, marks)
+
+
+def test_a_generation_has_a_vertical_of_its_own_and_its_name_on_the_rule() -> None:
+    panel = of_changes(Change(60, "g1.4"))
+    drawn, _ = draw(panel, 60, 8, UNICODE)
+    ((at, name),) = named(panel)
+    assert name == "g1.4"
+    column = next(ln.plain(row).index("╎") for row in drawn if "╎" in ln.plain(row))
+    assert at <= column < at + len(name)
+    assert sum(ln.plain(row).count("╎") for row in drawn) >= 6
+    assert "!" in "".join(ln.plain(row) for row in draw(panel, 60, 8, ASCII)[0])
+
+
+def test_generations_close_together_leave_the_room_to_the_newest_and_none_covers_a_number() -> None:
+    near = named(of_changes(Change(60, "g1.4"), Change(61, "g1.5"), Change(62, "g1.6")))
+    assert [name for _, name in near] == ["g1.6"]
+    _, labels = draw(of_changes(Mark(60, "1"), Change(60, "g1.4")), 60, 8, UNICODE)
+    cells = {at + offset: char for at, text, _ in labels for offset, char in enumerate(text)}
+    number = next(at for at, text, role in labels if role == "mark")
+    assert (cells[number], cells.get(number + 1, " "), cells[number + 2]) == ("1", " ", "g")
+
+
+def test_under_the_title_a_generation_stands_in_the_first_row_where_nothing_is_drawn() -> None:
+    rising = of_changes(Change(3, "g1.2"), title="a chart with a long title")
+    assert named(rising) == []
+    assert "╎g1.2 " in text(rising, 60, 8)[0]
+    falling = (Track(window({step: 200.0 - step for step in range(1, 101)}), "", "series0"),)
+    assert "g1.2" not in "".join(text(dataclasses.replace(rising, tracks=falling), 60, 8))
+
+
+@given(st.lists(st.integers(-5, 120), max_size=12), st.lists(st.integers(-5, 120), max_size=9), st.integers(12, 80))
+@settings(max_examples=60, deadline=None)
+def test_no_two_labels_of_the_rule_meet(changed: list[int], commands: list[int], columns: int) -> None:
+    marks = [Mark(step, str(index % 9 + 1)) for index, step in enumerate(sorted(commands))]
+    panel = of_changes(*marks, *(Change(step, f"g1.{index + 2}") for index, step in enumerate(sorted(changed))))
+    labels = [(at, len(text)) for at, text, role in draw(panel, columns, 8, UNICODE)[1] if role == "label"]
+    numbers = [at for at, _, role in draw(panel, columns, 8, UNICODE)[1] if role == "mark"]
+    ends = sorted(labels)
+    assert all(at + size < after for (at, size), (after, _) in itertools.pairwise(ends))
+    assert not any(at - 1 <= number <= at + size for at, size in labels for number in numbers)
+    assert all(at + size <= columns for at, size in labels)
 
 
 def test_the_axis_jumps_rather_than_scrolls() -> None:

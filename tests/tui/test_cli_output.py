@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.tui.recorded import NOW, away, host, run_view, snapshot
+from tests.tui.recorded import NOW, away, host, run_view, shrunk, snapshot
 
 from trainctl.protocol import errors, examples
 from trainctl.protocol import messages as m
@@ -86,6 +86,20 @@ def test_the_status_of_a_group() -> None:
     assert "host       torch-b  silent since" in text
     assert text.count("no answer to pings") == 1
     assert "its agent doesn't answer at tcp://127.0.0.1:3" in output.status_text(shown)
+
+
+def test_ranks_that_are_out_have_no_figures_but_since_when_and_why() -> None:
+    view = shrunk(run_view(3))
+    drained = msgspec.structs.replace(view.ranks[0], state="drained", share=0)
+    shown = snapshot(msgspec.structs.replace(view, ranks=(drained, *view.ranks[1:])))
+    rows = output.status_text(shown).splitlines()[-3:]
+    assert [row.split()[2:6] for row in rows] == [
+        [state, "0", "0%", "n/a"] for state in ("drained", "failed", "rejoining")
+    ]
+    assert all(row.count("n/a") == 5 for row in rows)
+    assert "says: CUDA out of memory" in rows[1]
+    assert rows[2].endswith(f"since {output.time_of_day(NOW - 4)}: has been silent for 5 s")
+    assert rows[0].endswith(f"since {output.time_of_day(drained.since_at)}")
 
 
 def test_what_is_unknown_is_na_and_never_zero() -> None:

@@ -1,9 +1,12 @@
 """Commands as typed: the grammar, the checks, what a dialog promises, and how an outcome is put into words."""
 
+import dataclasses
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tui.recorded import CLOCK, CONNECTED, run_view, snapshot
+from tests.tui.recorded import CLOCK, CONNECTED, run_view, shrunk, snapshot
 
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
@@ -101,6 +104,60 @@ def test_previews_tell_the_mathematics_apart_from_the_speed() -> None:
 def test_what_the_agent_will_refuse_is_said_before_it_is_sent(text: str, state: md.ViewState, says: str) -> None:
     piece = preview(c.parse(text), state, UNICODE)
     assert (piece.text, piece.role) == (says, "bad")
+
+
+OUT = md.apply(md.ViewState(), snapshot(shrunk(run_view(3))), CLOCK.at_monotonic)
+LOST = msgspec.structs.replace(
+    shrunk(run_view(3)),
+    ranks=tuple(msgspec.structs.replace(view, state="lost" if view.rank else view.state)
+                for view in shrunk(run_view(3)).ranks),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("admit --node mlx-c", "mlx-c is on its way back, and joins by itself"),
+        ("admit --node torch-a", "torch-a is not drained"),
+        ("drain --node torch-a", "torch-a is the last node in the group"),
+        ("resize-batch micro=1 --node torch-b", "torch-b (failed) runs no batch"),
+        ("resize-batch micro=1 --node mlx-c", "mlx-c (rejoining) runs no batch"),
+        ("rebalance mlx-c=2", "no node 'mlx-c' that takes part; there are torch-a"),
+    ],
+)
+def test_what_cannot_be_done_with_ranks_that_are_out(text: str, says: str) -> None:
+    piece = preview(c.parse(text), OUT, UNICODE)
+    assert (piece.text, piece.role) == (says, "bad")
+
+
+def test_one_that_is_lost_comes_back_by_itself_and_one_that_failed_by_admit() -> None:
+    lost = md.apply(md.ViewState(), snapshot(LOST), CLOCK.at_monotonic)
+    assert "joins by itself" in preview(c.parse("admit --node mlx-c"), lost, UNICODE).text
+    assert c.form("admit", lost).blocked == "no node is drained or has failed"
+    assert c.form("admit", OUT, rank=2).fields[0].choices == ("torch-b",)
+    taken = preview(c.parse("admit --node torch-b"), OUT, UNICODE)
+    assert taken.role == "strong"
+    assert "torch-b 0 → 12" in taken.text
+    assert c.way_back(OUT) == [
+        "torch-b failed; :admit --node torch-b takes it back", "mlx-c is on its way back, and joins by itself",
+    ]  # fmt: skip
+
+
+def test_one_that_failed_and_has_no_process_cannot_be_admitted() -> None:
+    assert OUT.run is not None
+    ranks = tuple(msgspec.structs.replace(view, pid=None) for view in OUT.run.ranks)
+    gone = dataclasses.replace(OUT, run=msgspec.structs.replace(OUT.run, ranks=ranks))
+    refused = preview(c.parse("admit --node torch-b"), gone, UNICODE)
+    assert (refused.text, refused.role) == ("the trainer of torch-b is not there to take part", "bad")
+    assert c.way_back(gone)[0] == "torch-b failed, and its trainer is gone"
+
+
+def test_a_rank_that_is_out_may_be_drained_so_that_it_stays_so() -> None:
+    assert c.form("drain", OUT, rank=2).fields[0].choices == ("torch-a", "torch-b", "mlx-c")
+    said = preview(c.parse("drain --node mlx-c"), OUT, UNICODE)
+    assert (said.text, said.role) == ("mlx-c stays out until it is admitted; curve unchanged", "strong")
+    assert c.form("rebalance", OUT).blocked.startswith("one rank takes the whole batch")
+    assert {field.name: field.choices for field in c.form("resize-batch", OUT).fields}["node"] == ("torch-a",)
 
 
 def test_a_run_that_ended_takes_no_commands_but_notes() -> None:

@@ -14,21 +14,24 @@ from tests.tui.recorded import (
     CONNECTED,
     NOW,
     away,
+    comings_and_goings,
     committed,
     events,
     host,
     live_hosts,
     rank_step,
     run_view,
+    shrunk,
     snapshot,
     under_way,
 )
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import Connection
-from trainctl.tui import bars, events_panel, fleet, fleet_cells, fleet_rows, header, overview
+from trainctl.tui import bars, events_panel, fleet, fleet_cells, fleet_rows, header, overview, pace
 from trainctl.tui import lines as ln
 from trainctl.tui import model as md
+from trainctl.tui.generations import Change
 from trainctl.tui.glyphs import ASCII, UNICODE
 
 
@@ -277,6 +280,62 @@ def test_a_drained_rank_is_out_of_the_scale_and_of_the_sums() -> None:
     made = texts(fleet.lines(state, CLOCK, 120, UNICODE, total=True))
     assert "drained" in made[3]
     assert " 0.81" in made[4], "0.41 and 0.40 GB"
+
+
+SHRUNK = of_messages([*under_way(shrunk(run_view(3))), *comings_and_goings(run_view(3), seq=100)])
+
+
+def test_ranks_that_are_out_stay_in_the_table_with_state_age_and_why() -> None:
+    made = fleet.lines(SHRUNK, CLOCK, 80, UNICODE, total=True)
+    failed, back = made[2:4]
+    assert ln.plain(failed).split()[:2] == ["torch-b", "FAILED"]
+    assert ln.plain(back).split()[:2] == ["mlx-c", "REJOIN"]
+    assert "has been silent for 5 s" in ln.plain(back)
+    assert [ln.plain(row).split()[-1] for row in (failed, back)] == ["12s", "4s"]
+    roles = [next(piece.role for piece in row if piece.text.strip() in ("FAILED", "REJOIN")) for row in (failed, back)]
+    assert roles == ["bad", "warning"]
+    assert ln.plain(made[4]).split()[1] == "1/3"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 120, 160, 200])
+@pytest.mark.parametrize("why", ["", "was ended by signal 9", "says: " + "no memory " * 30])
+def test_a_long_why_takes_the_room_of_what_is_unknown_and_no_more(columns: int, why: str) -> None:
+    assert SHRUNK.run is not None
+    ranks = tuple(msgspec.structs.replace(view, why=why) for view in SHRUNK.run.ranks)
+    state = dataclasses.replace(SHRUNK, run=msgspec.structs.replace(SHRUNK.run, ranks=ranks))
+    made = fleet.lines(state, CLOCK, columns, UNICODE, total=True)
+    assert {ln.width(row) for row in made} == {columns}
+    assert ln.plain(made[3]).rstrip().endswith(" 4s")
+    assert columns < 80 or why[:21] in ln.plain(made[2])
+
+
+@pytest.mark.parametrize(("columns", "whole"), [(80, False), (120, True)])
+def test_why_the_selected_rank_is_out_stands_over_the_events(columns: int, whole: bool) -> None:
+    def rule_of(selected: int | None) -> str:
+        return texts([overview._events_rule(SHRUNK, CLOCK, columns, UNICODE, selected)])[0]
+
+    said = "torch-b failed since 14:30: says: CUDA out of memory"
+    assert said in rule_of(1)
+    assert ("with 1.21 GiB free" in rule_of(1)) is whole
+    assert "mlx-c rejoining since 14:31: has been silent for 5 s" in rule_of(2)
+    assert "failed" not in rule_of(0)
+    assert "failed" not in rule_of(None)
+
+
+def test_ranks_that_are_out_have_no_part_in_the_sums() -> None:
+    assert [view.node for view in pace.live_ranks(SHRUNK.run)] == ["torch-a"]
+    assert pace.reporting(SHRUNK.run) == [0]
+    assert fleet_rows.sum_of_own_rates(SHRUNK) == pytest.approx(5200, rel=0.02)
+    assert [row.step is None for row in fleet_rows.rows(SHRUNK, CLOCK)] == [False, True, True]
+
+
+def test_a_loss_and_a_return_are_told_as_they_are() -> None:
+    rows = texts(events_panel.lines(SHRUNK, CLOCK, 120, 9, UNICODE))
+    assert any("ERROR mlx-c is lost: was ended by signal 9; torch-a=12" in row for row in rows)
+    assert any(" mlx-c joins again: torch-a=13" in row for row in rows)
+    assert not any("rebalance mlx-c" in row or "admit mlx-c" in row for row in rows)
+    marks = [mark for mark in events_panel.marks(SHRUNK) if isinstance(mark, Change)]
+    assert marks == [Change(70, "g1.3"), Change(78, "g1.4"), Change(116, "g1.5")]
 
 
 def test_efficiency_is_of_the_present_plan_alone() -> None:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from tests.tui.recorded import (
     CLOCK,
@@ -13,7 +14,9 @@ from tests.tui.recorded import (
     Recorded,
     app_of,
     away,
+    comings_and_goings,
     run_view,
+    shrunk,
     snapshot,
     source_of,
     under_way,
@@ -64,6 +67,23 @@ def test_overview_of_a_mixed_group(snap_compare: Compare, size: tuple[int, int])
 def mixed() -> Recorded:
     view = away(run_view(3), 1)
     return Recorded(under_way(view))
+
+
+@pytest.mark.parametrize("size", SIZES[:2], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_overview_of_a_group_that_shrank(snap_compare: Compare, size: tuple[int, int]) -> None:
+    """One rank is given up, and the selected one; one is on its way back."""
+    assert snap_compare(app_of(shrinking()), terminal_size=size, run_before=still(("down", "down")))
+
+
+def test_a_group_that_shrank_in_ascii(snap_compare: Compare) -> None:
+    assert snap_compare(app_of(shrinking(), glyphs=ASCII), terminal_size=(80, 24), run_before=still())
+
+
+def shrinking() -> Recorded:
+    view = shrunk(run_view(3))
+    before = msgspec.structs.replace(view, step=view.step - 3, generation=m.Generation(1, 4))
+    connected, _, *news = under_way(view, steps=3)
+    return Recorded([connected, snapshot(before), *news, *comings_and_goings(view, seq=100)])
 
 
 def test_overview_without_colours(snap_compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,7 +225,7 @@ def test_the_last_node_cannot_be_drained_and_a_drained_one_can_come_back() -> No
     assert "drained already" in preview(c.parse("drain --node mlx-c"), state, UNICODE).text
     assert [seat.node for seat in sp.opened(state).seats] == ["torch-a", "torch-b"]
     assert c.form("admit", state).fields[0].choices == ("mlx-c",)
-    assert c.form("admit", MIXED).blocked == "no node is drained"
+    assert c.form("admit", MIXED).blocked == "no node is drained or has failed"
     assert "nothing to split" in c.form("rebalance", ALONE).blocked
 
 

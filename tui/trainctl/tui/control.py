@@ -12,7 +12,7 @@ from trainctl.tui.calls import Order
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, line
 from trainctl.tui.model import ViewState
-from trainctl.tui.pace import live_ranks
+from trainctl.tui.pace import HELD_STATES, live_ranks
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def form(verb: str, state: ViewState, rank: int | None = None, values: Mapping[s
     elif verb == "rebalance" and len(live_ranks(run)) < 2:
         blocked = "one rank takes the whole batch: there is nothing to split"
     elif verb == "admit" and not fields[0].choices:
-        blocked = "no node is drained"
+        blocked = "no node is drained or has failed"
     return Form(
         verb, _TITLES.get(verb, verb), fields, changes, keeps,
         run=run.run if run and verb != "start-run" else None,
@@ -111,7 +111,7 @@ def _fields(verb: str, state: ViewState, rank: int | None) -> tuple[Field, ...]:
     run = state.run
     match verb:
         case "resize-batch":
-            views = sorted(run.ranks, key=lambda view: view.rank) if run else []
+            views = list(live_ranks(run))
             view = next((item for item in views if item.rank == rank), views[0] if views else None)
             nodes = tuple(dict.fromkeys(item.node for item in views))
             return (
@@ -119,8 +119,8 @@ def _fields(verb: str, state: ViewState, rank: int | None) -> tuple[Field, ...]:
                 Field("micro", "micro-batch", str(view.micro_batch) if view else ""),
             )
         case "drain" | "admit":
-            out = verb == "admit"
-            views = [view for view in (run.ranks if run else ()) if (view.state == "drained") is out]
+            ranks = run.ranks if run else ()
+            views = [v for v in ranks if (v.state in HELD_STATES if verb == "admit" else v.state != "drained")]
             chosen = next((view.node for view in views if view.rank == rank), views[0].node if views else "")
             return (Field("node", "node", chosen, tuple(dict.fromkeys(view.node for view in views))),)
         case "set-lr":
@@ -138,12 +138,20 @@ def _fields(verb: str, state: ViewState, rank: int | None) -> tuple[Field, ...]:
     return ()
 
 
+_OUT_WORDS = {
+    "drained": "is drained; :admit --node {node} takes it back", "failed": "failed; :admit --node {node} takes it back",
+    "lost": "is lost and takes no samples until it is back", "rejoining": "is on its way back, and joins by itself",
+}  # fmt: skip
+
+
 def way_back(state: ViewState) -> list[str]:
-    """For each drained node, how it is taken back."""
-    nodes = dict.fromkeys(
-        clean(view.node) for view in (state.run.ranks if state.run else ()) if view.state == "drained"
-    )
-    return [f"{node} is drained; :admit --node {node} takes it back" for node in nodes]
+    """For each node that is out, how it comes back."""
+    made = {}
+    for view in state.run.ranks if state.run else ():
+        gone = view.state == "failed" and view.pid is None
+        if view.state in _OUT_WORDS:
+            made[clean(view.node)] = "failed, and its trainer is gone" if gone else _OUT_WORDS[view.state]
+    return [f"{node} {words.format(node=node)}" for node, words in made.items()]
 
 
 def order_of(asked: Form, values: Mapping[str, str]) -> Order:

@@ -9,9 +9,10 @@ from trainctl.protocol import messages as m
 from trainctl.tui import changes
 from trainctl.tui import format as f
 from trainctl.tui import series as s
-from trainctl.tui.charts.panel import Mark
+from trainctl.tui.charts.marks import Mark
 from trainctl.tui.clock import Clock
 from trainctl.tui.events_text import words
+from trainctl.tui.generations import Change, changes_of_ranks
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, fit, line, shorten, spread, width
 from trainctl.tui.model import ViewState
@@ -34,14 +35,15 @@ def numbered(state: ViewState) -> dict[int, str]:
     return {event: str(index) for index, event in enumerate(effective[-MAX_MARKS:], 1)}
 
 
-def marks(state: ViewState) -> tuple[Mark, ...]:
-    """The numbered events as chart marks."""
+def marks(state: ViewState) -> tuple[Mark | Change, ...]:
+    """The numbered events as chart marks, and the last generations that were formed of other ranks."""
     numbers = numbered(state)
-    return tuple(
+    commands = (
         Mark(event.step, numbers[event.id])
         for event in state.run_events
         if event.id in numbers and event.step is not None
     )
+    return (*commands, *changes_of_ranks(state.run_events)[-MAX_MARKS:])
 
 
 def lines(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:

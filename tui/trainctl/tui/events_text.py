@@ -6,9 +6,10 @@ from trainctl.protocol import messages as m
 
 
 def words(event: m.Event, arrow: str = "->") -> str:
-    """The event's text, with its verb, before and after, step and outcome where the text doesn't say them itself."""
+    """The event's text, with its before and after, step and outcome, and a command's verb, where the text doesn't say
+    them itself."""
     text = event.text or event.verb or event.kind
-    if event.verb and event.verb not in text:
+    if event.kind == "command" and event.verb and event.verb not in text:
         text = f"{event.verb} {text}"
     if event.before and event.after and not (event.before in text and event.after in text):
         text += f" {event.before} {arrow} {event.after}"

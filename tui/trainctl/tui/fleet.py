@@ -12,7 +12,7 @@ from trainctl.tui import format as f
 from trainctl.tui.clock import Clock
 from trainctl.tui.fleet_rows import BAD_STATES, Row, fleet_rate, rows, sum_of_own_rates
 from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.lines import Line, Piece, fit, line, pad_left
+from trainctl.tui.lines import Line, Piece, clean, fit, line, pad_left, plain, width
 from trainctl.tui.model import ViewState
 
 _NEVER = 10_000
@@ -92,7 +92,7 @@ def _head(shown: list[Column], columns: int) -> Line:
 
 def _body(row: Row, shown: list[Column], columns: int, glyphs: Glyphs) -> Line:
     parts: list[Piece] = []
-    for column in shown:
+    for column in _with_room_for_why(row, shown, glyphs):
         cell = column.cell(row, glyphs, column.size)
         cell = pad_left(cell, column.size) if column.right else fit(cell, column.size)
         parts += [Piece(" " * column.gap), *cell]
@@ -101,6 +101,17 @@ def _body(row: Row, shown: list[Column], columns: int, glyphs: Glyphs) -> Line:
         keep = ("bad", "warning", "cursor")
         return tuple(piece if piece.role in keep else piece._replace(role="old") for piece in made)
     return made
+
+
+def _with_room_for_why(row: Row, shown: list[Column], glyphs: Glyphs) -> list[Column]:
+    """The columns; where a why is longer than the step's bar, which it stands for, it goes on over those to its right
+    that would say n/a."""
+    at = next(place for place, column in enumerate(shown) if column.cell is c.bar)
+    needed = 0 if row.step is not None else width((Piece(clean(row.view.why)),))
+    size, end = shown[at].size, at + 1
+    while size < needed and end < len(shown) - 1 and plain(shown[end].cell(row, glyphs, shown[end].size)) == f.NA:
+        size, end = size + shown[end].gap + shown[end].size, end + 1
+    return [*shown[:at], replace(shown[at], size=size), *shown[end:]]
 
 
 def _total(state: ViewState, table: list[Row], shown: list[Column]) -> Line:

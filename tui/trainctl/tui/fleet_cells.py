@@ -9,6 +9,7 @@ from trainctl.tui.lines import Line, Piece, clean, line, shorten
 from trainctl.tui.themes import SERIES_ROLES
 
 _STATE_ROLES = {"run": "good", "paused": "warning", "drained": "dim"}
+_LOUD = {"rejoining": "REJOIN"}  # as wide as its column
 
 
 def _na(text: str, role: str = "text") -> Line:
@@ -22,7 +23,9 @@ def node(row: Row, glyphs: Glyphs, size: int) -> Line:
 
 
 def state(row: Row, glyphs: Glyphs, size: int) -> Line:
-    """In capitals what wants a look: a rank that is gone, or one that the others wait for."""
+    """In capitals what wants a look: a rank that is gone or on its way back, or one that the others wait for."""
+    if row.view.state in _LOUD:
+        return line(Piece(_LOUD[row.view.state], "warning"))
     if row.lost:
         return line(Piece(shorten(row.view.state.upper(), size, glyphs.ellipsis), "bad"))
     if row.slow_phase and row.view.state == "run":

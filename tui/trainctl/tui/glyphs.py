@@ -14,6 +14,7 @@ class Glyphs:
     vertical: str
     tee: str
     mark: str
+    change: str
     times: str
     arrow: str
     up: str
@@ -30,15 +31,15 @@ class Glyphs:
 
 
 UNICODE = Glyphs(
-    False, "─", "│", "┬", "┊", "×", "→", "↑", "↓", "→", "·", "…", "▇", "▁▂▃▄▅▆▇█", "◆", "✕", "▸"
+    False, "─", "│", "┬", "┊", "╎", "×", "→", "↑", "↓", "→", "·", "…", "▇", "▁▂▃▄▅▆▇█", "◆", "✕", "▸"
 )  # fmt: skip
 ASCII = Glyphs(
-    True, "-", "|", "+", ":", "x", "->", "+", "-", "=", ".", "~", "#", "_.-=+*#@", "o", "X", ">", letters=True
+    True, "-", "|", "+", ":", "!", "x", "->", "+", "-", "=", ".", "~", "#", "_.-=+*#@", "o", "X", ">", letters=True
 )
 
 _PLAIN = str.maketrans(
     {
-        **dict(zip("─│┬┼┊×↑↓·…▇◆✕▸°•–—’‘“”µ", "-|++:x^v.~#oX> *--''\"\"u", strict=True)),
+        **dict(zip("─│┬┼┊╎×↑↓·…▇◆✕▸°•–—’‘“”µ", "-|++:!x^v.~#oX> *--''\"\"u", strict=True)),
         **{"→": "->", "≥": ">=", "≤": "<="},
     }
 )

@@ -222,8 +222,9 @@ def _rank_row(rank: m.RankView, part: m.RankStep | None, waited: float | None, g
     micro = f"{rank.micro_batch}x{accumulation}" if accumulation else fmt.NA
     share = fmt.percent(rank.share / global_batch if global_batch else None)
     head = (str(rank.rank), rank.node, rank.state, f"{rank.share:,}", share, micro)
-    why = f"since {time_of_day(rank.since_at)}: {rank.why}" if rank.why else ""
-    if part is None or rank.state in pace.SILENT_STATES:
+    out = rank.state in pace.SILENT_STATES
+    why = f"since {time_of_day(rank.since_at)}{f': {rank.why}' if rank.why else ''}" if rank.why or out else ""
+    if part is None or out:
         return (*head, fmt.NA, fmt.NA, fmt.NA, fmt.NA, backend or fmt.NA, why)
     return (
         *head,

@@ -9,6 +9,7 @@ from trainctl.tui import format as f
 from trainctl.tui import lines as ln
 from trainctl.tui.charts import panel as p
 from trainctl.tui.clock import Clock
+from trainctl.tui.fleet_rows import BAD_STATES
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.model import ViewState
 from trainctl.tui.themes import SERIES_ROLES
@@ -87,20 +88,38 @@ def lines(
     made += fleet_lines(state, clock, columns, plan.fleet, glyphs, rows=rows, selected=selected)
     made += (cache or ChartCache()).lines(state, columns, plan.charts, glyphs)
     if plan.events:
-        made.append(_events_rule(state, columns, glyphs))
+        made.append(_events_rule(state, clock, columns, glyphs, selected))
         made += events_panel.lines(state, clock, columns, plan.events - 1, glyphs)
     return made
 
 
-def _events_rule(state: ViewState, columns: int, glyphs: Glyphs) -> ln.Line:
-    """The events' title, and at its right end the rank that the others wait for, with the phase that makes them."""
-    labels = [(0, f"{glyphs.horizontal} events ", "title")]
+def _events_rule(state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, selected: int | None) -> ln.Line:
+    """The events' title, and at its right end why the selected rank is out, or else the rank that the others wait for,
+    with the phase that makes them."""
+    title = f"{glyphs.horizontal} events "
+    text, role = _why_out(state, clock, selected) or _straggler(state, glyphs) or ("", "")
+    if not text:
+        return ln.rule(columns, glyphs.horizontal, (0, title, "title"))
+    text = f" {ln.shorten(text, columns - len(title) - 4, glyphs.ellipsis)} "
+    return ln.rule(columns, glyphs.horizontal, (0, title, "title"), (columns - len(text) - 1, text, role))
+
+
+def _why_out(state: ViewState, clock: Clock, selected: int | None) -> tuple[str, str] | None:
+    """The selected rank's state, since when and why, with its role, where it reports no steps."""
+    view = next((view for view in (state.run.ranks if state.run else ()) if view.rank == selected), None)
+    if view is None or not view.why or view.state not in pace.SILENT_STATES:
+        return None
+    since = f.clock(view.since_at, clock.wall(), clock.zone)
+    role = "bad" if view.state in BAD_STATES else "warning"
+    return f"{ln.clean(view.node)} {view.state} since {since}: {ln.clean(view.why)}", role
+
+
+def _straggler(state: ViewState, glyphs: Glyphs) -> tuple[str, str] | None:
     slow = pace.named_straggler(state)
-    if slow is not None:
-        node = ln.shorten(ln.clean(slow.node), 20, glyphs.ellipsis)
-        text = f" straggler {node}: +{f.seconds(slow.excess_seconds)} in {slow.phase} "
-        labels.append((columns - len(text) - 1, text, "warning"))
-    return ln.rule(columns, glyphs.horizontal, *labels)
+    if slow is None:
+        return None
+    node = ln.shorten(ln.clean(slow.node), 20, glyphs.ellipsis)
+    return f"straggler {node}: +{f.seconds(slow.excess_seconds)} in {slow.phase}", "warning"
 
 
 def fleet_lines(

@@ -15,10 +15,12 @@ from trainctl.protocol.apportionment import Speed, Timing, speeds
 if TYPE_CHECKING:
     from trainctl.tui.model import ViewState  # NumPy: not for the command line
 
-OUT_STATES = frozenset({"lost", "failed", "drained", "done"})
+OUT_STATES = frozenset({"lost", "rejoining", "failed", "drained", "done"})
 """A rank in one of these has no part in the next step."""
-SILENT_STATES = frozenset({"away", "lost", "failed", "drained"})
+SILENT_STATES = frozenset({"away", "lost", "rejoining", "failed", "drained"})
 """A rank in one of these reports no steps."""
+HELD_STATES = frozenset({"drained", "failed"})
+"""A rank in one of these stays out until it is admitted; one that is lost joins by itself once it is back."""
 BUSY_PHASES = ("data", "forward", "backward")
 FEW_STEPS = 4
 """From how many steps on something is said of a plan."""

@@ -1,12 +1,12 @@
 """What a command would do to the run as it is now, in one line, or why the agent will refuse it: pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
 from trainctl.tui import format as f
-from trainctl.tui import shares
+from trainctl.tui import pace, shares
 from trainctl.tui.calls import Order
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Piece, clean
@@ -40,9 +40,12 @@ def _refusal(order: Order, state: ViewState) -> str:
 
 
 def _refuse_resize(order: Order, run: m.RunView) -> str:
-    views = [view for view in run.ranks if order.node in (None, view.node) and view.share]
-    if not any(order.node in (None, view.node) for view in run.ranks):
+    views = [view for view in live_ranks(run) if order.node in (None, view.node)]
+    out = next((view for view in run.ranks if order.node in (None, view.node)), None)
+    if out is None:
         return _no_node(order, run)
+    if not views:
+        return f"{clean(out.node)} ({out.state}) runs no batch"
     micro = int(order.args["micro"])
     over = next((view for view in views if micro > view.share), None)
     return f"{micro} is over {clean(over.node)}'s share of {over.share} samples" if over else ""
@@ -72,13 +75,23 @@ def _refuse_node(order: Order, run: m.RunView) -> str:
     mine = [view for view in run.ranks if view.node == order.node]
     if not mine:
         return _no_node(order, run)
-    drained = all(view.state == "drained" for view in mine)
+    node, states = clean(mine[0].node), {view.state for view in mine}
     if order.verb == "admit":
-        return "" if drained else f"{clean(mine[0].node)} is not drained"
-    if drained:
-        return f"{clean(mine[0].node)} is drained already"
+        if any(view.state == "failed" and view.pid is None for view in mine):
+            return f"the trainer of {node} is not there to take part"
+        return "" if states & pace.HELD_STATES else _why_not_admitted(node, states)
+    if states == {"drained"}:
+        return f"{node} is drained already"
     others = [view for view in live_ranks(run) if view.node != order.node]
-    return "" if others else f"{clean(mine[0].node)} is the last node in the group"
+    return "" if others else f"{node} is the last node in the group"
+
+
+def _why_not_admitted(node: str, states: Collection[str]) -> str:
+    if "rejoining" in states:
+        return f"{node} is on its way back, and joins by itself"
+    if "lost" in states:
+        return f"{node} is lost; unless it was drained, it joins by itself once it is back"
+    return f"{node} is not drained"
 
 
 def _promise(order: Order, state: ViewState, glyphs: Glyphs) -> str:
@@ -92,6 +105,8 @@ def _promise(order: Order, state: ViewState, glyphs: Glyphs) -> str:
             return _preview_shares(order, state, glyphs)
         case "drain":
             seats = shares.seats_of(state)
+            if all(seat.node != order.node for seat in seats):
+                return f"{clean(order.node or '')} stays out until it is admitted; curve unchanged"
             staying = [seat for seat in seats if seat.node != order.node]
             left = [share for share in shares.without(seats, order.node or "") if share]
             return f"{clean(order.node or '')} leaves; {_moved(seats, staying, left, glyphs)}"
@@ -119,7 +134,7 @@ def _promise(order: Order, state: ViewState, glyphs: Glyphs) -> str:
 
 def _preview_resize(order: Order, run: m.RunView, glyphs: Glyphs) -> str:
     micro = int(order.args["micro"])
-    views = [view for view in run.ranks if order.node in (None, view.node)]
+    views = [view for view in live_ranks(run) if order.node in (None, view.node)]
     parts = []
     for view in views:
         old, new = (_passes(view.share, size, glyphs) for size in (view.micro_batch, micro))

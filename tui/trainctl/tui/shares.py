@@ -14,7 +14,7 @@ from trainctl.protocol.apportionment import Speed, quickest
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.changes import took_effect
 from trainctl.tui.model import ViewState
-from trainctl.tui.pace import live_ranks, paces
+from trainctl.tui.pace import HELD_STATES, live_ranks, paces
 
 _PAIR = re.compile(r"([a-z0-9][a-z0-9._-]*)=(\d+)")
 
@@ -41,7 +41,7 @@ class Seat:
 
 def seats_of(state: ViewState, back: str = "") -> tuple[Seat, ...]:
     """The run's live ranks, and after them those of a node that comes `back`, with what their last steps measured."""
-    out = [view for view in (state.run.ranks if state.run else ()) if view.node == back and view.state == "drained"]
+    out = [view for view in (state.run.ranks if state.run else ()) if view.node == back and view.state in HELD_STATES]
     views = (*live_ranks(state.run), *out)
     known = paces(state, views)
     made = []
@@ -90,7 +90,7 @@ def without(seats: Sequence[Seat], node: str) -> tuple[int, ...]:
 
 
 def with_back(seats: Sequence[Seat], node: str) -> tuple[int, ...]:
-    """The shares once `node`, drained, is admitted."""
+    """The shares once `node`, which is out, is admitted."""
     back = {index for index, seat in enumerate(seats) if seat.node == node}
     shares = {index: share for index, share in _shares(seats).items() if index not in back}
     rates = {index: seat.speed.samples_per_second for index, seat in enumerate(seats) if seat.speed is not None}

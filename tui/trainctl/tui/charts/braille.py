@@ -147,6 +147,11 @@ class Canvas:
             if 0 <= column < self.frame.columns and not self._roles[row][column]:
                 self._over.setdefault((row, column), (char, role))
 
+    def is_blank(self, columns: range, row: int) -> bool:
+        """Whether nothing is drawn or written in these cells of a row, all of them within the frame."""
+        inside = 0 <= row < self.frame.rows and columns.start >= 0 and columns.stop <= self.frame.columns
+        return inside and not any(self._roles[row][column] or (row, column) in self._over for column in columns)
+
     def cells(self) -> Cells:
         """Rows of (character, role)."""
         codes = self._codes()

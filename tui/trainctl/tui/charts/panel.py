@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trainctl.tui import lines as ln
+from trainctl.tui.charts import marks as mk
 from trainctl.tui.charts.braille import Canvas, Cells, Curve, Frame
+from trainctl.tui.generations import Change
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.series import Window
 
@@ -29,14 +31,6 @@ class Track:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """An event at a step, shown as a vertical with its number above the chart."""
-
-    step: int
-    number: str
-
-
-@dataclass(frozen=True)
 class Panel:
     """One chart: what it shows, over which steps, in which room (`columns` x `rows`, title not counted)."""
 
@@ -44,7 +38,7 @@ class Panel:
     tracks: tuple[Track, ...]
     first_step: int
     last_step: int
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[mk.Mark | Change, ...] = ()
     empty_text: str = "no step yet"
     least_span: float = 0.02  # of the values' size: noise smaller than this stays a flat line
     most_times: float = math.inf  # the median: what is above that runs out at the top, with its number there
@@ -93,13 +87,15 @@ def draw(panel: Panel, columns: int, rows: int, glyphs: Glyphs) -> tuple[list[ln
     if letters:
         _draw_letters(canvas, tracks)
     titled = len(title[0][1]) - gutter
-    marks = _draw_marks(canvas, panel.marks, glyphs, titled)
+    numbers, changes = mk.draw(canvas, panel.marks, glyphs, titled)
     _draw_overruns(canvas, tracks, {frame.column_of(mark.step) for mark in panel.marks})
+    names = mk.name(canvas, changes, titled, {column for column, _ in numbers})
     labels = end_labels(tracks, frame, glyphs) if end else {}
     made = _assemble(canvas.cells(), {frame.row_of(tick): texts[tick] for tick in ticks}, gutter, labels, end)
     if plot_rows < rows:
         made.append(_x_axis(frame, gutter, columns, glyphs))
-    return made, title + [(gutter + column, text, "mark") for column, text in marks]
+    title += [(gutter + column, text, "label") for column, text in names]
+    return made, title + [(gutter + column, text, "mark") for column, text in numbers]
 
 
 def _value_range(panel: Panel) -> tuple[float, float] | None:
@@ -215,23 +211,6 @@ def _free_cells(column: int, size: int, columns: int, taken: Collection[int]) ->
     free = [start for start in starts if not any(start - 1 <= cell <= start + size for cell in taken)]
     apart = {start: start - column - 1 if start > column else column - start - size for start in free}
     return min(free, key=lambda start: (apart[start], -start), default=None)
-
-
-def _draw_marks(canvas: Canvas, marks: Sequence[Mark], glyphs: Glyphs, titled: int) -> list[tuple[int, str]]:
-    """Verticals, and (column, number) for the title rule; where two fall together the newer number shows.
-
-    The first `titled` columns lie under the title's words: there the number stands at the vertical's top.
-    """
-    at: dict[int, str] = {}
-    for mark in marks:
-        column = canvas.frame.column_of(mark.step)
-        if 0 <= column < canvas.frame.columns:
-            at[column] = mark.number
-            canvas.under(column, glyphs.mark, "mark")
-    for column, number in at.items():
-        if column < titled:
-            canvas.put(column, 0, number, "mark")
-    return [(column, number) for column, number in sorted(at.items()) if column >= titled]
 
 
 def end_labels(tracks: Sequence[Track], frame: Frame, glyphs: Glyphs) -> dict[int, tuple[str, str]]:

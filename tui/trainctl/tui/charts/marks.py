@@ -1,0 +1,71 @@
+"""Verticals in a chart: numbered where an event took effect, named where a generation of other ranks begins."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from trainctl.tui.charts.braille import Canvas
+from trainctl.tui.generations import Change
+from trainctl.tui.glyphs import Glyphs
+
+Placed = list[tuple[int, str]]
+"""(column, text) for the title rule, from the chart's first column."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An event at a step, shown as a vertical with its number above the chart."""
+
+    step: int
+    number: str
+
+
+def draw(
+    canvas: Canvas, marks: Sequence[Mark | Change], glyphs: Glyphs, titled: int
+) -> tuple[Placed, Mapping[int, str]]:
+    """Draws the verticals. The numbers for the title rule, and the generations by column.
+
+    The first `titled` columns lie under the title's words: there a number stands at its vertical's top. Where two fall
+    together the newer one shows.
+    """
+    numbers = _at_columns(canvas, {mark.step: mark.number for mark in marks if isinstance(mark, Mark)})
+    changes = _at_columns(canvas, {mark.step: mark.generation for mark in marks if isinstance(mark, Change)})
+    for column in numbers:
+        canvas.under(column, glyphs.mark, "mark")
+    for column in changes:
+        canvas.under(column, glyphs.change, "label")
+    for column, number in numbers.items():
+        if column < titled:
+            canvas.put(column, 0, number, "mark")
+    return [(column, number) for column, number in sorted(numbers.items()) if column >= titled], changes
+
+
+def _at_columns(canvas: Canvas, texts: Mapping[int, str]) -> dict[int, str]:
+    """By column instead of by step, what lies outside left out."""
+    at = {canvas.frame.column_of(step): text for step, text in texts.items()}
+    return {column: text for column, text in at.items() if 0 <= column < canvas.frame.columns}
+
+
+def name(canvas: Canvas, changes: Mapping[int, str], titled: int, numbered: Collection[int]) -> Placed:
+    """The generations for the title rule, the newest first, as far as there is room between the numbers there.
+
+    Under the title's words one stands in the chart's first row, if nothing is drawn there.
+    """
+    taken, made = set(numbered), []
+    for column, text in sorted(changes.items(), reverse=True):
+        start = _room(column, len(text), taken, range(max(titled, 0), canvas.frame.columns), column in numbered)
+        if start is not None:
+            taken |= set(range(start, start + len(text)))
+            made.append((start, text))
+        elif column < titled and canvas.is_blank(range(column + 1, column + 2 + len(text)), 0):
+            canvas.put(column + 1, 0, text, "label")
+    return made
+
+
+def _room(column: int, size: int, taken: Collection[int], within: range, beside: bool) -> int | None:
+    """Where `size` cells begin that are over `column`, or else `beside` it, and neither hold nor touch one taken."""
+    starts = (column + 2, column - size - 1) if beside else range(column, column - size, -1)
+    for start in starts:
+        inside = start in within and start + size - 1 in within
+        if inside and not any(cell in taken for cell in range(start - 1, start + size + 1)):
+            return start
+    return None
