@@ -238,6 +238,8 @@ class Simulation:
         last = self.commits[-1].step if self.commits else 0
         for plan in self.sent_plans:
             if plan.kind in every and not plan.commands:
+                if self.ended is not None and self.ended.state == "failed" and plan.step == last + 1:
+                    continue  # of a step that nobody came to make
                 redone = plan.step in {step.step for step in self.retracted}
                 assert plan.step == last or redone or plan.step % every[plan.kind] == 0, plan
         assert {step for step in range(1, last) if every["evaluate"] and step % every["evaluate"] == 0} <= set(

@@ -188,7 +188,7 @@ class Conductor:
         if self._formation.meet(rank, ready, generation):
             self._begin(now)
         elif rank in self._formation.returning and known is None:
-            if generation is not None and self.stage != "loading":
+            if generation is not None and self.stage in ("fencing", "offering", "forming", "formed"):
                 # The same process as before: what it did is asked for, so that no part of a step is missing.
                 self._book.decide(d.Tell(rank, m.Fence(run=self.run, generation=self.durable.generation)))
             self._advance(now)
