@@ -35,6 +35,7 @@ bench: $(VENV)/.ready-dev
 	$(BIN)/python benchmarks/key_press.py
 	$(BIN)/python benchmarks/equal.py
 	$(BIN)/python benchmarks/unequal.py
+	$(BIN)/python benchmarks/recovery.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -58,9 +58,10 @@ class Worker:
         self._data = open_dataset(config, options.folder / f"tokens-{options.rank}", "bench")
         model = read_model(Path(config.model.path), "bench").train()
         if self._world > 1:
-            dist.init_process_group(
-                "gloo", init_method=f"tcp://127.0.0.1:{options.port}", rank=self._rank, world_size=self._world
-            )
+            if not dist.is_initialized():
+                dist.init_process_group(
+                    "gloo", init_method=f"tcp://127.0.0.1:{options.port}", rank=self._rank, world_size=self._world
+                )
             model = torch.nn.parallel.DistributedDataParallel(model)
         self._model: Any = model
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.0)
@@ -68,14 +69,30 @@ class Worker:
 
     def measure(self, steps: int, samples: int, micro: int) -> dict[str, float]:
         for _ in range(WARM_STEPS):
-            self._step(samples, micro)
+            self.step(samples, micro)
         if self._world > 1:
             dist.barrier()
         begun = time.perf_counter()
-        tokens = sum(self._step(samples, micro) for _ in range(steps))
+        tokens = sum(self.step(samples, micro) for _ in range(steps))
         return {"seconds": time.perf_counter() - begun, "tokens": tokens}
 
-    def _step(self, samples: int, micro: int) -> float:
+    def save(self, path: Path, step: int) -> None:
+        """All that a restart needs, under its name only when whole."""
+        state = {"step": step, "model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}
+        torch.save({**state, "cursor": self._cursor}, path.with_suffix(".part"))
+        path.with_suffix(".part").rename(path)
+
+    def load(self, path: Path) -> int:
+        """The step that was saved."""
+        kept = torch.load(path, weights_only=True)
+        self._model.load_state_dict(kept["model"])
+        self._optimizer.load_state_dict(kept["optimizer"])
+        self._cursor = kept["cursor"]
+        step: int = kept["step"]
+        return step
+
+    def step(self, samples: int, micro: int) -> float:
+        """Tokens of this rank's part."""
         starts = list(range(0, samples, micro))
         first = self._cursor + self._rank * samples
         tokens = 0.0

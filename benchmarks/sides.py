@@ -58,15 +58,10 @@ class Cluster:
         addresses = dict(zip(self._nodes, free_addresses(len(self._nodes)), strict=True))
         file = self._folder / "cluster.toml"
         file.write_text(tomli_w.dumps({"nodes": {node: {"address": at} for node, at in addresses.items()}}))
-        command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--cluster", str(file)]
         with contextlib.ExitStack() as unless_begun:
             unless_begun.callback(self.__exit__)
             for node in self._nodes:
-                own = ["--name", node, "--state", str(self._folder / "state")]
-                agent = subprocess.Popen([*command, *own], stdout=subprocess.PIPE, text=True)
-                self._agents.append(agent)
-                assert agent.stdout is not None
-                agent.stdout.readline()
+                self._agents.append(self._start_agent(node))
             unless_begun.pop_all()
         self.client = BlockingClient(addresses[self._nodes[0]], by="bench").__enter__()
         return self
@@ -80,6 +75,28 @@ class Cluster:
         for agent in self._agents:
             agent.terminate()
             agent.wait(20)
+
+    def _start_agent(self, node: str) -> "subprocess.Popen[str]":
+        """Start one, and hear its first word."""
+        command = [
+            sys.executable,
+            "-m",
+            "trainctl.node_agent.cli",
+            "run",
+            "--cluster",
+            str(self._folder / "cluster.toml"),
+        ]
+        own = ["--name", node, "--state", str(self._folder / "state")]
+        agent = subprocess.Popen([*command, *own], stdout=subprocess.PIPE, text=True)
+        assert agent.stdout is not None
+        agent.stdout.readline()
+        return agent
+
+    def restart(self, index: int) -> None:
+        """Kill an agent, and start it again."""
+        self._agents[index].kill()
+        self._agents[index].wait()
+        self._agents[index] = self._start_agent(self._nodes[index])
 
     def start(self, config: dict[str, Any]) -> None:
         """Start a run and pause it after its first step."""
