@@ -177,6 +177,7 @@ class Harness:
         """Have the group formed anew by killing a reducer of another node. Gives the victims from then on."""
         page = self._page(fault.node)
         if page is None or page.step < fault.step:
+            time.sleep(0.02)
             return []
         other = next(other for other in reversed(NODES) if other != fault.node)
         for pid in [pid for trainer in self._cluster[other].trainer_pids() for pid in reducers(trainer)]:
@@ -245,13 +246,3 @@ def naming(what: object) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"at {what}")
         raise
-
-
-def table(done: Counter[tuple[str, str, str]]) -> str:
-    """The counts by victim, signal and phase, one victim and signal a line."""
-    lines = []
-    for victim, number in sorted({key[:2] for key in done}):
-        phases = {key[2]: count for key, count in sorted(done.items()) if key[:2] == (victim, number)}
-        counts = ", ".join(f"{phase} {count}" for phase, count in phases.items())
-        lines.append(f"{number} {victim}: {sum(phases.values())} ({counts})")
-    return "\n".join(lines)
