@@ -1,0 +1,65 @@
+"""Whether a run that was disturbed did each sample of each step once: by its lead's journal and rows."""
+
+from collections.abc import Iterable, Sequence
+
+from tests.integration.clusters import NODES, Cluster, plans_of
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.reader import RecordReader
+
+
+def check_ledger(cluster: Cluster, run: str, last: int, was_lost: Iterable[str]) -> None:
+    """Every step up to `last` is there once, of a plan of its generation whose positions are the batch that follows
+    the step before; what ranks say of their parts comes to the whole of it. Only of a node that `was_lost` a part
+    may be missing, for it can have ended before its word of it."""
+    plans = [plan for plan in plans_of(cluster.run_paths(NODES[0], run)) if plan.kind == "train"]
+    keys = [(plan.generation, plan.step) for plan in plans]
+    assert len(set(keys)) == len(keys)
+    by_key = dict(zip(keys, plans, strict=True))
+    with RecordReader(cluster.run_paths(NODES[0], run)) as reader:
+        steps, _ = reader.steps(0, last + 1)
+        assert [step.step for step in steps] == list(range(1, last + 1))
+        cursor = 0
+        for step in steps:
+            plan = by_key[step.generation, step.step]
+            assert (plan.cursor, step.cursor) == (cursor, cursor + step.global_batch), step.step
+            _check_positions(plan, by_key)
+            _check_parts(plan, reader.rank_steps(step.step), set(was_lost))
+            cursor = step.cursor
+
+
+def _check_positions(plan: m.StepPlan, by_key: dict[tuple[m.Generation, int], m.StepPlan]) -> None:
+    """All of the batch for a plan that begins it; one that finishes it has a part, of what the plan that began it had
+    in its time."""
+    batch = list(range(plan.cursor, plan.cursor + plan.global_batch))
+    positions = sorted(at for work in plan.work for piece in work.ranges for at in range(piece.start, piece.stop))
+    assert len(set(positions)) == len(positions), plan
+    if plan.finishes is None:
+        assert positions == batch, plan
+        return
+    assert set(positions) <= set(batch), plan
+    begun = by_key[plan.finishes, plan.step]
+    assert begun.finishes is None and begun.generation < plan.generation, plan
+    assert _rule(begun) == _rule(plan), plan
+
+
+def _rule(plan: m.StepPlan) -> tuple[object, ...]:
+    """What a half-done batch is finished by, as it was begun."""
+    return plan.commands, plan.learning_rate, plan.global_batch, plan.divisor, plan.cursor
+
+
+def _check_parts(plan: m.StepPlan, rows: Sequence[m.RankStep], was_lost: set[str]) -> None:
+    ranks = {work.rank for work in plan.work}
+    missing = ranks - {row.rank for row in rows}
+    assert {row.rank for row in rows} <= ranks, plan
+    assert {NODES[rank] for rank in missing} <= was_lost, (plan, missing)
+    samples = sum(row.samples for row in rows)
+    assert samples <= plan.global_batch if missing else samples == plan.global_batch, (plan, rows)
+
+
+def worst_deviation(steps: Sequence[m.StepCommitted], others: Sequence[m.StepCommitted]) -> float:
+    """The greatest relative difference of two runs' losses, which must be of the same steps, samples and rates."""
+    for one, other in zip(steps, others, strict=True):
+        assert (one.step, one.weight, one.cursor) == (other.step, other.weight, other.cursor)
+        assert one.learning_rate == other.learning_rate, one.step
+    return max(abs(one.loss - other.loss) / abs(other.loss) for one, other in zip(steps, others, strict=True))

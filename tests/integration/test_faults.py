@@ -1,0 +1,129 @@
+"""Processes killed and stopped at every phase of a step: the run ends at its last step, on the undisturbed curve.
+
+TRAINCTL_FAULTS says how many kills of each victim a group gets (all: 5), on every engine and mix of backends; unset, 2
+on gloo with torch. TRAINCTL_FAULT_SEED replays a schedule that failed.
+"""
+
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from tests.integration.clusters import NODES, on
+from tests.integration.conftest import all_steps, wait_for_end
+from tests.integration.exactness import check_ledger, worst_deviation
+from tests.integration.faults import PHASES, VICTIMS, Harness, naming, schedule
+from tests.integration.test_cluster_curve import one_rank_curve
+
+from trainctl.protocol import messages as m
+
+WANTED = os.environ.get("TRAINCTL_FAULTS", "")
+COUNT = {"": 2, "all": 5}.get(WANTED) or int(WANTED)
+SEED = int(os.environ.get("TRAINCTL_FAULT_SEED", "4"))
+MLX = {"backend": "mlx"}
+MIXES = {"torch": {}, "mlx": dict.fromkeys(NODES, MLX), "mixed": {"gamma": MLX}}
+ALL = [(engine, mix) for engine in ("gloo", "ring") for mix in MIXES]
+GROUPS = ALL if WANTED else [("gloo", "torch")]
+STEPS, SHORT_STEPS = max(36 * COUNT, 40), 40
+"""Of a run that is long enough for all kills, and of one with fewer faults."""
+pytestmark = pytest.mark.timeout(150 * COUNT)
+TOLERANCE = {"torch": 1e-5, "mlx": 1e-5, "mixed": 5e-5}
+
+FaultyRun = Callable[[Callable[[Harness, int], object], int], list[m.Event]]
+
+
+@pytest.fixture(params=GROUPS, ids="-".join)
+def group(request) -> tuple[str, str]:
+    """An engine and a mix of backends."""
+    return request.param
+
+
+@pytest.fixture
+def seed(group) -> int:
+    """So that groups have unlike schedules."""
+    return SEED + ALL.index(group)
+
+
+@pytest.fixture(scope="module")
+def curves() -> dict[str, list[m.StepCommitted]]:
+    """Of one rank that nothing disturbs, for each mix of backends; as long as the longest run."""
+    return {}
+
+
+@pytest.fixture
+def faulty_run(cluster, run_config, group, seed, curves) -> FaultyRun:
+    """A run over all nodes that a function disturbs, given the harness and the last step. It is checked to its end;
+    its events come back."""
+    engine, mix = group
+    size = {"batch__micro": 1, "data__sequence_length": 64} if mix == "torch" else {}
+
+    def make(steps: int, **tables) -> dict:
+        # The same rate for any number of steps, and low: a high one blows up what mere rounding makes of three ranks.
+        rate = {"optimizer__schedule": "constant", "optimizer__learning_rate": 5e-4}
+        changes = {"checkpoint__every_steps": 5, **rate, **size, **tables}
+        return run_config(run__steps=steps, group={"engine": engine}, **changes)
+
+    def run(disturb: Callable[[Harness, int], object], steps: int) -> list[m.Event]:
+        with (
+            cluster.client("alpha", timeout_seconds=60) as client,
+            naming(f"TRAINCTL_FAULT_SEED={SEED}, {engine}, {mix}"),
+        ):
+            begun = client.send("start-run", {"config": make(steps, nodes=on(*NODES, **MIXES[mix]))})
+            assert begun.state == "applied", begun.reason
+            harness = Harness(cluster, client, begun.run)
+            disturb(harness, steps)
+            view = wait_for_end(client)
+            assert (view.state, view.step) == ("finished", steps), view.reason
+            disturbed, events = all_steps(client, begun.run), client.events(begun.run, limit=500).events
+            backend = "mlx" if mix == "mlx" else "torch"
+            if mix not in curves:
+                alone = on("alpha", alpha={"backend": backend, "micro": 6})
+                curves[mix] = one_rank_curve(client, make(STEPS, nodes=alone, checkpoint__every_steps=0))
+            check_ledger(cluster, begun.run, steps, was_lost=was_lost(events))
+            worst = worst_deviation(disturbed, curves[mix][:steps])
+            print(f"{engine}, {mix}, seed {seed}, worst relative deviation {worst:.1e}", table(harness.done), sep="\n")
+            assert worst <= TOLERANCE[mix]
+        return list(events)
+
+    return run
+
+
+def was_lost(events: tuple[m.Event, ...]) -> set[str]:
+    """The nodes that some event says are lost."""
+    return {event.text.split()[0] for event in events if event.kind == "rank" and " is lost: " in event.text}
+
+
+def table(done: Counter[tuple[str, str, str]]) -> str:
+    """The counts by victim, signal and phase, one victim and signal a line."""
+    lines = []
+    for victim, number in sorted({key[:2] for key in done}):
+        phases = {key[2]: count for key, count in sorted(done.items()) if key[:2] == (victim, number)}
+        counts = ", ".join(f"{phase} {count}" for phase, count in phases.items())
+        lines.append(f"{number} {victim}: {sum(phases.values())} ({counts})")
+    return "\n".join(lines)
+
+
+def test_two_of_each_kind_killed_in_any_phase_cost_no_step_and_bend_no_curve(faulty_run, seed):
+    def disturb(harness: Harness, steps: int) -> None:
+        harness.carry_out(schedule(seed, COUNT, (3, steps * 2 // 3), signal.SIGKILL))
+        assert len({phase for _, _, phase in harness.done} & {*PHASES}) == min(len(PHASES), len(VICTIMS) * COUNT)
+        assert all(sum(n for key, n in harness.done.items() if key[0] == victim) >= COUNT for victim in VICTIMS)
+
+    events = faulty_run(disturb, STEPS)
+    texts = [event.text for event in events]
+    assert sum("joins again" in text for text in texts) == sum(" is lost: " in text for text in texts) >= COUNT
+
+
+def test_what_stands_still_is_named_and_replaced_and_one_rank_of_three_is_enough(faulty_run, seed):
+    def disturb(harness: Harness, steps: int) -> None:
+        harness.carry_out(schedule(seed, 1, (3, steps // 2), signal.SIGSTOP, ("trainer", "reducer")))
+        harness.strike_together(random.Random(seed).sample(NODES, 2))
+        harness.settle()
+
+    events = faulty_run(disturb, SHORT_STEPS)
+    assert any(" is lost: silent" in event.text for event in events)
+    # By a sum that is overdue or, if it stood still while the group was being formed, by a join.
+    assert any(" left: " in event.text for event in events)
+    assert sum(" is lost: " in event.text for event in events) >= 3
