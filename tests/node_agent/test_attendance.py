@@ -68,6 +68,20 @@ def test_its_samples_go_to_the_others_and_come_back_with_it():
     simulation.check_alike()
 
 
+def test_all_that_were_lost_have_their_own_shares_back_in_whatever_order():
+    simulation = group(steps=400, batch=24).begin().until_step(3)
+    simulation.command("rebalance", shares={"a": 4, "b": 12, "c": 8})
+    simulation.until(lambda: rows(simulation, simulation.conductor.progress.step) == {0: 4, 1: 12, 2: 8})
+    for victim in (1, 2):
+        simulation.kill(simulation.ranks[victim])
+        simulation.until(lambda victim=victim: state(simulation, victim) == "lost")
+    assert simulation.conductor.durable.settings.ranks[0].share == 24
+    simulation.tick(1.1)
+    simulation.until(lambda: not any(setting.out for setting in simulation.conductor.durable.settings.ranks.values()))
+    shares = {rank: setting.share for rank, setting in simulation.conductor.durable.settings.ranks.items()}
+    assert shares == {0: 4, 1: 12, 2: 8}
+
+
 def test_one_that_hangs_is_killed_and_named_and_the_others_wait_no_longer_than_its_silence():
     simulation = group().begin().until_step(3)
     simulation.stop(simulation.ranks[1])

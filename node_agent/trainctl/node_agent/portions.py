@@ -12,7 +12,7 @@ import msgspec
 from trainctl.node_agent import engines, results
 from trainctl.node_agent.settings import RankSetting, Settings
 from trainctl.protocol import splits, verbs
-from trainctl.protocol.apportionment import Speed, quickest
+from trainctl.protocol.apportionment import Speed, apportion, quickest
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Ready
 from trainctl.protocol.runfile import RunFile
@@ -43,7 +43,7 @@ def with_shares(settings: Settings, counts: Mapping[int, int]) -> dict[int, Rank
 
 def _with_share(setting: RankSetting, share: int) -> RankSetting:
     out = "" if share else setting.out or "drained"
-    return msgspec.structs.replace(setting, share=share, out=out)
+    return msgspec.structs.replace(setting, share=share, out=out, last_share=0)
 
 
 def _set_out(settings: Settings, ranks: Collection[int], out: Literal["drained", "lost", "failed"]) -> Settings:
@@ -140,18 +140,35 @@ def admit(settings: Settings, node: str | None, facts: Facts, config: RunFile) -
 
 
 def lose(settings: Settings, rank: int) -> Edit:
-    """Without a rank that is gone: its samples go to the others in proportion. There must be others."""
-    share = settings.ranks[rank].share
-    edited = edit(settings, splits.without(_live_shares(settings), (rank,)))
-    lost = msgspec.structs.replace(edited.settings.ranks[rank], out="lost", last_share=share)
-    after = msgspec.structs.replace(edited.settings, ranks={**edited.settings.ranks, rank: lost})
-    return Edit(after, edited.before, edited.after)
+    """Without a rank that is gone: its samples go to the others in proportion. There must be others.
+
+    What each had before the first loss is kept for their return; a command that deals shares anew forgets it.
+    """
+    is_first = not any(setting.out == "lost" for setting in settings.ranks.values())
+    had = {at: setting.share if is_first else setting.last_share for at, setting in settings.ranks.items()}
+    made = edit(settings, splits.without(_live_shares(settings), (rank,)))
+    return Edit(_remembering(made.settings, had, lost=rank), made.before, made.after)
 
 
 def take_back(settings: Settings, rank: int, facts: Facts, config: RunFile) -> Edit:
     """With a rank again that had been lost. Raises InvalidInputError if it has loaded something else by now."""
     _check_can_join(settings, [rank], facts, config)
-    return edit(settings, splits.returned(_live_shares(settings), rank, settings.ranks[rank].last_share))
+    had = {at: setting.last_share for at, setting in settings.ranks.items()}
+    present = {at: had[at] for at in (*settings.live, rank)}
+    if all(present.values()):
+        counts = apportion(settings.global_batch, {at: float(share) for at, share in present.items()})
+    else:
+        counts = splits.returned(_live_shares(settings), rank, had[rank])
+    made = edit(settings, counts)
+    return Edit(_remembering(made.settings, had), made.before, made.after)
+
+
+def _remembering(settings: Settings, had: Mapping[int, int], lost: int | None = None) -> Settings:
+    ranks = {
+        rank: msgspec.structs.replace(setting, last_share=had[rank], out="lost" if rank == lost else setting.out)
+        for rank, setting in settings.ranks.items()
+    }
+    return msgspec.structs.replace(settings, ranks=ranks)
 
 
 def give_up(settings: Settings, rank: int) -> Settings:

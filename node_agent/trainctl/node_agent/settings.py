@@ -15,7 +15,7 @@ class RankSetting(msgspec.Struct, frozen=True):
     share: int  # samples of the global batch; 0 while it is out
     micro_batch: int  # samples per forward/backward, as wanted; a smaller share is run in one
     out: Literal["", "drained", "lost", "failed"] = ""  # why it takes no part, empty if it does
-    last_share: int = 0  # what it had when it was lost, for its return
+    last_share: int = 0  # what it had before the first of those that are lost now was, for its return; 0: an even part
 
     @property
     def micro_in_force(self) -> int:

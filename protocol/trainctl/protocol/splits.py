@@ -55,10 +55,10 @@ def with_back(shares: Shares, back: Collection[int], rates: Mapping[int, float],
 
 
 def returned(shares: Shares, rank: int, last_share: int) -> dict[int, int]:
-    """Shares for a rank that was lost and is back: what it had then, or as much of it as leaves the others one each;
-    these keep their proportions of the rest."""
+    """Shares for a rank that was lost and is back: what it had then (0: an even part), or as much of it as leaves the
+    others one each; these keep their proportions of the rest."""
     total = sum(shares.values())
-    own = max(1, min(last_share, total - len(shares)))
+    own = max(1, min(last_share or total // (len(shares) + 1), total - len(shares)))
     others = apportion(total - own, {other: float(share) for other, share in shares.items()}, "node")
     return dict(sorted({**others, rank: own}.items()))
 
