@@ -153,6 +153,8 @@ class Conductor:
             case m.Ready():
                 self._on_loaded(event.rank, event, None, now)
             case m.Alive():
+                if event.rank in self.ranks:
+                    self.ranks[event.rank].doing = f"{event.phase} of step {event.step}"
                 if event.ready is not None:
                     self._on_loaded(event.rank, event.ready, event.generation, now)
             case m.Soon():
@@ -263,7 +265,9 @@ class Conductor:
     def _on_silent(self, silent: d.RankSilent, now: float) -> None:
         """One that hangs is killed, if its node can be reached, and comes back as another process."""
         if self.stage != "leaving" and silent.rank in self._formation.live and self._attendance.can_spare(silent.rank):
-            self._lose(silent.rank, silent.why, now)
+            doing = self.ranks[silent.rank].doing
+            heard = f", last heard of in {doing}" if doing and " of step " not in silent.why else ""
+            self._lose(silent.rank, silent.why + heard, now)
             self._book.decide(d.Kill(silent.rank))
 
     def _lose(self, rank: int, why: str, now: float) -> None:
@@ -317,6 +321,8 @@ class Conductor:
         match "form" if resumes else self._course.advance(now):
             case "form":
                 self._course.abandon()
+                if resumes:
+                    self._course.take_back(now)
                 self._formation.form(self._formation.members, now)
             case "pause":
                 self._orders.enter_pause(now)

@@ -72,11 +72,11 @@ class Course:
         """Take up edits that change the live ranks, once the step in progress, of the group as it is, is done."""
         if self.is_still:
             self._apply_staged(now)
-            self._take_back(now)
+            self.take_back(now)
             self._book.persist()
         return self.is_still
 
-    def _take_back(self, now: float) -> None:
+    def take_back(self, now: float) -> None:
         """Ranks that were lost and are there again; one that doesn't fit any more stays out."""
         for rank in self._formation.returning:
             label = self._book.settings.label(rank)

@@ -112,6 +112,10 @@ class Followed:
         returned, self._missed = returned or self._missed, False
         return returned
 
+    def missed(self) -> None:
+        """Its lead could not be told that the trainer is back; it is told with the next answer."""
+        self._missed = True
+
     def watch(self) -> None:
         """Look how the trainer is."""
         look = self.port.look()

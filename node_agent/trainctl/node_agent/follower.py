@@ -215,10 +215,12 @@ class Follower:
         if followed is None or (followed.run, followed.known.rank) != (answer.run, answer.rank):
             return False
         returned = followed.heard(answer, returned=returned)
-        await self._talks.answer(
+        told = await self._talks.answer(
             followed.known.lead,
             lambda link, seq: m.PeerAnswer(link=link, seq=seq, answer=answer, returned=returned),
         )
+        if returned and not told:
+            followed.missed()
         return True
 
     async def watch(self) -> None:

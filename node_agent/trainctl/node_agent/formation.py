@@ -37,6 +37,7 @@ class Rank:
     ended: bool = False
     why: str = ""  # of its end
     heard: float | None = None  # when it last said something
+    doing: str = ""  # what it was at then
 
     def forget(self) -> None:
         """It is lost: what it said counts no more."""

@@ -40,6 +40,7 @@ class Lead:
         self.last_run: str | None = None  # the newest to have been opened by this agent
         self._hosting: str | None = None  # the run that the other nodes are being asked to host
         self._early: list[tuple[str, m.PeerAnswer | m.PeerExit]] = []  # what its ranks said before it was opened
+        self._boots: dict[str, str] = {}  # of the other nodes' agents, as last welcomed
         self._way_back = WayBack()
         self._idle = asyncio.Event()  # set when a run has just ended
 
@@ -270,7 +271,8 @@ class Lead:
         )  # fmt: skip
 
     async def welcomed(self, node: str, welcome: m.PeerWelcome) -> None:
-        """A conversation has begun, be it the first or after a loss: whatever was under way is asked for again."""
+        """A conversation has begun, be it the first or after a loss: whatever was under way is asked for again. To an
+        agent that was started again the trainer has to come back first, and then that is told by itself."""
         session = self.session
         for hosted in welcome.ranks:
             if hosted.run != self.run:
@@ -283,8 +285,9 @@ class Lead:
                 await session.feed(d.RankEnded(rank, False, "is not known to its agent any more"))
             elif session.conductor.final is not None:
                 await end_rank(self.peers.links[node], session.run, rank, "stopping")
-            else:
+            elif self._boots.get(node) == welcome.boot:
                 await session.feed(d.RankReturned(rank))
+        self._boots[node] = welcome.boot
         await self.close_if_ended()
 
     async def _end_stray(self, node: str, hosted: m.HostedRank) -> None:

@@ -1,6 +1,7 @@
 """A rank as its run's session sees it, wherever it runs: start it, tell it, look at it, end it."""
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -103,6 +104,8 @@ class LocalRank:
         how = (
             "is gone" if status is None else f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
         )
+        if status == -signal.SIGKILL:
+            return how  # it had no time for last words: what is in the log is of its reducers, or old
         tail = [line for line in self._host.log_tail(self._paths, self._rank, 20) if line.strip()]
         return f"{how}: {tail[-1].strip()[:300]}" if tail else how
 
