@@ -151,6 +151,32 @@ def test_one_that_comes_back_with_other_data_stays_out():
     assert any("b cannot join again: data digest of b is not that of a" in text for text in texts(simulation))
 
 
+def test_a_run_that_goes_on_after_a_pause_takes_the_lost_back_with_the_same_generation():
+    simulation = group(steps=8).begin().until_step(2)
+    hold(simulation)
+    simulation.kill(simulation.ranks[1])
+    simulation.run()
+    simulation.tick(1.1)
+    simulation.run()
+    assert state(simulation, 1) == "rejoining"
+    before = simulation.conductor.durable.generation
+    simulation.command("resume")
+    assert go_on(simulation).ended.state == "finished"
+    formed = [text for text in texts(simulation) if "formed" in text]
+    assert formed[-1] == f"{before.next()} formed, 3 ranks by gloo; b given the state of a"
+
+
+def test_where_a_rank_was_when_it_fell_silent_is_told():
+    simulation = group().begin().until_step(3)
+    simulation.tick(1.0)
+    simulation.run(3)
+    simulation.stop(simulation.ranks[1])
+    simulation.run()
+    simulation.tick(6.0)
+    (lost,) = [text for text in texts(simulation) if text.startswith("b is lost")]
+    assert ", last heard of in idle of step " in lost
+
+
 def test_a_node_out_of_reach_is_lost_and_its_trainer_joins_as_it_is_when_it_is_back():
     simulation = group(steps=400).begin().until_step(3)
     simulation.disconnect(simulation.ranks[2])
