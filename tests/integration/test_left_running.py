@@ -115,20 +115,23 @@ def test_an_attached_client_sees_the_restart_and_every_step(agent, run_config):
     assert sorted(recorded) == list(range(1, 151))
 
 
-def test_a_trainer_whose_agent_stays_away_writes_a_checkpoint_and_ends(agent, run_config):
+def test_a_trainer_whose_agent_stays_away_writes_a_checkpoint_and_the_next_agent_goes_on_from_it(agent, run_config):
     with agent.client() as client:
         client.send("start-run", {"config": run_config(run__steps=100_000, run__orphan_seconds=2)}, wait="accepted")
         run = wait_for_step(client, 3).run.run
         (pid,) = agent.trainer_pids()
     assert agent.terminate() == 0
     until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 30, "its end")
-    assert newest_complete(agent.run_paths(run).checkpoints) is not None
+    written = newest_complete(agent.run_paths(run).checkpoints)
+    assert written is not None
     agent.start()
     with agent.client() as client:
-        view = wait_for_end(client)
-        assert view.state == "failed"
-        resumed = client.send("start-run", {"resume": run})
-        assert resumed.state == "applied"
+        step = int(written.name.removeprefix("step-"))
+        view = until(lambda: (v := client.snapshot(0).run).state == "running" and v.step > step and v, 60, "its steps")
+        assert view.run == run
+        assert client.steps(run, after_step=0, limit=500).steps[step].step == step + 1
+        texts = [event.text for event in client.events(newest=True).events]
+        assert any(text.startswith(f"taken up again from step {step:,}") for text in texts)
         client.send("stop", {"checkpoint": False})
         wait_for_end(client)
 

@@ -65,6 +65,20 @@ class Attendance:
             )
             self._book.decide(d.Start(rank))
 
+    def try_again(self, node: str | None, now: float) -> str:
+        """Start the trainers of a node that had been given up, as an operator wishes; what that makes of it, empty if
+        there are none."""
+        book, settings = self._book, self._book.settings
+        given_up = [
+            rank for rank, setting in settings.ranks.items()
+            if setting.node == node and setting.out == "failed" and self._formation.ranks[rank].ended
+        ]  # fmt: skip
+        for rank in given_up:
+            self._starts.pop(rank, None)
+            self._due[rank] = now
+            book.persist(settings=portions.expect(book.settings, rank))
+        return "started again, and joins when it has loaded" if given_up else ""
+
     def is_starting(self, rank: int) -> bool:
         """Whether another process has been asked for, and has not ended."""
         return rank in self._starts and not self._formation.ranks[rank].ended

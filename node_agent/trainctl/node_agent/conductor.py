@@ -20,6 +20,7 @@ from trainctl.node_agent.portions import AWAY_SECONDS
 from trainctl.node_agent.schedule import rate
 from trainctl.node_agent.settings import Durable
 from trainctl.protocol import messages as m
+from trainctl.protocol import verbs
 from trainctl.protocol.runfile import RunFile
 
 SURVIVOR_SECONDS = 10.0
@@ -109,6 +110,10 @@ class Conductor:
     def goes_back(self) -> bool:
         """Whether the run, though over for this conductor, is to be taken up from its newest checkpoint."""
         return self._ending.goes_back
+
+    def stay(self) -> None:
+        """The run has gone back too often, and has failed."""
+        self._ending.stay()
 
     @property
     def state(self) -> m.RunState:
@@ -224,7 +229,12 @@ class Conductor:
             self._leave_generation(f"{self.durable.settings.label(failed.rank)}: {failed.reason}", now)
 
     def _leave_generation(self, why: str, now: float) -> None:
+        """Whoever was to be given the state, in a group that fails for the second time, may be what it fails by."""
         self._course.abandon()
+        for rank in self._formation.newcomers if self._formation.failures else ():
+            if self._attendance.can_spare(rank):
+                self._attendance.lose(rank, f"could not join: {why}")
+                self._book.decide(d.Kill(rank))
         self._formation.fail(why, now)
 
     def _on_returned(self, rank: int, now: float) -> None:
@@ -251,7 +261,8 @@ class Conductor:
     def _on_rank_ended(self, ended: d.RankEnded, now: float) -> None:
         """The others go on where one of them has the state of the last step."""
         at, live = self.ranks.get(ended.rank), ended.rank in self._formation.live
-        was_told = ended.clean and self._formation.adopts
+        ends = self.durable.mode == "stopping" or self.progress.step >= self.config.run.steps
+        was_told = ended.clean and self._formation.adopts and ends
         spared = live and not was_told and self._attendance.can_spare(ended.rank)
         lost = not live and at is not None and self.durable.settings.ranks[ended.rank].out in ("lost", "failed")
         if at is None or at.ended or self.stage == "leaving" or not (spared or lost):
@@ -285,13 +296,18 @@ class Conductor:
                 self._formation.fence(now)
 
     def _on_command(self, command: d.Commanded, now: float) -> None:
+        if isinstance(command.args, verbs.Admit) and self.stage != "leaving":
+            after = self._attendance.try_again(command.node, now)
+            if after:
+                self._book.end(command.id, "applied", self.progress.step, before="failed", after=after)
+                return
         self._orders.take(command, self.state, now)
         if self.durable.mode == "stopping" and self.stage == "loading" and not self._formation.adopts:
             self._ending.leave("stopped")  # the trainers are still loading: there is nothing to save
         self._advance(now)
 
     def _on_tick(self, now: float) -> None:
-        for rank in self._formation.unanswered(now):
+        for rank in self._formation.unanswered(now, self.silent_seconds(now)):
             self._on_silent(d.RankSilent(rank, "has not answered a fence"), now)
         late = self._formation.overdue(now) or self._course.waits.overdue(now)
         if late:

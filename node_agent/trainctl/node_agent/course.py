@@ -80,6 +80,9 @@ class Course:
         """Ranks that were lost and are there again; one that doesn't fit any more stays out."""
         for rank in self._formation.returning:
             label = self._book.settings.label(rank)
+            if self._formation.silent_seconds(now).get(rank, 0.0) > portions.AWAY_SECONDS:
+                self._formation.ranks[rank].forget()  # gone once more: it is back when it says so
+                continue
             try:
                 edit = portions.take_back(self._book.settings, rank, self.facts(now), self._book.config)
             except InvalidInputError as error:

@@ -68,6 +68,10 @@ class Ending:
             self._end_open("the run goes back to a checkpoint")
             self.leave("failed")
 
+    def stay(self) -> None:
+        """It goes back no more."""
+        self.goes_back = False
+
     def on_rank_ended(self, ended: d.RankEnded) -> None:
         """As it was told to, or of itself: without a live rank the run cannot go on, without a drained one it can."""
         at = self._formation.ranks.get(ended.rank)

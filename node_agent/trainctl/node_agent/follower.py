@@ -124,6 +124,8 @@ class Follower:
     async def _wish(self, lead: str, wish: m.PeerTrainer) -> None:
         followed = self.followed
         if followed is None or not followed.known.is_same(FollowedRun(wish.run, wish.rank, lead, "")):
+            gone = Ending(clean=False, why="is not known to its agent any more")
+            await self._tell_exit(lead, m.HostedRank(wish.run, wish.rank, None), gone)
             return
         if wish.wish == "kill":
             await followed.port.kill()

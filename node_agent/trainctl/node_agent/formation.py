@@ -5,7 +5,7 @@ and acts when all have answered.
 """
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from trainctl.node_agent import decisions as d
@@ -16,12 +16,16 @@ from trainctl.protocol.errors import InvalidInputError
 
 FENCE_SECONDS = 10.0
 """For answering a fence, which a rank does at once unless it is within an update."""
+UPDATE_SECONDS, HEARTBEATS_SECONDS = 120.0, 3.0
+"""A rank that says each second that it is there may take so much longer; one that has not for so long may not."""
+STAGES_OF_FORMING = ("offering", "forming")
 OFFER_SECONDS = 20.0
 """For opening endpoints, which a rank does at once."""
 JOIN_SECONDS = 30.0
 """For joining, before any state is given; a rank keeps this deadline itself."""
 GRACE_SECONDS = 10.0
 """Beyond a deadline that the ranks keep themselves, for the answer to arrive."""
+BUSY_PHASES = ("checkpoint", "data", "forward", "backward", "evaluate")
 FAILURES = 8
 """As many formations in a row without a step between them fail the run."""
 
@@ -159,14 +163,27 @@ class Formation:
             self.ranks[rank].fenced = None
             self._book.decide(d.Tell(rank, fence))
 
-    def unanswered(self, now: float) -> list[int]:
-        """The live ranks that should have answered a fence by now."""
-        return self.awaited if self._book.stage == "fencing" and now >= self._due else []
+    def unanswered(self, now: float, silent_seconds: Mapping[int, float]) -> list[int]:
+        """The live ranks that should have answered a fence by now; one that is heard of may be in a long update."""
+        if self._book.stage != "fencing" or now < self._due:
+            return []
+        patient = now < self._due + UPDATE_SECONDS
+        return [rank for rank in self.awaited if not patient or silent_seconds.get(rank, 0.0) > HEARTBEATS_SECONDS]
+
+    @property
+    def newcomers(self) -> list[int]:
+        """The live ranks that are to be given the state in the generation that is being formed."""
+        return [rank for rank in self._behind if rank in self.live] if self._book.stage in STAGES_OF_FORMING else []
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether one that is waited for is at something that it finishes first, as a checkpoint."""
+        return self.has_deadline and any(self.ranks[rank].doing.startswith(BUSY_PHASES) for rank in self.awaited)
 
     def fail(self, reason: str, now: float) -> None:
         """A generation could not be joined, or not gone on with. Raises CannotGoOnError if that happens again and
         again."""
-        self.failures += 1
+        self.failures += not self._is_busy
         if self.failures >= FAILURES:
             raise CannotGoOnError(f"{FAILURES} formations failed in a row; the last one: {reason}")
         self._book.happen("run", "warning", f"{self._book.durable.generation} left: {reason}")

@@ -7,6 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
+
 from trainctl.node_agent import decisions as d
 from trainctl.node_agent import openings, premises, sources
 from trainctl.node_agent.commands import Answer, CommandOffice
@@ -42,12 +44,14 @@ class Lead:
         self._early: list[tuple[str, m.PeerAnswer | m.PeerExit]] = []  # what its ranks said before it was opened
         self._boots: dict[str, str] = {}  # of the other nodes' agents, as last welcomed
         self._way_back = WayBack()
+        self._beginning = False
+        self._gone: m.RunView | None = None  # the run that last went back, as it was shown then
         self._idle = asyncio.Event()  # set when a run has just ended
 
     @property
     def is_busy(self) -> bool:
         """Whether a run is conducted, or waits to be taken up again."""
-        return self.session is not None or self._way_back.waits
+        return self.session is not None or self._way_back.waits or self._beginning
 
     @property
     def run(self) -> str | None:
@@ -63,18 +67,25 @@ class Lead:
         if self.session is not None:
             why = "is active" if self.session.conductor.final is None else "is still ending, try again in a moment"
             raise InvalidInputError("run", f"{self.session.run} {why}; one run at a time")
-        if (given_up := self._way_back.forget()) is not None:
-            self._ledger.set_run_state(given_up, "failed", self._way_back.reason)
+        if self._beginning:
+            raise InvalidInputError("run", "another run is just being started, try again in a moment")
         if args.config is not None:
             config = runfile.parse(args.config, "config")
-            return await self._begin(lambda: self._new_run(config, command))
-        return await self._begin(lambda: self._old_run(args.resume or "", command.id, command.by))
+            run = await self._begin(lambda: self._new_run(config, command))
+        else:
+            run = await self._begin(lambda: self._old_run(args.resume or "", command.id, command.by))
+        given_up = self._way_back.forget()
+        if given_up is not None and given_up != run:
+            self._ledger.set_run_state(given_up, "failed", self._way_back.reason)
+        return run
 
     async def _begin(self, opened: Callable[[], Awaitable[openings.Opening]]) -> str:
+        self._beginning = True
         try:
             opening = await opened()
             session = self._open(opening, time.time())
         finally:
+            self._beginning = False
             self._hosting, early, self._early = None, self._early, []
         if opening.notice:
             session.note(d.Happened("run", "warning", "auto", opening.notice, session.conductor.progress.step))
@@ -226,11 +237,14 @@ class Lead:
         state, reason = session.ended.state, session.ended.reason
         if session.conductor.goes_back and self._way_back.take(session.run, session.conductor.progress.step, reason):
             self._ledger.set_run_state(session.run, "starting")
+            self._gone = session.view
         else:
+            session.conductor.stay()
             self._ledger.set_run_state(session.run, state, reason)
             severity: m.Severity = "error" if state == "failed" else "good"
             text = f"{state} at step {session.conductor.progress.step:,}"
             session.note(d.Happened("run", severity, "auto", text, session.conductor.progress.step))
+            session.look_again()
             self._own.publisher.publish(session.view)
         self.session = self.office.session = None
         session.close()
@@ -241,7 +255,7 @@ class Lead:
 
     async def _go_back(self) -> None:
         """Take a run up from its newest checkpoint, all of whose ranks were lost; one that can't be has failed."""
-        run = self._way_back.due()
+        run = None if self._beginning else self._way_back.due()
         if run is None:
             return
         try:
@@ -252,7 +266,10 @@ class Lead:
                 self.session.note(d.Happened("run", "warning", "auto", text, step))
         except (InvalidInputError, RefusedError) as error:
             if not self._way_back.again():
-                self._ledger.set_run_state(run, "failed", f"{self._way_back.reason}; it cannot go back: {error}")
+                reason = f"{self._way_back.reason}; it cannot go back: {error}"
+                self._ledger.set_run_state(run, "failed", reason)
+                if self._gone is not None:
+                    self._own.publisher.publish(msgspec.structs.replace(self._gone, state="failed", reason=reason))
 
     def close(self) -> None:
         """Let the record go; the trainers stay as they are, for the next agent of this node."""

@@ -117,8 +117,9 @@ def old_run(
         if starter is not None:
             starting[starter] = Carried("start-run", by, step + 1, "", "", settings.plan_version)
         durable = msgspec.structs.replace(
-            durable, settings=settings, generation=_highest(durable, state), seq=state.seq, mode="running",
-            carried=starting, paused_ids=(),
+            durable, settings=settings, generation=_highest(durable, state), seq=state.seq,
+            mode="paused" if starter is None and durable.mode == "paused" else "running",
+            carried=starting, paused_ids=(), members=(), retracted=0,
         )  # fmt: skip
         _keep(recorder, durable)
         conductor = Conductor(paths.directory.name, config, durable, _progress(state))

@@ -171,6 +171,11 @@ def _remembering(settings: Settings, had: Mapping[int, int], lost: int | None = 
     return msgspec.structs.replace(settings, ranks=ranks)
 
 
+def expect(settings: Settings, rank: int) -> Settings:
+    """With a rank that had been given up as one that may be back."""
+    return _set_out(settings, (rank,), "lost").edited()
+
+
 def give_up(settings: Settings, rank: int) -> Settings:
     """A lost rank that is not started any more, until it is admitted."""
     return _set_out(settings, (rank,), "failed").edited()

@@ -12,7 +12,7 @@ import time
 from trainctl.protocol.messages import Engine
 from trainctl.trainer.channel import Born, Channel, Fork, Gone, Prepare, Release
 from trainctl.trainer.forkserver import ENVIRONMENT
-from trainctl.trainer.reducer_process import LOOK_SECONDS, REAP_SECONDS, GroupError, ReducerProcess, is_stopped, start
+from trainctl.trainer.reducer_process import REAP_SECONDS, GroupError, ReducerProcess, is_stopped, start
 
 
 class _Server:
@@ -35,6 +35,8 @@ class _Server:
         return self.process.poll() is None and not is_stopped(self.process.pid)
 
     def prepare(self, engine: Engine) -> None:
+        if engine in self._prepared:
+            return
         with self._lock:
             if engine not in self._prepared:
                 self._prepared.add(engine)
@@ -63,7 +65,7 @@ class _Server:
         """One that isn't born yet is killed as soon as it is."""
         with self._lock:
             self._hear(0.0)
-            pid = self._pids.get(number)
+            pid = self._pids.get(number) if self.process.poll() is None else None
             if pid is None:
                 self._release(number)
             elif number not in self._released:
@@ -73,9 +75,12 @@ class _Server:
     def reap(self, number: int) -> int | None:
         with self._lock:
             self._release(number)
-            due = time.monotonic() + REAP_SECONDS
-            while number not in self._statuses and time.monotonic() < due and self.lives:
-                self._hear(LOOK_SECONDS)
+        due = time.monotonic() + REAP_SECONDS
+        while number not in self._statuses and time.monotonic() < due and self.lives:
+            with self._lock:  # for a moment: another thread may have to kill or fork
+                self._hear(0.02)
+            time.sleep(0.001)
+        with self._lock:
             for known in (self._open, self._released):
                 known.discard(number)
             self._pids.pop(number, None)
