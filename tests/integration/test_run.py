@@ -146,6 +146,19 @@ def test_a_run_whose_only_trainer_dies_goes_back_to_its_checkpoint(agent, run_co
         assert int(re.findall(r"\d+", taken)[0]) % 5 == 0
 
 
+def test_a_run_that_lost_its_only_trainer_can_be_stopped_while_it_waits(agent, run_config):
+    with agent.client() as client:
+        client.send("start-run", {"config": run_config(run__steps=100_000)}, wait="accepted")
+        wait_for_step(client, 2)
+        (pid,) = until(agent.trainer_pids)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: client.snapshot(0).run.state == "starting", 20, "its going back")
+        stop = client.send("stop", {"checkpoint": False})
+        assert stop.state == "applied", stop
+        assert wait_for_end(client).state == "stopped"
+        until(lambda: not agent.trainer_pids(), 20, "the trainer's end")
+
+
 def test_one_run_at_a_time(agent, run_config):
     with agent.client() as client:
         client.send("start-run", {"config": run_config(run__steps=4000)}, wait="accepted")

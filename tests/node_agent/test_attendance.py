@@ -224,3 +224,36 @@ def test_a_rank_that_dies_while_it_is_given_the_state_is_only_lost_again():
     simulation.kill(simulation.ranks[1])
     assert go_on(simulation).ended.state == "finished"
     check_ledger(simulation)
+
+
+def test_a_run_that_is_about_to_go_back_can_be_stopped():
+    simulation = group("ab").begin().until_step(3)
+    simulation.kill(simulation.ranks[1])
+    simulation.until(lambda: any("formed, 1 rank" in text for text in texts(simulation)))
+    simulation.tick(1.1)
+    simulation.kill(simulation.ranks[0])
+    simulation.until(lambda: simulation.conductor.stage == "leaving")
+    assert simulation.conductor.goes_back
+    stop = simulation.command("stop")
+    assert (simulation.ends[stop].state, simulation.ends[stop].before) == ("applied", "going back")
+    assert go_on(simulation).ended.state == "stopped"
+    assert not simulation.conductor.goes_back
+
+
+def test_a_node_that_was_given_up_is_tried_again_when_it_is_admitted():
+    simulation = group(steps=400).begin().until_step(1)
+    simulation.kill(simulation.ranks[2])
+    for _ in range(6):
+        simulation.until(lambda: simulation.ranks[2].gone)
+        while simulation.ranks[2].gone and state(simulation, 2) != "failed":
+            simulation.tick(1.0)
+            simulation.run(3)
+        if state(simulation, 2) == "failed":
+            break
+        simulation.kill(simulation.ranks[2])
+    assert state(simulation, 2) == "failed"
+    admit = simulation.command("admit", node="c")
+    assert simulation.ends[admit].after == "started again, and joins when it has loaded"
+    simulation.tick(0.1)
+    simulation.until(lambda: not simulation.conductor.durable.settings.ranks[2].out)
+    assert go_on(simulation).ended.state == "finished"

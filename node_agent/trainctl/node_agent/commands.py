@@ -26,8 +26,13 @@ class _Asker:
 class CommandOffice:
     """Takes commands from clients, keeps the ledger, and tells who asked."""
 
-    def __init__(self, ledger: AgentLedger, answer: Answer, start_run: StartRun) -> None:
-        self._ledger, self._answer, self._start_run = ledger, answer, start_run
+    def __init__(
+        self, ledger: AgentLedger, answer: Answer, start_run: StartRun, stop_waiting: Callable[[str | None], bool]
+    ) -> None:
+        """`stop_waiting` stops a run that waits to go back to its checkpoint and is not conducted meanwhile; False if
+        there is none, or not that one."""
+        self._ledger, self._answer = ledger, answer
+        self._start_run, self._stop_waiting = start_run, stop_waiting
         self._askers: dict[str, list[_Asker]] = {}
         self.session: Session | None = None
 
@@ -68,6 +73,9 @@ class CommandOffice:
 
     async def _conduct(self, command: m.Command, args: verbs.Args) -> None:
         session = self.session
+        if session is None and isinstance(args, verbs.Stop) and self._stop_waiting(command.run):
+            await self.end(d.CommandEnded(command.id, "applied", before="going back", after="stopped"))
+            return
         if session is None:
             raise InvalidInputError("run", "no run is active")
         if command.run is not None and command.run != session.run:

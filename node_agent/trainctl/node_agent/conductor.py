@@ -296,6 +296,9 @@ class Conductor:
                 self._formation.fence(now)
 
     def _on_command(self, command: d.Commanded, now: float) -> None:
+        if isinstance(command.args, verbs.Stop) and self.goes_back:
+            self._ending.stop_instead(command.id)
+            return
         if isinstance(command.args, verbs.Admit) and self.stage != "leaving":
             after = self._attendance.try_again(command.node, now)
             if after:

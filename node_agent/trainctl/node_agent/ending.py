@@ -68,6 +68,11 @@ class Ending:
             self._end_open("the run goes back to a checkpoint")
             self.leave("failed")
 
+    def stop_instead(self, id: str) -> None:
+        """The run was to go back, and an operator stops it."""
+        self.goes_back, self.final = False, "stopped"
+        self._book.end(id, "applied", self._book.progress.step, before="going back", after="stopped")
+
     def stay(self) -> None:
         """It goes back no more."""
         self.goes_back = False

@@ -37,7 +37,7 @@ class Lead:
         self._own, self._ledger = equipment, equipment.ledger
         others = {name: entry.address for name, entry in equipment.cluster.nodes.items() if name != equipment.node}
         self.peers = Peers(equipment.context, others, self)
-        self.office = CommandOffice(equipment.ledger, answer, self.start_run)
+        self.office = CommandOffice(equipment.ledger, answer, self.start_run, self._stop_waiting)
         self.session: Session | None = None
         self.last_run: str | None = None  # the newest to have been opened by this agent
         self._hosting: str | None = None  # the run that the other nodes are being asked to host
@@ -270,6 +270,18 @@ class Lead:
                 self._ledger.set_run_state(run, "failed", reason)
                 if self._gone is not None:
                     self._own.publisher.publish(msgspec.structs.replace(self._gone, state="failed", reason=reason))
+
+    def _stop_waiting(self, run: str | None) -> bool:
+        """Have a run that waits to go back end instead."""
+        waiting = self._way_back.run
+        if waiting is None or run not in (None, waiting):
+            return False
+        self._way_back.forget()
+        self._ledger.set_run_state(waiting, "stopped", self._way_back.reason)
+        if self._gone is not None:
+            stopped = msgspec.structs.replace(self._gone, state="stopped", reason=self._way_back.reason)
+            self._own.publisher.publish(stopped)
+        return True
 
     def close(self) -> None:
         """Let the record go; the trainers stay as they are, for the next agent of this node."""

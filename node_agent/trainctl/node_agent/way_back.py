@@ -11,7 +11,7 @@ class WayBack:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._run: str | None = None  # that waits to be taken up
+        self.run: str | None = None  # that waits to be taken up
         self._last: tuple[str, int] | None = None  # the run that went back last, and how far it had come
         self._tries, self._due = 0, 0.0
         self.reason = ""  # of the last loss
@@ -30,24 +30,24 @@ class WayBack:
 
     def _wait(self, run: str) -> bool:
         if self._tries >= STARTS:
-            self._run = None
+            self.run = None
             return False
         self._due = self._clock() + min(MOST_DELAY_SECONDS, LEAST_DELAY_SECONDS * 2**self._tries)
-        self._tries, self._run = self._tries + 1, run
+        self._tries, self.run = self._tries + 1, run
         return True
 
     def due(self) -> str | None:
         """The run whose time has come; it is handed out once."""
-        if self._run is None or self._clock() < self._due:
+        if self.run is None or self._clock() < self._due:
             return None
-        run, self._run = self._run, None
+        run, self.run = self.run, None
         return run
 
     @property
     def waits(self) -> bool:
-        return self._run is not None
+        return self.run is not None
 
     def forget(self) -> str | None:
         """An operator begins something else; the run that waited, if one did."""
-        waited, self._run, self._last, self._tries = self._run, None, None, 0
+        waited, self.run, self._last, self._tries = self.run, None, None, 0
         return waited
