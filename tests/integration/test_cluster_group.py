@@ -47,10 +47,12 @@ def group(three_agents, group_run, group_config) -> Iterator[tuple[Cluster, str]
     its plan has it, and each plan is what the edits up to it come to."""
     keep_processes()
     with three_agents.client() as client:
+        until(lambda: {rank.state for rank in client.snapshot(0).run.ranks} <= {"run", "drained"}, 60, "a whole group")
         first = client.snapshot(0).run.step
         yield three_agents, group_run
         last = client.snapshot(0).run.step
         wait_for_step(client, last + 3)
+        until(lambda: {rank.state for rank in client.snapshot(0).run.ranks} <= {"run", "drained"}, 60, "a whole group")
     check_steps(three_agents, group_run, first + 1, last)
     check_edits(three_agents, group_run, group_config)
     keep_processes()

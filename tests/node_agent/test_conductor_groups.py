@@ -445,7 +445,7 @@ def test_resuming_while_a_paused_run_evaluates_evaluates_again():
     assert [simulation.ends[id].state for id in (evaluate, resume)] == ["applied", "applied"]
 
 
-def test_a_drained_trainer_may_end_and_is_not_admitted_then():
+def test_a_drained_trainer_may_end_and_is_started_again_when_it_is_admitted():
     simulation = group().begin().until_step(4)
     simulation.command("drain", node="c")
     simulation.until_step(8)
@@ -454,7 +454,7 @@ def test_a_drained_trainer_may_end_and_is_not_admitted_then():
     assert "c is drained, and its trainer was ended by signal 9" in texts(simulation)
     assert views.rank_view(simulation.conductor, 2, None, "", None, 0.0).state == "lost"
     admit = simulation.command("admit", node="c")
-    assert "the trainer of c is not there" in simulation.ends[admit].reason
+    assert simulation.ends[admit].after == "started again, and joins when it has loaded"
     assert simulation.run().ended.state == "finished"
 
 

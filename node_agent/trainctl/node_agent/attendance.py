@@ -66,12 +66,12 @@ class Attendance:
             self._book.decide(d.Start(rank))
 
     def try_again(self, node: str | None, now: float) -> str:
-        """Start the trainers of a node that had been given up, as an operator wishes; what that makes of it, empty if
-        there are none."""
+        """Start the trainers of a node that had been given up, or that ended while it was drained, as an operator
+        wishes; what that makes of it, empty if there are none."""
         book, settings = self._book, self._book.settings
         given_up = [
             rank for rank, setting in settings.ranks.items()
-            if setting.node == node and setting.out == "failed" and self._formation.ranks[rank].ended
+            if setting.node == node and setting.out in ("failed", "drained") and self._formation.ranks[rank].ended
         ]  # fmt: skip
         for rank in given_up:
             self._starts.pop(rank, None)

@@ -56,7 +56,10 @@ class Conductor:
     def handle(self, event: d.Input, now: float) -> list[d.Decision]:
         """Decisions that follow from `event` at `now` (seconds of a monotonic clock)."""
         if self.stage == "over":
-            if isinstance(event, d.Commanded):
+            if isinstance(event, d.Commanded) and isinstance(event.args, verbs.Stop) and self.goes_back:
+                self._ending.stop_instead(event.id)
+                self._book.decide(d.Ended("stopped", self.reason))
+            elif isinstance(event, d.Commanded):
                 self._orders.refuse(event, "run", f"the run is {self.final}")
             return self._book.take()
         if isinstance(event, m.Message) and event.rank in self.ranks:
@@ -302,7 +305,7 @@ class Conductor:
         if isinstance(command.args, verbs.Admit) and self.stage != "leaving":
             after = self._attendance.try_again(command.node, now)
             if after:
-                self._book.end(command.id, "applied", self.progress.step, before="failed", after=after)
+                self._book.end(command.id, "applied", self.progress.step, after=after)
                 return
         self._orders.take(command, self.state, now)
         if self.durable.mode == "stopping" and self.stage == "loading" and not self._formation.adopts:
