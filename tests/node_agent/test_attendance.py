@@ -135,12 +135,18 @@ def test_a_trainer_that_dies_again_and_again_is_given_up_with_its_last_words():
     assert simulation.starts == 5
 
 
-def test_one_that_comes_back_with_other_data_stays_out():
-    simulation = group(steps=4).begin().until_step(1)
+def lost_in_a_pause(steps: int) -> Simulation:
+    """The trainer of b has been killed and started again while the run was paused."""
+    simulation = group(steps=steps).begin().until_step(1)
     hold(simulation)
     simulation.kill(simulation.ranks[1])
     simulation.run()
-    simulation.tick(2.0)
+    simulation.tick(1.1)
+    return simulation
+
+
+def test_one_that_comes_back_with_other_data_stays_out():
+    simulation = lost_in_a_pause(steps=4)
     other = m.Ready(
         **{name: getattr(simulation.ranks[0].ready(), name) for name in m.Ready.__struct_fields__}
         | {"rank": 1, "data_digest": "other"}
@@ -152,12 +158,7 @@ def test_one_that_comes_back_with_other_data_stays_out():
 
 
 def test_a_run_that_goes_on_after_a_pause_takes_the_lost_back_with_the_same_generation():
-    simulation = group(steps=8).begin().until_step(2)
-    hold(simulation)
-    simulation.kill(simulation.ranks[1])
-    simulation.run()
-    simulation.tick(1.1)
-    simulation.run()
+    simulation = lost_in_a_pause(steps=8).run()
     assert state(simulation, 1) == "rejoining"
     before = simulation.conductor.durable.generation
     simulation.command("resume")

@@ -24,7 +24,7 @@ def test_the_wait_doubles_until_it_is_given_up():
     while way.take("run-1", 40, "killed"):
         waits.append(waited(way, clock))
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0]
-    assert not way.waits
+    assert way.run is None
 
 
 def test_a_run_that_got_further_begins_to_count_anew():
@@ -39,12 +39,12 @@ def test_one_that_cannot_be_taken_up_is_tried_again():
     way = WayBack(clock := Clock())
     assert way.take("run-1", 40, "killed")
     tries = 0
-    while way.waits:
+    while way.run is not None:
         waited(way, clock)
         tries += 1
         way.again()
     assert tries == 5
-    assert not way.waits
+    assert way.run is None
 
 
 def test_it_is_handed_out_once_and_forgotten_for_another_run():
@@ -55,4 +55,4 @@ def test_it_is_handed_out_once_and_forgotten_for_another_run():
     assert (way.due(), way.due()) == ("run-1", None)
     way.take("run-1", 40, "killed")
     assert way.forget() == "run-1"
-    assert (way.forget(), way.waits) == (None, False)
+    assert (way.forget(), way.run) == (None, None)

@@ -24,7 +24,7 @@ from trainctl.trainer.forked import ForkStandby
 from trainctl.trainer.formation import Formation, find_interface
 from trainctl.trainer.group import ReducerGroup
 from trainctl.trainer.ledger import AbandonedError
-from trainctl.trainer.reducer_process import GroupError
+from trainctl.trainer.reducer_process import GroupError, ReducerProcess
 from trainctl.trainer.shared_buffer import Layout
 from trainctl.trainer.standby import SpawnStandby, Standby
 
@@ -269,15 +269,21 @@ def test_a_fork_server_that_dies_takes_its_reducers_along_and_is_replaced() -> N
     standby.close()
 
 
-def test_a_reducer_killed_before_it_is_born_never_serves() -> None:
-    """The fork server is still importing when the group is left."""
-    standby = ForkStandby()
-    reducer = standby.take("gloo")
-    reducer.kill()
-    with pytest.raises(AbandonedError):
-        reducer.wait(DEADLINE_SECONDS)
+@contextlib.contextmanager
+def one_reducer(made: Callable[[], Standby], engine: m.Engine) -> Iterator[ReducerProcess]:
+    standby = made()
+    reducer = standby.take(engine)
+    yield reducer
     reducer.close()
     standby.close()
+
+
+def test_a_reducer_killed_before_it_is_born_never_serves() -> None:
+    """The fork server is still importing when the group is left."""
+    with one_reducer(ForkStandby, "gloo") as reducer:
+        reducer.kill()
+        with pytest.raises(AbandonedError):
+            reducer.wait(DEADLINE_SECONDS)
 
 
 def test_reducers_share_what_their_server_has_imported() -> None:
@@ -298,24 +304,18 @@ def test_reducers_share_what_their_server_has_imported() -> None:
 
 
 def test_a_reducer_says_what_ended_it() -> None:
-    standby = ForkStandby()
-    reducer = standby.take("ring")
-    os.kill(pid_of(reducer), signal.SIGKILL)
-    with pytest.raises(GroupError, match="the reducer ended by SIGKILL"):
-        reducer.wait(DEADLINE_SECONDS)
-    reducer.close()
-    standby.close()
+    with one_reducer(ForkStandby, "ring") as reducer:
+        os.kill(pid_of(reducer), signal.SIGKILL)
+        with pytest.raises(GroupError, match="the reducer ended by SIGKILL"):
+            reducer.wait(DEADLINE_SECONDS)
 
 
 @STANDBYS
 def test_a_reducer_that_is_stopped_is_found_while_it_is_waited_for(made: Callable[[], Standby]) -> None:
-    standby = made()
-    reducer = standby.take("ring")
-    os.kill(pid_of(reducer), signal.SIGSTOP)
-    with pytest.raises(GroupError, match="the reducer hangs: it is stopped"):
-        reducer.wait(DEADLINE_SECONDS)
-    reducer.close()
-    standby.close()
+    with one_reducer(made, "ring") as reducer:
+        os.kill(pid_of(reducer), signal.SIGSTOP)
+        with pytest.raises(GroupError, match="the reducer hangs: it is stopped"):
+            reducer.wait(DEADLINE_SECONDS)
 
 
 def test_a_fork_server_that_is_stopped_is_replaced() -> None:

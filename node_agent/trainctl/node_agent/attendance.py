@@ -10,6 +10,11 @@ STARTS = 5
 LEAST_DELAY_SECONDS, MOST_DELAY_SECONDS = 1.0, 60.0
 
 
+def delay_seconds(tries: int) -> float:
+    """How long to wait after so many tries in a row: 1, 2, 4 and so on."""
+    return min(MOST_DELAY_SECONDS, LEAST_DELAY_SECONDS * 2.0**tries)
+
+
 class Attendance:
     """The conductor tells it of deaths and of time; what becomes of the generation is the conductor's."""
 
@@ -42,7 +47,7 @@ class Attendance:
         if self._book.settings.ranks[rank].out != "lost":
             return
         if starts < STARTS:
-            self._due[rank] = now + min(MOST_DELAY_SECONDS, LEAST_DELAY_SECONDS * 2**starts)
+            self._due[rank] = now + delay_seconds(starts)
             return
         self._book.persist(settings=portions.give_up(self._book.settings, rank))
         label = self._book.settings.label(rank)

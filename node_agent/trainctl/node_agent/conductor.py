@@ -114,10 +114,6 @@ class Conductor:
         """Whether the run, though over for this conductor, is to be taken up from its newest checkpoint."""
         return self._ending.goes_back
 
-    def stay(self) -> None:
-        """The run has gone back too often, and has failed."""
-        self._ending.stay()
-
     @property
     def state(self) -> m.RunState:
         """The run's state in the words that clients see."""

@@ -50,7 +50,7 @@ def _resize(settings: Settings, args: verbs.ResizeBatch, node: str | None) -> Ed
         raise InvalidInputError("node", portions.unknown_node(settings, node))
     chosen = [rank for rank in of_node if rank in settings.live]
     if not chosen:
-        raise InvalidInputError("node", f"{node} is drained and runs no batch; admit {node} first")
+        raise InvalidInputError("node", portions.why_no_share(settings, of_node[0]))
     for rank in chosen:
         share = settings.ranks[rank].share
         if args.micro > share:

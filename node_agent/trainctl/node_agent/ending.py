@@ -73,10 +73,6 @@ class Ending:
         self.goes_back, self.final = False, "stopped"
         self._book.end(id, "applied", self._book.progress.step, before="going back", after="stopped")
 
-    def stay(self) -> None:
-        """It goes back no more."""
-        self.goes_back = False
-
     def on_rank_ended(self, ended: d.RankEnded) -> None:
         """As it was told to, or of itself: without a live rank the run cannot go on, without a drained one it can."""
         at = self._formation.ranks.get(ended.rank)

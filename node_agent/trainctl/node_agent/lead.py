@@ -51,7 +51,7 @@ class Lead:
     @property
     def is_busy(self) -> bool:
         """Whether a run is conducted, or waits to be taken up again."""
-        return self.session is not None or self._way_back.waits or self._beginning
+        return self.session is not None or self._way_back.run is not None or self._beginning
 
     @property
     def run(self) -> str | None:
@@ -239,13 +239,12 @@ class Lead:
             self._ledger.set_run_state(session.run, "starting")
             self._gone = session.view
         else:
-            session.conductor.stay()
             self._ledger.set_run_state(session.run, state, reason)
             severity: m.Severity = "error" if state == "failed" else "good"
             text = f"{state} at step {session.conductor.progress.step:,}"
             session.note(d.Happened("run", severity, "auto", text, session.conductor.progress.step))
-            session.look_again()
-            self._own.publisher.publish(session.view)
+            # A run that goes back no more is still shown as one that starts.
+            self._own.publisher.publish(msgspec.structs.replace(session.view, state=state, reason=reason))
         self.session = self.office.session = None
         session.close()
         self._own.link.forget(session.run)

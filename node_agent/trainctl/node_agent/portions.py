@@ -77,7 +77,7 @@ def rebalance(settings: Settings, args: verbs.Rebalance, facts: Facts) -> Edit:
     nodes = {setting.node for setting in settings.live.values()}
     for node in args.shares:
         if node not in nodes:
-            raise InvalidInputError("shares", _why_no_share(settings, node))
+            raise InvalidInputError("shares", _why_not(settings, node))
     node_of = {rank: setting.node for rank, setting in settings.live.items()}
     return edit(settings, splits.as_wanted(_live_shares(settings), node_of, args.shares))
 
@@ -93,10 +93,14 @@ def _live_shares(settings: Settings) -> dict[int, int]:
     return {rank: setting.share for rank, setting in settings.live.items()}
 
 
-def _why_no_share(settings: Settings, node: str) -> str:
-    out = next((setting.out for setting in settings.ranks.values() if setting.node == node), None)
-    if out is None:
-        return unknown_node(settings, node)
+def _why_not(settings: Settings, node: str) -> str:
+    ranks = [rank for rank, setting in settings.ranks.items() if setting.node == node]
+    return why_no_share(settings, ranks[0]) if ranks else unknown_node(settings, node)
+
+
+def why_no_share(settings: Settings, rank: int) -> str:
+    """Of a rank that is out, and what would change that."""
+    node, out = settings.ranks[rank].node, settings.ranks[rank].out
     if out == "lost":
         return f"{node} is lost and takes no share until it is back"
     return f"{node} is {out} and takes no share; admit {node} first"

@@ -264,10 +264,6 @@ class Session:
             self._keep_view()
             self._publisher.publish(self.view)
 
-    def look_again(self) -> None:
-        """Bring the view up to date with what was not an event."""
-        self._publish_view()
-
     def _keep_view(self) -> None:
         self.recorder.set_meta(VIEW_KEY, msgspec.json.encode(self.view).decode())
 

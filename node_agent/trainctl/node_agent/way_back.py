@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from trainctl.node_agent.attendance import LEAST_DELAY_SECONDS, MOST_DELAY_SECONDS, STARTS
+from trainctl.node_agent.attendance import STARTS, delay_seconds
 
 
 class WayBack:
@@ -32,7 +32,7 @@ class WayBack:
         if self._tries >= STARTS:
             self.run = None
             return False
-        self._due = self._clock() + min(MOST_DELAY_SECONDS, LEAST_DELAY_SECONDS * 2**self._tries)
+        self._due = self._clock() + delay_seconds(self._tries)
         self._tries, self.run = self._tries + 1, run
         return True
 
@@ -42,10 +42,6 @@ class WayBack:
             return None
         run, self.run = self.run, None
         return run
-
-    @property
-    def waits(self) -> bool:
-        return self.run is not None
 
     def forget(self) -> str | None:
         """An operator begins something else; the run that waited, if one did."""
