@@ -1,4 +1,4 @@
-"""Whether a run that was disturbed did each sample of each step once: by its lead's journal and rows."""
+"""Whether a run that was disturbed did each sample of each step once: by a lead's journal and rows."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,15 +8,15 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.reader import RecordReader
 
 
-def check_ledger(cluster: Cluster, run: str, last: int, was_lost: Iterable[str]) -> None:
+def check_ledger(cluster: Cluster, run: str, last: int, was_lost: Iterable[str], lead: str = NODES[0]) -> None:
     """Every step up to `last` is there once, of a plan of its generation whose positions are the batch that follows
     the step before; what ranks say of their parts comes to the whole of it. Only of a node that `was_lost` a part
     may be missing, for it can have ended before its word of it."""
-    plans = [plan for plan in plans_of(cluster.run_paths(NODES[0], run)) if plan.kind == "train"]
+    plans = [plan for plan in plans_of(cluster.run_paths(lead, run)) if plan.kind == "train"]
     keys = [(plan.generation, plan.step) for plan in plans]
     assert len(set(keys)) == len(keys)
     by_key = dict(zip(keys, plans, strict=True))
-    with RecordReader(cluster.run_paths(NODES[0], run)) as reader:
+    with RecordReader(cluster.run_paths(lead, run)) as reader:
         steps, _ = reader.steps(0, last + 1)
         assert [step.step for step in steps] == list(range(1, last + 1))
         cursor = 0

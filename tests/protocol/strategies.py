@@ -41,6 +41,8 @@ def _value(kind: Any, finite: bool) -> st.SearchStrategy[Any]:
             return st.uuids().map(str)
         case shape.StrType(min_length=low, max_length=high):
             return st.text(CHARACTERS, min_size=low or 0, max_size=min(high or 40, 40))
+        case shape.BytesType():
+            return st.binary(max_size=40)
         case shape.LiteralType(values):
             return st.sampled_from(values)
         case shape.VarTupleType(item_type=item):

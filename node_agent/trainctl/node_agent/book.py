@@ -40,6 +40,7 @@ class Book:
         self.run, self.config = run, config
         self.durable, self.progress = durable, progress
         self.stage: Stage = "loading"
+        self.lacking = ""  # what is missing for steps to be made at all, empty if nothing
         self._decisions: list[d.Decision] = []
 
     @property

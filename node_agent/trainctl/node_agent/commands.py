@@ -15,6 +15,9 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 
 Answer = Callable[[bytes, m.CommandReply], Awaitable[None]]
 StartRun = Callable[[m.Command, verbs.StartRun], Awaitable[str]]
+Promote = Callable[[m.Command, verbs.Promote], Awaitable[d.CommandEnded]]
+LEFT_SECONDS = 30.0
+"""How long after a command's time is up another node's agent, which conducts its run now, may take to tell of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +38,7 @@ class CommandOffice:
         self._start_run, self._stop_waiting = start_run, stop_waiting
         self._askers: dict[str, list[_Asker]] = {}
         self.session: Session | None = None
+        self.promote: Promote | None = None  # has this node conduct the run that it follows
 
     async def take(self, identity: bytes, command: m.Command) -> None:
         """One command from one client. The same id again gets the outcome that the first one had or will have."""
@@ -47,10 +51,13 @@ class CommandOffice:
         about = self.session.run if self.session is not None and command.verb != "start-run" else None
         self._ledger.accept(msgspec.structs.replace(command, run=command.run or about), digest, time.time())
         self._askers[command.id] = [asker]
+        self._hand_on(command.id)
         try:
             args = verbs.check(command.verb, command.args, command.node)
             if isinstance(args, verbs.StartRun):
                 self._ledger.set_run(command.id, await self._start_run(command, args))
+            elif isinstance(args, verbs.Promote) and self.promote is not None:
+                await self.end(await self.promote(command, args))
             else:
                 await self._conduct(command, args)
         except InvalidInputError as error:
@@ -88,7 +95,8 @@ class CommandOffice:
     async def conduct_again(self, session: Session) -> None:
         """After a restart: what was accepted and is on no plan yet goes to the conductor once more."""
         for row in self._ledger.open_commands():
-            if row.id in session.conductor.durable.carried:
+            under_way = row.verb == "promote" and row.id in self._askers  # it is by this that the run is conducted here
+            if row.id in session.conductor.durable.carried or under_way:
                 continue
             if row.run != session.run or row.verb == "start-run":
                 reason = "the agent was restarted before it took effect"
@@ -104,8 +112,10 @@ class CommandOffice:
             await session.feed(d.Commanded(row.id, row.verb, args, row.by, row.node, row.if_plan, expires, again=True))
 
     async def fail_open(self) -> None:
-        """After a restart without a run: whatever was accepted can't take effect any more."""
+        """After a restart without a run: whatever was accepted can't take effect any more, unless elsewhere."""
         for row in self._ledger.open_commands():
+            if row.run is not None and self._ledger.followed(row.run) is not None:
+                continue
             await self.end(d.CommandEnded(row.id, "failed", reason="the agent was restarted before it took effect"))
 
     async def end(self, ended: d.CommandEnded) -> None:
@@ -119,10 +129,37 @@ class CommandOffice:
         )  # fmt: skip
         if self.session is not None and (row.verb != "note" or ended.state != "applied"):
             self.session.note(_event(row, ended))
-        settled = self._ledger.find(ended.id)
+        self._hand_on(ended.id)
+        await self._tell(ended.id)
+
+    async def _tell(self, id: str) -> None:
+        settled = self._ledger.find(id)
         assert settled is not None
-        for asker in self._askers.pop(ended.id, ()):
+        for asker in self._askers.pop(id, ()):
             await self._answer(asker.identity, settled.reply(asker.rid))
+
+    def _hand_on(self, id: str) -> None:
+        """Have the run's other nodes keep the command as it is now: one of them may conduct the run after this one."""
+        row = self._ledger.find(id)
+        if self.session is not None and row is not None and row.run == self.session.run:
+            self.session.copies.add(row.kept)
+
+    # ------------------------------------------------------------ of a run that another node's agent conducts
+
+    async def settle(self, kept: m.KeptCommand) -> None:
+        """Keep a command as the run's lead has it; whoever had asked this agent before is told how it ended."""
+        self._ledger.keep_command(kept)
+        if kept.state in m.FINAL_COMMAND_STATES:
+            await self._tell(kept.id)
+
+    async def give_up_left(self) -> None:
+        """End what this agent had accepted before another one conducted the run, and what that never heard of."""
+        if self.session is not None or not self._askers:
+            return
+        for row in self._ledger.open_commands():
+            if row.id in self._askers and time.time() > row.received_at + row.ttl_seconds + LEFT_SECONDS:
+                reason = "another node's agent conducts the run, and has not told of it"
+                await self.end(d.CommandEnded(row.id, "failed", reason=reason))
 
 
 def _event(row: JournaledCommand, ended: d.CommandEnded) -> d.Happened:

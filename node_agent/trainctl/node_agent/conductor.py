@@ -91,8 +91,8 @@ class Conductor:
 
     @property
     def reason(self) -> str:
-        """Why the run failed, empty if it has not."""
-        return self._ending.reason
+        """Why the run failed, or makes no steps; empty if neither."""
+        return self._ending.reason or (self._book.lacking if self.final is None else "")
 
     @property
     def ranks(self) -> dict[int, Rank]:
@@ -125,7 +125,7 @@ class Conductor:
             return "stopping"
         if self._desk.wants_pause:
             return "paused" if self.durable.mode == "paused" else "pausing"
-        return "running" if self.stage == "formed" else "starting"
+        return "running" if self.stage == "formed" and not self._book.lacking else "starting"
 
     @property
     def learning_rate(self) -> float:
@@ -186,8 +186,17 @@ class Conductor:
                 self._on_silent(event, now)
             case d.RankReturned():
                 self._on_returned(event.rank, now)
+            case d.Quorum(lacking=lacking):
+                self._on_quorum(lacking, now)
             case d.Ticked():
                 self._on_tick(now)
+
+    def _on_quorum(self, lacking: str, now: float) -> None:
+        if bool(lacking) != bool(self._book.lacking):
+            text = f"no more steps: {lacking}" if lacking else "enough nodes are in reach: steps are made again"
+            self._book.happen("run", "error" if lacking else "good", text)
+        self._book.lacking = lacking
+        self._advance(now)
 
     def _on_loaded(self, rank: int, ready: m.Ready, generation: m.Generation | None, now: float) -> None:
         known = self.ranks[rank].ready if rank in self.ranks else None

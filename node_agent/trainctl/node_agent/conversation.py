@@ -18,7 +18,10 @@ Spoken = (
     | m.PeerRelay
     | m.PeerEnd
     | m.PeerTrainer
+    | m.PeerKeep
+    | m.PeerClaim
     | m.PeerHosted
+    | m.PeerConsent
     | m.PeerAnswer
     | m.PeerExit
     | m.PeerPing

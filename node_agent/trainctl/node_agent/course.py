@@ -61,6 +61,8 @@ class Course:
                 return ("stopped" if stopping else "finished") if self.is_still else None
             if self._desk.wants_pause:
                 return "pause" if self.is_still else None
+            if self._book.lacking:
+                return None
             if (self._desk.wants_new_group(now) or self._formation.returning) and not self._change_group(now):
                 return None
         if not self._formation.is_current:

@@ -22,6 +22,7 @@ from trainctl.node_agent.ledger import AgentLedger
 from trainctl.node_agent.outlook import Outlook
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.readings import HostReader
+from trainctl.node_agent.succession import Succession
 from trainctl.node_agent.trainer_link import TrainerLink
 from trainctl.protocol import codec, runfile, sockets
 from trainctl.protocol import messages as m
@@ -86,7 +87,8 @@ class Agent:
             self._ledger, TrainerHost(), self._link, self.publisher,
         )  # fmt: skip
         self._lead = Lead(equipment, self._reply)
-        self._follower = Follower(equipment, self._reply, lambda: self._lead.run)
+        self._follower = Follower(equipment, self._reply, self._lead, self._lead.office.settle)
+        self._lead.office.promote = Succession(equipment, self._lead, self._follower).promote
         self._outlook = Outlook(equipment, self._lead, self._follower)
         self._reader = HostReader(self.node, self.directory)
         return self
@@ -188,7 +190,9 @@ class Agent:
             await self._lead.close_if_ended()
 
     def _lead_elsewhere(self, command: m.Command) -> m.Refusal | None:
-        """Where a command should go, if it is about a run that another node's agent conducts."""
+        """Where a command should go: about a run that another node's agent conducts, or for another agent itself."""
+        if command.verb == "promote":
+            return self._other_node(command)
         followed = self._follower.followed
         known = followed.known if followed is not None else None
         resumed = command.args.get("resume")
@@ -198,6 +202,13 @@ class Agent:
             return None
         text = f"{known.lead} conducts {known.run}; its agent is at {known.address}"
         return m.Refusal(rid=command.rid, code="not-lead", text=text, lead=known.address)
+
+    def _other_node(self, command: m.Command) -> m.Refusal | None:
+        address = self._lead.peers.address(command.node) if command.node is not None else None
+        if address is None:
+            return None
+        text = f"{command.node} itself is asked; its agent is at {address}"
+        return m.Refusal(rid=command.rid, code="not-lead", text=text, lead=address)
 
     async def _answer_request(self, identity: bytes, request: m.ClientRequest) -> None:
         try:
@@ -237,6 +248,7 @@ class Agent:
         async for _ in _every(WATCH_SECONDS):
             await self._lead.watch()
             await self._follower.watch()
+            await self._lead.office.give_up_left()
 
     async def _heed_leash(self) -> None:
         """Leave a while after the run has ended, so that whoever watches it hears how."""

@@ -49,6 +49,13 @@ class RankReturned:
 
 
 @dataclasses.dataclass(frozen=True)
+class Quorum:
+    """Whether enough nodes are in reach for the run to make steps; `lacking` says what is missing, empty if nothing."""
+
+    lacking: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Ticked:
     """Time has passed."""
 
@@ -67,6 +74,7 @@ Input = (
     | RankEnded
     | RankSilent
     | RankReturned
+    | Quorum
     | Ticked
 )
 

@@ -1,20 +1,22 @@
 """A rank of a run that another node's agent conducts: its record here, its trainer, and what is known of the run."""
 
+import dataclasses
 import time
+from collections.abc import Sequence
 
 import msgspec
 
+from trainctl.node_agent import copies
+from trainctl.node_agent.copies import GENERATION_KEY, VIEW_KEY
 from trainctl.node_agent.ledger import FollowedRun
 from trainctl.node_agent.ports import Ending, RankPort
 from trainctl.node_agent.recorder import RunRecorder
-from trainctl.node_agent.session import VIEW_KEY
 from trainctl.node_agent.views import same_but_progress
+from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.runfile import RunFile
-
-GENERATION_KEY = "generation"
 
 
 class Followed:
@@ -55,7 +57,7 @@ class Followed:
 
     @property
     def hosted(self) -> m.HostedRank:
-        return m.HostedRank(self.run, self.known.rank, self._pid)
+        return m.HostedRank(self.run, self.known.rank, self._pid, *self.recorder.newest())
 
     # ------------------------------------------------------------ down
 
@@ -75,6 +77,18 @@ class Followed:
             if isinstance(order, m.Leave):
                 await self.port.end()
         return True
+
+    def keep(self, items: Sequence[bytes]) -> list[m.KeptCommand]:
+        """Keep what its lead has kept; the commands among it, which are the agent's to keep. Raises ProtocolError."""
+        kept = [codec.decode_kept(item) for item in items]
+        for item in kept:
+            copies.keep(self.recorder, item)
+        return [item for item in kept if isinstance(item, m.KeptCommand)]
+
+    def follow(self, lead: str, address: str) -> None:
+        """Another node's agent conducts the run from here on, or the same one elsewhere."""
+        self.told_ending = self.told_ending and lead == self.known.lead
+        self.known = dataclasses.replace(self.known, lead=lead, address=address)
 
     async def end(self, state: m.RunState, reason: str) -> None:
         """Have the trainer end. `state` is the run's: "stopping" if its last one is still to be told, "starting" if it
@@ -102,7 +116,7 @@ class Followed:
     def _see(self, generation: m.Generation) -> None:
         if generation > self.generation:
             self.generation = generation
-            self.recorder.set_meta(GENERATION_KEY, f"{generation.term}.{generation.n}")
+            self.recorder.set_meta(GENERATION_KEY, f"{generation.term}.{generation.n}", own=True)
 
     # ------------------------------------------------------------ up
 
@@ -158,7 +172,7 @@ class Followed:
         return "running" if self._plan is not None else "starting"
 
     def _keep_view(self) -> None:
-        self.recorder.set_meta(VIEW_KEY, msgspec.json.encode(self.view).decode())
+        self.recorder.set_meta(VIEW_KEY, msgspec.json.encode(self.view).decode(), own=True)
 
     def close(self) -> None:
         """Let the record go."""

@@ -9,7 +9,8 @@ import contextlib
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from trainctl.node_agent import openings, premises, sources
 from trainctl.node_agent.equipment import Equipment
@@ -17,10 +18,11 @@ from trainctl.node_agent.followed import Followed
 from trainctl.node_agent.ledger import FollowedRun, KnownRun
 from trainctl.node_agent.ports import Ending
 from trainctl.node_agent.recorder import RunRecorder
+from trainctl.node_agent.succession import LetGo
 from trainctl.node_agent.talks import Answer, Order, Say, Talks
+from trainctl.protocol import codec, runfile
 from trainctl.protocol import messages as m
-from trainctl.protocol import runfile
-from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError
 from trainctl.protocol.paths import RunPaths, runs_directory
 from trainctl.protocol.runfile import RunFile
 
@@ -29,13 +31,24 @@ ENDING_SECONDS = 8.0
 """How long a rank that is ending is waited for before another is hosted; its lead waits a little longer."""
 
 
+class Conducting(Protocol):
+    """What a follower has to do with its own agent's conducting."""
+
+    @property
+    def run(self) -> str | None: ...
+    async def let_go(self, successor: str) -> LetGo: ...
+    def moved(self, node: str, address: str) -> None: ...
+
+
 class Follower:
     """Hosts at most one rank of one run that another node's agent conducts."""
 
-    def __init__(self, equipment: Equipment, say: Say, conducts: Callable[[], str | None]) -> None:
-        """`conducts` gives the run that this agent conducts itself, if it does."""
+    def __init__(
+        self, equipment: Equipment, say: Say, conducting: Conducting, settle: Callable[[m.KeptCommand], Awaitable[None]]
+    ) -> None:
+        """`conducting`: what this agent conducts itself. `settle` is told of commands as a lead has them."""
         self._own, self._node, self._ledger = equipment, equipment.node, equipment.ledger
-        self._talks, self._conducts = Talks(say), conducts
+        self._talks, self._conducting, self._settle = Talks(say), conducting, settle
         self.followed: Followed | None = None
         self.loop_lag_seconds = 0.0
         self._orders: asyncio.Queue[tuple[str, Order]] = asyncio.Queue()
@@ -60,6 +73,10 @@ class Follower:
             text = f"{self._node} has seen term {known.term}, {hello.lead} leads in an older one"
             await self._talks.refuse(identity, hello.link, "older-term", text)
             return
+        self._conducting.moved(hello.lead, hello.address)
+        if not await self._heed(hello):
+            await self._talks.refuse(identity, hello.link, "busy", f"{self._node} is about to conduct {hello.run}")
+            return
         followed, over = self.followed, self._is_over(hello)
         ranks = self._hosted(hello.lead) if over is None else (*self._hosted(hello.lead), over[0])
         welcome = m.PeerWelcome(
@@ -71,6 +88,50 @@ class Follower:
             await self._tell_exit(hello.lead, *over)
         if followed is not None and followed.known.lead == hello.lead:
             followed.told_ending = False  # what was said in an older conversation may not have arrived
+
+    async def _heed(self, hello: m.PeerHello) -> bool:
+        """Follow another lead of the same run in a newer term, or the same one at another address; False if this
+        agent can't let go of the run at this moment."""
+        known, told = self._ledger.generation, hello.generation
+        if told is not None and hello.run is not None and hello.run == self._conducting.run:
+            if known is not None and told.term <= known.term:
+                return True  # as far as is known here it is this agent that conducts
+            try:
+                await self.step_down(hello.lead, hello.address)
+            except RefusedError:
+                return False
+        if told is not None and hello.run is not None:
+            self._ledger.saw(told)
+        followed = self.followed
+        if followed is not None and followed.run == hello.run and told is not None:
+            newer = told.term > followed.generation.term
+            moved = hello.lead == followed.known.lead and hello.address != followed.known.address
+            if newer or moved:
+                followed.follow(hello.lead, hello.address)
+                self._ledger.follow(followed.known)
+        return True
+
+    async def step_down(self, lead: str, address: str) -> None:
+        """Another node's agent conducts this agent's run from here on, and this one follows it. Raises RefusedError if
+        the run can't be let go of now."""
+        let_go = await self._conducting.let_go(lead)
+        if let_go.rank is None:
+            self._ledger.set_run_state(let_go.run.run, "stopped", f"{lead} conducts it")
+            return
+        known = FollowedRun(let_go.run.run, let_go.rank, lead, address)
+        self._ledger.follow(known)
+        self.adopt(let_go.run, known)
+
+    def release(self) -> tuple[KnownRun, FollowedRun]:
+        """Let go of the rank that is followed, for this agent is to conduct its run; the trainer stays as it is."""
+        assert self.followed is not None
+        followed, self.followed = self.followed, None
+        row = self._run_of(followed.run)
+        assert row is not None
+        followed.close()
+        self._ledger.unfollow(followed.run)
+        self._free.set()
+        return row, followed.known
 
     def _is_over(self, hello: m.PeerHello) -> tuple[m.HostedRank, Ending] | None:
         """The rank of the lead's run, if it was hosted here and this agent has done with it."""
@@ -95,13 +156,59 @@ class Follower:
             match order:
                 case m.PeerHost():
                     field, problem = await self._host_rank(lead, order)
-                    await self._talks.answer(lead, _hosted_answer(order, field, problem))
+                    hosted = self.followed.hosted if self.followed is not None and not field else None
+                    await self._talks.answer(lead, _hosted_answer(order, field, problem, hosted))
                 case m.PeerRelay():
                     await self._relay(lead, order)
                 case m.PeerEnd():
                     await self._end(lead, order)
                 case m.PeerTrainer():
                     await self._wish(lead, order)
+                case m.PeerKeep():
+                    await self._keep(lead, order)
+                case m.PeerClaim():
+                    await self._answer_claim(lead, order)
+
+    async def _keep(self, lead: str, kept: m.PeerKeep) -> None:
+        """Of a conversation that is over it is sent again, after what this record lacks before it."""
+        followed = self.followed
+        if followed is None or followed.run != kept.run or followed.known.lead != lead:
+            return
+        if not self._talks.is_current(lead, kept.link):
+            return
+        try:
+            commands = followed.keep(kept.items)
+        except ProtocolError as error:
+            await self._talks.object(lead, "busy", f"{self._node} can't keep what it was told: {error}")
+            return
+        for command in commands:
+            await self._settle(command)
+
+    async def _answer_claim(self, claimant: str, claim: m.PeerClaim) -> None:
+        items: tuple[bytes, ...] = ()
+        refusal = self._objection(claimant, claim)
+        if not refusal and self._conducting.run == claim.run:
+            try:
+                await self.step_down(claimant, self._talks.address(claimant) or "")
+                items = tuple(codec.encode(row.kept) for row in self._ledger.open_commands() if row.run == claim.run)
+            except RefusedError as error:
+                refusal = str(error)
+        term = claim.term if not refusal else self._ledger.term
+        await self._talks.answer(
+            claimant,
+            lambda link, seq: m.PeerConsent(link=link, seq=seq, run=claim.run, term=term, refusal=refusal, items=items),
+        )
+
+    def _objection(self, claimant: str, claim: m.PeerClaim) -> str:
+        """Why this node doesn't consent, empty if it does; from then on to nobody else in that term."""
+        run = self._conducting.run or (self.followed.run if self.followed is not None else None)
+        if run not in (None, claim.run):
+            return f"{self._node} takes part in {run}"
+        known = self._ledger.generation
+        if known is not None and claim.term <= known.term:
+            return f"{self._node} has seen term {known.term}"
+        given = self._ledger.consent(claim.term, claimant)
+        return "" if given == claimant else f"{self._node} has consented to {given}"
 
     async def _relay(self, lead: str, relay: m.PeerRelay) -> None:
         followed, order = self.followed, relay.order
@@ -160,7 +267,7 @@ class Follower:
         if self.followed is not None:
             text = f"hosts {self.followed.run} for {self.followed.known.lead}; one run at a time"
             raise InvalidInputError("run", text)
-        if (own := self._conducts()) is not None:
+        if (own := self._conducting.run) is not None:
             raise InvalidInputError("run", f"conducts {own}; one run at a time")
 
     def _begin(self, known: FollowedRun, config: RunFile, resume_step: int | None) -> None:
@@ -279,7 +386,7 @@ class Follower:
             self.followed.close()
 
 
-def _hosted_answer(order: m.PeerHost, field: str, problem: str) -> Answer:
+def _hosted_answer(order: m.PeerHost, field: str, problem: str, hosted: m.HostedRank | None) -> Answer:
     return lambda link, seq: m.PeerHosted(
-        link=link, seq=seq, run=order.run, rank=order.rank, field=field, problem=problem
+        link=link, seq=seq, run=order.run, rank=order.rank, field=field, problem=problem, hosted=hosted
     )

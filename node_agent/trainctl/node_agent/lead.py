@@ -13,12 +13,14 @@ from trainctl.node_agent import decisions as d
 from trainctl.node_agent import openings, premises, sources
 from trainctl.node_agent.commands import Answer, CommandOffice
 from trainctl.node_agent.conductor import Conductor
+from trainctl.node_agent.copies import Copies
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.ledger import KnownRun
 from trainctl.node_agent.peers import Peers
 from trainctl.node_agent.ports import RankPort, RemoteRank, end_rank
 from trainctl.node_agent.session import Session
 from trainctl.node_agent.sources import Source
+from trainctl.node_agent.succession import LetGo
 from trainctl.node_agent.way_back import WayBack
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile, verbs
@@ -28,6 +30,8 @@ from trainctl.protocol.paths import RunPaths
 ENDING_SECONDS = 10.0
 LOST_SECONDS = 30.0
 """How long the end of a run waits for a node that can't be reached."""
+COMMANDS_HANDED_ON = 200
+"""Of a run's commands, the newest, that its other nodes know the outcome of."""
 
 
 class Lead:
@@ -56,7 +60,7 @@ class Lead:
     @property
     def run(self) -> str | None:
         """The run that is conducted, or about to be."""
-        return self.session.run if self.session is not None else self._hosting
+        return self.session.run if self.session is not None else self._hosting or self._way_back.run
 
     # ------------------------------------------------------------ starting
 
@@ -90,6 +94,8 @@ class Lead:
         if opening.notice:
             session.note(d.Happened("run", "warning", "auto", opening.notice, session.conductor.progress.step))
         self._own.publisher.publish(session.view)
+        for node in self._remote(session).values():
+            self._give_copy(session, node)
         await session.start_trainers(opening.resume_from)
         for node, said in early:
             await (self.answered(node, said) if isinstance(said, m.PeerAnswer) else self.exited(node, said))
@@ -154,19 +160,85 @@ class Lead:
 
         Raises InvalidInputError if that takes a node that this agent's cluster hasn't.
         """
-        carried = frozenset(row.id for row in self._ledger.open_commands())
         try:
-            opening = openings.surviving_run(RunPaths(known.directory), carried)
+            opening = self._surviving(known)
         except InvalidInputError as error:
             self._ledger.set_run_state(known.run, "failed", str(error))
             return
+        self._check_nodes(opening)
+        await self._go_on(opening, known)
+
+    async def take_over(self, known: KnownRun, term: int, before: str) -> int:
+        """Conduct, from `term` on, a run that the node `before` conducted; gives the step it stands at.
+
+        Raises InvalidInputError if the record doesn't allow it; then nothing is conducted.
+        """
+        opening = self._surviving(known, term)
+        self._check_nodes(opening)
+        self._ledger.saw(opening.conductor.durable.generation)
+        session = await self._go_on(opening, known)
+        text = f"{self._own.node} conducts the run from here on, in term {term}; before it {before} did"
+        session.note(d.Happened("agent", "warning", "auto", text, session.conductor.progress.step))
+        for link in self.peers.links.values():
+            link.renew()
+        if not (before in self.peers.links and self.peers.links[before].line.open):
+            for rank in [rank for rank, node in self._remote(session).items() if node == before]:
+                await session.feed(d.RankSilent(rank, f"the agent of {before} is gone, and another one was promoted"))
+        return session.conductor.progress.step
+
+    def _surviving(self, known: KnownRun, term: int = 0) -> openings.Opening:
+        carried = frozenset(row.id for row in self._ledger.open_commands())
+        return openings.surviving_run(RunPaths(known.directory), carried, term)
+
+    def _check_nodes(self, opening: openings.Opening) -> None:
         for setting in opening.conductor.durable.settings.ranks.values():
             if setting.node != self._own.node and setting.node not in self.peers.links:
+                run = opening.conductor.run
                 opening.recorder.close()
-                raise InvalidInputError("--cluster", f"{known.run} has a rank on {setting.node}, which isn't in it")
+                raise InvalidInputError("--cluster", f"{run} has a rank on {setting.node}, which isn't in it")
+
+    async def _go_on(self, opening: openings.Opening, known: KnownRun) -> Session:
         session = self._open(opening, known.started_at)
         await session.watch_trainers()
         await self.office.conduct_again(session)
+        return session
+
+    async def let_go(self, successor: str) -> LetGo:
+        """Conduct the run no more, for another node's agent does; the trainers stay as they are. Raises RefusedError
+        if it is just being started, or ends."""
+        session, waiting = self.session, self._way_back.run
+        if self._beginning or (session is None and waiting is None):
+            raise RefusedError("a run is just being started")
+        if session is not None and session.conductor.stage in ("leaving", "over"):
+            raise RefusedError(f"{session.run} is ending")
+        run = session.run if session is not None else waiting
+        self._way_back.forget()
+        known = next(row for row in self._ledger.runs() if row.run == run)
+        ranks = openings.kept_ranks(RunPaths(known.directory))
+        if session is not None:
+            text = f"{successor} conducts the run from here on"
+            session.note(d.Happened("agent", "warning", "auto", text, session.conductor.progress.step))
+            await session.copies.flush()
+            self.session = self.office.session = None
+            session.close()
+            await session.copies.close()
+        return LetGo(known, next((rank for rank, node in ranks.items() if node == self._own.node), None))
+
+    def moved(self, node: str, address: str) -> None:
+        """Another node's agent says where it is: it is reached there if it can't be where it was."""
+        link = self.peers.links.get(node)
+        if link is not None and link.address != address and not link.line.open:
+            if self.session is not None:
+                text = f"the agent of {node} is at {address} now"
+                self.session.note(d.Happened("agent", "info", node, text, self.session.conductor.progress.step))
+            link.move(address)
+
+    def _give_copy(self, session: Session, node: str) -> None:
+        """Have a node's copy of the record brought up to date, by what it last told of it."""
+        link = self.peers.links[node]
+        hosted = next((hosted for hosted in link.ranks if hosted.run == session.run), None)
+        if hosted is not None:
+            session.copies.begin(node, hosted)
 
     def _open(self, opening: openings.Opening, started_at: float) -> Session:
         run = opening.conductor.run
@@ -177,9 +249,14 @@ class Lead:
                 ports[rank] = self._own.rank(opening.paths, rank)
             else:
                 ports[rank] = RemoteRank(link, run, rank, self._hosting_order(opening.conductor, rank))
+        nodes = {setting.node for setting in opening.conductor.durable.settings.ranks.values()}
+        copies = Copies(
+            opening.paths, {node: link for node, link in self.peers.links.items() if node in nodes},
+            lambda: [row.kept for row in self._ledger.commands_of(run, COMMANDS_HANDED_ON)],
+        )  # fmt: skip
         self.session = Session(
             opening.conductor, opening.paths, opening.recorder, self._own.node, ports, self._own.publisher, started_at,
-            self.office.end, self._ledger.saw,
+            self.office.end, self._ledger.saw, copies,
         )  # fmt: skip
         self.office.session, self.last_run = self.session, run
         self._idle.clear()
@@ -215,6 +292,8 @@ class Lead:
             await self._go_back()
             return
         await session.watch_trainers()
+        if self._own.cluster.quorum:
+            await session.lacks(self.peers.lacking())
         await self._give_up_lost(session)
         await session.tick()
         if session is self.session:  # it may have been closed while this waited for its turn
@@ -246,7 +325,9 @@ class Lead:
             # A run that goes back no more is still shown as one that starts.
             self._own.publisher.publish(msgspec.structs.replace(session.view, state=state, reason=reason))
         self.session = self.office.session = None
+        await session.copies.flush()
         session.close()
+        await session.copies.close()
         self._own.link.forget(session.run)
         for rank, node in self._remote(session).items():
             await end_rank(self.peers.links[node], session.run, rank, state, reason)
@@ -307,6 +388,7 @@ class Lead:
                 await self._end_stray(node, hosted)
         if session is None:
             return
+        self._give_copy(session, node)
         known = {hosted.rank for hosted in welcome.ranks if hosted.run == session.run}
         for rank in [rank for rank, where in self._remote(session).items() if where == node]:
             if rank not in known:
@@ -339,9 +421,13 @@ class Lead:
             await self.session.feed(d.RankEnded(said.rank, said.clean, said.why))
             await self.close_if_ended()
 
-    async def refused(self, node: str, hosted: m.PeerHosted) -> None:
-        """Another node's agent doesn't host again a rank that it had let go of."""
-        if self._is_rank_of(node, hosted.run, hosted.rank) and self.session is not None:
+    async def hosted(self, node: str, hosted: m.PeerHosted) -> None:
+        """Another node's agent hosts again a rank that it had let go of, or refuses to."""
+        if not self._is_rank_of(node, hosted.run, hosted.rank) or self.session is None:
+            return
+        if not hosted.field:
+            self._give_copy(self.session, node)
+        else:
             why = f"is not hosted again: {hosted.field}: {hosted.problem}"
             await self.session.feed(d.RankEnded(hosted.rank, False, why))
 

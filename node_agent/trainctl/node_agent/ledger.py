@@ -10,10 +10,12 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
@@ -31,7 +33,10 @@ _OUTCOME = (
     "UPDATE commands SET state = ?, step = ?, reason = ?, field = ?, before = ?, after = ?, ended_at = ?,"
     " plan_version = ?, run = coalesce(?, run) WHERE id = ? AND state = 'accepted'"
 )
+_MARKS = ", ".join("?" * len(_COMMAND_COLUMNS.split(",")))
+_KNOWN = f"INSERT INTO commands ({_COMMAND_COLUMNS}) VALUES ({_MARKS}) ON CONFLICT DO NOTHING"  # noqa: S608
 _GENERATION = "REPLACE INTO meta VALUES ('generation', ?)"
+_CONSENT = "REPLACE INTO meta VALUES ('consent', ?)"
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,11 @@ class JournaledCommand:
     @property
     def is_open(self) -> bool:
         return self.state not in m.FINAL_COMMAND_STATES
+
+    @property
+    def kept(self) -> m.KeptCommand:
+        """As it is handed on to other nodes."""
+        return m.KeptCommand(**{field.name: getattr(self, field.name) for field in fields(self)})
 
     def reply(self, rid: str) -> m.CommandReply:
         """What a client that asks again under `rid` is told."""
@@ -109,8 +119,10 @@ class AgentLedger:
         self._connection = open_for_writing(path, AGENT_SCHEMA, durable=True)
         self._late: list[tuple[str, Sequence[Any]]] = []
         self.problem: str | None = None
-        row = self._connection.execute("SELECT value FROM meta WHERE key = 'generation'").fetchone()
-        self._generation = m.Generation(*map(int, row[0].split("."))) if row else None
+        kept = dict(self._connection.execute("SELECT key, value FROM meta").fetchall())
+        self._generation = m.Generation(*map(int, kept["generation"].split("."))) if "generation" in kept else None
+        consent = kept["consent"].split(" ", 1) if "consent" in kept else None
+        self._consent = (int(consent[0]), consent[1]) if consent else None
 
     def __enter__(self) -> Self:
         return self
@@ -193,6 +205,44 @@ class AgentLedger:
         self.retry()
         rows = self._connection.execute("SELECT run, rank, lead, address FROM followed WHERE run = ?", (run,))
         return next((FollowedRun(*row) for row in rows), None)
+
+    def unfollow(self, run: str) -> None:
+        """This node's own agent conducts a run from here on."""
+        self._write_or_keep("DELETE FROM followed WHERE run = ?", (run,))
+
+    def consent(self, term: int, claimant: str) -> str:
+        """Keep to whom this node has consented in a term, for there is one a term; whom that is, which may be
+        another, and in a newer term."""
+        if self._consent is None or term > self._consent[0]:
+            self._consent = term, claimant
+            self._write_or_keep(_CONSENT, (f"{term} {claimant}",))
+        return self._consent[1] if term == self._consent[0] else f"{self._consent[1]} in term {self._consent[0]}"
+
+    @property
+    def term(self) -> int:
+        """The highest that was seen or consented to."""
+        return max(self._generation.term if self._generation else 0, self._consent[0] if self._consent else 0)
+
+    def keep_command(self, kept: m.KeptCommand) -> None:
+        """A command as the lead of a run has it, and how it ended if it has."""
+        values = msgspec.structs.asdict(kept)
+        values["args"] = _json(kept.args)
+        names = (name.strip() for name in _COMMAND_COLUMNS.split(","))
+        self._write_or_keep(_KNOWN, [values[name] for name in names])
+        if kept.state in m.FINAL_COMMAND_STATES:
+            self.outcome(
+                kept.id, kept.state, kept.step, kept.reason, kept.field, kept.before, kept.after, kept.ended_at,
+                kept.run, kept.plan_version,
+            )  # fmt: skip
+
+    def commands_of(self, run: str, limit: int) -> tuple[JournaledCommand, ...]:
+        """The newest commands about a run, oldest first."""
+        self.retry()
+        rows = self._connection.execute(
+            f"SELECT {_COMMAND_COLUMNS} FROM commands WHERE run = ? ORDER BY received_at DESC LIMIT ?",  # noqa: S608
+            (run, limit),
+        )
+        return tuple(map(_command, reversed(rows.fetchall())))
 
     def forget_run(self, run: str) -> None:
         """A run that never began."""

@@ -126,8 +126,9 @@ def old_run(
         return Opening(conductor, paths, recorder, source.folder, _undone(durable.settings, kept, step + 1))
 
 
-def surviving_run(paths: RunPaths, open_commands: frozenset[str]) -> Opening:
-    """A run that was active when the agent ended: its conductor as the record left it. Raises InvalidInputError."""
+def surviving_run(paths: RunPaths, open_commands: frozenset[str], term: int = 0) -> Opening:
+    """A run that was active when the agent ended, or is to be conducted by this one from `term` on: its conductor as
+    the record left it. Raises InvalidInputError."""
     config = runfile.read(paths.run_file)
     with _recorder(paths) as recorder:
         durable = _kept(recorder)
@@ -136,7 +137,8 @@ def surviving_run(paths: RunPaths, open_commands: frozenset[str]) -> Opening:
         _complete(recorder, paths)
         state = recorder.last_state()
         carried = {id: command for id, command in durable.carried.items() if id in open_commands}
-        durable = msgspec.structs.replace(durable, generation=_highest(durable, state), seq=state.seq, carried=carried)
+        generation = max(_highest(durable, state), m.Generation(term, 0))
+        durable = msgspec.structs.replace(durable, generation=generation, seq=state.seq, carried=carried)
         recent = tuple(plan for plan in state.plans if plan.kind == "train")
         conductor = Conductor(paths.directory.name, config, durable, _progress(state), recent)
         return Opening(conductor, paths, recorder, None)

@@ -31,7 +31,7 @@ class LeadEnd(Protocol):
     async def welcomed(self, node: str, welcome: m.PeerWelcome) -> None: ...
     async def answered(self, node: str, answer: m.PeerAnswer) -> None: ...
     async def exited(self, node: str, exited: m.PeerExit) -> None: ...
-    async def refused(self, node: str, hosted: m.PeerHosted) -> None: ...
+    async def hosted(self, node: str, hosted: m.PeerHosted) -> None: ...
     def in_touch(self, node: str, why: str) -> None: ...
 
 
@@ -48,6 +48,7 @@ class PeerLink:
         self._shown = self.line.state
         self._broken, self._welcomed = asyncio.Event(), asyncio.Event()
         self._hosting: tuple[Made, asyncio.Future[m.PeerHosted]] | None = None
+        self._claiming: asyncio.Future[m.PeerConsent] | None = None
 
     @property
     def view(self) -> m.PeerView:
@@ -83,6 +84,28 @@ class PeerLink:
             return None
         finally:
             self._hosting = None
+
+    async def claim(self, run: str, term: int, seconds: float) -> m.PeerConsent | None:
+        """Ask it to consent to this agent's conducting of a run; None without an answer in time."""
+        self._claiming = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(seconds):
+                if not await self.send(lambda link, seq: m.PeerClaim(link=link, seq=seq, run=run, term=term)):
+                    return None
+                return await self._claiming
+        except TimeoutError:
+            return None
+        finally:
+            self._claiming = None
+
+    def renew(self) -> None:
+        """Begin the conversation anew: what this agent says of itself has changed."""
+        self._broken.set()
+
+    def move(self, address: str) -> None:
+        """The other agent is reached elsewhere from here on."""
+        self.address = address
+        self._lose(f"is at {address} now")
 
     async def _transmit(self, message: m.ToPeer) -> bool:
         frame = codec.encode(message)
@@ -188,10 +211,14 @@ class PeerLink:
             case m.PeerBeat():
                 self.ranks = message.ranks
             case m.PeerHosted():
+                self.ranks = self.ranks if message.hosted is None else (message.hosted,)
                 if self._hosting is not None and not self._hosting[1].done():
                     self._hosting[1].set_result(message)
-                elif message.field:
-                    await self._lead.refused(self.node, message)
+                else:
+                    await self._lead.hosted(self.node, message)
+            case m.PeerConsent():
+                if self._claiming is not None and not self._claiming.done():
+                    self._claiming.set_result(message)
             case m.PeerAnswer():
                 await self._lead.answered(self.node, message)
             case m.PeerExit():

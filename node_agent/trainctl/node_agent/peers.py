@@ -13,6 +13,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import RunFile
 
+TOUCH_SECONDS = 3.0
+"""A conversation that is lost and begun anew within so long is no loss of the node."""
 HOST_SECONDS = 10.0
 """How long a node may take to check a run file and to start its trainer."""
 
@@ -32,6 +34,14 @@ class Peers:
     @property
     def views(self) -> tuple[m.PeerView, ...]:
         return tuple(link.view for link in self.links.values())
+
+    def lacking(self) -> str:
+        """What is missing for a majority of the cluster's nodes, this one included, to be in reach; or empty."""
+        count = len(self.links) + 1
+        out = [node for node, link in self.links.items() if not link.line.open and link.silent_seconds > TOUCH_SECONDS]
+        if 2 * (count - len(out)) > count:
+            return ""
+        return f"{count - len(out)} of {count} nodes in reach, and a majority is {count // 2 + 1}: no {', '.join(out)}"
 
     def address(self, node: str) -> str | None:
         """Where a node's agent takes requests, None for one that is no other of this cluster."""

@@ -33,8 +33,7 @@ def plan(step_plan: m.StepPlan, at: float, last_seq: int, last_step: int) -> Wri
 
 def commit(step: m.StepCommitted, ranks: Sequence[m.RankStep], finished_at: float) -> Write:
     """The step, its ranks and their part in the rollups; what is there already is left alone."""
-    row = _step_row(step)
-    rank_rows = [_rank_row(rank, finished_at) for rank in ranks]
+    row, add_parts = _step_row(step), parts(ranks, finished_at)
     key = (step.step, step.generation.term, step.generation.n)
 
     def write(connection: sqlite3.Connection) -> None:
@@ -46,9 +45,19 @@ def commit(step: m.StepCommitted, ranks: Sequence[m.RankStep], finished_at: floa
                 rebuild_rollups(connection, step.step, step.step)
             else:
                 add_run_to_rollups(connection, step.step)
-        for rank, rank_row in zip(ranks, rank_rows, strict=True):
-            if connection.execute(_insertion("rank_steps", rank_row), rank_row).rowcount:
-                add_rank_to_rollups(connection, step.step, rank.rank)
+        add_parts(connection)
+
+    return write
+
+
+def parts(ranks: Sequence[m.RankStep], finished_at: float) -> Write:
+    """Ranks' parts in steps that are there, and their place in the rollups."""
+    rows = [(rank, _rank_row(rank, finished_at)) for rank in ranks]
+
+    def write(connection: sqlite3.Connection) -> None:
+        for rank, row in rows:
+            if connection.execute(_insertion("rank_steps", row), row).rowcount:
+                add_rank_to_rollups(connection, rank.step, rank.rank)
 
     return write
 
@@ -62,6 +71,15 @@ def retract_after(step: int) -> Write:
         if first is not None:
             connection.execute("UPDATE steps SET retracted = 1 WHERE step > ?", (step,))
             rebuild_rollups(connection, first, last)
+
+    return write
+
+
+def hide_events(after: int) -> Write:
+    """Give the events above a number that is shown nowhere: they happened, in a run that another node conducted."""
+
+    def write(connection: sqlite3.Connection) -> None:
+        connection.execute("UPDATE OR REPLACE events SET id = -id WHERE id > ?", (after,))
 
     return write
 

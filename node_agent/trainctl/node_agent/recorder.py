@@ -68,10 +68,13 @@ class RunRecorder:
         self._refusal = ""
         self._retry_at = clock()
         self._host_read_at: dict[str, float] = {}
+        self.on_kept: Callable[[m.Kept], None] = lambda _: None
+        """Told of all that the run's other nodes are to keep as well."""
+        self._told_step: tuple[int, m.Generation] | None = None
         self._resumable = resumable
         # Plans of later steps are kept.
         self._needed_after: int = checkpoints.oldest_step(directory.checkpoints) if resumable else m.MAX_COUNT
-        (self._last_event,) = self._connection.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()
+        (self._last_event,) = self._connection.execute("SELECT max(0, coalesce(max(id), 0)) FROM events").fetchone()
 
     def __enter__(self) -> Self:
         return self
@@ -106,6 +109,7 @@ class RunRecorder:
         if self._resumable and plan.seq % CHECKPOINTS_EVERY_PLANS == 0:
             self._needed_after = checkpoints.oldest_step(self._paths.checkpoints)
         self._write(writes.plan(plan, at, plan.seq - PLANS_KEPT, self._needed_after), durable=durable)
+        self.on_kept(m.KeptPlan(plan=plan))
 
     def commit(self, step: m.StepCommitted, ranks: Sequence[m.RankStep], finished_at: float) -> None:
         """Keep a committed step and parts of ranks in it, with their place in the rollups; what is kept already stays.
@@ -114,6 +118,15 @@ class RunRecorder:
         generation is retracted by it. `finished_at` is when the ranks' update ended, in Unix seconds.
         """
         self._write(writes.commit(step, ranks, finished_at))
+        if (step.step, step.generation) != self._told_step:
+            self._told_step = step.step, step.generation
+            self.on_kept(m.KeptStep(step=step))
+        for part in ranks:
+            self.on_kept(m.KeptPart(part=part))
+
+    def parts(self, parts: Sequence[m.RankStep], finished_at: float) -> None:
+        """Keep ranks' parts in steps that are in the record already, as another node has them."""
+        self._write(writes.parts(parts, finished_at))
 
     def add_parts(self, parts: Sequence[m.RankStep]) -> None:
         """Keep ranks' parts in steps that are committed already; those of other steps or generations are left out."""
@@ -126,9 +139,14 @@ class RunRecorder:
             of_step = [part for part in parts if (part.step, part.generation) == (step.step, step.generation)]
             self.commit(step, of_step, step.committed_at)
 
-    def retract_after(self, step: int) -> None:
-        """Mark every step above `step`, as when a run goes on from an older checkpoint."""
+    def retract_after(self, step: int, event: int | None = None) -> None:
+        """Mark every step above `step`, as when a run goes on from an older checkpoint, and hide the events above
+        `event` (None: none), which were of a conductor that had been replaced."""
         self._write(writes.retract_after(step))
+        if event is not None:
+            self._write(writes.hide_events(event))
+            self._last_event = min(self._last_event, event)
+        self.on_kept(m.KeptRetraction(after_step=step, after_event=event))
 
     def is_retracted(self, step: int, generation: m.Generation) -> bool:
         """Whether the step was committed in this generation, and marked since."""
@@ -149,15 +167,23 @@ class RunRecorder:
             outcome=outcome,
         )  # fmt: skip
         self._write(writes.event(event))
+        self.on_kept(m.KeptEvent(event=event))
         return event
+
+    def known_event(self, event: m.Event) -> None:
+        """Keep an event under the id that another node has given it."""
+        self._last_event = max(self._last_event, event.id)
+        self._write(writes.event(event))
 
     def evaluation(self, step: int, at: float, loss: float, weight: float, seconds: float) -> None:
         """Keep a loss on the held-out samples (nats per unit of weight), or if it is already kept change nothing."""
         self._write(writes.evaluation(Evaluation(step, at, loss, weight, seconds)))
+        self.on_kept(m.KeptEvaluation(step=step, at=at, loss=loss, weight=weight, seconds=seconds))
 
     def drifts(self, step: int, at: float, found: Mapping[int, float]) -> None:
         """Keep by how much each rank's parameters differed (relative) from those it was given after `step`."""
         self._write(writes.drifts(step, at, found))
+        self.on_kept(m.KeptDrifts(step=step, at=at, ranks=tuple(found), drifts=tuple(found.values())))
 
     def host(self, reading: m.HostReading) -> None:
         """Keep one reading of a node every HOST_EVERY_SECONDS, for HOST_KEPT_SECONDS; they don't wait for room."""
@@ -167,12 +193,23 @@ class RunRecorder:
         self._host_read_at[reading.node] = reading.read_at
         self._write(writes.host(reading, reading.read_at - HOST_KEPT_SECONDS))
 
-    def set_meta(self, key: str, value: str) -> None:
+    def set_meta(self, key: str, value: str, *, own: bool = False) -> None:
+        """Keep a value; `own`: of no use to the run's other nodes."""
         self._write(writes.meta(key, value))
+        if not own:
+            self.on_kept(m.KeptValue(key=key, value=value))
 
     def meta(self, key: str) -> str | None:
         row = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return row[0] if row else None
+
+    def newest(self) -> tuple[int, m.Generation | None, int]:
+        """The newest step that stands with its generation, and the newest event's id; zeros for a record that has
+        none."""
+        row = self._connection.execute(
+            "SELECT step, term, n FROM steps WHERE NOT retracted ORDER BY step DESC LIMIT 1"
+        ).fetchone()
+        return (row[0], m.Generation(*row[1:]), self._last_event) if row else (0, None, self._last_event)
 
     def last_state(self) -> LastState:
         """Where the run stands by its record. Raises InvalidInputError if a plan in it cannot be read."""

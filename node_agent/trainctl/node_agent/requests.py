@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from trainctl.node_agent.copies import VIEW_KEY
 from trainctl.node_agent.publisher import Publisher
-from trainctl.node_agent.session import VIEW_KEY
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import Client
 from trainctl.protocol.errors import InvalidInputError, TrainctlError

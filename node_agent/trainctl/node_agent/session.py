@@ -10,6 +10,7 @@ import msgspec
 from trainctl.node_agent import decisions as d
 from trainctl.node_agent import results, views
 from trainctl.node_agent.conductor import Conductor
+from trainctl.node_agent.copies import VIEW_KEY, Copies
 from trainctl.node_agent.portions import AWAY_SECONDS
 from trainctl.node_agent.ports import RankPort
 from trainctl.node_agent.publisher import Publisher
@@ -21,7 +22,7 @@ from trainctl.protocol.paths import RunPaths
 
 STALL_SECONDS, CATCH_UP_SECONDS = 2.0, 1.0
 """An agent that has not looked for so long was stopped itself, and then takes so long to hear what it missed."""
-DURABLE_KEY, VIEW_KEY = "conductor", "view"
+DURABLE_KEY = "conductor"
 
 
 def settings_key(plan_version: int) -> str:
@@ -46,10 +47,12 @@ class Session:
         started_at: float,
         on_command_end: CommandEnding,
         saw: Callable[[m.Generation], object],
+        copies: Copies,
     ) -> None:
         """`lead` is this node, `ports` leads to every rank, `saw` is told each generation before it is used and
-        `on_command_end` each command's outcome."""
+        `on_command_end` each command's outcome; `copies` are the record's on the run's other nodes."""
         self.conductor, self.paths, self.recorder, self.started_at = conductor, paths, recorder, started_at
+        self.copies, recorder.on_kept = copies, copies.add
         self.ports, self._lead = ports, lead
         self._publisher, self._on_command_end = publisher, on_command_end
         state = recorder.last_state()
@@ -64,6 +67,7 @@ class Session:
         self._taker: asyncio.Task[None] | None = None  # whose turn it is
         self._pids: dict[int, int | None] = {}
         self._watched_monotonic = self._watching_since = time.monotonic()
+        self._lacking = ""
         self._unstarted: dict[int, str] = {}  # why, for ranks that could not be started again
         self._away: dict[int, str] = {}  # why, for ranks that have not been heard of lately
         self.view = self._look({})
@@ -118,6 +122,12 @@ class Session:
         if time.monotonic() > self._watching_since + CATCH_UP_SECONDS:
             await self.feed(d.Ticked())
 
+    async def lacks(self, lacking: str) -> None:
+        """What is missing for a majority of nodes, empty if nothing is: where one is wanted no step is made without."""
+        if lacking != self._lacking:
+            self._lacking = lacking
+            await self.feed(d.Quorum(lacking))
+
     async def _start_again(self, rank: int) -> None:
         try:
             await self.ports[rank].start_again()
@@ -143,6 +153,7 @@ class Session:
                 self._taker = None
             if not self._closed:
                 self._show(event)
+                await self.copies.flush()
 
     def _show(self, event: d.Input) -> None:
         if isinstance(event, m.Message):
@@ -162,6 +173,7 @@ class Session:
             case d.Issue(plan, durable, held):
                 self._keep_durable(durable)
                 self.recorder.plan(plan, time.time(), durable=bool(plan.commands))
+                await self.copies.flush()  # so that nobody has a plan without the settings it is made from
                 if not held:
                     await self._send_plan(plan)
             case d.Persist(durable):
@@ -265,7 +277,7 @@ class Session:
             self._publisher.publish(self.view)
 
     def _keep_view(self) -> None:
-        self.recorder.set_meta(VIEW_KEY, msgspec.json.encode(self.view).decode())
+        self.recorder.set_meta(VIEW_KEY, msgspec.json.encode(self.view).decode(), own=True)
 
     def check_record(self) -> None:
         """Try again what the disk refused, and say once when its state changes."""

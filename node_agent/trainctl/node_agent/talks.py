@@ -12,7 +12,7 @@ Say = Callable[[bytes, m.FromPeer], Awaitable[None]]
 """Send a message to the address of a lead's socket; one that has gone loses it, and notices by the numbers."""
 Answer = Callable[[str, int], m.FromPeer]
 """A message from the conversation's name and its number in it."""
-Order = m.PeerHost | m.PeerRelay | m.PeerEnd | m.PeerTrainer
+Order = m.PeerHost | m.PeerRelay | m.PeerEnd | m.PeerTrainer | m.PeerKeep | m.PeerClaim
 RefusalCode = Literal["unknown-link", "older-term", "busy"]
 
 
@@ -34,6 +34,10 @@ class Talks:
     def address(self, lead: str) -> str | None:
         """Where a lead takes requests, None if it hasn't greeted this agent."""
         return self._talks[lead].address if lead in self._talks else None
+
+    def is_current(self, lead: str, link: str) -> bool:
+        """Whether it is the conversation with this lead, not one before it."""
+        return lead in self._talks and self._talks[lead].numbers.link == link
 
     def heard_monotonic(self, lead: str) -> float:
         """When a lead last said something, in whichever conversation; 0 if it never did."""

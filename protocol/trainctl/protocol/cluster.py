@@ -23,6 +23,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file. An agent finds itself in it by its name; order is the order of ranks where a run file gives none."""
 
     nodes: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], NodeEntry] = {}
+    quorum: bool = False  # a lead makes no step while a majority of these nodes is out of its reach
 
 
 def default_path() -> Path:

@@ -54,6 +54,7 @@ class _Cluster:
         self.names: dict[str, str] = {}  # address -> node
         self._main, self._columns, self._by, self._timeout_seconds = address, columns, by, timeout_seconds
         self._is_active = False
+        self._term = 0  # of the run that was last seen to be conducted
         self._old: list[asyncio.Task[None]] = []
 
     def watch(self, address: str) -> None:
@@ -93,6 +94,7 @@ class _Cluster:
             return []
         if is_main:
             self._is_active = self._is_active if view is None else view.state in m.ACTIVE_RUN_STATES
+            self._term = self._term if view is None else view.generation.term
             return [item]
         if isinstance(item, m.Snapshot):
             return [item.node.host] if item.node.host is not None else []
@@ -114,7 +116,8 @@ class _Cluster:
         if address == self._main:
             found = [at for at, node in self.names.items() if node == view.lead] if not conducts else []
         else:
-            found = [address] if conducts and not self._is_active else []
+            newer = view.generation.term > self._term  # another agent was promoted, the one before it may be gone
+            found = [address] if conducts and (newer or not self._is_active) else []
         if not found or found[0] == self._main:
             return False
         before, self._main, self._is_active = self._main, found[0], False

@@ -65,6 +65,12 @@ def decode_peer(frame: bytes) -> m.FromPeer:
     return message
 
 
+def decode_kept(item: bytes) -> m.Kept:
+    """One thing that a lead has kept of a run and hands on; NaN may appear. Raises ProtocolError."""
+    message: m.Kept = _convert(_unpack(item, FRAME_BYTES, _BULK_CAPS), m.Kept)
+    return message
+
+
 def decode_reply(frame: bytes) -> m.AgentReply:
     """What an agent answered. Raises ProtocolError."""
     message: m.AgentReply = _convert(_unpack(frame, FRAME_BYTES, _BULK_CAPS), m.AgentReply)

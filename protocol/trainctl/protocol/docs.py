@@ -35,6 +35,7 @@ def page() -> str:
         prose.ENCODING,
         _limits(),
         prose.CONVERSATIONS,
+        prose.LEADS,
         prose.ATTACHING,
         "## Messages\n\n"
         + prose.MESSAGES
@@ -104,6 +105,8 @@ def words(kind: shape.Type) -> str:
             return f"float{_bounds(kind)}"
         case shape.StrType():
             return f"string{_length(kind.min_length, kind.max_length)}{_pattern(kind.pattern)}"
+        case shape.BytesType():
+            return "bytes"
         case shape.LiteralType(values):
             return r" \| ".join(f'"{value}"' for value in sorted(map(str, values)))
         case shape.VarTupleType(item_type=item) | shape.ListType(item_type=item):

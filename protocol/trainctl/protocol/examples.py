@@ -22,8 +22,9 @@ UNIONS: dict[str, Any] = {
     "trainer to agent": m.FromTrainer,
     "lead to follower": m.ToPeer,
     "follower to lead": m.FromPeer,
+    "kept by followers": m.Kept,
 }
-"""The seven conversations and the types each takes."""
+"""The seven conversations and the types each takes, and what followers keep of a run."""
 DECODERS: dict[str, Any] = {
     "client to agent": codec.decode_request,
     "agent to client": codec.decode_reply,
@@ -32,6 +33,7 @@ DECODERS: dict[str, Any] = {
     "trainer to agent": codec.decode_answer,
     "lead to follower": codec.decode_to_peer,
     "follower to lead": codec.decode_peer,
+    "kept by followers": codec.decode_kept,
 }
 
 _RUN, _BOOT, _AT = "sft-1b-20261120-143107-9f3c", "5f3a9c0de1b24786", 1795185067.25
@@ -214,6 +216,11 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "peer-relay": m.PeerRelay(link=_LINK, seq=2, rank=1, order=_PLAN),
         "peer-end": m.PeerEnd(link=_LINK, seq=3, run=_RUN, rank=1, state="stopped", reason="asked to"),
         "peer-trainer": m.PeerTrainer(link=_LINK, seq=4, run=_RUN, rank=1, wish="start"),
+        "peer-keep": m.PeerKeep(
+            link=_LINK, seq=5, run=_RUN,
+            items=(codec.encode(m.KeptStep(step=_STEP)), codec.encode(m.KeptValue(key="conductor", value="{}"))),
+        ),
+        "peer-claim": m.PeerClaim(link=_LINK, seq=6, run=_RUN, term=2),
         "peer-ping": m.PeerPing(link=_LINK, seq=3),
     },
     "follower to lead": {
@@ -222,10 +229,29 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             generation=_GENERATION, ranks=(_HOSTED,),
         ),
         "peer-hosted": m.PeerHosted(link=_LINK, seq=1, run=_RUN, rank=1),
+        "peer-consent": m.PeerConsent(link=_LINK, seq=2, run=_RUN, term=2),
+        "peer-consent-refused": m.PeerConsent(
+            link=_LINK, seq=2, run=_RUN, term=3, refusal="mbp has consented to mini in term 3"
+        ),
         "peer-answer": m.PeerAnswer(link=_LINK, seq=2, answer=_REPORT, returned=False),
         "peer-exit": m.PeerExit(link=_LINK, seq=3, run=_RUN, rank=1, clean=False, why="was ended by signal 9"),
         "peer-beat": m.PeerBeat(link=_LINK, seq=3, ranks=(_HOSTED,), loop_lag_seconds=0.0008),
         "peer-refusal": m.PeerRefusal(link=_LINK, code="unknown-link", text="this agent was restarted"),
+    },
+    "kept by followers": {
+        "kept-plan": m.KeptPlan(plan=_PLAN),
+        "kept-step": m.KeptStep(step=_STEP),
+        "kept-part": m.KeptPart(part=_RANK_STEP),
+        "kept-event": m.KeptEvent(event=_EVENT),
+        "kept-value": m.KeptValue(key="conductor", value='{"seq":0}'),
+        "kept-evaluation": m.KeptEvaluation(step=120, at=_AT, loss=2.31, weight=51_200.0, seconds=1.9),
+        "kept-drifts": m.KeptDrifts(step=100, at=_AT, ranks=(0, 1), drifts=(0.0, 1.3e-7)),
+        "kept-retraction": m.KeptRetraction(after_step=119, after_event=47),
+        "kept-command": m.KeptCommand(
+            id=_ID, digest="0" * 64, verb="resize-batch", args={"micro": 4}, by="anna", run=_RUN, node="studio",
+            if_plan=2, received_at=_AT, ttl_seconds=60.0, state="applied", step=121, before="studio=8",
+            after="studio=4", ended_at=_AT + 0.9, plan_version=3,
+        ),
     },
 }  # fmt: skip
 """Conversation -> name -> message; a name is the message's tag, and what sets a variant of it apart."""

@@ -596,6 +596,27 @@ class PeerTrainer(Message, tag="peer-trainer", frozen=True):
     wish: Literal["start", "kill"]
 
 
+class PeerKeep(Message, tag="peer-keep", frozen=True):
+    """What the lead has kept of the run: a follower keeps it too, so that it could conduct the run itself."""
+
+    link: Name
+    seq: Count
+    run: Name
+    items: tuple[bytes, ...]  # each a message of `Kept` in msgpack, in the order in which the lead kept them
+
+
+class PeerClaim(Message, tag="peer-claim", frozen=True):
+    """Whoever says this is to conduct the run in the term told; answered by PeerConsent.
+
+    An agent that conducts it hands it over; any other consents to one claimant a term.
+    """
+
+    link: Name
+    seq: Count
+    run: Name
+    term: Count
+
+
 class PeerPing(Message, tag="peer-ping", frozen=True):
     """Sent at 1 Hz; answered by PeerBeat."""
 
@@ -603,7 +624,95 @@ class PeerPing(Message, tag="peer-ping", frozen=True):
     seq: Count  # last number sent, so that a lost message is noticed
 
 
-ToPeer = PeerHello | PeerHost | PeerRelay | PeerEnd | PeerTrainer | PeerPing
+ToPeer = PeerHello | PeerHost | PeerRelay | PeerEnd | PeerTrainer | PeerKeep | PeerClaim | PeerPing
+
+# ---------------------------------------------------------------- what followers keep of a run
+
+
+class KeptPlan(Message, tag="kept-plan", frozen=True):
+    """A plan that the node's own rank has no work in."""
+
+    plan: StepPlan
+
+
+class KeptStep(Message, tag="kept-step", frozen=True):
+    """A committed step."""
+
+    step: StepCommitted
+
+
+class KeptPart(Message, tag="kept-part", frozen=True):
+    """A rank's part of a step that was kept before it."""
+
+    part: RankStep
+
+
+class KeptEvent(Message, tag="kept-event", frozen=True):
+    """An event, under the lead's id."""
+
+    event: Event
+
+
+class KeptValue(Message, tag="kept-value", frozen=True):
+    """One value of a record's `meta` table."""
+
+    key: Name
+    value: str
+
+
+class KeptEvaluation(Message, tag="kept-evaluation", frozen=True):
+    """One pass over the held-out samples."""
+
+    step: Count
+    at: float
+    loss: float  # nats per unit of weight
+    weight: float  # tokens
+    seconds: float
+
+
+class KeptDrifts(Message, tag="kept-drifts", frozen=True):
+    """By how much each rank's parameters differed from those it was given."""
+
+    step: Count
+    at: float
+    ranks: tuple[int, ...]
+    drifts: tuple[float, ...]  # relative, in parallel
+
+
+class KeptRetraction(Message, tag="kept-retraction", frozen=True):
+    """What comes after a step, and after an event, doesn't stand: others made it, or nobody that is left."""
+
+    after_step: Count
+    after_event: Count | None = None  # None: all events stand
+
+
+class KeptCommand(Message, tag="kept-command", frozen=True):
+    """A command as the lead has it in its journal."""
+
+    id: Name
+    digest: str
+    verb: Name
+    args: dict[str, Any]
+    by: str
+    run: str | None
+    node: str | None
+    if_plan: Count | None
+    received_at: float
+    ttl_seconds: float
+    state: CommandState
+    step: Count | None = None
+    reason: str = ""
+    field: str | None = None
+    before: str | None = None
+    after: str | None = None
+    ended_at: float | None = None
+    plan_version: Count | None = None
+
+
+Kept = (
+    KeptPlan | KeptStep | KeptPart | KeptEvent | KeptValue | KeptEvaluation | KeptDrifts | KeptRetraction | KeptCommand
+)
+"""What `PeerKeep.items` are made of."""
 
 # ---------------------------------------------------------------- follower's agent -> lead's agent
 
@@ -614,6 +723,9 @@ class HostedRank(msgspec.Struct, frozen=True):
     run: Name
     rank: Count
     pid: Count | None  # None: starting, or gone
+    step: Count = 0  # newest committed step in its node's record
+    generation: Generation | None = None  # that step's
+    event: Count = 0  # id of the newest event there
 
 
 class PeerWelcome(Message, tag="peer-welcome", frozen=True):
@@ -637,6 +749,18 @@ class PeerHosted(Message, tag="peer-hosted", frozen=True):
     rank: Count
     field: str = ""  # what is wrong, empty if the trainer was started
     problem: str = ""
+    hosted: HostedRank | None = None  # as far as that node's record goes
+
+
+class PeerConsent(Message, tag="peer-consent", frozen=True):
+    """Answer to PeerClaim."""
+
+    link: Name
+    seq: Count
+    run: Name
+    term: Count  # the claimed one; of a refusal, the highest that a claimant was told or that was seen
+    refusal: str = ""  # why not, empty if so
+    items: tuple[bytes, ...] = ()  # from an agent that hands the run over: the last of what it kept, as in PeerKeep
 
 
 class PeerAnswer(Message, tag="peer-answer", frozen=True):
@@ -676,7 +800,7 @@ class PeerRefusal(Message, tag="peer-refusal", frozen=True):
     text: str
 
 
-FromPeer = PeerWelcome | PeerHosted | PeerAnswer | PeerExit | PeerBeat | PeerRefusal
+FromPeer = PeerWelcome | PeerHosted | PeerConsent | PeerAnswer | PeerExit | PeerBeat | PeerRefusal
 
 # ---------------------------------------------------------------- agent -> client
 

@@ -74,6 +74,10 @@ class RecordReader:
         with self._turn:
             self._connection.close()
 
+    def metas(self) -> dict[str, str]:
+        """All that the writer keeps by a key."""
+        return dict(self._rows("SELECT key, value FROM meta"))
+
     def meta(self, key: str) -> str | None:
         """What the writer keeps under `key`, None if nothing."""
         rows = self._rows("SELECT value FROM meta WHERE key = ?", (key,))
@@ -108,6 +112,19 @@ class RecordReader:
         )
         return tuple(self._step(row) for row in rows[:limit]), len(rows) > limit
 
+    def step_by(self, step: int, generation: m.Generation) -> int:
+        """The newest step up to `step` that was committed in `generation` or one before it; 0 if there is none."""
+        rows = self._rows(
+            "SELECT max(step) FROM steps WHERE step <= ? AND (term, n) <= (?, ?) AND NOT retracted",
+            (step, generation.term, generation.n),
+        )
+        return rows[0][0] or 0
+
+    def event_by(self, event: int, term: int) -> int:
+        """The id of the newest event up to `event` that is of `term` or one before it; 0 if there is none."""
+        rows = self._rows("SELECT max(id) FROM events WHERE id <= ? AND coalesce(term, 0) <= ?", (event, term))
+        return rows[0][0] or 0
+
     def rank_steps(self, step: int) -> tuple[m.RankStep, ...]:
         """Each rank's part of a committed step, by rank; empty if the step is not in the record."""
         rows = self._rows(f"SELECT {_RANK_COLUMNS} FROM {LIVE_RANK_STEPS} WHERE r.step = ? ORDER BY r.rank", (step,))  # noqa: S608
@@ -125,7 +142,7 @@ class RecordReader:
         order = "DESC" if newest else "ASC"
         rows = self._rows(
             f"SELECT {_EVENT_COLUMNS} FROM events WHERE id > ? ORDER BY id {order} LIMIT ?",  # noqa: S608
-            (after_id, limit + 1),
+            (max(0, after_id), limit + 1),
         )
         kept = rows[:limit]
         return tuple(self._event(row) for row in (reversed(kept) if newest else kept)), len(rows) > limit

@@ -67,6 +67,10 @@ class Admit(Args, frozen=True):
     """No arguments."""
 
 
+class Promote(Args, frozen=True):
+    old_lead_is_off: bool = False  # taken on trust where no majority of the cluster's nodes can be asked
+
+
 class Pause(Args, frozen=True):
     """No arguments."""
 
@@ -106,6 +110,7 @@ VERBS: dict[str, Verb] = {
         Verb("evaluate", Evaluate, "loss on the held-out samples at the next step boundary; works while paused"),
         Verb("drain", Drain, "take a node out of the group at the next step; its trainer waits", True, True),
         Verb("admit", Admit, "take a drained node back, levelled to the others", True, True),
+        Verb("promote", Promote, "have a node conduct the run in the place of its lead", True, True),
         Verb("pause", Pause, "stop after the step in progress; commands then apply at once"),
         Verb("resume", Resume, "go on from where the run was paused"),
         Verb("stop", Stop, "end the run, with a checkpoint first"),

@@ -1,0 +1,163 @@
+"""What every node of a run keeps of its lead's record, so that each could conduct it: sent as it is kept, in order.
+
+A node that missed something tells how far its record goes when it is in touch again, and gets the rest from the lead's.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from trainctl.node_agent.peer_link import PeerLink
+from trainctl.node_agent.recorder import RunRecorder
+from trainctl.protocol import codec
+from trainctl.protocol import messages as m
+from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.reader import RecordReader
+
+VIEW_KEY, GENERATION_KEY = "view", "generation"
+OWN_KEYS = frozenset({VIEW_KEY, GENERATION_KEY})
+"""Values of a record that each node makes by itself."""
+PAGE_STEPS, PAGE_EVENTS = 100, 100
+PAUSE_SECONDS = 0.05
+"""Between two pages for a node that is behind, so that it and the loop have time for the rest."""
+FRAME_BYTES = codec.CONTROL_FRAME_BYTES - 4096
+"""Of items in one message: the rest of it is far smaller than what is left."""
+
+Node = str
+OpenCommands = Callable[[], Iterable[m.KeptCommand]]
+
+
+class Copies:
+    """The copies of one run's record on the other nodes that `links` lead to."""
+
+    def __init__(self, paths: RunPaths, links: Mapping[Node, PeerLink], commands: OpenCommands) -> None:
+        """`commands`: those of the run that a successor may be asked about."""
+        self._paths, self._links, self._commands = paths, links, commands
+        self._run = paths.directory.name
+        self._waiting: dict[Node, list[m.Kept]] = {}  # of the nodes that have all that was kept before it
+        self._ranks: dict[Node, int] = {}
+        self._behind: dict[Node, asyncio.Task[None]] = {}
+        self._turn = asyncio.Lock()  # what was kept first is sent first
+
+    def add(self, item: m.Kept) -> None:
+        """To be sent with the next `flush`. A plan is passed on to the ranks that are in it anyway."""
+        planned = {work.rank for work in item.plan.work} if isinstance(item, m.KeptPlan) else ()
+        for node, waiting in self._waiting.items():
+            if self._ranks[node] not in planned:
+                waiting.append(item)
+
+    async def flush(self) -> None:
+        """Send what has been added; a node that can't be reached gets it when it can be."""
+        if not any(self._waiting.values()):
+            return
+        async with self._turn:
+            for node in [node for node, waiting in self._waiting.items() if waiting]:
+                items, self._waiting[node] = self._waiting[node], []
+                if not await self._send(node, items):
+                    self._waiting.pop(node, None)
+
+    def begin(self, node: Node, hosted: m.HostedRank) -> None:
+        """A node is in touch: give it what it lacks, by what it tells of its record."""
+        self._waiting.pop(node, None)
+        before = self._behind.pop(node, None)
+        if before is not None:
+            before.cancel()
+        if node in self._links:
+            self._ranks[node] = hosted.rank
+            self._behind[node] = asyncio.create_task(self._catch_up(node, hosted), name=f"copies-{node}")
+
+    async def close(self) -> None:
+        """Send nothing any more."""
+        tasks = list(self._behind.values())
+        self._behind.clear()
+        self._waiting.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _catch_up(self, node: Node, hosted: m.HostedRank) -> None:
+        """Page after page. Whatever is kept from the last one's reading on waits behind it."""
+        with RecordReader(self._paths) as reader:
+            step, last_event = agreed(reader, hosted)
+            if step < hosted.step or last_event < hosted.event:
+                await self._send(node, [m.KeptRetraction(after_step=step, after_event=last_event)])
+            while True:
+                steps, more_steps = reader.steps(step, PAGE_STEPS)
+                events, more_events = reader.events(last_event, PAGE_EVENTS)
+                step, last_event = (steps[-1].step if steps else step), (events[-1].id if events else last_event)
+                page: list[m.Kept] = []
+                for row in steps:
+                    page += [m.KeptStep(step=row), *(m.KeptPart(part=part) for part in reader.rank_steps(row.step))]
+                page += [m.KeptEvent(event=event) for event in events]
+                if not (more_steps or more_events):
+                    break
+                if not await self._send(node, page):
+                    return
+                await asyncio.sleep(PAUSE_SECONDS)
+            self._waiting[node] = [*page, *state(reader), *self._commands()]
+        await self.flush()
+
+    async def _send(self, node: Node, items: Sequence[m.Kept]) -> bool:
+        for part in packed(items):
+            if not await self._links[node].send(
+                lambda link, seq, part=part: m.PeerKeep(link=link, seq=seq, run=self._run, items=part)  # type: ignore[misc]
+            ):
+                return False
+        return True
+
+
+def agreed(reader: RecordReader, hosted: m.HostedRank) -> tuple[int, int]:
+    """The newest step and event of another node's record that are in this one too: what it has beyond them is of a
+    lead that has been replaced, or was retracted meanwhile.
+
+    In this record generations grow with the steps, and what it has of the other's last generation or an older one the
+    other has as well.
+    """
+    if hosted.generation is None:
+        return 0, reader.event_by(hosted.event, m.MAX_COUNT)
+    return reader.step_by(hosted.step, hosted.generation), reader.event_by(hosted.event, hosted.generation.term)
+
+
+def state(reader: RecordReader) -> Iterator[m.Kept]:
+    """What of a record isn't in its steps and events."""
+    for key, value in reader.metas().items():
+        if key not in OWN_KEYS:
+            yield m.KeptValue(key=key, value=value)
+    for made in reader.evaluations():
+        yield m.KeptEvaluation(step=made.step, at=made.at, loss=made.loss, weight=made.weight, seconds=made.seconds)
+
+
+def packed(items: Iterable[m.Kept]) -> Iterator[tuple[bytes, ...]]:
+    """Items in msgpack, as many at a time as one message holds; one that is too large for any is left out."""
+    part: list[bytes] = []
+    size = 0
+    for frame in map(codec.encode, items):
+        if part and size + len(frame) + 8 > FRAME_BYTES:
+            yield tuple(part)
+            part, size = [], 0
+        if len(frame) + 8 <= FRAME_BYTES:
+            part.append(frame)
+            size += len(frame) + 8
+    if part:
+        yield tuple(part)
+
+
+def keep(recorder: RunRecorder, item: m.Kept) -> None:
+    """Keep in this node's record what the lead has kept in its own."""
+    match item:
+        case m.KeptPlan(plan=plan):
+            recorder.plan(plan, time.time())
+        case m.KeptStep(step=step):
+            recorder.commit(step, [], step.committed_at)
+        case m.KeptPart(part=part):
+            recorder.parts([part], time.time())
+        case m.KeptEvent(event=event):
+            recorder.known_event(event)
+        case m.KeptValue(key=key, value=value):
+            recorder.set_meta(key, value)
+        case m.KeptEvaluation():
+            recorder.evaluation(item.step, item.at, item.loss, item.weight, item.seconds)
+        case m.KeptDrifts():
+            recorder.drifts(item.step, item.at, dict(zip(item.ranks, item.drifts, strict=True)))
+        case m.KeptRetraction():
+            recorder.retract_after(item.after_step, item.after_event)

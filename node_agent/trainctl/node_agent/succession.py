@@ -1,0 +1,159 @@
+"""How this node comes to conduct a run that another one did: by that one's hand, a majority, or an operator's word."""
+
+import asyncio
+from collections.abc import Collection
+from typing import NamedTuple, Protocol
+
+from trainctl.node_agent import decisions as d
+from trainctl.node_agent.equipment import Equipment
+from trainctl.node_agent.followed import Followed
+from trainctl.node_agent.ledger import FollowedRun, KnownRun
+from trainctl.node_agent.peers import Peers
+from trainctl.node_agent.session import DURABLE_KEY
+from trainctl.protocol import codec, verbs
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError
+
+CLAIM_SECONDS = 5.0
+"""How long another node's agent may take to answer a claim."""
+TRIES = 3
+"""Terms that are claimed in a row, each above all that the refusals tell of."""
+
+
+class LetGo(NamedTuple):
+    """A run that an agent conducts no more."""
+
+    run: KnownRun
+    rank: int | None  # this node's, None if it has none
+
+
+class Following(Protocol):
+    """The part of an agent that follows."""
+
+    followed: Followed | None
+
+    def release(self) -> tuple[KnownRun, FollowedRun]: ...
+    def adopt(self, row: KnownRun, known: FollowedRun) -> None: ...
+
+
+class Leading(Protocol):
+    """The part of an agent that conducts."""
+
+    peers: Peers
+
+    @property
+    def run(self) -> str | None: ...
+    async def take_over(self, known: KnownRun, term: int, before: str) -> int: ...
+
+
+class Succession:
+    """Carries out `promote` on the node that it names."""
+
+    def __init__(self, equipment: Equipment, leading: Leading, following: Following) -> None:
+        self._own, self._leading, self._following = equipment, leading, following
+
+    async def promote(self, command: m.Command, args: verbs.Promote) -> d.CommandEnded:
+        """Conduct the run that is followed here. Raises InvalidInputError, and then nothing has changed but the terms
+        that nodes have consented to."""
+        followed = self._check(command)
+        before = followed.known.lead
+        term = await self._consented(followed, args.old_lead_is_off)
+        if self._following.followed is not followed or followed.wanted is not None:
+            raise InvalidInputError("node", f"{followed.run} has ended meanwhile")
+        row, known = self._following.release()
+        try:
+            step = await self._leading.take_over(row, term, before)
+        except InvalidInputError:
+            self._own.ledger.follow(known)
+            self._following.adopt(row, known)
+            raise
+        self._own.ledger.set_run(command.id, row.run)
+        return d.CommandEnded(
+            command.id, "applied", step, before=f"{before} conducts", after=f"{self._own.node} conducts, term {term}"
+        )
+
+    def _check(self, command: m.Command) -> Followed:
+        node, followed = self._own.node, self._following.followed
+        if command.node != node:
+            raise InvalidInputError("node", f"no node {command.node!r} in this agent's cluster")
+        if self._leading.run is not None:
+            raise InvalidInputError("node", f"{node} conducts {self._leading.run} already")
+        if followed is None or followed.wanted is not None:
+            raise InvalidInputError("node", f"{node} has no rank of an active run, and so no record of one")
+        if command.run is not None and command.run != followed.run:
+            raise InvalidInputError("run", f"{node} has a rank of {followed.run}, not of {command.run}")
+        if followed.recorder.meta(DURABLE_KEY) is None:
+            raise InvalidInputError("node", f"{node} has not been given the run's record yet")
+        return followed
+
+    # ------------------------------------------------------------ consent
+
+    async def _consented(self, followed: Followed, old_lead_is_off: bool) -> int:
+        """The term in which this node may conduct the run."""
+        lead, link = followed.known.lead, self._leading.peers.links.get(followed.known.lead)
+        if link is not None and link.line.open:
+            handed_over = await self._handed_over(followed)
+            if handed_over is not None:
+                return handed_over
+        term, why = self._own.ledger.term + 1, ""
+        for _ in range(TRIES):
+            if self._own.ledger.consent(term, self._own.node) != self._own.node:
+                term += 1
+                continue
+            answers = await self._ask(followed.run, term, self._others(lead))
+            why = self._shortfall(answers, lead)
+            highest = max((answer.term for answer in answers.values() if answer is not None), default=term)
+            if highest > term or (highest == term and _contested(answers, term)):
+                term = highest + 1  # somebody knows of a newer term, or another claims the same one
+            elif why and not old_lead_is_off:
+                break
+            else:
+                return term
+        raise InvalidInputError("node", why or "other nodes claim newer terms; try again in a moment")
+
+    async def _handed_over(self, followed: Followed) -> int | None:
+        """The lead itself lets go, and nobody else is asked; None if it has gone out of reach meanwhile."""
+        lead, term = followed.known.lead, self._own.ledger.term + 1
+        self._own.ledger.consent(term, self._own.node)
+        answer = (await self._ask(followed.run, term, [lead]))[lead]
+        if answer is None:
+            raise InvalidInputError(
+                "node", f"{lead} conducts the run, is in touch, and did not answer; nothing changed"
+            )
+        if answer.refusal:
+            raise InvalidInputError("node", f"{lead} does not hand the run over: {answer.refusal}")
+        for item in answer.items:
+            kept = codec.decode_kept(item)
+            if isinstance(kept, m.KeptCommand):
+                self._own.ledger.keep_command(kept)
+        return term
+
+    def _others(self, lead: str) -> list[str]:
+        return [node for node in self._leading.peers.links if node != lead]
+
+    async def _ask(self, run: str, term: int, nodes: Collection[str]) -> dict[str, m.PeerConsent | None]:
+        links = self._leading.peers.links
+        answers = await asyncio.gather(*(links[node].claim(run, term, CLAIM_SECONDS) for node in nodes))
+        return dict(zip(nodes, answers, strict=True))
+
+    def _shortfall(self, answers: dict[str, m.PeerConsent | None], lead: str) -> str:
+        """What is missing for a majority of the cluster's nodes, empty if nothing is."""
+        count = len(self._leading.peers.links) + 1
+        agree = 1 + sum(answer is not None and not answer.refusal for answer in answers.values())
+        if 2 * agree > count:
+            return ""
+        said = [f"{lead} is out of reach"]
+        said += [
+            f"{node} {'does not answer' if answer is None else f'refuses: {answer.refusal}'}"
+            for node, answer in answers.items()
+            if answer is None or answer.refusal
+        ]
+        return (
+            f"{agree} of {count} nodes agree, and a majority is {count // 2 + 1}: {'; '.join(said)}; if the machine of"
+            f" {lead} is off for certain, say so with --old-lead-is-off"
+        )
+
+
+def _contested(answers: dict[str, m.PeerConsent | None], term: int) -> bool:
+    """Whether a node has consented to another claimant in this very term."""
+    return any(answer is not None and answer.refusal and answer.term == term for answer in answers.values())
