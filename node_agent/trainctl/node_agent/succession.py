@@ -116,6 +116,8 @@ class Succession:
         lead, term = followed.known.lead, self._own.ledger.term + 1
         self._own.ledger.consent(term, self._own.node)
         answer = (await self._ask(followed.run, term, [lead]))[lead]
+        if answer is None and not self._leading.peers.links[lead].line.open:
+            return None
         if answer is None:
             raise InvalidInputError(
                 "node", f"{lead} conducts the run, is in touch, and did not answer; nothing changed"

@@ -79,15 +79,15 @@ differences.
 LEADS = """
 ## Leads and their followers
 
-One agent, the lead, conducts a run; the agents of its other nodes follow. A follower takes orders from one lead, that of
-the newest term it has been greeted with. What the lead keeps of the run it hands on as it keeps it, in
+One agent, the lead, conducts a run; the agents of its other nodes follow. A follower takes orders from one lead, that
+of the newest term it has been greeted with. What the lead keeps of the run it hands on as it keeps it, in
 [PeerKeep](#peerkeep): each item is the msgpack of one message of those kept by followers. A
 [HostedRank](#hostedrank) tells how far a follower's record goes; after a greeting the lead sends what is missing.
 
-`promote` goes to the agent of the node that is to conduct. It claims a new term with a [PeerClaim](#peerclaim): from the
-lead alone if that is in touch, which then hands the run over, else from all other nodes, where a majority of the
-cluster's has to consent (or `old_lead_is_off` is given). A node consents to one claimant a term. Whoever is greeted with
-a newer term of the run that it conducts, conducts it no more and follows.
+`promote` goes to the agent of the node that is to conduct. It claims a new term with a [PeerClaim](#peerclaim): from
+the lead alone if that is in touch, which then hands the run over, else from all other nodes, where a majority of the
+cluster's has to consent (or `old_lead_is_off` is given). A node consents to one claimant a term. Whoever is greeted
+with a newer term of the run that it conducts, conducts it no more and follows.
 """
 
 ATTACHING = """
