@@ -38,8 +38,8 @@ def run(
     at = where(ctx, connect, cluster)
     if file is not None:
         overrides = typed.pairs(set_ or [], "--set")
-        config = places.run_file(file, overrides, local=places.is_local(at.addresses[0]), cluster=at.cluster)
-        args: dict[str, Any] = {"config": config}
+        read = places.run_file(file, overrides, local=places.is_local(at.addresses[0]), cluster=at.cluster)
+        args: dict[str, Any] = {"config": read.config}
     else:
         args = {"resume": typed.check_text(resume or "", "--resume")}
     order = calls.make_order("start-run", args, ttl_seconds=_ttl(timeout))
@@ -63,20 +63,21 @@ def check(
     """Whether a run file's fields are right, its nodes are of the cluster, and model and data are there and not empty.
 
     Of the weights it reads the headers, of samples the first lines, of text the size; of other machines it knows no
-    files. Nothing is loaded or started.
+    files. Nodes of several loopback addresses may be other machines behind forwarded ports: what only their own tables
+    name and isn't here, their agents look for when a run starts. Nothing is loaded or started.
     """
     found = places.cluster_file(cluster)
-    config = places.run_file(file, typed.pairs(set_ or [], "--set"), local=True, cluster=found)
+    config, unseen = places.run_file(file, typed.pairs(set_ or [], "--set"), local=True, cluster=found)
     nodes = tuple(config["nodes"]) or (found.nodes if found is not None else ())
     if found is None and len(nodes) > 1:
         output.tell("several nodes: give --cluster FILE to check that they are there, and the files of those here")
     if json:
-        output.emit_ok(config=config, nodes=nodes)
-    else:
-        ranks = f" on {len(nodes)} nodes: {', '.join(nodes)}" if len(nodes) > 1 else ""
-        output.say(
-            f"{file}: in order; {config['run']['steps']:,} steps of {config['batch']['global']:,} samples{ranks}"
-        )
+        output.emit_ok(config=config, nodes=nodes, unseen=unseen)
+        return 0
+    for field, path in unseen.items():
+        output.tell(f"{field}: {path} isn't on this machine; that node's agent looks for it when a run starts")
+    ranks = f" on {len(nodes)} nodes: {', '.join(nodes)}" if len(nodes) > 1 else ""
+    output.say(f"{file}: in order; {config['run']['steps']:,} steps of {config['batch']['global']:,} samples{ranks}")
     return 0
 
 
