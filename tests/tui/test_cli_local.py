@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from trainctl.protocol import paths
 from trainctl.tui import calls, cli
 
 from .cli_calls import COMMAND, ENVIRONMENT, assert_one_line, call_process, wait_until
@@ -155,6 +156,53 @@ def test_without_a_cluster_several_nodes_are_not_taken_for_this_machine(main: Ma
     assert code == 0, err
     assert "on 2 nodes" in out
     assert err.startswith("several nodes: give --cluster FILE")
+
+
+@pytest.fixture
+def loopback(run_file: Path) -> Callable[..., Path]:
+    """A cluster file with these nodes on loopback, and their tables in the run file."""
+
+    def write(**tables: str) -> Path:
+        own = "".join(f"[nodes.{node}]\n{table}\n" for node, table in tables.items())
+        run_file.write_text(RUN_FILE + own)
+        entries = (f'[nodes.{node}]\naddress = "tcp://127.0.0.1:{1 + 2 * i}"\n' for i, node in enumerate(tables))
+        file = run_file.parent / "cluster.toml"
+        file.write_text("".join(entries))
+        return file
+
+    return write
+
+
+def test_paths_of_a_node_behind_a_forwarded_port_are_left_to_its_agent(
+    main: Main, run_file: Path, loopback: Callable[..., Path]
+) -> None:
+    cluster = str(loopback(near="share = 2", far='model_path = "/nowhere/model"\ndata_path = "/nowhere/data"'))
+    code, out, err = main("check", str(run_file), "--cluster", cluster)
+    assert (code, err.count("\n")) == (0, 2), err
+    assert "in order" in out
+    assert "nodes.far.model_path: /nowhere/model isn't on this machine; that node's agent looks for it" in err
+    code, out, err = main("check", str(run_file), "--cluster", cluster, "--json")
+    unseen = {"nodes.far.model_path": "/nowhere/model", "nodes.far.data_path": "/nowhere/data"}
+    assert (code, json.loads(out)["unseen"], err) == (0, unseen, "")
+    code, _, err = main("run", str(run_file), "--cluster", cluster)
+    assert code == 5, err  # not this machine's to refuse: it goes on to the agents
+
+
+def test_common_paths_and_those_of_this_machine_s_node_must_be_here(
+    main: Main, run_file: Path, loopback: Callable[..., Path]
+) -> None:
+    far, here = 'model_path = "/nowhere/far"', 'data_path = "/nowhere/here"'
+    for command in ("check", "run"):
+        cluster = str(loopback(**{"far": far, paths.node_name(): here}))
+        code, out, err = main(command, str(run_file), "--cluster", cluster)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"run.toml: nodes.{paths.node_name()}.data_path: no such file or folder: /nowhere/here" in err
+        cluster = str(loopback(only='model_path = "/nowhere/only"'))
+        _, _, err = main(command, str(run_file), "--cluster", cluster)
+        assert "run.toml: nodes.only.model_path: no Hugging Face model" in err
+        cluster = str(loopback(far=far, near="share = 2"))
+        words = (command, str(run_file), "--cluster", cluster, "--set", "data.path=nowhere")
+        assert "run.toml: data.path: no such file" in main(*words)[2]
 
 
 def test_empty_data_is_refused_here(main: Main, run_file: Path) -> None:

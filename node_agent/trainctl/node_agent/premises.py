@@ -29,20 +29,14 @@ def with_nodes(config: RunFile, node: str, cluster: Sequence[str]) -> RunFile:
 
 def check_on(config: RunFile, node: str, where: str = "config") -> None:
     """Whether a node has the model and the data that the run file wants. Raises InvalidInputError by the field."""
-    own, here = config.nodes[node], runfile.on_node(config, node)
-    try:
-        for field, path in (("model", here.model.path), ("data", here.data.path)):
-            if not Path(path).is_absolute():
-                problem = f"{path!r} must be absolute: agent and trainer run elsewhere"
-                raise InvalidInputError(f"{where}: {field}.path", problem)
-        runfile.check_paths(here, where)
-    except InvalidInputError as error:
-        for table, own_path in (("model", own.model_path), ("data", own.data_path)):
-            if own_path is not None and error.where == f"{where}: {table}.path":
-                raise InvalidInputError(f"{where}: nodes.{node}.{table}_path", error.problem) from None
-        raise
-    if own.interface:
-        _check_interface(own.interface, f"{where}: nodes.{node}.interface")
+    here, interface = runfile.on_node(config, node), config.nodes[node].interface
+    for field, path in (("model", here.model.path), ("data", here.data.path)):
+        if not Path(path).is_absolute():
+            problem = f"{path!r} must be absolute: agent and trainer run elsewhere"
+            raise InvalidInputError(f"{where}: {field}.path", problem)
+    runfile.check_paths(config, where, node)
+    if interface:
+        _check_interface(interface, f"{where}: nodes.{node}.interface")
 
 
 def _check_interface(name: str, field: str) -> None:

@@ -149,17 +149,19 @@ def on_node(config: RunFile, node: str) -> RunFile:
     )
 
 
-def check_paths(config: RunFile, where: str = "run file") -> None:
-    """Whether model and data are there and can be what they should be, as far as that shows without loading them.
-
-    Raises InvalidInputError naming the field and the path.
+def check_paths(config: RunFile, where: str = "run file", node: str = "") -> None:
+    """Whether model and data, as `node` has them, are there and can be what they should be, as far as that shows
+    without loading them. Raises InvalidInputError naming the field and the path.
     """
+    own, here = config.nodes.get(node, NodeTable()), on_node(config, node)
+    model_field = f"nodes.{node}.model_path" if own.model_path is not None else "model.path"
+    data_field = f"nodes.{node}.data_path" if own.data_path is not None else "data.path"
     try:
-        _check_model(Path(config.model.path), f"{where}: model.path")
-        _check_data(config, f"{where}: data.path")
+        _check_model(Path(here.model.path), f"{where}: {model_field}")
+        _check_data(here, f"{where}: {data_field}")
     except OSError as error:
         raise InvalidInputError(where, f"{error.filename}: {error.strerror}") from None
-    tokenizer = Path(config.model.path) / "tokenizer.json"
+    tokenizer = Path(here.model.path) / "tokenizer.json"
     if config.data.kind == "text" and config.data.tokenizer == "model" and not tokenizer.is_file():
         raise InvalidInputError(
             f"{where}: data.tokenizer", f'"model" needs {tokenizer}; use "bytes" for a byte-level model'

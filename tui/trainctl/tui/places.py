@@ -1,11 +1,10 @@
 """Where agents are, by the cluster file, and whether a run file fits the nodes and the files that are there."""
 
-import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainctl.protocol import runfile
+from trainctl.protocol import paths, runfile
 from trainctl.protocol.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -50,22 +49,30 @@ def cluster_file(path: Path | None) -> ClusterFile | None:
     return read if read.nodes else None
 
 
-def run_file(
-    path: Path, overrides: dict[str, str], *, local: bool, cluster: ClusterFile | None = None
-) -> dict[str, Any]:
-    """A run file resolved and checked, as plain values. Raises InvalidInputError naming the file and the field.
+class RunFile(NamedTuple):
+    """A run file that was read and checked."""
+
+    config: dict[str, Any]  # resolved, as plain values
+    unseen: dict[str, str]  # by field, the paths that only another machine may have
+
+
+def run_file(path: Path, overrides: dict[str, str], *, local: bool, cluster: ClusterFile | None = None) -> RunFile:
+    """A run file resolved and checked. Raises InvalidInputError naming the file and the field.
 
     With `cluster`, its nodes must be there, and the files of those that are this machine; without one, those of the
-    node that is this machine if `local` says that the agent is on it.
+    node that is this machine if `local` says that the agent is on it. Of a node that may be this machine or another,
+    behind a forwarded port, files that its own table names and that aren't here are left to its agent.
     """
     config = runfile.read(path, overrides)
     if cluster is not None:
         _check_nodes(config, cluster, str(path))
-        here = [node for node in config.nodes or cluster.nodes if is_local(cluster.cluster.nodes[node].address)]
+        here, perhaps = _nodes_near(config, cluster)
     else:
-        here = nodes_here(config) if local else []
-    _check_paths(config, here, str(path))
-    return runfile.to_dict(config)
+        here, perhaps = nodes_here(config) if local else [], []
+    missing = {node: _missing(config, node) for node in perhaps}
+    _check_paths(config, [*here, *(node for node in perhaps if not missing[node])], str(path))
+    unseen = {field: own for fields in missing.values() for field, own in fields.items()}
+    return RunFile(runfile.to_dict(config), unseen)
 
 
 def nodes_here(config: runfile.RunFile) -> list[str]:
@@ -73,7 +80,29 @@ def nodes_here(config: runfile.RunFile) -> list[str]:
     or the one of this machine's name."""
     if len(config.nodes) < 2:
         return [*config.nodes] or [""]
-    return [node for node in config.nodes if node == platform.node().partition(".")[0].lower()]
+    return [node for node in config.nodes if node == paths.node_name()]
+
+
+def _nodes_near(config: runfile.RunFile, cluster: ClusterFile) -> tuple[list[str], list[str]]:
+    """Of the run's nodes on loopback: those that are this machine, being of its name or alone there, and the others."""
+    loopback = [node for node, entry in cluster.cluster.nodes.items() if is_local(entry.address)]
+    near = [node for node in config.nodes or cluster.nodes if node in loopback]
+    here = [node for node in near if len(loopback) == 1 or node == paths.node_name()]
+    return here, [node for node in near if node not in here]
+
+
+def _missing(config: runfile.RunFile, node: str) -> dict[str, str]:
+    """By field, the paths of the node's own table that aren't on this machine."""
+    table = config.nodes.get(node, runfile.NodeTable())
+    own = {"model_path": table.model_path, "data_path": table.data_path}
+    return {f"nodes.{node}.{key}": path for key, path in own.items() if path and not _is_there(path)}
+
+
+def _is_there(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError:  # in a folder of another user
+        return False
 
 
 def _check_paths(config: runfile.RunFile, nodes: Sequence[str], where: str) -> None:
@@ -81,9 +110,9 @@ def _check_paths(config: runfile.RunFile, nodes: Sequence[str], where: str) -> N
     seen: set[tuple[str, str]] = set()
     for node in nodes:
         own = runfile.on_node(config, node)
-        if (paths := (own.model.path, own.data.path)) not in seen:
-            seen.add(paths)
-            runfile.check_paths(own, where if own is config else f"{where}: nodes.{node}")
+        if (files := (own.model.path, own.data.path)) not in seen:
+            seen.add(files)
+            runfile.check_paths(config, where, node)
 
 
 def _check_nodes(config: runfile.RunFile, cluster: ClusterFile, where: str) -> None:

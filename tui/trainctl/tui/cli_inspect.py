@@ -1,0 +1,106 @@
+"""The subcommands that only look: `ls`, `status`, `watch`, `events` and `logs`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui import calls, output
+from trainctl.tui.cli_options import ClusterFile, Connect, Json, JsonLines, Run, address_of, subcommands
+
+app = subcommands()
+
+
+@app.command(name="ls")
+def list_runs(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = None, json: Json = False) -> int:
+    """The runs the agent knows, newest first."""
+    reply = calls.call(address_of(ctx, connect, cluster), lambda client: client.runs(), lead=True)
+    if json:
+        output.emit_ok(runs=reply.runs)
+    elif reply.runs:
+        output.say(output.runs_table(reply.runs))
+    else:
+        output.tell("no runs yet; start one with trainctl run RUN.toml")
+    return 0
+
+
+@app.command()
+def status(
+    ctx: typer.Context, run: Run = None, connect: Connect = None, cluster: ClusterFile = None, json: Json = False
+) -> int:
+    """The run, its ranks and the machines, as they are now."""
+
+    async def look(client: Any) -> tuple[m.Snapshot, dict[str, m.HostReading]]:
+        snapshot = await calls.settled_snapshot(client, run)
+        return snapshot, await calls.hosts_of(snapshot.peers)
+
+    snapshot, hosts = calls.call(address_of(ctx, connect, cluster), look, lead=True)
+    if json:
+        output.emit_ok(
+            node=snapshot.node, run=snapshot.run, last_step=snapshot.last_step, rank_steps=snapshot.rank_steps,
+            peers=snapshot.peers, hosts=hosts, at=snapshot.at,
+        )  # fmt: skip
+    else:
+        output.say(output.status_text(snapshot, hosts))
+    return 0
+
+
+@app.command()
+def watch(
+    ctx: typer.Context, run: Run = None, connect: Connect = None, cluster: ClusterFile = None, json: JsonLines = False
+) -> int:
+    """A line for each committed step and each event as they come, until Ctrl-C."""
+    from trainctl.tui import follow
+
+    calls.call(
+        address_of(ctx, connect, cluster), lambda client: follow.show(client, lambda item: True, json=json, run=run),
+        lead=True,
+    )  # fmt: skip
+    return 0
+
+
+@app.command()
+def events(
+    ctx: typer.Context,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with those that come.")] = False,
+    last: Annotated[int, typer.Option("--last", "-n", min=0, max=500, help="How many of the newest.")] = 100,
+    run: Run = None,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+    json: JsonLines = False,
+) -> int:
+    """What happened in a run: commands, checkpoints, evaluations, faults."""
+    from trainctl.tui import follow as following
+
+    address = address_of(ctx, connect, cluster)
+    return calls.call(
+        address, lambda client: following.show_events(client, run, last, follow=follow, json=json), lead=True
+    )
+
+
+@app.command()
+def logs(
+    ctx: typer.Context,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written.")] = False,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Whose log.", show_default="0")] = None,
+    node: Annotated[str | None, typer.Option("--node", help="The node whose rank's log.")] = None,
+    last: Annotated[
+        int | None, typer.Option("--last", "-n", min=0, help="Only the last lines.", show_default="all")
+    ] = None,
+    run: Run = None,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+    json: JsonLines = False,
+) -> int:
+    """What a trainer wrote."""
+    from trainctl.tui import logs as reading
+
+    if rank is not None and node is not None:
+        raise InvalidInputError("--node", "give either --rank or --node")
+
+    async def show(client: Any) -> int:
+        chosen = await reading.rank_of(client, run, node) if node is not None else rank or 0
+        return await reading.show_logs(client, run, chosen, last, follow=follow, json=json)
+
+    return calls.call(address_of(ctx, connect, cluster), show)

@@ -1,0 +1,57 @@
+"""The options that subcommands share, and which agent they mean by them."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainctl.tui import calls, places
+
+Connect = Annotated[
+    str | None,
+    typer.Option(
+        "--connect",
+        metavar="ADDRESS",
+        help=f"The agent, tcp://host:port (else $TRAINCTL_CONNECT, else {calls.DEFAULT_ADDRESS}).",
+        show_default=False,
+    ),
+]
+ClusterFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster",
+        metavar="FILE",
+        help="A cluster file: its agents are tried in order (else $TRAINCTL_CLUSTER, else the user's cluster.toml).",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, and nothing else there.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="JSON; with following, one object a line.")]
+Run = Annotated[str | None, typer.Option("--run", help="A run id (default: the active run, else the newest).")]
+ReadOnly = Annotated[bool, typer.Option("--read-only", help="Watch without being able to change anything.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for it to be applied.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value: optimizer.learning_rate=1e-3.")
+]
+
+
+def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> places.Where:
+    """What --connect says after the command or before it, else --cluster in the same way, else $TRAINCTL_CONNECT, else
+    the default cluster file, else the default address."""
+    root = ctx.find_root().params
+    given, file = connect or root.get("connect"), cluster or root.get("cluster")
+    if not given and file is None:
+        given = os.environ.get("TRAINCTL_CONNECT")
+    found = None if given else places.cluster_file(file)
+    return places.Where((given or calls.DEFAULT_ADDRESS,)) if found is None else places.Where(found.addresses, found)
+
+
+def address_of(ctx: typer.Context, connect: str | None, cluster: Path | None) -> str:
+    """The agent to talk to. Raises UnreachableError if no agent of a cluster answers."""
+    return calls.find_lead(where(ctx, connect, cluster).addresses)
+
+
+def subcommands() -> typer.Typer:
+    """A group for a file's commands, which the `trainctl` command takes up as its own."""
+    return typer.Typer(rich_markup_mode=None)

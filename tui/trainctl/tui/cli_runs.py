@@ -1,0 +1,117 @@
+"""The subcommands that take a run file: `run` starts a run or takes one up again, `check` says what would be wrong."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.tui import calls, outcome, output, places, typed
+from trainctl.tui.cli_options import ClusterFile, Connect, Json, JsonLines, Set, Timeout, subcommands, where
+
+INTERRUPTED = 130
+"""128 + SIGINT, as a shell tells it."""
+
+app = subcommands()
+
+
+@app.command()
+def run(
+    ctx: typer.Context,
+    file: Annotated[Path | None, typer.Argument(metavar="RUN.toml", show_default=False)] = None,
+    set_: Set = None,
+    resume: Annotated[str | None, typer.Option("--resume", metavar="RUN", help="Take up an old run again.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow its steps and events (Ctrl-C detaches).")
+    ] = False,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+    timeout: Timeout = 600.0,
+    json: JsonLines = False,
+) -> int:
+    """Start a run from a run file, or take up an old one; prints its id."""
+    if (file is None) == (resume is None):
+        raise InvalidInputError("run", "give either RUN.toml or --resume RUN")
+    if resume is not None and set_:
+        raise InvalidInputError("--set", "a resumed run keeps its own run file")
+    at = where(ctx, connect, cluster)
+    if file is not None:
+        overrides = typed.pairs(set_ or [], "--set")
+        read = places.run_file(file, overrides, local=places.is_local(at.addresses[0]), cluster=at.cluster)
+        args: dict[str, Any] = {"config": read.config}
+    else:
+        args = {"resume": typed.check_text(resume or "", "--resume")}
+    order = calls.make_order("start-run", args, ttl_seconds=_ttl(timeout))
+    address = calls.find_lead(at.addresses)
+    if follow:
+        return _run_and_follow(address, order, json=json, from_start=resume is None)
+    reply = outcome.send(address, order, "applied", timeout)
+    if (code := calls.exit_code(reply)) or reply.run is None:
+        return outcome.finish(order.verb, reply, json=json, code=code)
+    _show_started(reply, reply.run, json=json)
+    return 0
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(metavar="RUN.toml", show_default=False)],
+    set_: Set = None,
+    cluster: ClusterFile = None,
+    json: Json = False,
+) -> int:
+    """Whether a run file's fields are right, its nodes are of the cluster, and model and data are there and not empty.
+
+    Of the weights it reads the headers, of samples the first lines, of text the size; of other machines it knows no
+    files. Nodes of several loopback addresses may be other machines behind forwarded ports: what only their own tables
+    name and isn't here, their agents look for when a run starts. Nothing is loaded or started.
+    """
+    found = places.cluster_file(cluster)
+    config, unseen = places.run_file(file, typed.pairs(set_ or [], "--set"), local=True, cluster=found)
+    nodes = tuple(config["nodes"]) or (found.nodes if found is not None else ())
+    if found is None and len(nodes) > 1:
+        output.tell("several nodes: give --cluster FILE to check that they are there, and the files of those here")
+    if json:
+        output.emit_ok(config=config, nodes=nodes, unseen=unseen)
+        return 0
+    for field, path in unseen.items():
+        output.tell(f"{field}: {path} isn't on this machine; that node's agent looks for it when a run starts")
+    ranks = f" on {len(nodes)} nodes: {', '.join(nodes)}" if len(nodes) > 1 else ""
+    output.say(f"{file}: in order; {config['run']['steps']:,} steps of {config['batch']['global']:,} samples{ranks}")
+    return 0
+
+
+def _ttl(timeout: float) -> float:
+    return min(86400.0, max(60.0, timeout))
+
+
+def _run_and_follow(address: str, order: calls.Order, *, json: bool, from_start: bool) -> int:
+    reply = outcome.send(address, order, "accepted", calls.ANSWER_SECONDS)
+    if code := calls.exit_code(reply):
+        return outcome.finish(order.verb, reply, json=json, code=code)
+    active = calls.call(address, lambda client: client.snapshot(0, reply.run)).run
+    run = reply.run or (active.run if active is not None else "")
+    _show_started(reply, run, json=json)
+    try:
+        return calls.call(address, lambda client: _followed(client, run, json=json, from_start=from_start))
+    except KeyboardInterrupt:
+        output.tell(f"detached; {run} goes on: trainctl attach or trainctl watch shows it, trainctl send stop ends it")
+        return INTERRUPTED
+
+
+async def _followed(client: Any, run: str, *, json: bool, from_start: bool) -> int:
+    from trainctl.tui import follow
+
+    view = await follow.show(client, lambda item: True, json=json, run=run, from_start=from_start, until_end=True)
+    if view is None or view.state != "failed":
+        return 0
+    now = (await client.snapshot(0, run)).run or view
+    output.complain(f"{run} failed: {now.reason or 'no reason given'}")
+    return RefusedError.exit_code
+
+
+def _show_started(reply: m.CommandReply, run: str, *, json: bool) -> None:
+    if json:
+        output.emit_ok(**{"verb": "start-run", **outcome.fields(reply), "run": run})
+    else:
+        output.say(run)

@@ -1,0 +1,50 @@
+"""The subcommands that change a run or its cluster: `send`."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from trainctl.protocol import messages as m
+from trainctl.tui import calls, outcome, output, places, typed
+from trainctl.tui.cli_options import ClusterFile, Connect, Json, Run, Timeout, subcommands, where
+
+app = subcommands()
+
+
+@app.command(epilog=typed.verbs_summary())
+def send(
+    ctx: typer.Context,
+    verb: Annotated[str, typer.Argument(metavar="VERB", show_default=False)],
+    words: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False)] = None,
+    node: Annotated[str | None, typer.Option("--node", help="The node it is for.")] = None,
+    run: Run = None,
+    id_: Annotated[str | None, typer.Option("--id", metavar="UUID", help="Repeat a command: the same outcome.")] = None,
+    if_plan: Annotated[
+        int | None, typer.Option("--if-plan", min=0, help="Refuse it if the plan has moved on from this.")
+    ] = None,
+    ttl: Annotated[float, typer.Option("--ttl", min=0.001, max=86400, help="Seconds it stays valid.")] = 60.0,
+    wait: Annotated[Literal["applied", "accepted", "none"], typer.Option(help="What to wait for.")] = "applied",
+    timeout: Timeout = 60.0,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+    json: Json = False,
+) -> int:
+    """Change something: trainctl send resize-batch micro=8 --node studio."""
+    at = where(ctx, connect, cluster)
+    args = typed.verb_args(verb, words or [], local=places.is_local(at.addresses[0]))
+    for name, text in (("--node", node), ("--run", run)):
+        typed.check_text(text or "", name)
+    order = calls.make_order(verb, args, id=id_, node=node, run=run, if_plan=if_plan, ttl_seconds=ttl)
+    reply = outcome.send(calls.find_lead(at.addresses), order, wait, timeout)
+    if wait == "none":
+        return _sent(verb, reply, json=json)
+    return outcome.finish(verb, reply, json=json, code=calls.exit_code(reply))
+
+
+def _sent(verb: str, reply: m.CommandReply, *, json: bool) -> int:
+    """What is said of a command that was handed to the socket: nobody has answered, so there is no state."""
+    if json:
+        output.emit_ok(verb=verb, **{**outcome.fields(reply), "state": None})
+    else:
+        output.say(f"{verb} sent, not awaited; id {reply.id}")
+    return 0
