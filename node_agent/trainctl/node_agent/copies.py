@@ -11,13 +11,14 @@ from trainctl.node_agent.peer_link import PeerLink
 from trainctl.node_agent.recorder import RunRecorder
 from trainctl.protocol import codec
 from trainctl.protocol import messages as m
+from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.reader import RecordReader
 
 VIEW_KEY, GENERATION_KEY = "view", "generation"
 OWN_KEYS = frozenset({VIEW_KEY, GENERATION_KEY})
 """Values of a record that each node makes by itself."""
-PAGE_STEPS, PAGE_EVENTS = 100, 100
+PAGE_STEPS, PAGE_EVENTS, HANDED_PLANS = 100, 100, 8
 PAUSE_SECONDS = 0.05
 """Between two pages for a node that is behind, so that it and the loop have time for the rest."""
 FRAME_BYTES = codec.CONTROL_FRAME_BYTES - 4096
@@ -125,6 +126,31 @@ def state(reader: RecordReader) -> Iterator[m.Kept]:
             yield m.KeptValue(key=key, value=value)
     for made in reader.evaluations():
         yield m.KeptEvaluation(step=made.step, at=made.at, loss=made.loss, weight=made.weight, seconds=made.seconds)
+
+
+def beyond(recorder: RunRecorder, paths: RunPaths, own: m.HostedRank, other: m.HostedRank) -> list[m.Kept]:
+    """What a node's record has and another one's, which is about to conduct the run, has not: its lead was gone before
+    it had told both alike. Raises RefusedError if that is much, for then this node is the one to conduct."""
+    if far(own) <= far(other):
+        return []
+    items: list[m.Kept] = [m.KeptPlan(plan=plan) for plan in recorder.last_state().plans[-HANDED_PLANS:]]
+    with RecordReader(paths) as reader:
+        step, last_event = agreed(reader, other)
+        steps, more = reader.steps(step, PAGE_STEPS)
+        if more:
+            text = (
+                f"the record of rank {own.rank}'s node goes to step {own.step:,}, that of rank {other.rank}'s to step"
+            )
+            raise RefusedError(f"{text} {other.step:,}: promote the former")
+        events, _ = reader.events(last_event, PAGE_EVENTS)
+        for row in steps:
+            items += [m.KeptStep(step=row), *(m.KeptPart(part=part) for part in reader.rank_steps(row.step))]
+        return [*items, *(m.KeptEvent(event=event) for event in events), *state(reader)]
+
+
+def far(hosted: m.HostedRank) -> tuple[int, int, int, int]:
+    """How far a record goes, to be compared with another one's of the same run."""
+    return hosted.generation.term if hosted.generation else 0, hosted.seq, hosted.step, hosted.event
 
 
 def packed(items: Iterable[m.Kept]) -> Iterator[tuple[bytes, ...]]:

@@ -85,6 +85,11 @@ class Followed:
             copies.keep(self.recorder, item)
         return [item for item in kept if isinstance(item, m.KeptCommand)]
 
+    def beyond(self, other: m.HostedRank) -> list[m.Kept]:
+        """What its record has and another node's, which is about to conduct the run, has not. Raises RefusedError if
+        that is much."""
+        return copies.beyond(self.recorder, self.paths, self.hosted, other)
+
     def follow(self, lead: str, address: str) -> None:
         """Another node's agent conducts the run from here on, or the same one elsewhere."""
         self.told_ending = self.told_ending and lead == self.known.lead

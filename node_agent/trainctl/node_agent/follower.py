@@ -185,19 +185,24 @@ class Follower:
             await self._settle(command)
 
     async def _answer_claim(self, claimant: str, claim: m.PeerClaim) -> None:
-        items: tuple[bytes, ...] = ()
-        refusal = self._objection(claimant, claim)
-        if not refusal and self._conducting.run == claim.run:
-            try:
+        refusal, items = self._objection(claimant, claim), list[m.Kept]()
+        try:
+            if not refusal and self._conducting.run == claim.run:
                 await self.step_down(claimant, self._talks.address(claimant) or "")
-                items = tuple(codec.encode(row.kept) for row in self._ledger.open_commands() if row.run == claim.run)
-            except RefusedError as error:
-                refusal = str(error)
+                items += [row.kept for row in self._ledger.open_commands() if row.run == claim.run]
+            if not refusal and self.followed is not None:
+                items += self.followed.beyond(claim.hosted)
+        except RefusedError as error:
+            refusal, items = str(error), []
         term = claim.term if not refusal else self._ledger.term
+        hosted = self.followed.hosted if self.followed is not None else None
         await self._talks.answer(
             claimant,
-            lambda link, seq: m.PeerConsent(link=link, seq=seq, run=claim.run, term=term, refusal=refusal, items=items),
-        )
+            lambda link, seq: m.PeerConsent(
+                link=link, seq=seq, run=claim.run, term=term, refusal=refusal, hosted=hosted,
+                items=tuple(map(codec.encode, items)),
+            ),
+        )  # fmt: skip
 
     def _objection(self, claimant: str, claim: m.PeerClaim) -> str:
         """Why this node doesn't consent, empty if it does; from then on to nobody else in that term."""

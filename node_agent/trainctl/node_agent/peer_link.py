@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
+import msgspec
 import zmq
 
 from trainctl.node_agent.conversation import Line
@@ -85,12 +86,14 @@ class PeerLink:
         finally:
             self._hosting = None
 
-    async def claim(self, run: str, term: int, seconds: float) -> m.PeerConsent | None:
-        """Ask it to consent to this agent's conducting of a run; None without an answer in time."""
+    async def claim(self, term: int, hosted: m.HostedRank, seconds: float) -> m.PeerConsent | None:
+        """Ask it to consent to this agent's conducting of the run that it has a record of; None without an answer in
+        time."""
         self._claiming = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(seconds):
-                if not await self.send(lambda link, seq: m.PeerClaim(link=link, seq=seq, run=run, term=term)):
+                made = m.PeerClaim(link="", seq=0, run=hosted.run, term=term, hosted=hosted)
+                if not await self.send(lambda link, seq: msgspec.structs.replace(made, link=link, seq=seq)):
                     return None
                 return await self._claiming
         except TimeoutError:

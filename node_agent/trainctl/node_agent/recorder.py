@@ -203,13 +203,15 @@ class RunRecorder:
         row = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return row[0] if row else None
 
-    def newest(self) -> tuple[int, m.Generation | None, int]:
-        """The newest step that stands with its generation, and the newest event's id; zeros for a record that has
-        none."""
+    def newest(self) -> tuple[int, m.Generation | None, int, int]:
+        """The newest step that stands with its generation, the newest event's id and the newest plan's number; zeros
+        for what the record has none of."""
         row = self._connection.execute(
             "SELECT step, term, n FROM steps WHERE NOT retracted ORDER BY step DESC LIMIT 1"
         ).fetchone()
-        return (row[0], m.Generation(*row[1:]), self._last_event) if row else (0, None, self._last_event)
+        plan = self._connection.execute("SELECT seq FROM plans ORDER BY term DESC, n DESC, seq DESC LIMIT 1").fetchone()
+        step, generation = (row[0], m.Generation(*row[1:])) if row else (0, None)
+        return step, generation, self._last_event, plan[0] if plan else 0
 
     def last_state(self) -> LastState:
         """Where the run stands by its record. Raises InvalidInputError if a plan in it cannot be read."""

@@ -1,17 +1,18 @@
 """How this node comes to conduct a run that another one did: by that one's hand, a majority, or an operator's word."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from trainctl.node_agent import decisions as d
+from trainctl.node_agent.copies import far
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.followed import Followed
 from trainctl.node_agent.ledger import FollowedRun, KnownRun
 from trainctl.node_agent.peers import Peers
 from trainctl.node_agent.session import DURABLE_KEY
-from trainctl.protocol import codec, verbs
 from trainctl.protocol import messages as m
+from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
 
 CLAIM_SECONDS = 5.0
@@ -100,42 +101,48 @@ class Succession:
             if self._own.ledger.consent(term, self._own.node) != self._own.node:
                 term += 1
                 continue
-            answers = await self._ask(followed.run, term, self._others(lead))
+            answers = await self._ask(followed, term, self._others(lead))
+            said = [answer for answer in answers.values() if answer is not None]
             why = self._shortfall(answers, lead)
-            highest = max((answer.term for answer in answers.values() if answer is not None), default=term)
-            if highest > term or (highest == term and _contested(answers, term)):
-                term = highest + 1  # somebody knows of a newer term, or another claims the same one
-            elif why and not old_lead_is_off:
+            for answer in said:
+                if answer.refusal and answer.hosted and far(answer.hosted) > far(followed.hosted):
+                    raise InvalidInputError("node", answer.refusal)
+            if _is_outdated(said, term):
+                term = max(answer.term for answer in said) + 1
+                continue
+            if why and not old_lead_is_off:
                 break
-            else:
-                return term
+            self._take_from(followed, said)
+            return term
         raise InvalidInputError("node", why or "other nodes claim newer terms; try again in a moment")
 
     async def _handed_over(self, followed: Followed) -> int | None:
         """The lead itself lets go, and nobody else is asked; None if it has gone out of reach meanwhile."""
         lead, term = followed.known.lead, self._own.ledger.term + 1
         self._own.ledger.consent(term, self._own.node)
-        answer = (await self._ask(followed.run, term, [lead]))[lead]
+        answer = (await self._ask(followed, term, [lead]))[lead]
         if answer is None and not self._leading.peers.links[lead].line.open:
             return None
         if answer is None:
-            raise InvalidInputError(
-                "node", f"{lead} conducts the run, is in touch, and did not answer; nothing changed"
-            )
+            text = f"{lead} conducts the run, is in touch, and did not answer; ask again in a moment"
+            raise InvalidInputError("node", text)
         if answer.refusal:
             raise InvalidInputError("node", f"{lead} does not hand the run over: {answer.refusal}")
-        for item in answer.items:
-            kept = codec.decode_kept(item)
-            if isinstance(kept, m.KeptCommand):
-                self._own.ledger.keep_command(kept)
+        self._take_from(followed, [answer])
         return term
+
+    def _take_from(self, followed: Followed, answers: Sequence[m.PeerConsent]) -> None:
+        """Keep what the node whose record goes furthest has beyond this one's."""
+        furthest = max(answers, key=lambda answer: far(answer.hosted) if answer.hosted else (0, 0, 0, 0), default=None)
+        for command in followed.keep(furthest.items if furthest is not None else ()):
+            self._own.ledger.keep_command(command)
 
     def _others(self, lead: str) -> list[str]:
         return [node for node in self._leading.peers.links if node != lead]
 
-    async def _ask(self, run: str, term: int, nodes: Collection[str]) -> dict[str, m.PeerConsent | None]:
+    async def _ask(self, followed: Followed, term: int, nodes: Collection[str]) -> dict[str, m.PeerConsent | None]:
         links = self._leading.peers.links
-        answers = await asyncio.gather(*(links[node].claim(run, term, CLAIM_SECONDS) for node in nodes))
+        answers = await asyncio.gather(*(links[node].claim(term, followed.hosted, CLAIM_SECONDS) for node in nodes))
         return dict(zip(nodes, answers, strict=True))
 
     def _shortfall(self, answers: dict[str, m.PeerConsent | None], lead: str) -> str:
@@ -156,6 +163,6 @@ class Succession:
         )
 
 
-def _contested(answers: dict[str, m.PeerConsent | None], term: int) -> bool:
-    """Whether a node has consented to another claimant in this very term."""
-    return any(answer is not None and answer.refusal and answer.term == term for answer in answers.values())
+def _is_outdated(answers: Sequence[m.PeerConsent], term: int) -> bool:
+    """Whether a refusal tells of a newer term, or of another claimant in this one."""
+    return any(answer.refusal and answer.term >= term for answer in answers)

@@ -32,7 +32,8 @@ from trainctl.protocol.errors import (
 
 DEFAULT_TIMEOUT_SECONDS = 5.0
 START_SECONDS = 20.0
-"""Before a run is started other nodes are asked, which may take half of this."""
+"""Before a run is started, or a node conducts it, other nodes are asked, which may take most of this."""
+ASKING_OTHERS = frozenset({"start-run", "promote"})
 SILENT_AFTER_SECONDS = 3.5
 """An agent beats at 1 Hz; after this long without a message it counts as silent."""
 REFUSED_PAUSE_SECONDS = 1.0
@@ -176,7 +177,7 @@ class Client:
         """The first reply to a command, and the last if that wasn't it."""
         with self._conversation(command) as replies:
             await self._transmit(command)
-            seconds = max(self.timeout_seconds, START_SECONDS if command.verb == "start-run" else 0.0)
+            seconds = max(self.timeout_seconds, START_SECONDS if command.verb in ASKING_OTHERS else 0.0)
             reply = await self._next(replies, seconds)
             yield reply
             while isinstance(reply, m.CommandReply) and reply.state not in m.FINAL_COMMAND_STATES:

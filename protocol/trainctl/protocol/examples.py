@@ -220,7 +220,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             link=_LINK, seq=5, run=_RUN,
             items=(codec.encode(m.KeptStep(step=_STEP)), codec.encode(m.KeptValue(key="conductor", value="{}"))),
         ),
-        "peer-claim": m.PeerClaim(link=_LINK, seq=6, run=_RUN, term=2),
+        "peer-claim": m.PeerClaim(link=_LINK, seq=6, run=_RUN, term=2, hosted=_HOSTED),
         "peer-ping": m.PeerPing(link=_LINK, seq=3),
     },
     "follower to lead": {

@@ -615,6 +615,7 @@ class PeerClaim(Message, tag="peer-claim", frozen=True):
     seq: Count
     run: Name
     term: Count
+    hosted: "HostedRank"  # how far the claimant's record goes
 
 
 class PeerPing(Message, tag="peer-ping", frozen=True):
@@ -726,6 +727,7 @@ class HostedRank(msgspec.Struct, frozen=True):
     step: Count = 0  # newest committed step in its node's record
     generation: Generation | None = None  # that step's
     event: Count = 0  # id of the newest event there
+    seq: Count = 0  # of the newest plan there
 
 
 class PeerWelcome(Message, tag="peer-welcome", frozen=True):
@@ -760,7 +762,8 @@ class PeerConsent(Message, tag="peer-consent", frozen=True):
     run: Name
     term: Count  # the claimed one; of a refusal, the highest that a claimant was told or that was seen
     refusal: str = ""  # why not, empty if so
-    items: tuple[bytes, ...] = ()  # from an agent that hands the run over: the last of what it kept, as in PeerKeep
+    hosted: HostedRank | None = None  # how far this node's record goes, if it has one of the run
+    items: tuple[bytes, ...] = ()  # what it has beyond the claimant's, as in PeerKeep
 
 
 class PeerAnswer(Message, tag="peer-answer", frozen=True):

@@ -97,11 +97,11 @@ def _conducts(seen: m.Snapshot) -> bool:
 
 
 def _told_lead(seen: m.Snapshot) -> str | None:
-    """Where the lead of an active run is, as another agent tells it."""
+    """Where the lead of an active run is, as another agent tells it; None if that can't reach it either."""
     run = seen.run
     if run is None or run.state not in m.ACTIVE_RUN_STATES:
         return None
-    return next((peer.address for peer in seen.peers if peer.node == run.lead), None)
+    return next((peer.address for peer in seen.peers if peer.node == run.lead and peer.state != "silent"), None)
 
 
 async def settled_snapshot(client: "Client", run: str | None) -> m.Snapshot:

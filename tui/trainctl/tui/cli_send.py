@@ -1,4 +1,4 @@
-"""The subcommands that change a run or its cluster: `send`."""
+"""The subcommands that change a run or its cluster: `send` and `promote`."""
 
 from typing import Annotated, Literal
 
@@ -39,6 +39,32 @@ def send(
     if wait == "none":
         return _sent(verb, reply, json=json)
     return outcome.finish(verb, reply, json=json, code=calls.exit_code(reply))
+
+
+@app.command()
+def promote(
+    ctx: typer.Context,
+    node: Annotated[str, typer.Argument(metavar="NODE", show_default=False, help="The node that is to conduct it.")],
+    old_lead_is_off: Annotated[
+        bool,
+        typer.Option(
+            "--old-lead-is-off", help="The lead's machine is off for certain: no majority of nodes has to agree."
+        ),
+    ] = False,
+    run: Run = None,
+    timeout: Timeout = 60.0,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+    json: Json = False,
+) -> int:
+    """Have another node conduct the run: one whose lead hands it over, or is gone for good."""
+    at = where(ctx, connect, cluster)
+    for name, text in (("NODE", node), ("--run", run)):
+        typed.check_text(text or "", name)
+    order = calls.make_order("promote", {"old_lead_is_off": old_lead_is_off}, node=node, run=run)
+    address = at.cluster.address_of(node) if at.cluster is not None else None
+    reply = outcome.send(address or calls.find_lead(at.addresses), order, "applied", timeout)
+    return outcome.finish("promote", reply, json=json, code=calls.exit_code(reply))
 
 
 def _sent(verb: str, reply: m.CommandReply, *, json: bool) -> int:

@@ -27,6 +27,12 @@ class ClusterFile(NamedTuple):
         """Where their agents listen, in order."""
         return tuple(entry.address for entry in self.cluster.nodes.values())
 
+    def address_of(self, node: str) -> str:
+        """Where the agent of a node listens. Raises InvalidInputError for a node that isn't in the file."""
+        if node not in self.cluster.nodes:
+            raise InvalidInputError("NODE", f"no node {node!r} in {self.path}; there are {', '.join(self.nodes)}")
+        return self.cluster.nodes[node].address
+
 
 class Where(NamedTuple):
     """Agents that can be talked to: one address, or those of a cluster in their order."""
