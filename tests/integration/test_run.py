@@ -109,15 +109,16 @@ def test_resume_takes_the_settings_of_the_step_it_begins_with(agent, run_config)
         wait_for_end(client)
 
 
-def test_a_trainer_that_says_nothing_is_shown_as_away(agent, run_config):
+def test_a_trainer_that_says_nothing_is_shown_as_hung(agent, run_config):
     with agent.client() as client:
         client.send("start-run", {"config": run_config(run__steps=100_000)}, wait="accepted")
         wait_for_step(client, 3)
         (pid,) = agent.trainer_pids()
         os.kill(pid, signal.SIGSTOP)
         try:
-            rank = until(lambda: next((r for r in client.snapshot(0).run.ranks if r.state == "away"), None), 20)
-            assert re.fullmatch(r"silent in \w+ of step \d+", rank.why)
+            rank = until(lambda: next((r for r in client.snapshot(0).run.ranks if r.state == "hung"), None), 20)
+            why = r"silent in \w+ of step \d+; nobody else has the run's state, and there is no checkpoint"
+            assert re.fullmatch(why, rank.why)
         finally:
             os.kill(pid, signal.SIGCONT)
         until(lambda: client.snapshot(0).run.ranks[0].state == "run", 20)

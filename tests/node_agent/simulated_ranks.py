@@ -85,6 +85,7 @@ class SimRank:
     silent: bool = False  # stopped: it neither works nor says anything, nor takes an order
     parameters: int = 1000
     connected: bool = True
+    progress: int = 0  # pieces of work done
     reports: deque = dataclasses.field(default_factory=lambda: deque(maxlen=8))
     down: deque = dataclasses.field(default_factory=deque)
     up: deque = dataclasses.field(default_factory=deque)
@@ -114,7 +115,8 @@ class SimRank:
     def alive(self) -> m.Alive:
         ready = self.ready() if self.loaded else None
         return m.Alive(
-            run=RUN, rank=self.rank, generation=self.highest, step=self.last_step, phase="idle", ready=ready
+            run=RUN, rank=self.rank, generation=self.highest, step=self.last_step, phase="idle", ready=ready,
+            progress=self.progress,
         )  # fmt: skip
 
     # ------------------------------------------------------------ orders
@@ -202,6 +204,7 @@ class SimRank:
 
     def work(self) -> None:
         """One stride."""
+        self.progress += 1
         if self.joining:
             self._join()
             return

@@ -13,7 +13,6 @@ from tests.node_agent.simulated_ranks import RUN, TORN, SimRank, SimWorld
 from trainctl.node_agent import decisions as d
 from trainctl.node_agent.book import Progress
 from trainctl.node_agent.conductor import Conductor
-from trainctl.node_agent.portions import AWAY_SECONDS
 from trainctl.node_agent.settings import Durable, RankSetting, Settings
 from trainctl.node_agent.under_way import LEAST_REDUCE_SECONDS
 from trainctl.protocol import messages as m
@@ -53,6 +52,7 @@ class Simulation:
         self.ranks = {rank: SimRank(rank, self.world) for rank in self.journal.settings.ranks}
         self.random = random.Random(seed)
         self.now = 0.0
+        self.listens_since = 0.0
         self.strides = 0
         self.faults = 0  # since the last commit: what may keep a group from forming
         self.lost: set[int] = set()  # ranks whose node is off for good
@@ -351,8 +351,11 @@ class Simulation:
     def _notice_silent(self, seconds: float) -> None:
         """As an agent does, of a trainer and of another node."""
         for rank in self.ranks.values():
-            if seconds >= AWAY_SECONDS and (rank.silent or not rank.connected) and not rank.gone:
-                self.feed(d.RankSilent(rank.rank, "has been silent for 5 s"))
+            heard = max(self.conductor.ranks[rank.rank].heard or 0.0, self.listens_since)
+            silent_seconds = self.now - heard
+            is_long = silent_seconds >= self.conductor.patience_seconds(rank.rank)
+            if is_long and seconds and (rank.silent or not rank.connected) and not rank.gone:
+                self.feed(d.RankSilent(rank.rank, "has been silent for 5 s", silent_seconds, rank.connected))
 
     def _give_up_lost(self) -> None:
         """As an agent does at the end of a run with a node that is silent."""
@@ -452,6 +455,7 @@ class Simulation:
         seq = self.plans[-1].seq if self.plans else 0
         self.journal = msgspec.structs.replace(self.journal, carried=carried, seq=seq)
         self.conductor = Conductor(RUN, self.config, self.journal, progress, recent)
+        self.listens_since = self.now
         for rank in self.ranks.values():
             rank.down.clear()
             self._lose(rank, self.random.randrange(3))

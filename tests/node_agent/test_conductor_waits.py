@@ -93,16 +93,19 @@ def test_a_stop_that_another_agent_took_ends_though_a_node_never_comes_back():
     stop = simulation.command("stop")
     simulation.restart_agent()
     assert simulation.conductor.stage == "loading"
-    tick(simulation, 40)
-    assert simulation.ends[stop].state == "failed"
+    tick(simulation, 80)
+    assert simulation.ends[stop].state == "applied"
+    assert any(text.startswith("b is lost") for text in texts(simulation))
     assert simulation.ended.state == "stopped"
 
 
-def test_a_run_that_is_not_to_stop_waits_for_a_node_that_is_off():
-    simulation = group().begin().until_step(4)
+def test_a_run_that_is_not_to_stop_waits_for_a_node_that_is_off_and_has_the_only_state():
+    simulation = group("ab", steps=400, checkpoint={"every_steps": 2}).begin().until_step(4)
+    simulation.kill(simulation.ranks[0])
+    simulation.until(lambda: any("formed, 1 rank" in text for text in texts(simulation)))
     simulation.lose(simulation.ranks[1])
     tick(simulation, 300)
-    assert simulation.conductor.final is None
+    assert simulation.conductor.final is None, "it could not be started again there"
 
 
 # ---------------------------------------------------------------- who is silent is not admitted

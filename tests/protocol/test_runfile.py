@@ -115,6 +115,7 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("group.chunk_mb", 0, " of at least 1"),
         ("group.first_shares", "fair", "'fair'"),
         ("group.sync_weights_every", -1, " of at least 0"),
+        ("group.hung_seconds", 0.5, " of at least 1"),
     ],
 )  # fmt: skip
 def test_each_bad_field_is_named_with_its_file(tmp_path: Path, key: str, value: Any, says: str) -> None:

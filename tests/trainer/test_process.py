@@ -189,8 +189,9 @@ def test_fenced_while_it_computes_then_finishing_the_batch_then_orphaned_with_a_
     agent.plan(2, 2, global_batch=big, work=work)
     deadline = time.monotonic() + 30
     while (page := read_status(agent.paths.status_page(0))) and page.step != 2 and time.monotonic() < deadline:
-        agent.hear(m.Alive)
-    agent.hear(m.Alive)  # heartbeats go on while it computes: one more second into the step
+        begun = agent.hear(m.Alive)
+    later = agent.hear(m.Alive)  # heartbeats go on while it computes: one more second into the step
+    assert (later.progress or 0) > (begun.progress or 0), "each micro-batch is a sign of life"
     asked = time.monotonic()
     agent.tell(m.Fence(run="r", generation=SECOND))
     fenced = agent.hear(m.Fenced)

@@ -90,13 +90,24 @@ def rank_views(nodes: int) -> tuple[m.RankView, ...]:
     )  # fmt: skip
 
 
-def away(view: m.RunView, rank: int, why: str = "its agent is silent") -> m.RunView:
-    """The run with one rank away for 12 s."""
+def hung(view: m.RunView, rank: int, why: str = "its agent is silent") -> m.RunView:
+    """The run with one rank hung for 12 s."""
     ranks = tuple(
-        msgspec.structs.replace(item, state="away", since_at=NOW - 12, why=why) if item.rank == rank else item
+        msgspec.structs.replace(item, state="hung", since_at=NOW - 12, why=why) if item.rank == rank else item
         for item in view.ranks
     )
     return msgspec.structs.replace(view, ranks=ranks)
+
+
+def leaving(view: m.RunView) -> m.RunView:
+    """The run with its second rank late and its third about to be drained."""
+    late = msgspec.structs.replace(
+        view.ranks[1], state="late", since_at=NOW - 12, why=f"step {view.step + 1} takes long, as a rule 0.39 s"
+    )
+    last = msgspec.structs.replace(
+        view.ranks[2], state="draining", since_at=NOW - 2, why=f"until step {view.step + 1} is done"
+    )
+    return msgspec.structs.replace(view, ranks=(view.ranks[0], late, last))
 
 
 def shrunk(view: m.RunView) -> m.RunView:

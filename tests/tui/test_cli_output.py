@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.tui.recorded import NOW, away, host, run_view, shrunk, snapshot
+from tests.tui.recorded import NOW, host, hung, leaving, run_view, shrunk, snapshot
 
 from trainctl.protocol import errors, examples
 from trainctl.protocol import messages as m
@@ -70,7 +70,7 @@ def test_the_status_page() -> None:
 
 
 def test_the_status_of_a_group() -> None:
-    view = away(run_view(3), 1)
+    view = hung(run_view(3), 1)
     peers = (
         m.PeerView("torch-b", "tcp://127.0.0.1:2", None, "silent", NOW, "no answer to pings"),
         m.PeerView("mlx-c", "tcp://127.0.0.1:3", "tcp://127.0.0.1:4", "connected", NOW),
@@ -86,6 +86,14 @@ def test_the_status_of_a_group() -> None:
     assert "host       torch-b  silent since" in text
     assert text.count("no answer to pings") == 1
     assert "its agent doesn't answer at tcp://127.0.0.1:3" in output.status_text(shown)
+
+
+def test_the_status_says_since_when_a_rank_is_late_or_draining_and_why() -> None:
+    text, step = output.status_text(snapshot(leaving(run_view(3)))), run_view(3).step + 1
+    rows = [line for line in text.splitlines() if line[:4].strip().isdigit()]
+    assert [row.split()[2] for row in rows] == ["run", "late", "draining"]
+    assert rows[1].endswith(f"since {output.time_of_day(NOW - 12)}: step {step} takes long, as a rule 0.39 s")
+    assert rows[2].endswith(f"since {output.time_of_day(NOW - 2)}: until step {step} is done")
 
 
 def test_ranks_that_are_out_have_no_figures_but_since_when_and_why() -> None:

@@ -13,11 +13,12 @@ from tests.tui.recorded import (
     CLOCK,
     CONNECTED,
     NOW,
-    away,
     comings_and_goings,
     committed,
     events,
     host,
+    hung,
+    leaving,
     live_hosts,
     rank_step,
     run_view,
@@ -49,7 +50,7 @@ def texts(made: list[ln.Line]) -> list[str]:
 FLEET = state_of(run_view(4, step=18_240, steps=60_000))
 ALONE = state_of(run_view(1))
 MIXED = md.ViewState()
-for _message in under_way(away(run_view(3), 1)):
+for _message in under_way(hung(run_view(3), 1)):
     MIXED = md.apply(MIXED, _message, CLOCK.at_monotonic)
 NOTHING = state_of(None)
 
@@ -94,7 +95,7 @@ def test_the_table_has_own_rates_and_what_is_lost_has_no_numbers() -> None:
 def test_a_mixed_group_s_straggler_and_absence_are_named() -> None:
     rows = texts(fleet.lines(MIXED, CLOCK, 80, UNICODE, total=False))
     assert "its agent is silent" in rows[2]
-    assert rows[2].split()[1] == "AWAY"
+    assert rows[2].split()[1] == "HUNG"
     assert rows[2].endswith("12s")
     assert rows[3].split()[1] == "SLOW"
     assert "BBBB" in rows[3]
@@ -105,7 +106,7 @@ def test_a_mixed_group_s_straggler_and_absence_are_named() -> None:
     shown = texts(overview.lines(MIXED, CLOCK, 80, 24, UNICODE))
     assert shown[0].endswith("torch-a·gloo mixed·g1.2")
     assert any("straggler mlx-c: +" in text and "in backward" in text for text in shown)
-    assert "eff n/a" in shown[1], "a rank that is away has no rate to compare with"
+    assert "eff n/a" in shown[1], "a rank that hangs has no rate to compare with"
 
 
 def test_another_node_s_agent_is_named_when_it_is_not_heard() -> None:
@@ -295,6 +296,16 @@ def test_ranks_that_are_out_stay_in_the_table_with_state_age_and_why() -> None:
     roles = [next(piece.role for piece in row if piece.text.strip() in ("FAILED", "REJOIN")) for row in (failed, back)]
     assert roles == ["bad", "warning"]
     assert ln.plain(made[4]).split()[1] == "1/3"
+
+
+def test_a_rank_that_is_late_says_why_and_one_that_is_draining_still_has_its_step() -> None:
+    made = fleet.lines(of_messages(under_way(leaving(run_view(3)))), CLOCK, 80, UNICODE, total=True)
+    late, last = made[2:4]
+    assert ln.plain(late).split()[:2] == ["torch-b", "LATE"]
+    assert f"step {run_view(3).step + 1} takes" in ln.plain(late)
+    assert ln.plain(last).split()[:2] == ["mlx-c", "DRAIN"]
+    assert "fff" in ln.plain(last)
+    assert ln.plain(made[4]).split()[1] == "3/3"
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100, 120, 160, 200])

@@ -13,8 +13,9 @@ from tests.tui.recorded import (
     RUNS,
     Recorded,
     app_of,
-    away,
     comings_and_goings,
+    hung,
+    leaving,
     run_view,
     shrunk,
     snapshot,
@@ -60,12 +61,18 @@ def test_overview(snap_compare: Compare, nodes: int, size: tuple[int, int]) -> N
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 def test_overview_of_a_mixed_group(snap_compare: Compare, size: tuple[int, int]) -> None:
-    """One rank is waited for, one is away."""
+    """One rank is waited for, one hangs."""
     assert snap_compare(app_of(mixed()), terminal_size=size, run_before=still())
 
 
+@pytest.mark.parametrize("size", SIZES[:2], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_overview_of_a_group_in_motion(snap_compare: Compare, size: tuple[int, int]) -> None:
+    """One rank is late, one is about to be drained."""
+    assert snap_compare(app_of(Recorded(under_way(leaving(run_view(3))))), terminal_size=size, run_before=still())
+
+
 def mixed() -> Recorded:
-    view = away(run_view(3), 1)
+    view = hung(run_view(3), 1)
     return Recorded(under_way(view))
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tui.recorded import CLOCK, NOW, away, rank_step, run_view, under_way
+from tests.tui.recorded import CLOCK, NOW, hung, rank_step, run_view, under_way
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.apportionment import Speed
@@ -293,5 +293,5 @@ def test_ranks_are_compared_over_the_newest_step_that_all_reported() -> None:
     assert pace.common_parts(gone) == {}
 
 
-def test_an_away_rank_still_has_its_share_in_the_split() -> None:
-    assert [seat.share for seat in sp.opened(state_of(away(run_view(3), 1))).seats] == [12, 10, 2]
+def test_a_hung_rank_still_has_its_share_in_the_split() -> None:
+    assert [seat.share for seat in sp.opened(state_of(hung(run_view(3), 1))).seats] == [12, 10, 2]

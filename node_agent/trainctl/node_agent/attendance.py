@@ -1,5 +1,7 @@
 """Who is lost, when its trainer is started again, and when that is given up: pure, as all of the conductor."""
 
+from collections.abc import Collection
+
 from trainctl.node_agent import decisions as d
 from trainctl.node_agent import portions
 from trainctl.node_agent.book import Book
@@ -7,6 +9,8 @@ from trainctl.node_agent.formation import Formation
 
 STARTS = 5
 """So many starts without a step that the rank took part in, and it is given up."""
+START_SECONDS = 120.0
+"""A trainer that is started again says something before that."""
 LEAST_DELAY_SECONDS, MOST_DELAY_SECONDS = 1.0, 60.0
 
 
@@ -23,10 +27,10 @@ class Attendance:
         self._starts: dict[int, int] = {}  # of each rank since the last step it took part in
         self._due: dict[int, float] = {}  # when a rank's trainer is started again
 
-    def can_spare(self, rank: int) -> bool:
-        """Whether the others can go on without it: another one has the state of the last step."""
+    def can_spare(self, rank: int, *, without: Collection[int] = ()) -> bool:
+        """Whether the others can go on without it: another one, none of `without`, has the state of the last step."""
         ranks = self._formation.ranks
-        others = self._book.settings.live.keys() & self._formation.members - {rank}
+        others = self._book.settings.live.keys() & self._formation.members - {rank, *without}
         return any(not ranks[other].ended for other in others)
 
     def lose(self, rank: int, why: str) -> None:
@@ -64,6 +68,7 @@ class Attendance:
                 continue
             self._starts[rank] = self._starts.get(rank, 0) + 1
             self._formation.ranks[rank].ended = False
+            self._formation.ranks[rank].heard = now  # it is listened for from now on
             label = self._book.settings.label(rank)
             self._book.happen(
                 "rank", "info", f"the trainer of {label} is started again, {self._starts[rank]} of {STARTS}"
@@ -83,6 +88,18 @@ class Attendance:
             self._due[rank] = now
             book.persist(settings=portions.expect(book.settings, rank))
         return "started again, and joins when it has loaded" if given_up else ""
+
+    def is_loading(self, rank: int) -> bool:
+        """Whether a lost rank has a process that has not loaded, as far as is known."""
+        at = self._formation.ranks[rank]
+        return self._book.settings.ranks[rank].out == "lost" and not at.ended and at.ready is None
+
+    def end_hung(self, rank: int, why: str, now: float) -> None:
+        """Have a trainer that hangs while it loads ended; another is started when it has."""
+        label = self._book.settings.label(rank)
+        self._book.happen("rank", "warning", f"the trainer of {label} {why} while it loads: it is ended")
+        self._book.decide(d.Kill(rank))
+        self._formation.ranks[rank].heard = now  # should that not reach it, it is ended again
 
     def is_starting(self, rank: int) -> bool:
         """Whether another process has been asked for, and has not ended."""

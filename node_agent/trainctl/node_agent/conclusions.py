@@ -85,6 +85,8 @@ def checkpoint(book: Book, plan: m.StepPlan, reports: Reports) -> str:
         else:
             size, paid = f"{written.size_bytes / 1e6:,.1f} MB", f"{written.loop_seconds * 1e3:,.0f} ms"
             book.happen("checkpoint", "good", f"checkpoint step-{plan.step}, {size}, loop paid {paid}", plan.step, node)
+    if any(reports[rank].checkpoint is not None for rank in plan.writers):
+        book.persist(written=plan.step)
     for id in plan.commands:
         after = None if failed else f"step-{plan.step}"
         book.end(id, "failed" if failed else "applied", plan.step, failed, after=after)

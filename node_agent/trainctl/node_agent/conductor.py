@@ -8,12 +8,13 @@ from math import inf
 
 from trainctl.node_agent import conclusions
 from trainctl.node_agent import decisions as d
-from trainctl.node_agent.attendance import Attendance
+from trainctl.node_agent.attendance import START_SECONDS, Attendance
 from trainctl.node_agent.book import Book, CannotGoOnError, NobodyLeftError, Progress, Stage
 from trainctl.node_agent.course import Course
 from trainctl.node_agent.desk import Desk
 from trainctl.node_agent.ending import Ending, Final
 from trainctl.node_agent.formation import Formation, Rank
+from trainctl.node_agent.hangs import LAST_SECONDS, Hangs, Hung
 from trainctl.node_agent.orders import Orders
 from trainctl.node_agent.patience import Patience
 from trainctl.node_agent.portions import AWAY_SECONDS
@@ -50,6 +51,7 @@ class Conductor:
         self._ending = Ending(book, self._desk, self._formation, recent is not None)
         self._patience = Patience(book, self._course.waits)
         self._attendance = Attendance(book, self._formation)
+        self.hangs = Hangs(book, self._formation, self._course.waits, self._attendance, self._ending)
 
     # ------------------------------------------------------------ the outside
 
@@ -137,10 +139,19 @@ class Conductor:
         """For how long nothing was heard of each rank that has ever said something."""
         return self._formation.silent_seconds(now)
 
-    @property
-    def patience_seconds(self) -> float:
-        """How long a trainer that has not loaded may say nothing: for ever, unless it had before this conductor."""
+    def patience_seconds(self, rank: int) -> float:
+        """How long a trainer may say nothing: the first of a rank, until it has loaded, for ever."""
+        if self.ranks[rank].ready is not None:
+            return AWAY_SECONDS
+        if self._attendance.is_loading(rank):
+            return START_SECONDS
         return SURVIVOR_SECONDS if self.stage == "loading" and self._formation.adopts else inf
+
+    def draining(self, rank: int) -> str:
+        """Until when the group has a rank of a node whose drain was accepted; empty if there is no such drain."""
+        node = self.durable.settings.ranks[rank].node
+        staged = any(isinstance(command.args, verbs.Drain) and command.node == node for command in self._desk.staged)
+        return self._course.waits.end_of_part if staged else ""
 
     def is_starting(self, rank: int) -> bool:
         """Whether a lost rank's trainer has been started again and is to load yet."""
@@ -159,6 +170,7 @@ class Conductor:
             case m.Alive():
                 if event.rank in self.ranks:
                     self.ranks[event.rank].doing = f"{event.phase} of step {event.step}"
+                    self._course.waits.standstills.heard(event, now)
                 if event.ready is not None:
                     self._on_loaded(event.rank, event.ready, event.generation, now)
             case m.Soon():
@@ -283,15 +295,26 @@ class Conductor:
 
     def _on_silent(self, silent: d.RankSilent, now: float) -> None:
         """One that hangs is killed, if its node can be reached, and comes back as another process."""
-        if self.stage != "leaving" and silent.rank in self._formation.live and self._attendance.can_spare(silent.rank):
-            doing = self.ranks[silent.rank].doing
+        rank, live = silent.rank, silent.rank in self._formation.live
+        if self.stage == "leaving":
+            return
+        if live and self._attendance.can_spare(rank):
+            doing = self.ranks[rank].doing
             heard = f", last heard of in {doing}" if doing and " of step " not in silent.why else ""
-            self._lose(silent.rank, silent.why + heard, now)
-            self._book.decide(d.Kill(silent.rank))
+            self._replace(Hung(rank, silent.why + heard), now)
+        elif live and silent.in_touch and silent.seconds >= LAST_SECONDS and self.hangs.may_go_back:
+            self.hangs.give_up_last(Hung(rank, f"{silent.why} for {silent.seconds:.0f} s"))
+        elif silent.in_touch and self._attendance.is_loading(rank):
+            self._attendance.end_hung(rank, f"has said nothing for {silent.seconds:.0f} s", now)
+
+    def _replace(self, hung: Hung, now: float) -> None:
+        self._lose(hung.rank, hung.why, now)
+        self._book.decide(d.Kill(hung.rank))
 
     def _lose(self, rank: int, why: str, now: float) -> None:
         """Go on without a rank: nothing of this generation counts any more."""
         self._attendance.lose(rank, why)
+        self._course.waits.standstills.forget(rank)
         match self.stage:
             case "loading":
                 if self._formation.all_loaded:
@@ -326,9 +349,24 @@ class Conductor:
         if self.stage != "leaving":
             self._attendance.start_due(now)
         self._course.waits.tell_slow(now)
+        self._look_for_hung(now)
         if self._orders.expire(now):
             self._advance(now)
         self._lose_patience(now)
+
+    def _look_for_hung(self, now: float) -> None:
+        """Those that are heard of and get on with nothing; one after another, for each leaves others to do more."""
+        if self.stage == "leaving":
+            return
+        hung, last = self.hangs.look(now), self.hangs.last()
+        if hung:
+            self._replace(hung[0], now)
+        elif last is not None:
+            self.hangs.give_up_last(last)
+        for rank in self.ranks:
+            if self._attendance.is_loading(rank) and self._course.waits.stuck_in_loading(rank):
+                self._attendance.end_hung(rank, "has got on with nothing for long", now)
+                self._course.waits.standstills.forget(rank)
 
     def _lose_patience(self, now: float) -> None:
         """A stop ends, whoever is hung or out of reach."""

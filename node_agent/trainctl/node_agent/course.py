@@ -177,6 +177,7 @@ class Course:
         under_way = self._under_way.on_report(report, now)
         if under_way is None:
             return None
+        self.waits.standstills.done(report.rank, report.kind)
         if report.kind == "train":
             self._count(report)
             self._note_replays(report, under_way.plan)

@@ -39,6 +39,8 @@ class RankSilent:
 
     rank: int
     why: str
+    seconds: float = 0.0  # for how long, as far as it was listened for
+    in_touch: bool = True  # whether its node can be told to end it
 
 
 @dataclasses.dataclass(frozen=True)

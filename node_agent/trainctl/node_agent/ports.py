@@ -40,6 +40,8 @@ class RankPort(Protocol):
     async def tell(self, order: m.ToTrainer) -> bool: ...
     def look(self) -> Look: ...
     def doing(self) -> str: ...
+    @property
+    def in_touch(self) -> bool: ...
     async def end(self) -> None: ...
     async def start_again(self) -> None: ...
     async def kill(self) -> None: ...
@@ -84,6 +86,11 @@ class LocalRank:
         """Where a trainer that says nothing was, by its status page."""
         page = read_status(self._paths.status_page(self._rank))
         return f"silent in {page.phase} of step {page.step}" if page else "silent"
+
+    @property
+    def in_touch(self) -> bool:
+        """Whether it can be ended from here."""
+        return True
 
     async def end(self) -> None:
         """Not by a word: it has not attached yet, so there is nothing in it to save."""
@@ -134,7 +141,12 @@ class RemoteRank:
 
     def doing(self) -> str:
         """What is known of a trainer that isn't heard of."""
-        return "silent" if self._link.line.open else f"the agent of {self._link.node}: {self._link.line.why}"
+        return "silent" if self.in_touch else f"the agent of {self._link.node}: {self._link.line.why}"
+
+    @property
+    def in_touch(self) -> bool:
+        """Whether it can be ended from here."""
+        return self._link.line.open
 
     async def start_again(self) -> None:
         """Have its agent do so; how that went it tells by itself."""

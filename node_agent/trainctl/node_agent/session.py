@@ -11,7 +11,6 @@ from trainctl.node_agent import decisions as d
 from trainctl.node_agent import results, views
 from trainctl.node_agent.conductor import Conductor
 from trainctl.node_agent.copies import VIEW_KEY, Copies
-from trainctl.node_agent.portions import AWAY_SECONDS
 from trainctl.node_agent.ports import RankPort
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.recorder import RunRecorder
@@ -102,19 +101,20 @@ class Session:
             self._pids[rank] = look.pid
             if look.ending is not None:
                 await self.feed(d.RankEnded(rank, *look.ending))
-            elif self._is_away(rank):
-                await self.feed(d.RankSilent(rank, self._away[rank]))
+            elif (silent_seconds := self._silent_seconds(rank)) > 0:
+                in_touch = self.ports[rank].in_touch
+                await self.feed(d.RankSilent(rank, self._away[rank], silent_seconds, in_touch))
 
-    def _is_away(self, rank: int) -> bool:
-        """Notice a trainer that lives and says nothing, and where it was."""
+    def _silent_seconds(self, rank: int) -> float:
+        """For how long a trainer that lives has said nothing, if that is too long; then also notice where it was."""
         heard = self.conductor.ranks[rank].heard or 0.0
         silent_seconds = time.monotonic() - max(heard, self._watching_since)
-        limit_seconds = AWAY_SECONDS if self.conductor.ready(rank) is not None else self.conductor.patience_seconds
-        if silent_seconds < limit_seconds:
+        if silent_seconds < self.conductor.patience_seconds(rank):
             self._away.pop(rank, None)
-        elif rank not in self._away:
+            return 0.0
+        if rank not in self._away:
             self._away[rank] = self.ports[rank].doing()
-        return rank in self._away
+        return silent_seconds
 
     async def tick(self) -> None:
         """Let time pass for the conductor; not at once after this agent itself was stopped for a while, for what has

@@ -73,3 +73,4 @@ class Durable(msgspec.Struct, frozen=True):
     members: tuple[int, ...] = ()  # ranks of the newest generation that was formed; none before the first
     timed: bool = False  # the first shares have been measured
     retracted: int = 0  # a step that lost ranks had made and that is to be made again just so
+    written: int = 0  # step of the newest checkpoint; 0: there is none to go back to

@@ -57,6 +57,11 @@ class UnderWay:
         return self._plans[0] if self._plans else None
 
     @property
+    def newest(self) -> Outstanding | None:
+        """The one that was issued last."""
+        return self._plans[-1] if self._plans else None
+
+    @property
     def usual_seconds(self) -> float:
         """The median of recent steps, 0 before the first."""
         return statistics.median(self._step_seconds) if self._step_seconds else 0.0

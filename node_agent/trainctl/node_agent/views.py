@@ -39,7 +39,8 @@ def run_view(
 def rank_view(
     conductor: Conductor, rank: int, pid: int | None, away: str, before: m.RankView | None, at: float
 ) -> m.RankView:
-    """One rank; `away` says why it counts as such, else it is empty; `since_at` stays while the state does."""
+    """One rank; `away` says where it was when it fell silent, else it is empty; `since_at` stays while the state
+    does."""
     setting, ready = conductor.durable.settings.ranks[rank], conductor.ready(rank)
     state = _rank_state(conductor, rank, away)
     return m.RankView(
@@ -77,12 +78,16 @@ def _rank_state(conductor: Conductor, rank: int, away: str) -> m.RankState:
         return "rejoining" if at.ready is not None or conductor.is_starting(rank) else "lost"
     if at.ready is None:
         return "starting"
-    if away:
-        return "away"
+    if away or rank in conductor.hangs.hung:
+        return "hung"
     if out:
         return "drained"
+    if conductor.draining(rank):
+        return "draining"
     if conductor.state == "paused":
         return "paused"
+    if rank in conductor.hangs.late:
+        return "late"
     return "run" if conductor.stage == "formed" else "ready"
 
 
@@ -92,4 +97,14 @@ def _why(conductor: Conductor, rank: int, state: m.RankState, away: str) -> str:
         return f"drained, and its trainer {conductor.ranks[rank].why}"
     if out in ("lost", "failed") and conductor.final is None:
         return conductor.ranks[rank].why or away
-    return away if state == "away" else conductor.reason if state == "failed" else ""
+    match state:
+        case "hung":
+            return (away or conductor.hangs.hung[rank]) + conductor.hangs.waited_for(rank)
+        case "late":
+            return conductor.hangs.late[rank]
+        case "draining":
+            return conductor.draining(rank)
+        case "failed":
+            return conductor.reason
+        case _:
+            return ""

@@ -1,18 +1,23 @@
 """What a run waits for: sums that are overdue, parts that take longer than they should, and who has not answered yet.
 
 Pure, as all of the conductor. A sum has a deadline, for a rank in it may wait for one that is gone; a rank's own part
-has none, for it may just be slow: that is told, once for each plan.
+has none, for it may just be slow: that is told, once for each plan. One that gets on with nothing at all is hung.
 """
 
 from trainctl.node_agent import durations
 from trainctl.node_agent.book import Book
 from trainctl.node_agent.formation import JOIN_SECONDS, Formation
 from trainctl.node_agent.rates import Rates
+from trainctl.node_agent.standstills import Standstills
 from trainctl.node_agent.under_way import Outstanding, UnderWay
 from trainctl.protocol import messages as m
 
 LEAST_SLOW_SECONDS, SLOW_TIMES = 30.0, 10.0
 """A part that takes so long, or so many times as long as expected if that is longer, is told of."""
+LEAST_LATE_SECONDS, LATE_TIMES = 10.0, 3.0
+"""The same, for one that is shown as late."""
+HUNG_PART = 0.5
+"""After this part of the time that makes a standstill a hang, it is shown as one."""
 PARTS = {
     "train": "step {step}", "evaluate": "the evaluation at step {step}", "checkpoint": "the checkpoint of step {step}",
     "measure": "the measurement of first shares",
@@ -24,6 +29,7 @@ class Waits:
 
     def __init__(self, book: Book, formation: Formation, under_way: UnderWay, rates: Rates) -> None:
         self._book, self._formation, self._under_way, self._rates = book, formation, under_way, rates
+        self.standstills = Standstills(book.config.group.hung_seconds)
 
     @property
     def first(self) -> Outstanding | None:
@@ -67,12 +73,68 @@ class Waits:
         silent = self._book.nodes(sorted(late.ranks - late.reports.keys()))
         return f"{silent} did not come out of the sum at step {late.plan.step} in time"
 
+    # ------------------------------------------------------------ parts
+
+    def late(self, now: float) -> dict[int, str]:
+        """Why, of each rank that takes much longer over its part than is usual."""
+        first = self.first
+        if first is None or first.plan.kind == "sync":
+            return {}
+        usual = self._expected_of(first.plan)
+        if now - first.since < max(LEAST_LATE_SECONDS, LATE_TIMES * usual):
+            return {}
+        part = PARTS[first.plan.kind].format(step=first.plan.step)
+        why = f"{part} takes long" + (f", as a rule {usual:.2g} s" if usual else "")
+        return dict.fromkeys(sorted(first.at_own_part(alone=self._is_alone)), why)
+
+    @property
+    def end_of_part(self) -> str:
+        """Until when what is under way goes on, in words."""
+        newest = self._under_way.newest
+        if newest is None or newest.plan.kind == "sync":
+            return "until the group is formed anew"
+        return f"until {PARTS[newest.plan.kind].format(step=newest.plan.step)} is done"
+
+    def still(self, now: float) -> dict[int, float]:
+        """How long each rank that is waited for has got on with nothing, as a part of what makes it a hang."""
+        parameters, usual = self._parameters, self._under_way.usual_seconds
+        found = {}
+        for rank, (kind, since) in self._at_work().items():
+            seconds = min(self.standstills.seconds(rank), now - since)
+            found[rank] = seconds / self.standstills.limit_seconds(rank, kind, usual, parameters)
+        return found
+
+    def _at_work(self) -> dict[int, tuple[str, float]]:
+        """The ranks that the others wait for while these do something of their own: its kind, and the time before
+        which they can't have begun."""
+        if self._book.stage == "forming":
+            return {
+                rank: (self.standstills.kind(rank), float("-inf"))
+                for rank in self._formation.awaited if self.standstills.is_at_work(rank)
+            }  # fmt: skip
+        first = self.first
+        if first is None or first.plan.kind == "sync":
+            return {}
+        return dict.fromkeys(sorted(first.at_own_part(alone=self._is_alone)), (first.plan.kind, first.since))
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._formation.engine == "none"
+
+    @property
+    def _parameters(self) -> int:
+        return next((ready.parameters for ready in self._formation.ready.values()), 0)
+
+    def stuck_in_loading(self, rank: int) -> bool:
+        """Whether a trainer that says that it is there has got on with nothing while it loads."""
+        return self.standstills.seconds(rank) >= self.standstills.load_limit_seconds(self._parameters)
+
     def tell_slow(self, now: float) -> None:
         """An event that names who has not finished a part long after it should have."""
         first = self.first
         if first is None or first.plan.kind == "sync" or first.told_slow:
             return
-        slow, waited_seconds = first.at_own_part(alone=self._formation.engine == "none"), now - first.since
+        slow, waited_seconds = first.at_own_part(alone=self._is_alone), now - first.since
         if slow and waited_seconds >= max(LEAST_SLOW_SECONDS, SLOW_TIMES * self._expected_of(first.plan)):
             first.told_slow = True
             part = PARTS[first.plan.kind].format(step=first.plan.step)

@@ -181,7 +181,9 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
     },
     "trainer to agent": {
         "ready": _READY,
-        "alive": m.Alive(run=_RUN, rank=0, generation=_GENERATION, step=121, phase="backward", ready=_READY),
+        "alive": m.Alive(
+            run=_RUN, rank=0, generation=_GENERATION, step=121, phase="backward", progress=2904, ready=_READY
+        ),
         "alive-unformed": m.Alive(run=_RUN, rank=0, generation=None, step=0, phase="starting"),
         "soon": m.Soon(run=_RUN, rank=0, generation=_GENERATION, seq=128),
         "report": _REPORT,

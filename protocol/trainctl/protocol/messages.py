@@ -17,7 +17,9 @@ MAX_COUNT = 2**63 - 1
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 RunState = Literal["starting", "running", "pausing", "paused", "stopping", "stopped", "finished", "failed"]
-RankState = Literal["starting", "ready", "run", "paused", "away", "lost", "rejoining", "drained", "failed", "done"]
+RankState = Literal[
+    "starting", "ready", "run", "paused", "late", "hung", "lost", "rejoining", "draining", "drained", "failed", "done"
+]
 CommandState = Literal["accepted", "applied", "rejected", "expired", "failed", "conflict"]
 Severity = Literal["info", "good", "warning", "error"]
 PlanKind = Literal["train", "evaluate", "checkpoint", "sync", "measure"]
@@ -192,6 +194,7 @@ class Alive(Message, tag="alive", frozen=True):
     generation: Generation | None
     step: Count  # the step in progress
     phase: str
+    progress: Count | None = None  # grows when the main thread gets on: a phase, a micro-batch
     ready: Ready | None = None  # repeated so that an agent that restarted learns it
 
 

@@ -65,6 +65,11 @@ class StatusWriter:
     def step(self) -> int:
         return self._step
 
+    @property
+    def shown(self) -> int:
+        """How often something was shown."""
+        return self._counter // 2
+
     def close(self) -> None:
         self._page.close()
 

@@ -34,6 +34,7 @@ _ALIVE_SECONDS = 1.0
 _FENCE_RETRY_MILLISECONDS = 20
 _UNSENT_RETRY_MILLISECONDS = 200
 _FLUSH_SECONDS = 3.0
+_LONG_PHASES = ("starting", "checkpoint")
 
 
 class Control:
@@ -223,8 +224,15 @@ class Control:
             generation=self._ledger.highest,
             step=self._status.step,
             phase=self._status.phase,
+            progress=self._progress(),
             ready=ready,
         )
+
+    def _progress(self) -> int:
+        """What the status page was shown; in phases that show nothing for long, also the seconds that all threads but
+        this one have worked."""
+        worked = time.process_time() - time.thread_time() if self._status.phase in _LONG_PHASES else 0.0
+        return self._status.shown + int(worked)
 
     def _flush(self) -> None:
         """Send what is waiting, in order, without waiting for an agent that is away."""

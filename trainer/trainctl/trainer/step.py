@@ -101,6 +101,7 @@ class Executor:
 
         def measure(indices: Indices) -> None:
             self._ledger.check(plan.generation)
+            self._status.show("evaluate")  # once more for each, as a sign of life
             batch = self._dataset.held_out_batch(indices)
             sums.loss_sum += self._backend.evaluate(batch)
             sums.weight += batch.weight

@@ -107,7 +107,7 @@ def _with_room_for_why(row: Row, shown: list[Column], glyphs: Glyphs) -> list[Co
     """The columns; where a why is longer than the step's bar, which it stands for, it goes on over those to its right
     that would say n/a."""
     at = next(place for place, column in enumerate(shown) if column.cell is c.bar)
-    needed = 0 if row.step is not None else width((Piece(clean(row.view.why)),))
+    needed = width((Piece(clean(row.view.why)),)) if row.says_why else 0
     size, end = shown[at].size, at + 1
     while size < needed and end < len(shown) - 1 and plain(shown[end].cell(row, glyphs, shown[end].size)) == f.NA:
         size, end = size + shown[end].gap + shown[end].size, end + 1

@@ -9,7 +9,7 @@ from trainctl.tui.lines import Line, Piece, clean, line, shorten
 from trainctl.tui.themes import SERIES_ROLES
 
 _STATE_ROLES = {"run": "good", "paused": "warning", "drained": "dim"}
-_LOUD = {"rejoining": "REJOIN"}  # as wide as its column
+_LOUD = {"rejoining": "REJOIN", "late": "LATE", "draining": "DRAIN"}  # as wide as their column
 
 
 def _na(text: str, role: str = "text") -> Line:
@@ -23,7 +23,7 @@ def node(row: Row, glyphs: Glyphs, size: int) -> Line:
 
 
 def state(row: Row, glyphs: Glyphs, size: int) -> Line:
-    """In capitals what wants a look: a rank that is gone or on its way back, or one that the others wait for."""
+    """In capitals what wants a look: a rank that is gone, on its way there or back, or one that the others wait for."""
     if row.view.state in _LOUD:
         return line(Piece(_LOUD[row.view.state], "warning"))
     if row.lost:
@@ -69,10 +69,11 @@ def trend(row: Row, glyphs: Glyphs, size: int) -> Line:
 
 
 def bar(row: Row, glyphs: Glyphs, size: int) -> Line:
-    """Where the step went, or why there is none."""
-    if row.step is None or not row.slowest_seconds:
+    """Where the step went, or why there is none or none for long."""
+    if row.step is None or not row.slowest_seconds or row.says_why:
         why = shorten(clean(row.view.why), size, glyphs.ellipsis)
-        return line(Piece(why, "warning" if row.out else "accent")) if why else line(Piece(f.NA, "dim"))
+        role = "warning" if row.out or row.says_why else "accent"
+        return line(Piece(why, role)) if why else line(Piece(f.NA, "dim"))
     return phase_bar(row.step.phases, size, row.slowest_seconds, waited=row.waited or 0.0, loud=row.slow_phase)
 
 

@@ -8,7 +8,7 @@ from trainctl.tui import series as s
 from trainctl.tui.clock import Clock
 from trainctl.tui.model import Seen, ViewState
 
-BAD_STATES = ("away", "lost", "failed")
+BAD_STATES = ("hung", "lost", "failed")
 _OLD_SECONDS = 5.0
 _HOST_SECONDS = 30.0
 """A machine's reading older than this says nothing of it any more."""
@@ -42,6 +42,11 @@ class Row:
     def out(self) -> bool:
         """Whether it takes no part now, so that its last figures say nothing."""
         return self.view.state in pace.SILENT_STATES
+
+    @property
+    def says_why(self) -> bool:
+        """Whether the why of its state is of more use than where its last step went."""
+        return self.step is None or self.view.state == "late"
 
     @property
     def wait(self) -> float | None:
@@ -111,10 +116,10 @@ def own_rate(state: ViewState, rank: int, seen: Seen[m.RankStep] | None) -> floa
 
 
 def live_rates(state: ViewState) -> list[float | None]:
-    """Own rates of the ranks that take part; of one that is away for the moment it is unknown."""
+    """Own rates of the ranks that take part; of one that hangs it is unknown."""
     ranks = state.run.ranks if state.run else ()
     return [
-        None if view.state == "away" else own_rate(state, view.rank, state.ranks.get(view.rank))
+        None if view.state == "hung" else own_rate(state, view.rank, state.ranks.get(view.rank))
         for view in ranks
         if view.state not in pace.OUT_STATES or view.state == "done"
     ]
@@ -137,7 +142,7 @@ def efficiency(state: ViewState) -> float | None:
     a few, or while one is unknown."""
     ranks = state.run.ranks if state.run else ()
     live = [view for view in ranks if view.state == "done" or view.state not in pace.OUT_STATES]
-    own = [_by_plan(state, "own_tokens_per_second", view.rank) for view in live if view.state != "away"]
+    own = [_by_plan(state, "own_tokens_per_second", view.rank) for view in live if view.state != "hung"]
     fleet, known = _by_plan(state, "tokens_per_second"), [rate for rate in own if rate]
     return fleet / sum(known) if fleet and known and len(known) == len(live) else None
 

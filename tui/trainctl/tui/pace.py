@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 OUT_STATES = frozenset({"lost", "rejoining", "failed", "drained", "done"})
 """A rank in one of these has no part in the next step."""
-SILENT_STATES = frozenset({"away", "lost", "rejoining", "failed", "drained"})
+SILENT_STATES = frozenset({"hung", "lost", "rejoining", "failed", "drained"})
 """A rank in one of these reports no steps."""
 HELD_STATES = frozenset({"drained", "failed"})
 """A rank in one of these stays out until it is admitted; one that is lost joins by itself once it is back."""

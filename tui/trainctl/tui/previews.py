@@ -80,7 +80,7 @@ def _refuse_node(order: Order, run: m.RunView) -> str:
         if any(view.state == "failed" and view.pid is None for view in mine):
             return f"the trainer of {node} is not there to take part"
         return "" if states & pace.HELD_STATES else _why_not_admitted(node, states)
-    if states == {"drained"}:
+    if states <= {"drained", "draining"}:
         return f"{node} is drained already"
     others = [view for view in live_ranks(run) if view.node != order.node]
     return "" if others else f"{node} is the last node in the group"

@@ -1,0 +1,80 @@
+"""Ranks that hang though they are heard of, and the last one with the run's state: who is replaced, and when the run
+goes back to a checkpoint instead. Pure, as all of the conductor."""
+
+from typing import NamedTuple
+
+from trainctl.node_agent import decisions as d
+from trainctl.node_agent.attendance import Attendance
+from trainctl.node_agent.book import Book
+from trainctl.node_agent.ending import Ending
+from trainctl.node_agent.formation import Formation
+from trainctl.node_agent.waits import HUNG_PART, Waits
+
+LAST_SECONDS = 60.0
+"""The last rank with the state of the last step may be silent for so long, if there is a checkpoint to go back to."""
+LAST_TIMES = 5.0
+"""It may stand still for so many times as long as any other."""
+
+
+class Hung(NamedTuple):
+    """A rank that is to be replaced."""
+
+    rank: int
+    why: str
+
+
+class Hangs:
+    """Looks at each tick; only the conductor replaces."""
+
+    def __init__(self, book: Book, formation: Formation, waits: Waits, attendance: Attendance, ending: Ending) -> None:
+        self._book, self._formation, self._waits = book, formation, waits
+        self._attendance, self._ending = attendance, ending
+        self.late: dict[int, str] = {}
+        """Why, of each rank that takes much longer over its part than is usual."""
+        self.hung: dict[int, str] = {}
+        """Why, of each rank that is heard of and has got on with nothing for long."""
+        self._still: dict[int, float] = {}
+
+    def look(self, now: float) -> list[Hung]:
+        """Who has hung for so long that the others go on without it. Not if none of them gets on: then it is what they
+        have in common, as a disk, and another process would hang as well."""
+        self.late, self._still = self._waits.late(now), self._waits.still(now)
+        still = {rank: part for rank, part in self._still.items() if part >= HUNG_PART}
+        self.hung = {rank: f"no progress in {self._doing(rank)}" for rank in still}
+        return [
+            Hung(rank, f"hung, {self._why(rank)}")
+            for rank, part in still.items() if part >= 1.0 and self._attendance.can_spare(rank, without=still)
+        ]  # fmt: skip
+
+    def _why(self, rank: int) -> str:
+        return f"no progress in {self._doing(rank)} for {self._waits.standstills.seconds(rank):.0f} s"
+
+    def _doing(self, rank: int) -> str:
+        return self._formation.ranks[rank].doing or "its part"
+
+    def last(self) -> Hung | None:
+        """The only rank with the state of the last step, if it has hung for so long that this state is given up."""
+        long = [rank for rank, part in self._still.items() if part >= LAST_TIMES and self.is_last(rank)]
+        return Hung(long[0], f"hung, {self._why(long[0])}") if long and self.may_go_back else None
+
+    def is_last(self, rank: int) -> bool:
+        """Whether nobody else has the state of the last step."""
+        return rank in self._formation.live and not self._attendance.can_spare(rank)
+
+    @property
+    def may_go_back(self) -> bool:
+        """Whether there is a checkpoint; a run that is to stop ends by its own patience."""
+        return bool(self._book.durable.written) and self._book.durable.mode != "stopping"
+
+    def give_up_last(self, hung: Hung) -> None:
+        """Go back to the newest checkpoint, as if that rank had died."""
+        if self._book.stage != "leaving":
+            self._ending.go_back(f"{self._book.settings.label(hung.rank)}, the last with the run's state, {hung.why}")
+            self._book.decide(d.Kill(hung.rank))
+
+    def waited_for(self, rank: int) -> str:
+        """What a hung rank is waited for in spite of that; empty if it will be replaced."""
+        if not self.is_last(rank):
+            return ""
+        there_is = "" if self._book.durable.written else ", and there is no checkpoint"
+        return f"; nobody else has the run's state{there_is}"

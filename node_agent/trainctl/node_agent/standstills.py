@@ -1,0 +1,91 @@
+"""How long the main threads of ranks have stood still, by the number in their heartbeats that grows when they get on.
+
+Pure, as all of the conductor. Only time in which a rank was heard of counts, so that a machine that slept, a link that
+was down or an agent that was stopped makes nobody hang.
+"""
+
+import dataclasses
+
+from trainctl.node_agent import durations
+from trainctl.protocol import messages as m
+
+WORKING_PHASES = ("data", "forward", "backward", "optimizer", "commit", "evaluate", "checkpoint")
+"""What a rank does by itself; in all others it waits for something, or loads."""
+FIRST_TIMES = 5.0
+"""The first time that a process does something, as the first step, may take so many times as long: compilers."""
+LONGEST_TIMES = 10.0
+"""As many times as the longest standstill that ended by itself, or as the usual step, is no hang yet."""
+WRITE_TIMES, LOAD_TIMES = 30.0, 10.0
+"""As many times as a slow disk should take to write a whole state, or to read it."""
+LEAST_LOAD_SECONDS = 600.0
+"""And no standstill while it loads that is shorter is a hang."""
+GAP_SECONDS = 3.0
+"""Heartbeats come each second; no more than this counts between two."""
+
+
+@dataclasses.dataclass
+class _Standstill:
+    mark: tuple[int, str, int]  # progress, phase, step
+    heard: float
+    seconds: float = 0.0
+
+
+class Standstills:
+    """Told of each heartbeat and of each plan that a rank has done."""
+
+    def __init__(self, least_seconds: float) -> None:
+        """`least_seconds`: no standstill that is shorter is a hang."""
+        self._least_seconds = least_seconds
+        self._of: dict[int, _Standstill] = {}
+        self._done: set[tuple[int, str]] = set()  # (rank, kind of plan) since the process was started
+        self._longest_seconds = 0.0
+
+    def heard(self, alive: m.Alive, now: float) -> None:
+        """A heartbeat has come. Of one without the number nothing is known."""
+        known = self._of.get(alive.rank)
+        if alive.progress is None:
+            self._of.pop(alive.rank, None)
+            return
+        mark = (alive.progress, alive.phase, alive.step)
+        if known is not None and known.mark == mark:
+            known.seconds += min(now - known.heard, GAP_SECONDS)
+            known.heard = now
+            return
+        if known is not None and known.mark[1] in WORKING_PHASES:
+            self._longest_seconds = max(self._longest_seconds, known.seconds)
+        self._of[alive.rank] = _Standstill(mark, now)
+
+    def done(self, rank: int, kind: str) -> None:
+        """A rank has done a plan of this kind."""
+        self._done.add((rank, kind))
+
+    def forget(self, rank: int) -> None:
+        """Its process is to be another one."""
+        self._of.pop(rank, None)
+        self._done = {known for known in self._done if known[0] != rank}
+
+    def seconds(self, rank: int) -> float:
+        """How long it has not got on, as far as it was heard of."""
+        return self._of[rank].seconds if rank in self._of else 0.0
+
+    def is_at_work(self, rank: int) -> bool:
+        """Whether it was last heard of at something of its own."""
+        return rank in self._of and self._of[rank].mark[1] in WORKING_PHASES
+
+    def limit_seconds(self, rank: int, kind: str, usual_seconds: float, parameters: int) -> float:
+        """From when on a standstill at a plan of this kind is a hang. `usual_seconds`: of a step, 0 if not known."""
+        is_first = (rank, kind) not in self._done
+        least_seconds = self._least_seconds * (FIRST_TIMES if is_first else 1.0)
+        write_seconds = WRITE_TIMES * durations.write_seconds(parameters) if kind == "checkpoint" else 0.0
+        return max(least_seconds, LONGEST_TIMES * max(usual_seconds, self._longest_seconds), write_seconds)
+
+    def load_limit_seconds(self, parameters: int) -> float:
+        """From when on a standstill while it loads is a hang."""
+        return max(
+            LEAST_LOAD_SECONDS, FIRST_TIMES * self._least_seconds, LOAD_TIMES * durations.write_seconds(parameters)
+        )
+
+    def kind(self, rank: int) -> str:
+        """The kind of plan that its phase belongs to."""
+        phase = self._of[rank].mark[1] if rank in self._of else ""
+        return phase if phase in ("evaluate", "checkpoint") else "train"

@@ -1,0 +1,218 @@
+"""Ranks that hang though they say that they are there, the last one with the run's state, and states in words."""
+
+import pytest
+from tests.node_agent.simulation import Simulation, check_ledger
+from tests.node_agent.test_attendance import go_on
+from tests.node_agent.test_conductor_groups import group, texts
+from tests.node_agent.test_conductor_waits import hang, tick
+
+from trainctl.node_agent import views
+from trainctl.protocol import messages as m
+
+
+def shown(simulation: Simulation, rank: int, away: str = "") -> m.RankView:
+    return views.rank_view(simulation.conductor, rank, None, away, None, 0.0)
+
+
+def lost(simulation: Simulation) -> list[str]:
+    return [text for text in texts(simulation) if " is lost: " in text]
+
+
+# ---------------------------------------------------------------- replaced
+
+
+def test_a_rank_that_gets_on_with_nothing_is_late_then_hung_then_replaced_and_finishes_with_the_others():
+    simulation = group().begin().until_step(4)
+    hang(simulation, 2)
+    tick(simulation, 12)
+    assert shown(simulation, 2).state == "late"
+    assert shown(simulation, 2).why.startswith(f"step {simulation.conductor.progress.step + 1} takes long, as a rule ")
+    tick(simulation, 55)
+    assert (shown(simulation, 2).state, shown(simulation, 0).state) == ("hung", "run")
+    assert shown(simulation, 2).why == f"no progress in {simulation.conductor.ranks[2].doing}"
+    tick(simulation, 50)
+    assert not lost(simulation)
+    tick(simulation, 10)
+    (told,) = lost(simulation)
+    assert told.startswith("c is lost: hung, no progress in idle of step ")
+    assert simulation.ranks[2].gone or not simulation.ranks[2].hung, "killed, and perhaps started again by now"
+    assert go_on(simulation).ended.state == "finished"
+    check_ledger(simulation)
+
+
+def test_one_that_is_slow_and_gets_on_is_only_late():
+    simulation = group().begin().until_step(4)
+    hang(simulation, 1)
+    for _ in range(600):
+        simulation.ranks[1].progress += 1  # a micro-batch
+        simulation.tick(1.0)
+        simulation.run()
+    assert shown(simulation, 1).state == "late"
+    assert not lost(simulation)
+    simulation.ranks[1].hung = False
+    assert simulation.run().ended.state == "finished"
+
+
+def test_a_first_step_may_take_longer_than_any_other():
+    simulation = group()
+    simulation.begin().until(lambda: simulation.sent_plans and simulation.sent_plans[-1].kind == "train").talk()
+    hang(simulation, 1)
+    tick(simulation, 570)
+    assert not lost(simulation)
+    tick(simulation, 40)
+    assert lost(simulation)
+
+
+def test_where_all_hang_it_is_what_they_have_in_common_and_nobody_is_replaced():
+    simulation = group().begin().until_step(4)
+    for rank in simulation.ranks:
+        hang(simulation, rank)
+    tick(simulation, 1000)
+    assert {shown(simulation, rank).state for rank in simulation.ranks} == {"hung"}
+    assert not lost(simulation)
+    for rank in simulation.ranks.values():
+        rank.hung = False
+    assert simulation.run().ended.state == "finished"
+
+
+def test_the_run_file_says_what_the_least_is():
+    simulation = group(group={"hung_seconds": 600.0}).begin().until_step(4)
+    hang(simulation, 2)
+    tick(simulation, 570)
+    assert not lost(simulation)
+    tick(simulation, 40)
+    assert lost(simulation)
+
+
+def test_one_that_hangs_in_its_checkpoint_is_replaced_and_the_run_goes_on():
+    simulation = group(checkpoint={"every_steps": 4}).begin().until_step(6)
+    simulation.until(lambda: simulation.sent_plans[-1].kind == "checkpoint").talk()
+    hang(simulation, 1)
+    tick(simulation, 125)
+    assert len(lost(simulation)) == 1
+    assert go_on(simulation).ended.state == "finished"
+    check_ledger(simulation)
+
+
+# ---------------------------------------------------------------- the last one with the state
+
+
+def alone(steps: int = 400, every: int = 2) -> Simulation:
+    """Of two ranks the first has just died, so that only the other has the state."""
+    simulation = group("ab", steps=steps, checkpoint={"every_steps": every}).begin().until_step(5)
+    simulation.kill(simulation.ranks[0])
+    return simulation.until(lambda: any("formed, 1 rank" in text for text in texts(simulation)))
+
+
+def test_the_last_one_that_is_silent_for_long_is_given_up_for_a_checkpoint():
+    simulation = alone()
+    simulation.stop(simulation.ranks[1])
+    tick(simulation, 59)
+    assert simulation.conductor.final is None
+    assert shown(simulation, 1, "silent").why == "silent; nobody else has the run's state"
+    tick(simulation, 3)
+    assert simulation.conductor.goes_back
+    assert any("b, the last with the run's state, has been silent" in text for text in texts(simulation))
+    assert simulation.ranks[1].gone
+    tick(simulation, 5)
+    assert simulation.ended.state == "failed"
+
+
+def test_without_a_checkpoint_the_last_one_is_waited_for_and_its_state_says_so():
+    simulation = alone(every=0)
+    simulation.stop(simulation.ranks[1])
+    tick(simulation, 300)
+    assert simulation.conductor.final is None
+    view = shown(simulation, 1, "silent")
+    assert (view.state, view.why) == ("hung", "silent; nobody else has the run's state, and there is no checkpoint")
+    simulation.ranks[1].silent = False
+    assert go_on(simulation).ended.state == "finished"
+
+
+def test_the_last_one_that_hangs_is_given_up_later_than_any_other():
+    simulation = alone()
+    simulation.lost.add(0)  # nobody comes to its aid
+    hang(simulation, 1)
+    tick(simulation, 500)
+    assert simulation.conductor.final is None
+    tick(simulation, 200)
+    assert simulation.conductor.goes_back
+    assert any("b, the last with the run's state, hung, no progress in " in text for text in texts(simulation))
+
+
+def test_a_checkpoint_is_known_to_the_next_conductor():
+    simulation = alone()
+    simulation.stop(simulation.ranks[1])
+    simulation.restart_agent()
+    tick(simulation, 62)
+    assert simulation.conductor.goes_back
+
+
+# ---------------------------------------------------------------- trainers that are started again
+
+
+def started_again(simulation: Simulation) -> Simulation:
+    """The trainer of c has been killed, and another one is there."""
+    simulation.begin().until_step(2)
+    simulation.command("pause")
+    simulation.run()
+    simulation.kill(simulation.ranks[2])
+    simulation.run()
+    for _ in range(2):
+        simulation.tick(1.0)
+    assert simulation.starts == 1
+    return simulation
+
+
+def test_a_trainer_that_says_nothing_after_its_start_is_ended_and_started_again_later():
+    simulation = started_again(group(steps=400))
+    simulation.stop(simulation.ranks[2])
+    tick(simulation, 118)
+    assert simulation.starts == 1
+    tick(simulation, 6)
+    assert any("the trainer of c has said nothing for 12" in text for text in texts(simulation))
+    assert simulation.starts == 2
+    simulation.command("resume")
+    assert go_on(simulation).ended.state == "finished"
+    simulation.check_alike()
+
+
+def test_one_that_hangs_while_it_loads_is_ended_and_started_again():
+    simulation = started_again(group(steps=400))
+    trainer = simulation.ranks[2]
+    trainer.load = lambda: None
+    for _ in range(620):
+        simulation.tick(1.0)
+        simulation.talk()
+    assert any("the trainer of c has got on with nothing for long while it loads" in text for text in texts(simulation))
+    assert simulation.starts == 2
+    del trainer.load
+    simulation.command("resume")
+    assert go_on(simulation).ended.state == "finished"
+
+
+def test_one_that_loads_slowly_is_let_be():
+    simulation = started_again(group(steps=400))
+    for _ in range(2000):
+        simulation.ranks[2].progress += 1
+        simulation.tick(1.0)
+        simulation.talk()
+    assert simulation.starts == 1
+
+
+# ---------------------------------------------------------------- draining
+
+
+@pytest.mark.parametrize("kind", ["step", "checkpoint"])
+def test_a_node_is_draining_until_what_is_under_way_is_done(kind):
+    simulation = group(steps=60, checkpoint={"every_steps": 4}).begin().until_step(3)
+    if kind == "checkpoint":
+        simulation.until(lambda: simulation.sent_plans[-1].kind == "checkpoint")
+    else:
+        simulation.until_step(5).until(lambda: simulation.sent_plans[-1].step == 6).talk()
+    drain = simulation.command("drain", node="c")
+    view = shown(simulation, 2)
+    assert (view.state, view.share) == ("draining", 4)
+    assert view.why == ("until step 6 is done" if kind == "step" else "until the checkpoint of step 4 is done")
+    simulation.until(lambda: drain in simulation.ends)
+    assert shown(simulation, 2).state == "drained"
