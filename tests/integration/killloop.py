@@ -70,10 +70,9 @@ def blows(seed: int, mean_seconds: float) -> Iterator[Blow]:
 
 
 def bears(view: m.RunView, blow: Blow) -> bool:
-    """Whether a rank with the state of the last step is left after it, given that all that take part have it."""
-    if "agent" in blow.victim:
-        return any(takes_part(view, [node]) for node in NODES if node != blow.node)
-    return takes_part(view, NODES if blow.victim == "trainer" else [blow.node])
+    """Whether the victim is there and, after it, a rank with the state of the last step; all that take part have it."""
+    left = any(takes_part(view, [node]) for node in NODES if node != blow.node)
+    return left and ("agent" in blow.victim or takes_part(view, [blow.node]))
 
 
 # ---------------------------------------------------------------- done to a run

@@ -22,8 +22,8 @@ MB = 1_000_000
 AGENT_BYTES, TRAINER_BYTES = 8 * MB, 24 * MB
 """How much more memory a late agent or trainer may take than an early one. An agent keeps the last 10,000 messages of
 about 1 kB for clients that missed some; a trainer's differs by what its allocator happened to get."""
-RECORD_BYTES_A_STEP = 24_000
-"""What all nodes' records together may grow by: some rows of each step for each rank, and a second's host metrics."""
+RECORD_BYTES_A_STEP = 6_000
+"""What all nodes' records together may have of each step: its plan, its rows and rollups, what trainers write."""
 SQLITE_LOG_BYTES, SQLITE_LOGS = 6 * MB, 2 * len(NODES)
 """Of a record's write-ahead log, which is folded into the record at 4 MiB; each node writes two records."""
 LOG_BYTES_A_STEP = 500
@@ -145,7 +145,7 @@ def _grown(what: str, early: Sequence[Process], late: Sequence[Process], bound: 
 def _grown_disk(early: Reading, late: Reading) -> list[str]:
     steps = late.step - early.step
     bounds = {
-        "record": early.disk_bytes["record"] + SQLITE_LOGS * SQLITE_LOG_BYTES + RECORD_BYTES_A_STEP * steps,
+        "record": MB + RECORD_BYTES_A_STEP * late.step,  # from the first step on, for the logs have a part of it
         "sqlite log": SQLITE_LOGS * SQLITE_LOG_BYTES,
         "checkpoints": 1.5 * max(early.disk_bytes["checkpoints"], MB),
         "logs": early.disk_bytes["logs"] + MB // 10 + LOG_BYTES_A_STEP * steps,

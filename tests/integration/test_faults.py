@@ -61,7 +61,7 @@ def totals() -> Iterator[Counter[tuple[str, str, str]]]:
     yield counted
     print("\nall groups together", table(counted), sep="\n")
     if WANTED == "all":
-        sums = Counter({(victim, number): 0 for victim, number in OWED})
+        sums: Counter[tuple[str, str]] = Counter()
         for (victim, number, _), count in counted.items():
             sums[victim, number] += count
         assert all(sums[key] >= owed for key, owed in OWED.items()), sums

@@ -25,11 +25,11 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.blocking import BlockingClient
 
 WANTED = os.environ.get("TRAINCTL_SOAK", "")
-STEPS = int(WANTED or "50")
+STEPS = int(WANTED or "80")
 MEAN_SECONDS = 10.0 if WANTED else 2.0
 COUNT = None if WANTED else 5
 """How many faults; None: as many as there is time for."""
-STRIDE = 25 if WANTED else (STEPS - LEFT_STEPS) // 5
+STRIDE = 25 if WANTED else (STEPS - LEFT_STEPS) // 7
 """The steps a run makes at most before it waits for the next fault."""
 FLAT_STEPS = 300
 """A run of so many steps is long enough to tell growth from what a start takes."""
@@ -103,7 +103,7 @@ def readings(grow: str = "") -> list[Reading]:
         return one
 
     def disk(at: int) -> dict[str, int]:
-        of = {"record": 5000 * at, "sqlite log": 12 * MB, "checkpoints": 2 * MB, "logs": 100 * at, "other": 13 * MB}
+        of = {"record": 3000 * at, "sqlite log": 12 * MB, "checkpoints": 2 * MB, "logs": 100 * at, "other": 13 * MB}
         return {name: size + (MB * at // 10 if name == grow else 0) for name, size in of.items()}
 
     processes = [("agent", node) for node in NODES] + [("trainer", node) for node in NODES]
