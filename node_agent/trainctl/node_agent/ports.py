@@ -40,6 +40,8 @@ class RankPort(Protocol):
     async def tell(self, order: m.ToTrainer) -> bool: ...
     def look(self) -> Look: ...
     def doing(self) -> str: ...
+    @property
+    def reached_monotonic(self) -> float: ...
     async def end(self) -> None: ...
     async def start_again(self) -> None: ...
     async def kill(self) -> None: ...
@@ -84,6 +86,11 @@ class LocalRank:
         """Where a trainer that says nothing was, by its status page."""
         page = read_status(self._paths.status_page(self._rank))
         return f"silent in {page.phase} of step {page.step}" if page else "silent"
+
+    @property
+    def reached_monotonic(self) -> float:
+        """Nothing but this agent lies between."""
+        return 0.0
 
     async def end(self) -> None:
         """Not by a word: it has not attached yet, so there is nothing in it to save."""
@@ -135,6 +142,11 @@ class RemoteRank:
     def doing(self) -> str:
         """What is known of a trainer that isn't heard of."""
         return "silent" if self._link.line.open else f"the agent of {self._link.node}: {self._link.line.why}"
+
+    @property
+    def reached_monotonic(self) -> float:
+        """Since when its agent has been in touch; before that nothing could be heard of the rank."""
+        return self._link.reached_monotonic if self._link.line.open else 0.0
 
     async def start_again(self) -> None:
         """Have its agent do so; how that went it tells by itself."""

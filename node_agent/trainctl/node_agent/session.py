@@ -104,7 +104,8 @@ class Session:
     def _is_away(self, rank: int) -> bool:
         """Notice a trainer that lives and says nothing, and where it was."""
         heard = self.conductor.ranks[rank].heard or 0.0
-        silent_seconds = time.monotonic() - max(heard, self._watching_since)
+        # An agent that has just come back gives its trainers as long again: they are still to attach to it.
+        silent_seconds = time.monotonic() - max(heard, self._watching_since, self.ports[rank].reached_monotonic)
         limit_seconds = AWAY_SECONDS if self.conductor.ready(rank) is not None else self.conductor.patience_seconds
         if silent_seconds < limit_seconds:
             self._away.pop(rank, None)
