@@ -14,11 +14,13 @@ demo: $(VENV)/.ready
 test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
-# What takes too long for every change: ten times as many transitions of the conductor's model, and more faults on all
-# engines and mixes of backends, counted by victim and phase.
+# What takes too long for every change: ten times as many transitions of the conductor's model; more faults on all
+# engines and mixes of backends, counted by victim and phase; 600 steps with a fault every 10 s on average, on torch and
+# on a mix.
 soak: $(VENV)/.ready-dev
 	TRAINCTL_TRANSITIONS=2000000 $(BIN)/python -m pytest tests/node_agent $(PYTEST_ARGS)
 	TRAINCTL_FAULTS=all $(BIN)/python -m pytest -s tests/integration/test_faults.py $(PYTEST_ARGS)
+	TRAINCTL_SOAK=600 $(BIN)/python -m pytest -s tests/integration/test_soak.py $(PYTEST_ARGS)
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .

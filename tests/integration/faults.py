@@ -109,7 +109,7 @@ class Harness:
     def strike_together(self, nodes: Sequence[str]) -> None:
         """Kill the trainers of several nodes in one moment."""
         with self._noticed(), contextlib.ExitStack() as stack:
-            held = [stack.enter_context(_held(pid)) for node in nodes for pid in self._cluster[node].trainer_pids()]
+            held = [stack.enter_context(handle(pid)) for node in nodes for pid in self._cluster[node].trainer_pids()]
             assert len(held) == len(nodes)
             for one in held:
                 signal.pidfd_send_signal(one, signal.SIGKILL)
@@ -159,7 +159,7 @@ class Harness:
                 pids = self._victims(fault, trainers)
                 if fault.phase == "regroup" and pids:
                     pids = self._regroup(fault, trainers, pids)
-                held = [stack.enter_context(_held(pid)) for pid in pids]
+                held = [stack.enter_context(handle(pid)) for pid in pids]
                 if held and self._meet(fault, trainers[0]):
                     for one in held:
                         signal.pidfd_send_signal(one, fault.signal)
@@ -181,7 +181,7 @@ class Harness:
             return []
         other = next(other for other in reversed(NODES) if other != fault.node)
         for pid in [pid for trainer in self._cluster[other].trainer_pids() for pid in reducers(trainer)]:
-            with _held(pid) as held:
+            with handle(pid) as held:
                 signal.pidfd_send_signal(held, signal.SIGKILL)
             self.done["reducer", "SIGKILL", "any, for a regroup"] += 1
         if fault.victim != "reducer":
@@ -229,13 +229,13 @@ def reducers(trainer: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def _held(pid: int) -> Iterator[int]:
+def handle(pid: int) -> Iterator[int]:
     """A handle that stands for this process even when its number is another's."""
-    handle = os.pidfd_open(pid)
+    held = os.pidfd_open(pid)
     try:
-        yield handle
+        yield held
     finally:
-        os.close(handle)
+        os.close(held)
 
 
 @contextlib.contextmanager

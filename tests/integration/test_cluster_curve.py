@@ -73,8 +73,8 @@ def _newer(run: m.RunView, before: m.RunView) -> m.RunView | None:
     return run if run.generation > before.generation or run.state not in m.ACTIVE_RUN_STATES else None
 
 
-def one_rank_curve(client: BlockingClient, config: dict) -> list[m.StepCommitted]:
+def one_rank_curve(client: BlockingClient, config: dict, seconds: float = 120.0) -> list[m.StepCommitted]:
     begun = client.send("start-run", {"config": config}, timeout_seconds=120)
     assert begun.state == "applied", begun.reason
-    assert wait_for_end(client).state == "finished"
+    assert wait_for_end(client, seconds).state == "finished"
     return all_steps(client, begun.run)

@@ -8,7 +8,7 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from tests.integration.clusters import NODES, on
@@ -31,6 +31,8 @@ STEPS, SHORT_STEPS = max(36 * COUNT, 40), 40
 pytestmark = pytest.mark.timeout(150 * COUNT)
 TOLERANCE = {"torch": 1e-5, "mlx": 1e-5, "mixed": 5e-5}
 
+OWED = {(victim, "SIGKILL"): 25 for victim in VICTIMS} | {(victim, "SIGSTOP"): 5 for victim in ("trainer", "reducer")}
+
 FaultyRun = Callable[[Callable[[Harness, int], object], int], list[m.Event]]
 
 
@@ -52,8 +54,21 @@ def curves() -> dict[str, list[m.StepCommitted]]:
     return {}
 
 
+@pytest.fixture(scope="module")
+def totals() -> Iterator[Counter[tuple[str, str, str]]]:
+    """What was done to all groups together; told at the end, and held to what a whole soak owes."""
+    counted: Counter[tuple[str, str, str]] = Counter()
+    yield counted
+    print("\nall groups together", table(counted), sep="\n")
+    if WANTED == "all":
+        sums: Counter[tuple[str, str]] = Counter()
+        for (victim, number, _), count in counted.items():
+            sums[victim, number] += count
+        assert all(sums[key] >= owed for key, owed in OWED.items()), sums
+
+
 @pytest.fixture
-def faulty_run(cluster, run_config, group, seed, curves) -> FaultyRun:
+def faulty_run(cluster, run_config, group, seed, curves, totals) -> FaultyRun:
     """A run over all nodes that a function disturbs, given the harness and the last step. It is checked to its end;
     its events come back."""
     engine, mix = group
@@ -81,6 +96,7 @@ def faulty_run(cluster, run_config, group, seed, curves) -> FaultyRun:
             if mix not in curves:
                 alone = on("alpha", alpha={"backend": backend, "micro": 6})
                 curves[mix] = one_rank_curve(client, make(STEPS, nodes=alone, checkpoint__every_steps=0))
+            totals.update(harness.done)
             check_ledger(cluster, begun.run, steps, was_lost=was_lost(events))
             worst = worst_deviation(disturbed, curves[mix][:steps])
             print(f"{engine}, {mix}, seed {seed}, worst relative deviation {worst:.1e}", table(harness.done), sep="\n")

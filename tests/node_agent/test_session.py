@@ -1,6 +1,7 @@
 """A session's turns: what one event leads to is carried out wholly before anything of the next event is."""
 
 import asyncio
+import time
 
 import pytest
 import zmq
@@ -24,6 +25,7 @@ class Port:
 
     def __init__(self, rank: int, told: list[tuple[int, str]]) -> None:
         self._rank, self._told = rank, told
+        self.reached_monotonic = 0.0
 
     def start(self, resume_from) -> None:
         raise NotImplementedError
@@ -42,6 +44,9 @@ class Port:
 
     async def end(self) -> None:
         raise NotImplementedError
+
+    async def kill(self) -> None:
+        self._told.append((self._rank, "kill"))
 
 
 class Told:
@@ -145,6 +150,21 @@ def test_a_command_that_waited_for_its_turn_while_the_session_was_closed_still_e
 
     asyncio.run(main())
     assert [end.state for end in told.ends] == ["rejected"]
+
+
+def test_a_rank_whose_agent_has_just_come_back_is_not_taken_for_hung(told):
+    async def main() -> None:
+        await told.load()
+        now, port = time.monotonic(), told.session.ports[2]
+        told.session._watching_since = told.conductor.ranks[2].heard = now - 60.0
+        port.reached_monotonic = now - 1.0
+        await told.session.watch_trainers()
+        assert 2 not in told.session._away
+        port.reached_monotonic = now - 60.0
+        await told.session.watch_trainers()
+        assert told.session._away == {2: "silent"}
+
+    asyncio.run(main())
 
 
 def command(verb: str) -> d.Commanded:

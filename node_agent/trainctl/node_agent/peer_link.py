@@ -65,6 +65,11 @@ class PeerLink:
         """For how long its agent has been out of reach, 0 if it isn't."""
         return 0.0 if self.line.state == "connected" else time.monotonic() - self._since_monotonic
 
+    @property
+    def reached_monotonic(self) -> float:
+        """Since when its agent has been in touch, or out of it."""
+        return self._since_monotonic
+
     # ------------------------------------------------------------ to the follower
 
     async def send(self, make: Made) -> bool:

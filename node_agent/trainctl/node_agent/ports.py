@@ -42,6 +42,8 @@ class RankPort(Protocol):
     def doing(self) -> str: ...
     @property
     def in_touch(self) -> bool: ...
+    @property
+    def reached_monotonic(self) -> float: ...
     async def end(self) -> None: ...
     async def start_again(self) -> None: ...
     async def kill(self) -> None: ...
@@ -91,6 +93,11 @@ class LocalRank:
     def in_touch(self) -> bool:
         """Whether it can be ended from here."""
         return True
+
+    @property
+    def reached_monotonic(self) -> float:
+        """Nothing but this agent lies between."""
+        return 0.0
 
     async def end(self) -> None:
         """Not by a word: it has not attached yet, so there is nothing in it to save."""
@@ -147,6 +154,11 @@ class RemoteRank:
     def in_touch(self) -> bool:
         """Whether it can be ended from here."""
         return self._link.line.open
+
+    @property
+    def reached_monotonic(self) -> float:
+        """Since when its agent has been in touch; before that nothing could be heard of the rank."""
+        return self._link.reached_monotonic if self._link.line.open else 0.0
 
     async def start_again(self) -> None:
         """Have its agent do so; how that went it tells by itself."""

@@ -108,7 +108,8 @@ class Session:
     def _silent_seconds(self, rank: int) -> float:
         """For how long a trainer that lives has said nothing, if that is too long; then also notice where it was."""
         heard = self.conductor.ranks[rank].heard or 0.0
-        silent_seconds = time.monotonic() - max(heard, self._watching_since)
+        # An agent that has just come back gives its trainers as long again: they are still to attach to it.
+        silent_seconds = time.monotonic() - max(heard, self._watching_since, self.ports[rank].reached_monotonic)
         if silent_seconds < self.conductor.patience_seconds(rank):
             self._away.pop(rank, None)
             return 0.0

@@ -1,0 +1,134 @@
+"""A run that is disturbed over and over at random times ends at its last step on the undisturbed curve, and takes no
+more and more of the machines.
+
+TRAINCTL_SOAK says of how many steps, with a fault every 10 s on average, on torch and on a mix of backends; unset, a
+few faults in a short run. TRAINCTL_FAULT_SEED replays a schedule that failed.
+"""
+
+import dataclasses
+import itertools
+import os
+import signal
+import statistics
+
+import pytest
+from tests.integration.clusters import NODES, on
+from tests.integration.conftest import all_steps, wait_for_end
+from tests.integration.exactness import check_ledger, worst_deviation
+from tests.integration.faults import VICTIMS, naming
+from tests.integration.killloop import LEFT_STEPS, KillLoop, blows
+from tests.integration.soak import MB, Meter, Process, Reading, not_flat, summary
+from tests.integration.test_cluster_curve import one_rank_curve
+from tests.integration.test_faults import ALL, MIXES, SEED, TOLERANCE, table, was_lost
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.blocking import BlockingClient
+
+WANTED = os.environ.get("TRAINCTL_SOAK", "")
+STEPS = int(WANTED or "80")
+MEAN_SECONDS = 10.0 if WANTED else 2.0
+COUNT = None if WANTED else 5
+"""How many faults; None: as many as there is time for."""
+STRIDE = 25 if WANTED else (STEPS - LEFT_STEPS) // 7
+"""The steps a run makes at most before it waits for the next fault."""
+FLAT_STEPS = 300
+"""A run of so many steps is long enough to tell growth from what a start takes."""
+SIZE = {"batch": {"global": 24 if WANTED else 12, "micro": 1}, "data__sequence_length": 64}
+RATE = {"optimizer__schedule": "constant", "optimizer__learning_rate": 1e-4}
+"""Low, so that 600 steps learn and yet don't blow up what mere rounding makes of three ranks: two runs of one rank with
+other micro-batches differ by 1.3e-7 at most. At five times the rate that grows to 2e-3 once the loss has spikes."""
+GROUPS = [("gloo", "torch"), ("ring", "mixed")] if WANTED else [("gloo", "torch")]
+
+
+@pytest.mark.timeout(max(10 * STEPS, 180))
+@pytest.mark.parametrize("group", GROUPS, ids="-".join)
+def test_faults_at_random_times_cost_no_step_bend_no_curve_and_leave_nothing_behind(cluster, run_config, group):
+    engine, mix = group
+    seed = SEED + ALL.index(group)
+
+    def make(**tables) -> dict:
+        changes = {"checkpoint__every_steps": 10, **RATE, **SIZE, **tables}
+        return run_config(run__steps=STEPS, group={"engine": engine}, **changes)
+
+    with (
+        cluster.client("alpha", timeout_seconds=60) as client,
+        naming(f"TRAINCTL_FAULT_SEED={SEED}, {engine}, {mix}"),
+    ):
+        print(f"\n{engine}, {mix}, {STEPS} steps, TRAINCTL_FAULT_SEED={SEED}")
+        begun = client.send("start-run", {"config": make(nodes=on(*NODES, **MIXES[mix]))})
+        assert begun.state == "applied", begun.reason
+        meter = Meter(cluster, begun.run)
+        loop = KillLoop(cluster, client, begun.run, meter)
+        loop.settle()
+        loop.go_on(itertools.islice(blows(seed, MEAN_SECONDS), COUNT), STEPS, STRIDE)
+        view = wait_for_end(client)
+        assert (view.state, view.step) == ("finished", STEPS), view.reason
+        disturbed = all_steps(client, begun.run)
+        check_ledger(cluster, begun.run, STEPS, was_lost=was_lost(all_events(client, begun.run)))
+        alone = on("alpha", alpha={"backend": "mlx" if mix == "mlx" else "torch", "micro": 6})
+        undisturbed = one_rank_curve(client, make(nodes=alone, checkpoint__every_steps=0), seconds=120 + STEPS)
+    worst = worst_deviation(disturbed, undisturbed)
+    print(f"{loop.blows} faults, worst relative deviation {worst:.1e}", table(loop.done), sep="\n")
+    print(*summary(meter.readings), sep="\n")
+    assert worst <= TOLERANCE[mix]
+    assert loop.blows >= (COUNT or STEPS // STRIDE - 1)
+    assert STEPS < FLAT_STEPS or not_flat(meter.readings) == []
+
+
+def all_events(client: BlockingClient, run: str) -> tuple[m.Event, ...]:
+    """Page by page."""
+    events: list[m.Event] = []
+    while page := client.events(run, events[-1].id if events else 0).events:
+        events += page
+    return tuple(events)
+
+
+def test_a_seed_makes_one_schedule_in_which_every_victim_has_its_turn():
+    first, again, other = (list(itertools.islice(blows(seed, 10.0), 400)) for seed in (4, 4, 5))
+    assert first == again != other
+    assert 8.0 < statistics.mean(blow.after_seconds for blow in first) < 12.0
+    for five in (first[at : at + 5] for at in range(0, 400, 5)):
+        assert {blow.victim for blow in five if blow.signal == signal.SIGKILL} == {*VICTIMS}
+    stopped = [blow.victim for blow in first if blow.signal == signal.SIGSTOP]
+    assert [stopped.count(victim) for victim in VICTIMS] == [20] * 4
+    assert all((blow.node == "alpha") == (blow.victim == "lead agent") for blow in first if "agent" in blow.victim)
+
+
+def readings(grow: str = "") -> list[Reading]:
+    """Of an hour, in which one thing may grow."""
+
+    def process(kind, node: str, at: int) -> Process:
+        one = Process(kind, node, 100 + NODES.index(node), 20.0 + at % 60, 50 * MB, 37, 2)
+        if grow.startswith(f"{kind} {node} "):
+            name = grow.split()[-1]
+            return dataclasses.replace(one, **{name: getattr(one, name) * (1 + at // 1800)})
+        return one
+
+    def disk(at: int) -> dict[str, int]:
+        of = {"record": 3000 * at, "sqlite log": 12 * MB, "checkpoints": 2 * MB, "logs": 100 * at, "other": 13 * MB}
+        return {name: size + (MB * at // 10 if name == grow else 0) for name, size in of.items()}
+
+    processes = [("agent", node) for node in NODES] + [("trainer", node) for node in NODES]
+    return [
+        Reading(float(at), at, at % 60 < 40, tuple(process(kind, node, at) for kind, node in processes), disk(at))
+        for at in range(3600)
+    ]
+
+
+def test_honest_growth_is_flat():
+    assert not_flat(readings()) == []
+
+
+@pytest.mark.parametrize("what", ["rss_bytes", "descriptors", "children"])
+@pytest.mark.parametrize("whose", ["agent beta", "trainer gamma"])
+def test_growth_of_a_process_is_found(whose, what):
+    (found,) = not_flat(readings(f"{whose} {what}"))
+    assert found.startswith(
+        f"{'memory' if what == 'rss_bytes' else what} of the {whose.replace(' ', ' of ')} went from"
+    )
+
+
+@pytest.mark.parametrize("what", ["record", "sqlite log", "checkpoints", "logs", "other"])
+def test_growth_on_disk_is_found(what):
+    (found,) = not_flat(readings(what))
+    assert found.startswith(f"{what} took ")
