@@ -17,6 +17,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "evaluate": {},
     "drain": {},
     "admit": {},
+    "promote": {"old_lead_is_off": True},
     "pause": {},
     "resume": {},
     "stop": {"checkpoint": False},

@@ -14,6 +14,7 @@ FROZEN = {
     "events": "--cluster --connect --follow --help --json --last --run -f -h -n",
     "logs": "--cluster --connect --follow --help --json --last --node --rank --run -f -h -n",
     "ls": "--cluster --connect --help --json -h",
+    "promote": "--cluster --connect --help --json --old-lead-is-off --run --timeout -h NODE",
     "run": "--cluster --connect --follow --help --json --resume --set --timeout -f -h RUN.toml",
     "send": "--cluster --connect --help --id --if-plan --json --node --run --timeout --ttl --wait -h KEY=VALUE VERB",
     "status": "--cluster --connect --help --json --run -h",

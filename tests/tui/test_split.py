@@ -207,6 +207,10 @@ def test_what_is_resolved_sums_or_is_refused(
         ("set-global-batch value=2", "bad", "2 samples are too few for 3 ranks; each takes one or more"),
         ("drain --node x", "bad", "no node 'x' in this run"),
         ("admit --node mlx-c", "bad", "mlx-c is not drained"),
+        ("promote --node mlx-c", "strong", "mlx-c conducts in the place of torch-a; curve unchanged"),
+        ("promote old_lead_is_off=true --node mlx-c", "strong", "in the place of torch-a even without a majority"),
+        ("promote --node torch-a", "bad", "torch-a conducts the run already"),
+        ("promote --node x", "bad", "no node 'x' in this run"),
     ],
 )
 def test_a_group_s_command_says_what_it_would_do(text: str, role: str, says: str) -> None:
@@ -227,6 +231,8 @@ def test_the_last_node_cannot_be_drained_and_a_drained_one_can_come_back() -> No
     assert c.form("admit", state).fields[0].choices == ("mlx-c",)
     assert c.form("admit", MIXED).blocked == "no node is drained or has failed"
     assert "nothing to split" in c.form("rebalance", ALONE).blocked
+    assert c.form("promote", MIXED, rank=2).fields[0] == c.Field("node", "node", "mlx-c", ("torch-b", "mlx-c"))
+    assert "no other node" in c.form("promote", ALONE).blocked
 
 
 # ---------------------------------------------------------------- who is waited for

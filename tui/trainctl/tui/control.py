@@ -58,6 +58,7 @@ class Progress:
 _TITLES = {
     "resize-batch": "resize micro-batch", "set-lr": "learning rate", "set-global-batch": "global batch",
     "rebalance": "split of the global batch", "drain": "drain a node", "admit": "admit a node",
+    "promote": "have a node conduct the run",
 }  # fmt: skip
 """Dialog titles that say more than the verb."""
 _EFFECTS = {
@@ -65,6 +66,9 @@ _EFFECTS = {
     "rebalance": ("who takes how many samples: speed only", "loss, global batch, learning rate, micro-batches"),
     "drain": ("the node leaves the group; the others take its samples", "the curve; its trainer waits for admit"),
     "admit": ("the node joins the group again, levelled to the others", "the curve, the global batch"),
+    "promote": (
+        "who conducts: by the lead's hand, or a majority where it is gone", "the curve, ranks and shares; one fence"
+    ),
     "set-lr": ("the optimisation, from the step it is applied at", "batch, shares, micro-batches"),
     "set-global-batch": ("the optimisation: samples a step over all ranks", "micro-batches"),
     "checkpoint": ("one is written at the next step boundary", "everything else"),
@@ -93,13 +97,15 @@ def form(verb: str, state: ViewState, rank: int | None = None, values: Mapping[s
         blocked = f"the run has {'failed' if run.state == 'failed' else 'ended'}: {verb} has nothing to act on"
     elif verb == "rebalance" and len(live_ranks(run)) < 2:
         blocked = "one rank takes the whole batch: there is nothing to split"
+    elif verb == "promote" and not fields[0].choices:
+        blocked = "no other node has a rank of the run"
     elif verb == "admit" and not fields[0].choices:
         blocked = "no node is drained or has failed"
     return Form(
         verb, _TITLES.get(verb, verb), fields, changes, keeps,
         run=run.run if run and verb != "start-run" else None,
         if_plan=run.plan_version if run and verb in _PLAN_VERBS else None,
-        ask_yes=verb == "stop", blocked=blocked,
+        ask_yes=verb in ("stop", "promote"), blocked=blocked,
     )  # fmt: skip
 
 
@@ -123,6 +129,12 @@ def _fields(verb: str, state: ViewState, rank: int | None) -> tuple[Field, ...]:
             views = [v for v in ranks if (v.state in HELD_STATES if verb == "admit" else v.state != "drained")]
             chosen = next((view.node for view in views if view.rank == rank), views[0].node if views else "")
             return (Field("node", "node", chosen, tuple(dict.fromkeys(view.node for view in views))),)
+        case "promote":
+            others = tuple(dict.fromkeys(view.node for view in run.ranks if view.node != run.lead)) if run else ()
+            mine = next((view.node for view in run.ranks if view.rank == rank), "") if run else ""
+            chosen = mine if mine in others else next(iter(others), "")
+            off = Field("old_lead_is_off", "lead is off for certain", "false", ("false", "true"))
+            return (Field("node", "node", chosen, others), off)
         case "set-lr":
             value = f.scientific(run.learning_rate) if run else ""
             return (Field("value", "learning rate", value), Field("schedule", "schedule", "scale", ("scale", "set")))

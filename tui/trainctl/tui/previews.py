@@ -36,6 +36,10 @@ def _refusal(order: Order, state: ViewState) -> str:
             return f"{value} samples are too few for {ranks} ranks; each takes one or more" if value < ranks else ""
         case "drain" | "admit":
             return _refuse_node(order, run)
+        case "promote":
+            if all(view.node != order.node for view in run.ranks):
+                return _no_node(order, run)
+            return f"{clean(run.lead)} conducts the run already" if order.node == run.lead else ""
     return ""
 
 
@@ -114,6 +118,9 @@ def _promise(order: Order, state: ViewState, glyphs: Glyphs) -> str:
             seats = shares.seats_of(state, order.node or "")
             before = [seat for seat in seats if seat.node != order.node]
             return _moved(before, seats, shares.with_back(seats, order.node or ""), glyphs)
+        case "promote":
+            taken = " even without a majority" if order.args.get("old_lead_is_off") else ""
+            return f"{clean(order.node or '')} conducts in the place of {clean(run.lead)}{taken}; curve unchanged"
         case "set-lr":
             return _preview_rate(order, run, glyphs)
         case "set-global-batch":

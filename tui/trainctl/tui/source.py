@@ -52,6 +52,7 @@ class ClusterSource:
         self.address, self._by = address, by
         self._clients = contextlib.AsyncExitStack()
         self._client = Client(address, by=by)
+        self._addresses: dict[str, str] = {}  # of the other nodes' agents
 
     async def __aenter__(self) -> Self:
         self._first = self._client = await self._clients.enter_async_context(Client(self.address, by=self._by))
@@ -67,6 +68,7 @@ class ClusterSource:
         async with contextlib.aclosing(attach_cluster(self.address, columns, by=self._by)) as items:
             async for node, item in items:
                 if isinstance(item, m.Snapshot):
+                    self._addresses |= {peer.node: peer.address for peer in item.peers}
                     await self._turn_to(item.node)
                 yield node, item
 
@@ -82,7 +84,18 @@ class ClusterSource:
         self._client = await self._clients.enter_async_context(Client(node.address, by=self._by))
 
     def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
-        return self._client.command(verb, args, **options)
+        """Sent to the agent that conducts, but for `promote`: that is for the node's own, the lead's may be gone."""
+        address = self._addresses.get(options.get("node") or "") if verb == "promote" else None
+        if address is None or address == self._client.address:
+            return self._client.command(verb, args, **options)
+        return self._elsewhere(address, verb, args, **options)
+
+    async def _elsewhere(
+        self, address: str, verb: str, args: dict[str, Any], **options: Any
+    ) -> AsyncIterator[m.CommandReply]:
+        async with Client(address, by=self._by) as client:
+            async for reply in client.command(verb, args, **options):
+                yield reply
 
     async def snapshot(self, columns: int = 120, run: str | None = None) -> m.Snapshot:
         return await self._client.snapshot(columns, run)
