@@ -156,17 +156,17 @@ class KillLoop(Harness):
                 self._cluster.start(blow.node)
 
     def _send_now(self, blow: Blow) -> Status | None:
-        """To the processes there are; gives what the page of the node's trainer shows at that moment."""
+        """To the processes there are; gives what the page of the node's trainer shows at that moment, if one lives."""
         deadline = time.monotonic() + FAULT_SECONDS
         while time.monotonic() < deadline:
             with contextlib.suppress(ProcessLookupError), contextlib.ExitStack() as stack:
-                pids = self._victims(blow, self._cluster[blow.node].trainer_pids())
-                held = [stack.enter_context(handle(pid)) for pid in pids]
+                trainers = self._cluster[blow.node].trainer_pids()
+                held = [stack.enter_context(handle(pid)) for pid in self._victims(blow, trainers)]
                 if held:
                     page = self._page(blow.node)
                     for one in held:
                         signal.pidfd_send_signal(one, blow.signal)
-                    return page
+                    return page if page is not None and page.pid in trainers else None
             self.view()
         raise AssertionError(f"no {blow.victim} to be found within {FAULT_SECONDS:g} s")
 
