@@ -141,14 +141,16 @@ class KillLoop(Harness):
         self._tell("resume")
 
     def _strike(self, blow: Blow) -> None:
-        generation = self.view().generation
-        with self._noticed():
+        before = self.view()
+        # The agent of a node that takes no part may come and go without the group's notice.
+        matters = blow.victim == "lead agent" or takes_part(before, [blow.node])
+        with self._noticed() if matters else contextlib.nullcontext():
             page = self._send_now(blow)
             met = SPOKEN.get(page.phase, page.phase) if page is not None else "no trainer"
             where = f"step {page.step}, generation {page.term}.{page.n}" if page is not None else ""
             self._say(f"{blow}: met {met} {where}")
             self.done[blow.victim, blow.signal.name, met] += 1
-            self.blows, self._broken = self.blows + 1, (generation, time.monotonic())
+            self.blows, self._broken = self.blows + 1, (before.generation, time.monotonic())
             if "agent" in blow.victim:
                 if blow.signal == signal.SIGSTOP:
                     time.sleep(blow.held_seconds)
