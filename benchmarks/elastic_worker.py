@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node N --max-restarts M benchmarks/elastic_worker.py --folder DIR
 
-Rank 0 adds a line to `steps.jsonl` in the folder for each step, once its checkpoint is written; `pid-RANK` names the
-worker that has a rank now.
+Rank 0 adds a line to `steps.jsonl` in the folder for each step, once its checkpoint is written: the step, the one that
+was loaded at the start, the time and the process. `pid-RANK` names the worker that has a rank now.
 """
 
 import argparse
@@ -30,14 +30,15 @@ def main() -> None:
     dist.init_process_group("gloo")
     worker = Worker(argparse.Namespace(folder=options.folder, rank=rank, world=world, port=port))
     checkpoint, log = options.folder / "checkpoint.pt", options.folder / "steps.jsonl"
-    step = worker.load(checkpoint) if checkpoint.exists() else 0
+    step = loaded = worker.load(checkpoint) if checkpoint.exists() else 0
     while True:
         worker.step(SAMPLES, MICRO_BATCH)
         step += 1
         if rank == 0:
             worker.save(checkpoint, step)
             with log.open("a") as file:
-                file.write(json.dumps({"step": step, "at": time.time(), "pid": os.getpid()}) + "\n")
+                row = {"step": step, "loaded": loaded, "at": time.time(), "pid": os.getpid()}
+                file.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":

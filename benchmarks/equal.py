@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sides import Cluster, ddp, run_config
+from sides import Cluster, ddp, end_on_sigterm, run_config
 
 from trainctl.trainer import demo_assets
 
@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--parameters", default="1m,20m")
     options = parser.parse_args()
+    end_on_sigterm()
     results = []
     for name in options.parameters.split(","):
         with tempfile.TemporaryDirectory() as folder:

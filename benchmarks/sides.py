@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -9,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import tomli_w
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.blocking import BlockingClient
 
 SEQUENCE = 128
 DEADLINE_SECONDS = 300.0
@@ -33,10 +34,30 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     return found
 
 
+def end_on_sigterm() -> None:
+    """Let SIGTERM leave all blocks as Ctrl-C does, so that what they started ends too."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
+def kill_left(folder: Path) -> int:
+    """Kill all processes whose command line names `folder`; how many there were."""
+    found = [
+        process
+        for process in psutil.process_iter(["cmdline", "status"])
+        if process.info["status"] != psutil.STATUS_ZOMBIE
+        and any(str(folder) in word for word in process.info["cmdline"] or ())
+    ]
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(found, 20)
+    return len(found)
+
+
 def run_config(folder: Path, nodes: Sequence[str], batch: int, micro: int, **group: Any) -> dict[str, Any]:
-    """A run file over `nodes`, one CPU thread each, that never ends by itself."""
+    """A run file over `nodes`, one CPU thread each, that never ends by itself unless its agents are gone."""
     return {
-        "run": {"name": "bench", "steps": 1_000_000},
+        "run": {"name": "bench", "steps": 1_000_000, "orphan_seconds": 60},
         "model": {"path": str(folder / "model")},
         "data": {"path": str(folder / "data"), "tokenizer": "bytes", "sequence_length": SEQUENCE, "held_out": 0.0},
         "batch": {"global": batch, "micro": micro},
@@ -63,6 +84,8 @@ class Cluster:
             for node in self._nodes:
                 self._agents.append(self._start_agent(node))
             unless_begun.pop_all()
+        from trainctl.protocol.blocking import BlockingClient  # ZeroMQ: not for the workers of the other side
+
         self.client = BlockingClient(addresses[self._nodes[0]], by="bench").__enter__()
         return self
 
@@ -74,7 +97,7 @@ class Cluster:
             self.client.__exit__(None, None, None)
         for agent in self._agents:
             agent.terminate()
-            agent.wait(20)
+            end(agent)
 
     def _start_agent(self, node: str) -> "subprocess.Popen[str]":
         """Start one, and hear its first word."""
@@ -177,11 +200,7 @@ class Ddp:
             assert worker.stdin is not None
             worker.stdin.close()
         for worker in self._workers:
-            try:
-                worker.wait(20)
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
+            end(worker)
 
     @staticmethod
     def _hear(worker: "subprocess.Popen[str]") -> dict[str, float]:
@@ -201,6 +220,15 @@ def ddp(folder: Path, world: int) -> Iterator[Ddp]:
         yield side
     finally:
         side.close()
+
+
+def end(process: "subprocess.Popen[str]", seconds: float = 20.0) -> None:
+    """Wait for one that was told to end, and kill it if it doesn't."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def free_addresses(count: int) -> list[str]:

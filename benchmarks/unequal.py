@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from sides import Cluster, Ddp, ddp, run_config
+from sides import Cluster, Ddp, ddp, end_on_sigterm, run_config
 
 from trainctl.trainer import demo_assets
 
@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quota", type=float, default=0.2, help="cores that the slow rank may use")
     options = parser.parse_args()
+    end_on_sigterm()
     try:
         quota = Quota(options.quota)
     except OSError as error:

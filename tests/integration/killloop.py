@@ -141,14 +141,16 @@ class KillLoop(Harness):
         self._tell("resume")
 
     def _strike(self, blow: Blow) -> None:
-        generation = self.view().generation
-        with self._noticed():
+        before = self.view()
+        # The agent of a node that takes no part may come and go without the group's notice.
+        matters = blow.victim == "lead agent" or takes_part(before, [blow.node])
+        with self._noticed() if matters else contextlib.nullcontext():
             page = self._send_now(blow)
             met = SPOKEN.get(page.phase, page.phase) if page is not None else "no trainer"
             where = f"step {page.step}, generation {page.term}.{page.n}" if page is not None else ""
             self._say(f"{blow}: met {met} {where}")
             self.done[blow.victim, blow.signal.name, met] += 1
-            self.blows, self._broken = self.blows + 1, (generation, time.monotonic())
+            self.blows, self._broken = self.blows + 1, (before.generation, time.monotonic())
             if "agent" in blow.victim:
                 if blow.signal == signal.SIGSTOP:
                     time.sleep(blow.held_seconds)
@@ -156,17 +158,17 @@ class KillLoop(Harness):
                 self._cluster.start(blow.node)
 
     def _send_now(self, blow: Blow) -> Status | None:
-        """To the processes there are; gives what the page of the node's trainer shows at that moment."""
+        """To the processes there are; gives what the page of the node's trainer shows at that moment, if one lives."""
         deadline = time.monotonic() + FAULT_SECONDS
         while time.monotonic() < deadline:
             with contextlib.suppress(ProcessLookupError), contextlib.ExitStack() as stack:
-                pids = self._victims(blow, self._cluster[blow.node].trainer_pids())
-                held = [stack.enter_context(handle(pid)) for pid in pids]
+                trainers = self._cluster[blow.node].trainer_pids()
+                held = [stack.enter_context(handle(pid)) for pid in self._victims(blow, trainers)]
                 if held:
                     page = self._page(blow.node)
                     for one in held:
                         signal.pidfd_send_signal(one, blow.signal)
-                    return page
+                    return page if page is not None and page.pid in trainers else None
             self.view()
         raise AssertionError(f"no {blow.victim} to be found within {FAULT_SECONDS:g} s")
 

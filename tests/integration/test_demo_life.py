@@ -119,8 +119,9 @@ def test_the_supervisor_killed_after_the_run_leaves_no_agent(folder: Path) -> No
     assert_gone_within(folder, 20)
 
 
-def test_the_agent_killed_the_run_goes_on_and_every_step_is_there(folder: Path) -> None:
-    with started("demo", *ALONE, "--json", "--steps", "12", "--folder", folder) as process:
+def test_the_agent_killed_and_then_stopped_the_run_goes_on_and_every_step_is_there(folder: Path) -> None:
+    """One that stands still is ended by the supervisor, which says so."""
+    with started("demo", *ALONE, "--json", "--steps", "24", "--folder", folder) as process:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
         assert next(line for line in lines if "step 4 " in line)
@@ -129,20 +130,33 @@ def test_the_agent_killed_the_run_goes_on_and_every_step_is_there(folder: Path) 
         assert agent is not None
         assert trainer is not None
         agent.kill()
-        began = time.monotonic()
-        wait_until(
-            lambda: (again := process_of(folder, "trainctl.node_agent.cli")) is not None and again.pid != agent.pid,
-            "the agent to be started again", 10,
-        )  # fmt: skip
-        restarted_in = time.monotonic() - began
+        restarted_in = seconds_until_another(folder, agent)
+        assert next(line for line in lines if re.search(r"step \d+ ", line))
+        stopped = process_of(folder, "trainctl.node_agent.cli")
+        assert stopped is not None
+        stopped.suspend()
+        replaced_in = seconds_until_another(folder, stopped)
         assert trainer.is_running()
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert restarted_in < 5, "the supervisor starts it at once; the rest is a loaded machine"
+    assert 4 < replaced_in < 15
     found = summary_of(out)
-    assert found["steps"] == 12
-    assert found["nodes"][0]["tokens"] == 12 * 24 * 128
+    assert found["steps"] == 24
+    assert found["nodes"][0]["tokens"] == 24 * 24 * 128
+    said = sessions(folder)[-1].glob("*.log")
+    assert any("'s agent hangs: it has said nothing for 5 s; killing it" in log.read_text() for log in said)
     assert "Traceback" not in err
+
+
+def seconds_until_another(folder: Path, agent: psutil.Process) -> float:
+    """How long it takes until there is an agent in the place of one."""
+    began = time.monotonic()
+    wait_until(
+        lambda: (again := process_of(folder, "trainctl.node_agent.cli")) is not None and again.pid != agent.pid,
+        "the agent to be started again", 20,
+    )  # fmt: skip
+    return time.monotonic() - began
 
 
 def test_ctrl_c_stops_a_headless_demo(folder: Path) -> None:

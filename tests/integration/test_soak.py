@@ -25,11 +25,11 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.blocking import BlockingClient
 
 WANTED = os.environ.get("TRAINCTL_SOAK", "")
-STEPS = int(WANTED or "80")
-MEAN_SECONDS = 10.0 if WANTED else 2.0
-COUNT = None if WANTED else 5
+STEPS = int(WANTED or "60")
+MEAN_SECONDS = 10.0 if WANTED else 1.0
+COUNT = None if WANTED else 4
 """How many faults; None: as many as there is time for."""
-STRIDE = 25 if WANTED else (STEPS - LEFT_STEPS) // 7
+STRIDE = 25 if WANTED else (STEPS - LEFT_STEPS) // 6
 """The steps a run makes at most before it waits for the next fault."""
 FLAT_STEPS = 300
 """A run of so many steps is long enough to tell growth from what a start takes."""

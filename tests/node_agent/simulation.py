@@ -182,12 +182,12 @@ class Simulation:
         self.parts.add((part.step, part.rank))
 
     def _standing(self) -> list[int]:
-        """Ranks that live and have the state of the last step."""
+        """Ranks that live, work and have the state of the last step."""
         step, kept = self.conductor.progress.step, self.conductor.durable
         members = kept.settings.live.keys() & kept.members
         return [
             rank.rank for rank in self.ranks.values()
-            if not rank.gone and not rank.silent and rank.connected and rank.rank in members
+            if not (rank.gone or rank.silent or rank.hung) and rank.connected and rank.rank in members
             and (rank.last_step, rank.state) == (step, self.world.states.get(step))
         ]  # fmt: skip
 
@@ -367,7 +367,7 @@ class Simulation:
         """No more faults: all links come back, what was stopped goes on, and what hangs is found by its deadline."""
         self.crash_after = None
         for rank in self.ranks.values():
-            rank.silent = False
+            rank.silent = rank.hung = False
             self.reconnect(rank)
         for _ in range(60):
             self.run()

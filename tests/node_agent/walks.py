@@ -24,7 +24,9 @@ def simulation(nodes: int, seed: int, steps: int = 25) -> Simulation:
     """A run of 1 to 4 nodes with all that a run file may want beside training."""
     tables = {
         "evaluate": {"every_steps": 4}, "checkpoint": {"every_steps": 5, "at_end": seed % 2 == 0},
-        "group": {"sync_weights_every": 3, "first_shares": "timed" if seed % 3 == 0 else "even"},
+        "group": {
+            "sync_weights_every": 3, "first_shares": "timed" if seed % 3 == 0 else "even", "hung_seconds": 4.0,
+        },
     }  # fmt: skip
     made = Simulation(config(steps, 12, **tables), durable(tuple("abcd"[:nodes]), 12), seed).begin()
     for number, rank in enumerate(made.ranks.values()):
@@ -78,10 +80,17 @@ class Chances:
     def stop(self) -> None:
         self.simulation.stop(self._rank())
 
+    def hang(self) -> None:
+        """Its heartbeats go on, and it does nothing, for good or until it is thought to hang."""
+        rank = self._rank()
+        rank.hung = not rank.hung
+        self.simulation.faults += rank.hung
+
 
 WEIGHTS = {
     Chances.command: 3.0, Chances.crash: 0.3, Chances.disconnect: 0.4, Chances.reconnect: 3.0,
     Chances.break_group: 0.5, Chances.jump: 1.0, Chances.repeat: 1.0, Chances.kill: 0.15, Chances.stop: 0.1,
+    Chances.hang: 0.1,
 }  # fmt: skip
 
 

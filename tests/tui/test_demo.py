@@ -12,7 +12,7 @@ from trainctl.protocol import cluster, examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.paths import node_name
-from trainctl.tui import demo, demo_folder, demo_supervisor
+from trainctl.tui import demo, demo_folder, demo_pulse, demo_supervisor
 from trainctl.tui import model as md
 
 
@@ -46,6 +46,23 @@ def test_what_ends_a_demo_at_once(flag: str) -> None:
     watch.see(view("running"))
     watch.note(**{flag: True})
     assert watch.over
+
+
+def test_an_agent_that_is_not_heard_of_hangs_but_not_when_nobody_listened() -> None:
+    pulse = demo_pulse.Pulse(0.0)
+    assert not any(pulse.is_lost(second) for second in range(30)), "it is still starting"
+    pulse.beat(30.0)
+    assert [pulse.is_lost(30.0 + second) for second in range(7)] == [False] * 5 + [True] * 2
+    pulse.beat(37.0)
+    assert not pulse.is_lost(400.0), "the machine slept"
+    assert not pulse.is_lost(401.0)
+    assert [pulse.is_lost(401.0 + second) for second in range(1, 6)] == [False] * 3 + [True] * 2
+    assert demo_pulse.Pulse(0.0).is_lost(1.9) is False
+
+
+def test_an_agent_that_never_says_a_word_is_waited_for_as_long_as_a_start_may_take() -> None:
+    pulse = demo_pulse.Pulse(0.0)
+    assert next(second for second in range(40) if pulse.is_lost(float(second))) == demo_pulse.FIRST_SECONDS
 
 
 def test_folders_of_demos_that_are_over_are_dropped(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ has none, for it may just be slow: that is told, once for each plan. One that ge
 
 from trainctl.node_agent import durations
 from trainctl.node_agent.book import Book
-from trainctl.node_agent.formation import JOIN_SECONDS, Formation
+from trainctl.node_agent.formation import GRACE_SECONDS, JOIN_SECONDS, Formation
 from trainctl.node_agent.rates import Rates
 from trainctl.node_agent.standstills import Standstills
 from trainctl.node_agent.under_way import Outstanding, UnderWay
@@ -18,6 +18,8 @@ LEAST_LATE_SECONDS, LATE_TIMES = 10.0, 3.0
 """The same, for one that is shown as late."""
 HUNG_PART = 0.5
 """After this part of the time that makes a standstill a hang, it is shown as one."""
+JOINS = 2.0
+"""A standstill for as long as so many formations is a hang."""
 PARTS = {
     "train": "step {step}", "evaluate": "the evaluation at step {step}", "checkpoint": "the checkpoint of step {step}",
     "measure": "the measurement of first shares",
@@ -97,25 +99,27 @@ class Waits:
 
     def still(self, now: float) -> dict[int, float]:
         """How long each rank that is waited for has got on with nothing, as a part of what makes it a hang."""
-        parameters, usual = self._parameters, self._under_way.usual_seconds
-        found = {}
-        for rank, (kind, since) in self._at_work().items():
-            seconds = min(self.standstills.seconds(rank), now - since)
-            found[rank] = seconds / self.standstills.limit_seconds(rank, kind, usual, parameters)
-        return found
-
-    def _at_work(self) -> dict[int, tuple[str, float]]:
-        """The ranks that the others wait for while these do something of their own: its kind, and the time before
-        which they can't have begun."""
         if self._book.stage == "forming":
-            return {
-                rank: (self.standstills.kind(rank), float("-inf"))
-                for rank in self._formation.awaited if self.standstills.is_at_work(rank)
-            }  # fmt: skip
+            return {rank: self._still_in_forming(rank) for rank in self._formation.awaited}
         first = self.first
         if first is None or first.plan.kind == "sync":
             return {}
-        return dict.fromkeys(sorted(first.at_own_part(alone=self._is_alone)), (first.plan.kind, first.since))
+        found = {}
+        for rank in sorted(first.at_own_part(alone=self._is_alone)):
+            seconds = min(self.standstills.seconds(rank), now - first.since)
+            found[rank] = seconds / self._limit_seconds(rank, first.plan.kind)
+        return found
+
+    def _still_in_forming(self, rank: int) -> float:
+        """One that waits for the others has a deadline itself, and gets on by that; one may still be at its last
+        plan."""
+        join_seconds = JOIN_SECONDS + GRACE_SECONDS + durations.level_seconds(self._parameters)
+        at_work = self.standstills.is_at_work(rank)
+        limit_seconds = self._limit_seconds(rank, self.standstills.kind(rank)) if at_work else JOINS * join_seconds
+        return self.standstills.seconds(rank) / limit_seconds
+
+    def _limit_seconds(self, rank: int, kind: str) -> float:
+        return self.standstills.limit_seconds(rank, kind, self._under_way.usual_seconds, self._parameters)
 
     @property
     def _is_alone(self) -> bool:

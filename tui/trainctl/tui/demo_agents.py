@@ -1,5 +1,5 @@
-"""A demo's agents as children: each started again on its own address whenever it ends unasked, and ended with the
-demo."""
+"""A demo's agents as children: each started again on its own address whenever it ends unasked or hangs, and ended with
+the demo."""
 
 import asyncio
 import contextlib
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 
 from trainctl.tui.demo_folder import Session
+from trainctl.tui.demo_pulse import HUNG_SECONDS, until_lost
 
 START_SECONDS = 30.0
 LEAVE_SECONDS = 10.0
@@ -25,13 +26,14 @@ class StartError(Exception):
 
 
 class AgentProcess:
-    """One node's agent, started again on the same addresses whenever it ends unasked."""
+    """One node's agent, started again on the same addresses whenever it ends unasked or hangs."""
 
     def __init__(self, session: Session, node: str, listen: str, log: Log) -> None:
         self._session, self._node, self._log = session, node, log
         self._addresses = ["--listen", listen, "--live", "tcp://127.0.0.1:0"]
         self._said = session.agent_log(node)
         self._process: asyncio.subprocess.Process | None = None
+        self._live_address = ""  # where it publishes
         self.leaving = False
 
     async def start(self) -> str:
@@ -56,6 +58,7 @@ class AgentProcess:
             raise StartError(last_line(text) or f"{self._node}'s agent ended at once")
         bound = json.loads(line)
         self._addresses = ["--listen", bound["listen"], "--live", bound["live"]]
+        self._live_address = bound["live"]
         address: str = bound["listen"]
         return address
 
@@ -63,9 +66,8 @@ class AgentProcess:
         """Start it again within two seconds each time it ends; returns when that is of no use."""
         quick_ends = 0
         while True:
-            assert self._process is not None
             began = time.monotonic()
-            status = await self._process.wait()
+            status = await self._until_ended()
             if self.leaving:
                 return
             quick_ends = quick_ends + 1 if time.monotonic() - began < STEADY_SECONDS else 0
@@ -79,6 +81,23 @@ class AgentProcess:
                 quick_ends += 1
             if quick_ends > MAX_QUICK_ENDS:
                 return
+
+    async def _until_ended(self) -> int:
+        """How it ends, be it that it hangs and is killed for that."""
+        process, lost = self._process, asyncio.create_task(until_lost(self._live_address))
+        assert process is not None
+        ended = asyncio.create_task(process.wait())
+        try:
+            await asyncio.wait({ended, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if lost.done() and not ended.done():
+                self._log(f"{self._node}'s agent hangs: it has said nothing for {HUNG_SECONDS:g} s; killing it")
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+            return await ended
+        finally:
+            for task in (ended, lost):
+                task.cancel()
+            await asyncio.gather(ended, lost, return_exceptions=True)
 
     async def end(self) -> None:
         """SIGTERM, and SIGKILL to one that doesn't heed it."""
