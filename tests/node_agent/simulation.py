@@ -5,12 +5,15 @@ Everything that was decided is kept and checked as it comes: who may commit what
 
 import dataclasses
 import random
+from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 from tests.node_agent.simulated_ranks import RUN, TORN, SimRank, SimWorld
 
 from trainctl.node_agent import decisions as d
+from trainctl.node_agent import openings
 from trainctl.node_agent.book import Progress
 from trainctl.node_agent.conductor import Conductor
 from trainctl.node_agent.settings import Durable, RankSetting, Settings
@@ -20,6 +23,8 @@ from trainctl.protocol import runfile, verbs
 from trainctl.protocol.apportionment import apportion
 
 TICK_SECONDS = 15.0
+IN_FLIGHT_SECONDS = 0.025
+"""What was kept no longer ago than this may be lost with the machine that kept it."""
 
 
 def config(steps: int = 20, batch: int = 8, **tables: dict) -> runfile.RunFile:
@@ -39,6 +44,20 @@ def durable(nodes: tuple[str, ...] = ("a",), batch: int = 8) -> Durable:
     counts = apportion(batch, dict.fromkeys(range(len(nodes)), 1.0))
     ranks = {rank: RankSetting(node, counts[rank], 4) for rank, node in enumerate(nodes)}
     return Durable(Settings(1, batch, ranks), m.Generation(1, 0), 0)
+
+
+class Copy(NamedTuple):
+    """A run's record as a follower may have it."""
+
+    at: float
+    journal: Durable
+    plans: tuple[m.StepPlan, ...]
+    commits: tuple[m.StepCommitted, ...]
+    ended: int  # commands
+
+    @property
+    def seq(self) -> int:
+        return self.plans[-1].seq if self.plans else 0
 
 
 class Simulation:
@@ -71,6 +90,10 @@ class Simulation:
         self.next_id = 0
         self.sent: dict[str, d.Commanded] = {}
         self.started = False
+        self.promotions = 0
+        self.lacking = ""  # what is missing for a majority of nodes
+        self._copies: deque[Copy] = deque(maxlen=40)  # what the followers' records may hold, the newest last
+        self._taken = 0  # the newest plan that a rank has been given by its agent, which had journaled it
         self.crash_after: int | None = None  # decisions the agent still carries out before it is killed
         self._tellers: dict[m.Generation, Conductor] = {}
         self._train_plans: set[tuple[m.Generation, int]] = set()
@@ -94,6 +117,10 @@ class Simulation:
                     return
                 self.crash_after -= 1
             self.carry_out(decision)
+            self._copies.append(self._copy())
+
+    def _copy(self) -> Copy:
+        return Copy(self.now, self.journal, tuple(self.plans[-32:]), tuple(self.commits), len(self.ends))
 
     def carry_out(self, decision) -> None:
         match decision:
@@ -169,6 +196,7 @@ class Simulation:
         assert self._tellers.get(plan.generation) is self.conductor, "a plan of a generation that it didn't form"
         self.sent_plans.append(plan)
         if plan.kind == "train":
+            assert not self.lacking or plan.finishes is not None or plan.step <= self.journal.retracted
             self._check_train_plan(plan)
         for work in plan.work:
             self._send(work.rank, plan)
@@ -296,6 +324,8 @@ class Simulation:
 
     def order(self, rank: SimRank) -> None:
         """The oldest order on a link reaches its rank."""
+        if isinstance(rank.down[0], m.StepPlan):
+            self._taken = max(self._taken, rank.down[0].seq)
         rank.take_order()
         if rank.gone:
             self.end_rank(rank, clean=True)
@@ -366,6 +396,8 @@ class Simulation:
     def settle(self) -> "Simulation":
         """No more faults: all links come back, what was stopped goes on, and what hangs is found by its deadline."""
         self.crash_after = None
+        if self.lacking:
+            self.lack("")
         for rank in self.ranks.values():
             rank.silent = rank.hung = False
             self.reconnect(rank)
@@ -446,6 +478,43 @@ class Simulation:
 
     def restart_agent(self) -> None:
         """The agent is killed: what was journaled is all that its successor knows; the ranks live on."""
+        self._succeed()
+
+    def promote(self, lead: SimRank) -> None:
+        """The lead's machine, with a rank on it, is gone all at once, and another node conducts: from a copy that lacks
+        the last of what was kept, but no plan that a rank was given. A rank's node can be reached again later."""
+        if self.ended is not None or self.conductor.final is not None or len(self.ranks) < 2:
+            return
+        self.promotions += 1
+        self.kill(lead)
+        self.disconnect(lead)
+        for rank in self.ranks.values():
+            if rank is not lead and rank.rank not in self.lost:
+                rank.connected = True
+        late = [copy for copy in self._copies if copy.seq >= self._taken and self.now - copy.at < IN_FLIGHT_SECONDS]
+        copy = self.random.choice([*late, self._copy()])
+        recent = [plan for plan in copy.plans if plan.kind == "train"]
+        self.journal = openings.taken_over(copy.journal, self.journal.generation.term + 1, recent)
+        # Plans that only the old lead had are nowhere any more.
+        self.plans = [plan for plan in self.plans if plan.seq <= copy.seq]
+        self.commits = list(copy.commits)
+        self.parts = {part for part in self.parts if part[0] <= len(self.commits)}
+        # Of what was told in the same moment the successor knows nothing, unless a plan that it has carries it.
+        for id in [*self.ends][copy.ended :]:
+            del self.ends[id]
+            if id not in copy.journal.carried:
+                del self.sent[id]
+        self._succeed()
+        if lead.rank in self.conductor.ranks and self.ended is None:
+            self.feed(d.RankSilent(lead.rank, "its node's agent is gone, and another one was promoted"))
+
+    def lack(self, lacking: str) -> None:
+        """A majority of nodes goes out of reach, or comes back."""
+        self.lacking = lacking
+        self.feed(d.Quorum(lacking))
+
+    def _succeed(self) -> None:
+        """Another conductor, from what is kept."""
         self.crash_after = None
         self.faults += 1
         last = self.commits[-1] if self.commits else None
@@ -464,6 +533,8 @@ class Simulation:
         for id, command in self.sent.items():
             if id not in self.ends and id not in self.conductor.durable.carried:
                 self.feed(dataclasses.replace(command, again=True))
+        if self.lacking:
+            self.feed(d.Quorum(self.lacking))
 
 
 EDITING = ("resize-batch", "set-global-batch", "set-lr", "rebalance", "drain", "admit")

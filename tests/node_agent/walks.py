@@ -80,6 +80,12 @@ class Chances:
     def stop(self) -> None:
         self.simulation.stop(self._rank())
 
+    def promote(self) -> None:
+        self.simulation.promote(self._rank())
+
+    def lack(self) -> None:
+        self.simulation.lack("" if self.simulation.lacking else "1 of 3 nodes in reach")
+
     def hang(self) -> None:
         """Its heartbeats go on, and it does nothing, for good or until it is thought to hang."""
         rank = self._rank()
@@ -90,6 +96,7 @@ class Chances:
 WEIGHTS = {
     Chances.command: 3.0, Chances.crash: 0.3, Chances.disconnect: 0.4, Chances.reconnect: 3.0,
     Chances.break_group: 0.5, Chances.jump: 1.0, Chances.repeat: 1.0, Chances.kill: 0.15, Chances.stop: 0.1,
+    Chances.promote: 0.1, Chances.lack: 0.3,
     Chances.hang: 0.1,
 }  # fmt: skip
 
@@ -139,6 +146,8 @@ def _wait(run: Simulation, chances: Chances) -> None:
     run.tick(5.0)
     if run.conductor.state == "paused":
         chances.command()
+    if run.lacking:
+        chances.lack()
     for rank in run.ranks.values():
         run.reconnect(rank)
 
@@ -151,4 +160,5 @@ def end(run: Simulation) -> None:
     run.check_periodic()
     if run.ended.state == "failed":  # nobody is left who has the state, or nothing could be formed
         hopeless = "formations failed in a row" in run.ended.reason and run.faults >= FAILURES
-        assert run.nobody_left or hopeless, (run.ended.reason, run.faults)
+        gave_up = "the last with the run's state, hung" in run.ended.reason  # time was let pass in which it did nothing
+        assert run.nobody_left or hopeless or gave_up, (run.ended.reason, run.faults)

@@ -240,7 +240,7 @@ class Course:
         self.planned_step, self._planned_cursor = progress.step, progress.cursor
         self.agenda.start_over(progress.step, was_passed=self._tally.plan(progress.step + 1) is not None)
         self._half = self._tally.half_done(answers) if len(standing) == len(answers) else None
-        if self._half is None and self._book.durable.retracted != progress.step + 1:
+        if self._half is None and self._book.durable.retracted <= progress.step:
             self._tally.forget(progress.step + 1)
         return standing
 
@@ -252,7 +252,7 @@ class Course:
         if half is not None and plan is not None:
             self._book.keep(seq=self._book.durable.seq + 1)
             self._issue(planner.finishing(plan, self._book.durable, *half), now)
-        elif plan is not None and self._book.durable.retracted == plan.step:
+        elif plan is not None and self._book.durable.retracted >= plan.step:
             self._book.keep(seq=self._book.durable.seq + 1)
             self._issue(planner.again(plan, self._book.durable), now)
         else:

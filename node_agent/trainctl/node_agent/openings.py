@@ -137,11 +137,25 @@ def surviving_run(paths: RunPaths, open_commands: frozenset[str], term: int = 0)
         _complete(recorder, paths)
         state = recorder.last_state()
         carried = {id: command for id, command in durable.carried.items() if id in open_commands}
-        generation = max(_highest(durable, state), m.Generation(term, 0))
-        durable = msgspec.structs.replace(durable, generation=generation, seq=state.seq, carried=carried)
         recent = tuple(plan for plan in state.plans if plan.kind == "train")
+        durable = msgspec.structs.replace(durable, generation=_highest(durable, state), seq=state.seq, carried=carried)
+        if term:
+            durable = taken_over(durable, term, recent)
         conductor = Conductor(paths.directory.name, config, durable, _progress(state), recent)
         return Opening(conductor, paths, recorder, None)
+
+
+def taken_over(durable: Durable, term: int, recent: Sequence[m.StepPlan]) -> Durable:
+    """What another node's conductor kept, for one that takes its place: that may have committed and shown a step that
+    its own rank alone had made, so what was planned is made again just so; not what was to be planned anew, for a
+    command, and so was never begun."""
+    newest = max(recent, key=lambda plan: (plan.generation, plan.seq), default=None)
+    planned = newest.step if newest is not None and durable.mode != "paused" else 0
+    if newest and any(step.step == planned and id not in newest.commands for id, step in durable.carried.items()):
+        planned = 0
+    return msgspec.structs.replace(
+        durable, generation=max(durable.generation, m.Generation(term, 0)), retracted=max(planned, durable.retracted)
+    )
 
 
 def _has_step(paths: RunPaths, step: int) -> bool:

@@ -72,5 +72,5 @@ class Durable(msgspec.Struct, frozen=True):
     eval_step: int | None = None
     members: tuple[int, ...] = ()  # ranks of the newest generation that was formed; none before the first
     timed: bool = False  # the first shares have been measured
-    retracted: int = 0  # a step that lost ranks had made and that is to be made again just so
+    retracted: int = 0  # up to this step what was planned is made again just so: lost ranks had made it, or may have
     written: int = 0  # step of the newest checkpoint; 0: there is none to go back to
