@@ -493,6 +493,7 @@ class Simulation:
                 rank.connected = True
         late = [copy for copy in self._copies if copy.seq >= self._taken and self.now - copy.at < IN_FLIGHT_SECONDS]
         copy = self.random.choice([*late, self._copy()])
+        self._copies.clear()
         recent = [plan for plan in copy.plans if plan.kind == "train"]
         self.journal = openings.taken_over(copy.journal, self.journal.generation.term + 1, recent)
         # Plans that only the old lead had are nowhere any more.

@@ -240,7 +240,9 @@ class Course:
         self.planned_step, self._planned_cursor = progress.step, progress.cursor
         self.agenda.start_over(progress.step, was_passed=self._tally.plan(progress.step + 1) is not None)
         self._half = self._tally.half_done(answers) if len(standing) == len(answers) else None
-        if self._half is None and self._book.durable.retracted <= progress.step:
+        if self._book.durable.retracted > progress.step:
+            self._book.keep(retracted=progress.step + 1)  # of a later one nobody can have had the sum
+        elif self._half is None:
             self._tally.forget(progress.step + 1)
         return standing
 
@@ -252,7 +254,7 @@ class Course:
         if half is not None and plan is not None:
             self._book.keep(seq=self._book.durable.seq + 1)
             self._issue(planner.finishing(plan, self._book.durable, *half), now)
-        elif plan is not None and self._book.durable.retracted >= plan.step:
+        elif plan is not None and self._book.durable.retracted == plan.step:
             self._book.keep(seq=self._book.durable.seq + 1)
             self._issue(planner.again(plan, self._book.durable), now)
         else:
