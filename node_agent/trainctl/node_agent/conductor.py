@@ -226,7 +226,7 @@ class Conductor:
 
     def _on_report(self, report: m.Report, now: float) -> None:
         done = self._course.on_report(report, now)
-        if done is None:
+        if done is None or self.stage == "leaving":  # then every command has its outcome
             return
         if report.kind == "train":
             for rank in done.ranks:
