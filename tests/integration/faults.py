@@ -32,6 +32,8 @@ LEAD, WRITERS = NODES[0], NODES[:2]
 POLL_SECONDS = 0.0002
 FAULT_SECONDS = 90.0
 """For a fault to find its place, and again for the run to be whole after it."""
+WATCHDOG_SECONDS = 7.0
+"""After so long a service's watchdog kills an agent that stands still; the lead has lost a follower's by then."""
 
 
 # ---------------------------------------------------------------- what is to happen: pure
@@ -99,10 +101,13 @@ class Harness:
         self.settle()
 
     def strike(self, fault: Fault) -> None:
-        """Send the signal when its place has come. An agent that is killed is started again at once."""
+        """Send the signal when its place has come. An agent that is killed is started again at once; one that is
+        stopped is killed in a while, as a service does."""
         with self._noticed():
             self._send(fault)
             if "agent" in fault.victim:
+                if fault.signal == signal.SIGSTOP:
+                    time.sleep(WATCHDOG_SECONDS)
                 self._cluster[fault.node].kill()
                 self._cluster.start(fault.node)
 

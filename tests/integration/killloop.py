@@ -32,6 +32,8 @@ from trainctl.protocol.statuspage import Status
 HELD_SECONDS = (2.0, 8.0)
 """For so long, at random, a service's watchdog bears with an agent that stands still. A follower's ranks are lost after
 5 s, so both happens: that they are, and that they are not."""
+RETURN_SECONDS = 2 * FAULT_SECONDS
+"""For two ranks that were lost one after the other to load and take part again."""
 LEFT_STEPS = 20
 """At a run's end, for the group to be whole once more."""
 SPOKEN = {shown: phase for phase, shown in SHOWN.items()}
@@ -121,7 +123,7 @@ class KillLoop(Harness):
 
     def _await(self, blow: Blow, at: float, held_step: int, last: int) -> bool:
         """Whether the time and the run are ripe for the blow before the last step."""
-        deadline = max(at, time.monotonic()) + FAULT_SECONDS
+        deadline = max(at, time.monotonic()) + RETURN_SECONDS
         while time.monotonic() < deadline:
             view = self.view()
             if view.step >= last:
@@ -132,7 +134,7 @@ class KillLoop(Harness):
                 self._hold(at)
                 held_step = last
             time.sleep(0.1)
-        raise AssertionError(f"the run was not ready for it within {FAULT_SECONDS:g} s: {view}")
+        raise AssertionError(f"the run was not ready for it within {RETURN_SECONDS:g} s: {view}")
 
     def _hold(self, at: float) -> None:
         """Pause the run until then, and until all trainers are there."""

@@ -81,7 +81,7 @@ class Meter:
         for node in NODES:
             top = self._cluster.run_paths(node, self._run).directory
             for file in top.rglob("*"):
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(OSError):  # a checkpoint that goes
                     taken[purpose(file.relative_to(top))] += file.stat().st_size if file.is_file() else 0
         return taken
 
@@ -101,7 +101,7 @@ def read_process(kind: Literal["agent", "trainer"], node: str, pid: int) -> Proc
             age_seconds = time.time() - process.create_time()
             children = len(process.children(recursive=True)) if kind == "trainer" else 0
             return Process(kind, node, pid, age_seconds, process.memory_info().rss, descriptors(pid), children)
-    except (psutil.Error, FileNotFoundError):
+    except (psutil.Error, OSError):
         return None
 
 
@@ -110,7 +110,7 @@ def descriptors(pid: int) -> int:
     reader, so that there are as many as ever read at once; a connection that is left open shows by its log's."""
     links = []
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             links.append(link.readlink())
     databases = [link for link in links if link.suffix == ".db"]
     return len(links) - len(databases) + len({*databases})

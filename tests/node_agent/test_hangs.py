@@ -94,6 +94,34 @@ def test_one_that_hangs_in_its_checkpoint_is_replaced_and_the_run_goes_on():
     check_ledger(simulation)
 
 
+@pytest.mark.parametrize("names", ["a", "abc"])
+def test_who_did_nothing_in_a_long_pause_is_not_taken_for_hung_when_it_ends(names):
+    simulation = group(names, checkpoint={"every_steps": 2}).begin().until_step(5)
+    simulation.command("pause")
+    simulation.run()
+    tick(simulation, 700)
+    simulation.command("resume")
+    while simulation.conductor.stage != "forming":
+        simulation.stride()
+        simulation.tick()
+    simulation.tick()
+    assert not lost(simulation)
+    assert simulation.conductor.final is None
+    assert go_on(simulation).ended.state == "finished"
+    assert not lost(simulation)
+
+
+def test_one_that_hangs_while_a_group_is_formed_is_replaced_before_the_run_fails():
+    simulation = group().begin().until_step(5)
+    simulation.until(lambda: len({rank.last_step for rank in simulation.ranks.values()}) == 1)
+    hang(simulation, 1)
+    simulation.break_group(simulation.ranks[0])
+    tick(simulation, 200)
+    assert lost(simulation)[0].startswith("b is lost: hung, no progress in ")
+    assert go_on(simulation).ended.state == "finished"
+    check_ledger(simulation)
+
+
 # ---------------------------------------------------------------- the last one with the state
 
 

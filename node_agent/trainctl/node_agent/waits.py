@@ -32,6 +32,7 @@ class Waits:
     def __init__(self, book: Book, formation: Formation, under_way: UnderWay, rates: Rates) -> None:
         self._book, self._formation, self._under_way, self._rates = book, formation, under_way, rates
         self.standstills = Standstills(book.config.group.hung_seconds)
+        self._unformed_since: float | None = None  # None: while there is a group
 
     @property
     def first(self) -> Outstanding | None:
@@ -98,9 +99,15 @@ class Waits:
         return f"until {PARTS[newest.plan.kind].format(step=newest.plan.step)} is done"
 
     def still(self, now: float) -> dict[int, float]:
-        """How long each rank that is waited for has got on with nothing, as a part of what makes it a hang."""
-        if self._book.stage == "forming":
-            return {rank: self._still_in_forming(rank) for rank in self._formation.awaited}
+        """How long each rank that is waited for has got on with nothing, as a part of what makes it a hang. Call it at
+        each tick."""
+        if self._book.stage == "formed":
+            self._unformed_since = None
+        elif self._unformed_since is None:
+            self._unformed_since = now
+        if self._book.stage == "forming" and self._unformed_since is not None:
+            waited_seconds = now - self._unformed_since
+            return {rank: self._still_in_forming(rank, waited_seconds) for rank in self._formation.awaited}
         first = self.first
         if first is None or first.plan.kind == "sync":
             return {}
@@ -110,13 +117,13 @@ class Waits:
             found[rank] = seconds / self._limit_seconds(rank, first.plan.kind)
         return found
 
-    def _still_in_forming(self, rank: int) -> float:
-        """One that waits for the others has a deadline itself, and gets on by that; one may still be at its last
-        plan."""
+    def _still_in_forming(self, rank: int, waited_seconds: float) -> float:
+        """One that waits for the others has a deadline itself, and gets on by that, at the latest with the next
+        formation; one may still be at its last plan."""
         join_seconds = JOIN_SECONDS + GRACE_SECONDS + durations.level_seconds(self._parameters)
         at_work = self.standstills.is_at_work(rank)
         limit_seconds = self._limit_seconds(rank, self.standstills.kind(rank)) if at_work else JOINS * join_seconds
-        return self.standstills.seconds(rank) / limit_seconds
+        return min(self.standstills.seconds(rank), waited_seconds) / limit_seconds
 
     def _limit_seconds(self, rank: int, kind: str) -> float:
         return self.standstills.limit_seconds(rank, kind, self._under_way.usual_seconds, self._parameters)
