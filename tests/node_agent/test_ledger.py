@@ -175,3 +175,31 @@ def test_killing_the_agent_ten_times_loses_no_accepted_command(tmp_path: Path) -
             for number in range(1000 * turn + 1, accepted + 1):
                 found = ledger.find(f"8b7c6d5e-0000-4000-8000-{number:012x}")
                 assert found is not None and found.state == ("applied" if number % 2 else "accepted"), number
+
+
+def test_a_node_consents_to_one_claimant_a_term_also_after_a_restart(tmp_path: Path) -> None:
+    with AgentLedger(tmp_path / "agent.db") as ledger:
+        assert ledger.term == 0
+        assert ledger.consent(2, "beta") == "beta"
+        assert ledger.consent(2, "gamma") == "beta"
+    with AgentLedger(tmp_path / "agent.db") as ledger:
+        assert (ledger.term, ledger.generation) == (2, None)
+        assert (ledger.consent(2, "beta"), ledger.consent(2, "gamma")) == ("beta", "beta")
+        assert ledger.consent(3, "gamma") == "gamma"
+        assert ledger.consent(2, "beta") == "gamma in term 3"
+        ledger.saw(m.Generation(5, 1))
+        assert ledger.term == 5
+
+
+def test_what_another_node_s_lead_tells_of_commands_is_kept_and_ends_them_once(ledger: AgentLedger) -> None:
+    ledger.accept(command(), digest_of(command()), 1000.0)
+    own = ledger.find(ID)
+    assert own is not None
+    ledger.keep_command(msgspec.structs.replace(own.kept, state="applied", step=7, ended_at=1001.0, run="run-1"))
+    ledger.keep_command(msgspec.structs.replace(own.kept, state="failed", ended_at=1002.0))
+    found = ledger.find(ID)
+    assert found is not None and (found.state, found.step, found.ended_at, found.run) == ("applied", 7, 1001.0, "run-1")
+    other = msgspec.structs.replace(own.kept, id=command(2).id, run="run-1", received_at=2000.0)
+    ledger.keep_command(other)
+    assert [row.kept for row in ledger.commands_of("run-1", 1)] == [other]
+    assert [row.id for row in ledger.open_commands()] == [other.id]

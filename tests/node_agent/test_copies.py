@@ -1,0 +1,188 @@
+"""Copies of a record on other nodes: whatever is lost on the way, they come to what the lead's has."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from trainctl.node_agent import copies
+from trainctl.node_agent.copies import Copies
+from trainctl.node_agent.recorder import RunRecorder
+from trainctl.protocol import codec
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.reader import RecordReader
+
+RUN = "r"
+COMMAND = m.KeptCommand(
+    id="c", digest="d", verb="note", args={}, by="anna", run=RUN, node=None, if_plan=None, received_at=1.0,
+    ttl_seconds=60.0, state="accepted",
+)  # fmt: skip
+
+
+def committed(step: int, generation: m.Generation) -> m.StepCommitted:
+    return m.StepCommitted(
+        run=RUN, generation=generation, step=step, committed_at=float(step), loss=1.0 / step, weight=8.0, samples=8,
+        learning_rate=1e-3, grad_norm=1.0, cursor=8 * step, global_batch=8, plan_version=1, step_seconds=0.1,
+        tokens_total=8.0 * step,
+    )  # fmt: skip
+
+
+def part(step: m.StepCommitted, rank: int) -> m.RankStep:
+    return m.RankStep(
+        run=RUN, generation=step.generation, step=step.step, rank=rank, node=f"n{rank}", tokens=4.0, samples=4,
+        micro_batch=2, replays=0, step_seconds=0.1, phases=m.Phases(forward=0.05),
+    )  # fmt: skip
+
+
+class Node:
+    """A node's record, and the link of a lead to its agent, which may be cut."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = RunPaths(folder / RUN)
+        self.paths.directory.mkdir(parents=True)
+        self.recorder, self.is_cut, self.commands = RunRecorder(self.paths), False, list[m.KeptCommand]()
+
+    async def send(self, make) -> bool:
+        if self.is_cut:
+            return False
+        message = make("link", 1)
+        assert len(codec.encode(message)) <= codec.CONTROL_FRAME_BYTES
+        for item in codec.decode_to_peer(codec.encode(message)).items:
+            kept = codec.decode_kept(item)
+            copies.keep(self.recorder, kept)
+            self.commands += [kept] if isinstance(kept, m.KeptCommand) else []
+        return True
+
+    @property
+    def hosted(self) -> m.HostedRank:
+        return m.HostedRank(RUN, 1, None, *self.recorder.newest())
+
+    def contents(self) -> tuple:
+        with RecordReader(self.paths) as reader:
+            steps, _ = reader.steps(0, 10_000)
+            events, _ = reader.events(0, 10_000)
+            own = {key: value for key, value in reader.metas().items() if key not in copies.OWN_KEYS}
+            series = [reader.series(metric, None, 0, None, 50) for metric in ("loss", "tokens_per_second")]
+            parts = [reader.rank_steps(step.step) for step in steps]
+            return steps, parts, events, own, reader.evaluations(), series
+
+
+class Lead:
+    """Keeps what happens by chance, as a conductor would, in one term."""
+
+    def __init__(self, node: Node, term: int, seed: int) -> None:
+        self.node, self.chance = node, random.Random(seed)
+        step, _, _, _ = node.recorder.newest()
+        self.step, self.generation = step, m.Generation(term, 0)
+
+    def commit(self) -> None:
+        self.step += 1
+        row = committed(self.step, self.generation)
+        self.node.recorder.commit(row, [part(row, 0)], row.committed_at)
+        self.node.recorder.commit(row, [part(row, 1)], row.committed_at)
+
+    def retract(self) -> None:
+        if self.step > 1:
+            self.step -= 1
+            self.node.recorder.retract_after(self.step)
+            self.generation = self.generation.next()
+
+    def happen(self) -> None:
+        self.node.recorder.event(1.0, "run", "info", "auto", "x" * 900, step=self.step, generation=self.generation)
+
+    def rest(self) -> None:
+        recorder = self.node.recorder
+        recorder.set_meta("conductor", str(self.chance.random()))
+        recorder.set_meta(copies.VIEW_KEY, "its own", own=True)
+        recorder.evaluation(self.step, 2.0 + self.step, 2.5, 100.0, 0.5)
+        recorder.drifts(self.step, 2.0, {0: 0.0, 1: 1e-7})
+
+    def act(self) -> None:
+        self.chance.choices((self.commit, self.happen, self.rest, self.retract), (8, 2, 1, 0.4))[0]()
+
+
+async def come_to_rest(made: Copies, node: Node) -> None:
+    """The node is in touch, and has been told all."""
+    node.is_cut = False
+    made.begin("n1", node.hosted)
+    async with asyncio.timeout(20):
+        while "n1" not in made._waiting:
+            await asyncio.sleep(0.01)
+    await made.flush()
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    pair = Node(tmp_path / "a"), Node(tmp_path / "b")
+    yield pair
+    for node in pair:
+        node.recorder.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_copy_comes_to_the_lead_s_record_whenever_the_line_is_cut(nodes, seed):
+    ours, theirs = nodes
+    lead, chance = Lead(ours, 1, seed), random.Random(seed)
+    made = Copies(ours.paths, {"n1": theirs}, lambda: [COMMAND])
+    ours.recorder.on_kept = made.add
+    lead.rest()
+    for _ in range(4):
+        await come_to_rest(made, theirs)
+        for _ in range(chance.randrange(250)):
+            lead.act()
+            if chance.random() < 0.01:
+                theirs.is_cut = True
+            if chance.random() < 0.5:
+                await made.flush()
+    await come_to_rest(made, theirs)
+    assert theirs.contents() == ours.contents()
+    assert COMMAND in theirs.commands
+    await made.close()
+
+
+async def test_what_a_replaced_lead_had_made_alone_does_not_stand_in_its_copy(nodes):
+    ours, theirs = nodes
+    old = Lead(theirs, 1, 1)
+    theirs.recorder.on_kept = lambda item: copies.keep(ours.recorder, item)
+    for _ in range(5):
+        old.commit()
+        old.happen()
+    theirs.recorder.on_kept = lambda _: None
+    for _ in range(3):  # out of reach of the others, it goes on for a while
+        old.commit()
+        old.happen()
+    new = Lead(ours, 2, 2)
+    made = Copies(ours.paths, {"n1": theirs}, lambda: ())
+    ours.recorder.on_kept = made.add
+    new.happen()
+    new.commit()
+    await come_to_rest(made, theirs)
+    new.commit()
+    await made.flush()
+    assert theirs.contents()[:3] == ours.contents()[:3]
+    with RecordReader(theirs.paths) as reader:
+        assert [reader.is_retracted(step, m.Generation(1, 0)) for step in (5, 6, 7, 8)] == [False, True, True, True]
+    await made.close()
+
+
+def test_a_claimant_gets_what_a_record_has_beyond_its_own_unless_that_is_much(nodes):
+    ours, theirs = nodes
+    lead = Lead(ours, 1, 3)
+    ours.recorder.on_kept = lambda item: copies.keep(theirs.recorder, item)
+    lead.commit()
+    ours.recorder.on_kept = lambda _: None
+    assert copies.beyond(theirs.recorder, theirs.paths, theirs.hosted, ours.hosted) == []
+    lead.commit()
+    lead.happen()
+    lead.rest()
+    assert copies.beyond(theirs.recorder, theirs.paths, theirs.hosted, ours.hosted) == []
+    for item in copies.beyond(ours.recorder, ours.paths, ours.hosted, theirs.hosted):
+        copies.keep(theirs.recorder, item)
+    assert theirs.contents()[:4] == ours.contents()[:4]
+    for _ in range(copies.PAGE_STEPS + 1):
+        lead.commit()
+    with pytest.raises(RefusedError, match=r"goes to step 103, that of rank 1's to step 2: promote the former"):
+        copies.beyond(ours.recorder, ours.paths, ours.hosted, theirs.hosted)
