@@ -57,7 +57,11 @@ def test_a_first_step_may_take_longer_than_any_other():
     simulation = group()
     simulation.begin().until(lambda: simulation.sent_plans and simulation.sent_plans[-1].kind == "train").talk()
     hang(simulation, 1)
-    tick(simulation, 570)
+    tick(simulation, 28)
+    assert shown(simulation, 1).state == "run", "nothing is known yet of how long it takes"
+    tick(simulation, 5)
+    assert (shown(simulation, 1).state, shown(simulation, 1).why) == ("late", "step 1 takes long")
+    tick(simulation, 535)
     assert not lost(simulation)
     tick(simulation, 40)
     assert lost(simulation)

@@ -36,6 +36,15 @@ def fence(generation: m.Generation) -> m.Fence:
     return m.Fence(run="r", generation=generation)
 
 
+def test_work_that_shows_nothing_for_long_is_a_sign_of_life_too(line: Line) -> None:
+    """As loading a large model: while nothing is shown on the status page, processor time counts."""
+    begun = line.hear(m.Alive).progress or 0
+    worked = time.process_time()
+    while time.process_time() < worked + 1.2:
+        pass
+    wait_for(lambda: (line.hear(m.Alive).progress or 0) > begun)
+
+
 def test_an_outdated_fence_is_dropped_without_an_answer(
     line: Line, ledger: Ledger, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ from trainctl.protocol.messages import Ready
 from trainctl.protocol.runfile import RunFile
 
 AWAY_SECONDS = 5.0
-"""A trainer says a word every second, also while it computes; after this long without one it counts as away."""
+"""A trainer says a word every second, also while it computes; after this long without one it counts as hung."""
 
 
 class Edit(NamedTuple):

@@ -15,7 +15,7 @@ from trainctl.protocol import messages as m
 LEAST_SLOW_SECONDS, SLOW_TIMES = 30.0, 10.0
 """A part that takes so long, or so many times as long as expected if that is longer, is told of."""
 LEAST_LATE_SECONDS, LATE_TIMES = 10.0, 3.0
-"""The same, for one that is shown as late."""
+"""The same, for one that is shown as late; as long as nothing is expected it is told of at that time."""
 HUNG_PART = 0.5
 """After this part of the time that makes a standstill a hang, it is shown as one."""
 JOINS = 2.0
@@ -84,7 +84,7 @@ class Waits:
         if first is None or first.plan.kind == "sync":
             return {}
         usual = self._expected_of(first.plan)
-        if now - first.since < max(LEAST_LATE_SECONDS, LATE_TIMES * usual):
+        if now - first.since < (max(LEAST_LATE_SECONDS, LATE_TIMES * usual) if usual else LEAST_SLOW_SECONDS):
             return {}
         part = PARTS[first.plan.kind].format(step=first.plan.step)
         why = f"{part} takes long" + (f", as a rule {usual:.2g} s" if usual else "")

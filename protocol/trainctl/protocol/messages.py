@@ -303,8 +303,8 @@ class RankView(msgspec.Struct, frozen=True):
 
     rank: Count
     node: str
-    state: RankState
-    since_at: float
+    state: RankState  # late: slow at its part; hung: silent, or gets on with nothing; draining: out when that is done
+    since_at: float  # when it came to this state
     share: Count  # samples of the global batch
     micro_batch: Count
     why: str = ""  # of a state that is not "run"
