@@ -56,3 +56,16 @@ def test_it_is_handed_out_once_and_forgotten_for_another_run():
     way.take("run-1", 40, "killed")
     assert way.forget() == "run-1"
     assert (way.forget(), way.run) == (None, None)
+
+
+def test_waiting_for_nodes_is_no_try():
+    way = WayBack(clock := Clock())
+    assert way.take("run-1", 40, "killed")
+    waited(way, clock)
+    assert way.held_seconds == 0.0
+    for _ in range(30):
+        way.hold("run-1")
+        assert waited(way, clock) == 1.0
+    assert way.held_seconds == 30.0
+    assert way.again()
+    assert (waited(way, clock), way.held_seconds) == (2.0, 0.0)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -30,6 +30,8 @@ from trainctl.protocol.paths import RunPaths
 ENDING_SECONDS = 10.0
 LOST_SECONDS = 30.0
 """How long the end of a run waits for a node that can't be reached."""
+ABSENT_SECONDS = 10.0
+"""How long a run that goes back waits for nodes that it can do without."""
 COMMANDS_HANDED_ON = 200
 """Of a run's commands, the newest, that its other nodes know the outcome of."""
 
@@ -117,7 +119,10 @@ class Lead:
             raise
         return opening
 
-    async def _old_run(self, run: str, starter: str | None, by: str = "auto") -> openings.Opening:
+    async def _old_run(
+        self, run: str, starter: str | None, by: str = "auto", without: Collection[int] = ()
+    ) -> openings.Opening:
+        """`without`: ranks that are lost from the beginning, and join when their nodes are in reach again."""
         known = next((row for row in self._ledger.runs() if row.run == run), None)
         if known is None:
             raise InvalidInputError("resume", f"no run {run!r} on this node")
@@ -129,11 +134,14 @@ class Lead:
                 raise InvalidInputError("resume", f"a trainer of {run} is still running; wait for its end")
         generation = self._ledger.generation or openings.FIRST_GENERATION
         source = await asyncio.to_thread(sources.find, paths, self._own.node)
-        await self._host(run, ranks, config, generation, source, call_off=known.state)
+        hosted = {rank: node for rank, node in ranks.items() if rank not in without}
+        await self._host(run, hosted, config, generation, source, call_off=known.state)
         try:
-            return await asyncio.to_thread(openings.old_run, paths, self._own.node, cluster, source, starter, by)
+            return await asyncio.to_thread(
+                openings.old_run, paths, self._own.node, cluster, source, starter, by, without=without
+            )
         except InvalidInputError as error:
-            await self._call_off(known, ranks, str(error))
+            await self._call_off(known, hosted, str(error))
             raise
 
     async def _host(
@@ -339,9 +347,15 @@ class Lead:
         if run is None:
             return
         try:
-            await self._begin(lambda: self._old_run(run, None))
+            absent, wanted = await self._absent(run)
+            if wanted or (absent and self._way_back.held_seconds < ABSENT_SECONDS):
+                self._hold(run, wanted or "")
+                return
+            await self._begin(lambda: self._old_run(run, None, without=absent))
             if self.session is not None:
                 step = self.session.conductor.progress.step
+                for rank in absent:
+                    self.session.conductor.ranks[rank].why = "was out of reach when the run went back"
                 text = f"taken up again from step {step:,}: steps after it are made again"
                 self.session.note(d.Happened("run", "warning", "auto", text, step))
         except (InvalidInputError, RefusedError) as error:
@@ -350,6 +364,30 @@ class Lead:
                 self._ledger.set_run_state(run, "failed", reason)
                 if self._gone is not None:
                     self._own.publisher.publish(msgspec.structs.replace(self._gone, state="failed", reason=reason))
+
+    async def _absent(self, run: str) -> tuple[dict[int, str], str]:
+        """The ranks of a run that is to go back whose nodes are out of reach; and which of these nodes it can't do
+        without, empty if it can."""
+        known = next((row for row in self._ledger.runs() if row.run == run), None)
+        if known is None:
+            return {}, ""
+        paths = RunPaths(known.directory)
+        ranks, source = await asyncio.to_thread(
+            lambda: (openings.kept_ranks(paths), sources.find(paths, self._own.node))
+        )
+        links = self.peers.links
+        absent = {rank: node for rank, node in ranks.items() if node in links and not links[node].line.open}
+        if source.node in absent.values():
+            return absent, f"{source.node}, which has the newest checkpoint"
+        return absent, ", ".join(absent.values()) if absent and absent.keys() == ranks.keys() else ""
+
+    def _hold(self, run: str, wanted: str) -> None:
+        """Wait for nodes to come back into reach, and say so if nothing can be done without them."""
+        self._way_back.hold(run)
+        reason = f"{self._way_back.reason}; waiting for {wanted}" if wanted else self._way_back.reason
+        if self._gone is not None and self._gone.reason != reason:
+            self._gone = msgspec.structs.replace(self._gone, reason=reason)
+            self._own.publisher.publish(self._gone)
 
     def _stop_waiting(self, run: str | None) -> bool:
         """Have a run that waits to go back end instead."""

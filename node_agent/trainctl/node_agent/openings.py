@@ -4,7 +4,7 @@ import secrets
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -84,11 +84,12 @@ def kept_ranks(paths: RunPaths) -> dict[int, str]:
 
 
 def old_run(
-    paths: RunPaths, node: str, cluster: Sequence[str], source: Source, starter: str | None, by: str = "auto"
-) -> Opening:
+    paths: RunPaths, node: str, cluster: Sequence[str], source: Source, starter: str | None, by: str = "auto",
+    *, without: Collection[int] = (),
+) -> Opening:  # fmt: skip
     """Take an ended run up again from a checkpoint, or from the start if it has none.
 
-    `starter` is the id of the command that asked for it, if one did.
+    `starter` is the id of the command that asked for it, if one did; the ranks in `without` are lost for now.
 
     Steps committed after that checkpoint are retracted: they stay in the record, marked. The settings are those that
     the first step to be done again was planned with, so that it is the same step; what commands changed later is undone
@@ -111,6 +112,9 @@ def old_run(
             )
         kept = durable.settings
         settings = _with_source(_settings_of_step(recorder, step + 1, kept), source.node)
+        for rank in set(without) & settings.live.keys():
+            if len(settings.live) > 1:
+                settings = portions.lose(settings, rank).settings
         recorder.retract_after(step)
         state = recorder.last_state()
         starting = {}

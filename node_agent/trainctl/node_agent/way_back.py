@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from trainctl.node_agent.attendance import STARTS, delay_seconds
+from trainctl.node_agent.attendance import LEAST_DELAY_SECONDS, STARTS, delay_seconds
 
 
 class WayBack:
@@ -14,6 +14,7 @@ class WayBack:
         self.run: str | None = None  # that waits to be taken up
         self._last: tuple[str, int] | None = None  # the run that went back last, and how far it had come
         self._tries, self._due = 0, 0.0
+        self._held_since: float | None = None
         self.reason = ""  # of the last loss
 
     def take(self, run: str, step: int, reason: str) -> bool:
@@ -28,7 +29,18 @@ class WayBack:
         """The run that was due could not be taken up; False if that is tried no more."""
         return self._last is not None and self._wait(self._last[0])
 
+    def hold(self, run: str) -> None:
+        """The run that was due waits for nodes that are out of reach, which is no try; look again in a second."""
+        self._held_since = self._clock() if self._held_since is None else self._held_since
+        self.run, self._due = run, self._clock() + LEAST_DELAY_SECONDS
+
+    @property
+    def held_seconds(self) -> float:
+        """How long it has waited for nodes."""
+        return 0.0 if self._held_since is None else self._clock() - self._held_since
+
     def _wait(self, run: str) -> bool:
+        self._held_since = None
         if self._tries >= STARTS:
             self.run = None
             return False
