@@ -2,6 +2,7 @@
 flat. The reading is done to live processes, the judging is pure."""
 
 import contextlib
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -80,9 +81,10 @@ class Meter:
         taken = dict.fromkeys(("record", "sqlite log", "checkpoints", "logs", "other"), 0)
         for node in NODES:
             top = self._cluster.run_paths(node, self._run).directory
-            for file in top.rglob("*"):
-                with contextlib.suppress(OSError):  # a checkpoint that goes
-                    taken[purpose(file.relative_to(top))] += file.stat().st_size if file.is_file() else 0
+            # Not by rglob, which fails if a folder goes meanwhile, as an old checkpoint's does.
+            for file in (Path(folder, name) for folder, _, names in os.walk(top) for name in names):
+                with contextlib.suppress(OSError):
+                    taken[purpose(file.relative_to(top))] += file.stat().st_size
         return taken
 
 
