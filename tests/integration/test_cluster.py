@@ -121,3 +121,25 @@ def test_a_follower_whose_lead_stays_away_ends_its_trainer_and_says_why(cluster,
         until(lambda: client.snapshot(0).run.state == "running", 60, "the run from its checkpoint")
         texts = [event.text for event in client.events(newest=True).events]
         assert any("beta" in text and "silent" in text and "going back" in text for text in texts)
+
+
+@pytest.mark.timeout(180)
+def test_a_run_goes_back_without_a_node_that_is_out_of_reach_which_joins_when_it_is_back(cluster, run_config):
+    config = run_config(run__steps=FOREVER, nodes=on("alpha", "beta"), checkpoint={"every_steps": 4, "at_end": False})
+    with cluster.client("alpha") as client:
+        run = client.send("start-run", {"config": config}, timeout_seconds=120).run
+        wait_for_step(client, 9)
+        cluster["beta"].kill()
+        for pid in [pid for node in ("beta", "alpha") for pid in cluster[node].trainer_pids()]:
+            os.kill(pid, signal.SIGKILL)
+        view = until(lambda: (v := client.snapshot(0).run).state == "running" and v, 60, "its going on alone")
+        assert {rank.node: rank.state for rank in view.ranks} == {"alpha": "run", "beta": "lost"}
+        texts = [event.text for event in client.events(newest=True).events]
+        assert any("going back to the newest checkpoint" in text for text in texts)
+        cluster.start("beta")
+        until(lambda: all(rank.state == "run" for rank in client.snapshot(0).run.ranks), 60, "beta's return")
+        last = client.snapshot(0).run.step
+        wait_for_step(client, last + 3)
+        client.send("stop", {"checkpoint": False})
+        at = wait_for_end(client).step
+        assert [step.step for step in all_steps(client, run)] == list(range(1, at + 1))

@@ -4,6 +4,7 @@ A node that missed something tells how far its record goes when it is in touch a
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -11,7 +12,7 @@ from trainctl.node_agent.peer_link import PeerLink
 from trainctl.node_agent.recorder import RunRecorder
 from trainctl.protocol import codec
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.reader import RecordReader
 
@@ -78,7 +79,7 @@ class Copies:
 
     async def _catch_up(self, node: Node, hosted: m.HostedRank) -> None:
         """Page after page. Whatever is kept from the last one's reading on waits behind it."""
-        with RecordReader(self._paths) as reader:
+        with contextlib.suppress(InvalidInputError), RecordReader(self._paths) as reader:
             step, last_event = agreed(reader, hosted)
             if step < hosted.step or last_event < hosted.event:
                 await self._send(node, [m.KeptRetraction(after_step=step, after_event=last_event)])

@@ -71,7 +71,9 @@ class Follower:
         known, told = self._ledger.generation, hello.generation or m.Generation(0, 0)
         if hello.run is not None and known is not None and told.term < known.term:
             text = f"{self._node} has seen term {known.term}, {hello.lead} leads in an older one"
-            await self._talks.refuse(identity, hello.link, "older-term", text)
+            row = self._run_of(hello.run)
+            about = {"run": hello.run, "state": row.state if row else None, "reason": row.reason if row else ""}
+            await self._talks.refuse(identity, hello.link, "older-term", text, **about)
             return
         self._conducting.moved(hello.lead, hello.address)
         if not await self._heed(hello):
@@ -100,9 +102,10 @@ class Follower:
                 await self.step_down(hello.lead, hello.address)
             except RefusedError:
                 return False
-        if told is not None and hello.run is not None:
-            self._ledger.saw(told)
         followed = self.followed
+        of_it = self._conducting.run in (None, hello.run) and (followed is None or followed.run == hello.run)
+        if told is not None and hello.run is not None and of_it:
+            self._ledger.saw(told)
         if followed is not None and followed.run == hello.run and told is not None:
             newer = told.term > followed.generation.term
             moved = hello.lead == followed.known.lead and hello.address != followed.known.address
@@ -120,7 +123,10 @@ class Follower:
             return
         known = FollowedRun(let_go.run.run, let_go.rank, lead, address)
         self._ledger.follow(known)
-        self.adopt(let_go.run, known)
+        try:
+            self.adopt(let_go.run, known)
+        except InvalidInputError as error:
+            self._ledger.set_run_state(let_go.run.run, "failed", str(error))
 
     def release(self) -> tuple[KnownRun, FollowedRun]:
         """Let go of the rank that is followed, for this agent is to conduct its run; the trainer stays as it is."""
@@ -192,7 +198,7 @@ class Follower:
                 items += [row.kept for row in self._ledger.open_commands() if row.run == claim.run]
             if not refusal and self.followed is not None:
                 items += self.followed.beyond(claim.hosted)
-        except RefusedError as error:
+        except (InvalidInputError, RefusedError) as error:
             refusal, items = str(error), []
         term = claim.term if not refusal else self._ledger.term
         hosted = self.followed.hosted if self.followed is not None else None
@@ -261,7 +267,7 @@ class Follower:
             if self._node not in config.nodes:
                 raise InvalidInputError("config: nodes", f"{self._node} is not in it")
             await asyncio.to_thread(premises.check_on, config, self._node)
-            self._begin(known, config, wanted.resume_step)
+            self._begin(known, config, wanted)
         except InvalidInputError as error:
             return error.where, error.problem
         except RefusedError as error:
@@ -275,14 +281,15 @@ class Follower:
         if (own := self._conducting.run) is not None:
             raise InvalidInputError("run", f"conducts {own}; one run at a time")
 
-    def _begin(self, known: FollowedRun, config: RunFile, resume_step: int | None) -> None:
+    def _begin(self, known: FollowedRun, config: RunFile, wanted: m.PeerHost) -> None:
         """Raises InvalidInputError or RefusedError; leaves nothing then."""
         if not re.fullmatch(RUN_PATTERN, known.run):
             raise InvalidInputError("run", f"{known.run!r} is no run id")
         paths, row = RunPaths(runs_directory(self._own.directory) / known.run), self._run_of(known.run)
-        if row is not None and self._ledger.followed(known.run) is None:
+        own = row is not None and self._ledger.followed(known.run) is None
+        if own and wanted.generation.term <= openings.kept_term(paths):
             raise InvalidInputError("resume", f"{known.run} is a run of {self._node}'s own; take it up there")
-        checkpoint = sources.whole(paths, resume_step) if resume_step is not None else None
+        checkpoint = sources.whole(paths, wanted.resume_step) if wanted.resume_step is not None else None
         recorder = openings.make_directory(paths, config, resumable=False)
         try:
             if row is None:

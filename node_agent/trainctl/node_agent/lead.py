@@ -51,6 +51,7 @@ class Lead:
         self._boots: dict[str, str] = {}  # of the other nodes' agents, as last welcomed
         self._way_back = WayBack()
         self._beginning = False
+        self._superseded = ""  # why another node must be conducting this agent's run, empty if none is known to
         self._gone: m.RunView | None = None  # the run that last went back, as it was shown then
         self._idle = asyncio.Event()  # set when a run has just ended
 
@@ -106,7 +107,13 @@ class Lead:
     async def _new_run(self, config: runfile.RunFile, command: m.Command) -> openings.Opening:
         config = premises.with_nodes(config, self._own.node, tuple(self._own.cluster.nodes))
         opening = await asyncio.to_thread(
-            openings.new_run, config, self._own.node, self._own.directory, command.id, command.by
+            openings.new_run,
+            config,
+            self._own.node,
+            self._own.directory,
+            command.id,
+            command.by,
+            max(1, self._ledger.term),
         )
         durable, run = opening.conductor.durable, opening.conductor.run
         ranks = {rank: setting.node for rank, setting in durable.settings.ranks.items()}
@@ -138,7 +145,15 @@ class Lead:
         await self._host(run, hosted, config, generation, source, call_off=known.state)
         try:
             return await asyncio.to_thread(
-                openings.old_run, paths, self._own.node, cluster, source, starter, by, without=without
+                openings.old_run,
+                paths,
+                self._own.node,
+                cluster,
+                source,
+                starter,
+                by,
+                without=without,
+                term=max(1, self._ledger.term),
             )
         except InvalidInputError as error:
             await self._call_off(known, hosted, str(error))
@@ -221,6 +236,7 @@ class Lead:
             raise RefusedError(f"{session.run} is ending")
         run = session.run if session is not None else waiting
         self._way_back.forget()
+        self._superseded = ""
         known = next(row for row in self._ledger.runs() if row.run == run)
         ranks = openings.kept_ranks(RunPaths(known.directory))
         if session is not None:
@@ -266,7 +282,7 @@ class Lead:
             opening.conductor, opening.paths, opening.recorder, self._own.node, ports, self._own.publisher, started_at,
             self.office.end, self._ledger.saw, copies,
         )  # fmt: skip
-        self.office.session, self.last_run = self.session, run
+        self.office.session, self.last_run, self._superseded = self.session, run, ""
         self._idle.clear()
         self._ledger.set_run_state(run, "starting")
         return self.session
@@ -300,8 +316,7 @@ class Lead:
             await self._go_back()
             return
         await session.watch_trainers()
-        if self._own.cluster.quorum:
-            await session.lacks(self.peers.lacking())
+        await session.lacks(self._superseded or (self.peers.lacking() if self._own.cluster.quorum else ""))
         await self._give_up_lost(session)
         await session.tick()
         if session is self.session:  # it may have been closed while this waited for its turn
@@ -347,6 +362,9 @@ class Lead:
         if run is None:
             return
         try:
+            if self._superseded:
+                self._hold(run, f"word of who conducts it: {self._superseded}")
+                return
             absent, wanted = await self._absent(run)
             if wanted or (absent and self._way_back.held_seconds < ABSENT_SECONDS):
                 self._hold(run, wanted or "")
@@ -421,6 +439,8 @@ class Lead:
         """A conversation has begun, be it the first or after a loss: whatever was under way is asked for again. To an
         agent that was started again the trainer has to come back first, and then that is told by itself."""
         session = self.session
+        if session is None and welcome.generation is not None:
+            self._ledger.saw(welcome.generation)  # the next run begins in no older term than any node has seen
         for hosted in welcome.ranks:
             if hosted.run != self.run:
                 await self._end_stray(node, hosted)
@@ -469,6 +489,31 @@ class Lead:
             why = f"is not hosted again: {hosted.field}: {hosted.problem}"
             await self.session.feed(d.RankEnded(hosted.rank, False, why))
 
+    async def superseded(self, refusal: m.PeerRefusal) -> None:
+        """Another node knows a newer term of the run that this agent conducts: no more steps are made, until the one
+        that conducts it greets this agent. If it has ended there, it has ended."""
+        if refusal.run is None or refusal.run != self.run or self._beginning:
+            return
+        self._superseded = refusal.text
+        if refusal.state is not None and refusal.state not in m.ACTIVE_RUN_STATES:
+            await self._drop(refusal.run, refusal.state, refusal.reason)
+
+    async def _drop(self, run: str, state: m.RunState, reason: str) -> None:
+        """Have nothing to do any more with a run that another node has conducted to its end."""
+        session, self.session, self.office.session = self.session, None, None
+        self._way_back.forget()
+        if session is not None:
+            for rank, port in session.ports.items():
+                if self._node_of(session, rank) == self._own.node:
+                    await port.end()
+            session.close()
+            await session.copies.close()
+            self._own.publisher.publish(msgspec.structs.replace(session.view, state=state, reason=reason))
+            self._own.link.forget(run)
+        self._ledger.set_run_state(run, state, reason)
+        self._superseded = ""
+        await self.office.fail_open()
+
     def in_touch(self, node: str, why: str) -> None:
         """Another node's agent is out of reach (`why`), or in touch again (empty)."""
         session = self.session
@@ -481,6 +526,9 @@ class Lead:
         """The node of each rank that another agent hosts."""
         ranks = session.conductor.durable.settings.ranks
         return {rank: ranks[rank].node for rank in sorted(ranks) if ranks[rank].node in self.peers.links}
+
+    def _node_of(self, session: Session, rank: int) -> str:
+        return session.conductor.durable.settings.ranks[rank].node
 
     def _node(self, rank: int) -> str | None:
         setting = self.session.conductor.durable.settings.ranks.get(rank) if self.session is not None else None

@@ -43,10 +43,11 @@ class Opening(NamedTuple):
     notice: str = ""  # what the run's events should say of it
 
 
-def new_run(config: RunFile, node: str, node_dir: Path, starter: str, by: str) -> Opening:
+def new_run(config: RunFile, node: str, node_dir: Path, starter: str, by: str, term: int = 1) -> Opening:
     """Make a run directory and the conductor of its first generation. Raises InvalidInputError; leaves nothing then.
 
-    Its ranks are numbered in the order of the run file's nodes. `starter` is the id of the command that asked for it,
+    Its ranks are numbered in the order of the run file's nodes; its first generation is of `term`, the highest that is
+    known. `starter` is the id of the command that asked for it,
     by `by`; it is applied when the first step commits.
     """
     if node in config.nodes:
@@ -55,7 +56,7 @@ def new_run(config: RunFile, node: str, node_dir: Path, starter: str, by: str) -
     run = f"{config.run.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     paths = RunPaths(runs_directory(node_dir) / run)
     carried = {starter: Carried("start-run", by, 1, "", "", settings.plan_version)}
-    durable = Durable(settings, FIRST_GENERATION, 0, carried=carried)
+    durable = Durable(settings, max(FIRST_GENERATION, m.Generation(term, 0)), 0, carried=carried)
     recorder = make_directory(paths, config)
     _keep(recorder, durable)
     return Opening(Conductor(run, config, durable, Progress()), paths, recorder, None)
@@ -83,13 +84,21 @@ def kept_ranks(paths: RunPaths) -> dict[int, str]:
     return {rank: setting.node for rank, setting in durable.settings.ranks.items()} if durable is not None else {}
 
 
+def kept_term(paths: RunPaths) -> int:
+    """The term that a run of this node's own was last conducted in, by its record; 0 if it never came to that."""
+    with RecordReader(paths) as reader:
+        text = reader.meta(DURABLE_KEY)
+    return _decoded(text, Durable, paths.record).generation.term if text is not None else 0
+
+
 def old_run(
     paths: RunPaths, node: str, cluster: Sequence[str], source: Source, starter: str | None, by: str = "auto",
-    *, without: Collection[int] = (),
+    *, without: Collection[int] = (), term: int = 1,
 ) -> Opening:  # fmt: skip
     """Take an ended run up again from a checkpoint, or from the start if it has none.
 
-    `starter` is the id of the command that asked for it, if one did; the ranks in `without` are lost for now.
+    `starter` is the id of the command that asked for it, if one did; the ranks in `without` are lost for now. `term` is
+    the highest that is known.
 
     Steps committed after that checkpoint are retracted: they stay in the record, marked. The settings are those that
     the first step to be done again was planned with, so that it is the same step; what commands changed later is undone
@@ -121,7 +130,7 @@ def old_run(
         if starter is not None:
             starting[starter] = Carried("start-run", by, step + 1, "", "", settings.plan_version)
         durable = msgspec.structs.replace(
-            durable, settings=settings, generation=_highest(durable, state), seq=state.seq,
+            durable, settings=settings, generation=max(_highest(durable, state), m.Generation(term, 0)), seq=state.seq,
             mode="paused" if starter is None and durable.mode == "paused" else "running",
             carried=starting, paused_ids=(), members=(), retracted=0,
         )  # fmt: skip

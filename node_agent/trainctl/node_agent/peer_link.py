@@ -33,6 +33,7 @@ class LeadEnd(Protocol):
     async def answered(self, node: str, answer: m.PeerAnswer) -> None: ...
     async def exited(self, node: str, exited: m.PeerExit) -> None: ...
     async def hosted(self, node: str, hosted: m.PeerHosted) -> None: ...
+    async def superseded(self, refusal: m.PeerRefusal) -> None: ...
     def in_touch(self, node: str, why: str) -> None: ...
 
 
@@ -202,6 +203,8 @@ class PeerLink:
                 self._lose(str(error))
                 continue
             verdict = self.line.take(message, time.monotonic())
+            if isinstance(message, m.PeerRefusal) and message.code == "older-term" and message.run is not None:
+                await self._lead.superseded(message)
             self._show()
             if verdict == "anew":
                 self._broken.set()

@@ -13,7 +13,7 @@ from trainctl.node_agent.peers import Peers
 from trainctl.node_agent.session import DURABLE_KEY
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, ProtocolError
 
 CLAIM_SECONDS = 5.0
 """How long another node's agent may take to answer a claim."""
@@ -134,7 +134,11 @@ class Succession:
     def _take_from(self, followed: Followed, answers: Sequence[m.PeerConsent]) -> None:
         """Keep what the node whose record goes furthest has beyond this one's."""
         furthest = max(answers, key=lambda answer: far(answer.hosted) if answer.hosted else (0, 0, 0, 0), default=None)
-        for command in followed.keep(furthest.items if furthest is not None else ()):
+        try:
+            commands = followed.keep(furthest.items if furthest is not None else ())
+        except ProtocolError as error:
+            raise InvalidInputError("node", f"what another node's record has beyond this one's: {error}") from None
+        for command in commands:
             self._own.ledger.keep_command(command)
 
     def _others(self, lead: str) -> list[str]:

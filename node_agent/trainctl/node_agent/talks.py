@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import Any, Literal
 
 from trainctl.node_agent.conversation import Numbers
 from trainctl.protocol import messages as m
@@ -86,5 +86,5 @@ class Talks:
         if talk is not None:
             await self.refuse(talk.identity, talk.numbers.link, code, text)
 
-    async def refuse(self, identity: bytes, link: str, code: RefusalCode, text: str) -> None:
-        await self._say(identity, m.PeerRefusal(link=link, code=code, text=text))
+    async def refuse(self, identity: bytes, link: str, code: RefusalCode, text: str, **about: Any) -> None:
+        await self._say(identity, m.PeerRefusal(link=link, code=code, text=text, **about))

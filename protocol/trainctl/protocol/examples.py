@@ -239,6 +239,10 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "peer-exit": m.PeerExit(link=_LINK, seq=3, run=_RUN, rank=1, clean=False, why="was ended by signal 9"),
         "peer-beat": m.PeerBeat(link=_LINK, seq=3, ranks=(_HOSTED,), loop_lag_seconds=0.0008),
         "peer-refusal": m.PeerRefusal(link=_LINK, code="unknown-link", text="this agent was restarted"),
+        "peer-refusal-older-term": m.PeerRefusal(
+            link=_LINK, code="older-term", text="mbp has seen term 2, studio leads in an older one", run=_RUN,
+            state="finished",
+        ),
     },
     "kept by followers": {
         "kept-plan": m.KeptPlan(plan=_PLAN),

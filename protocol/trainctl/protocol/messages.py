@@ -804,6 +804,9 @@ class PeerRefusal(Message, tag="peer-refusal", frozen=True):
     link: Name
     code: Literal["unknown-link", "older-term", "busy"]
     text: str
+    run: str | None = None  # older-term: the one that the lead said it conducts
+    state: RunState | None = None  # that run's, as it is known here; None: not known
+    reason: str = ""  # of that state
 
 
 FromPeer = PeerWelcome | PeerHosted | PeerConsent | PeerAnswer | PeerExit | PeerBeat | PeerRefusal
