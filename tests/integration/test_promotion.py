@@ -6,10 +6,12 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.integration.clusters import NODES, Cluster, on
+import zmq
+from tests.integration.clusters import FOREVER, NODES, Cluster, on
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
 from tests.integration.exactness import check_ledger, worst_deviation
 from tests.integration.test_cluster_curve import one_rank_curve
+from tests.integration.test_cluster_peers import Greeter
 
 from trainctl.protocol import messages as m
 
@@ -155,6 +157,31 @@ def test_leads_that_are_gone_are_replaced_and_follow_when_they_are_back(cluster,
         until(lambda: all(rank.backend is not None for rank in client.snapshot(0).run.ranks), 60, "all trainers")
     resume(cluster, "beta")
     check(cluster, run, "beta", undisturbed, config, {"alpha", "gamma"})
+
+
+def test_a_run_that_was_handed_over_and_not_taken_is_conducted_again(cluster, run_config):
+    """Whoever claims it is gone at once; a claim by no node of the cluster is refused."""
+    with cluster.client("alpha") as client, zmq.Context() as context:
+        begun = client.send("start-run", {"config": run_config(run__steps=FOREVER, nodes=on("alpha", "beta"))})
+        before = wait_for_step(client, 3).run
+        for name, refused in (("omega", True), ("beta", False)):
+            claimant = Greeter(context, cluster["alpha"].address, name * 3)
+            claimant.say(m.PeerHello(link=claimant.link, lead=name, address="tcp://127.0.0.1:9"))
+            claimant.hear(m.PeerWelcome)
+            hosted = m.HostedRank(begun.run, 1, None, before.step, before.generation, 0, 0)
+            claimant.say(
+                m.PeerClaim(link=claimant.link, seq=1, run=begun.run, term=before.generation.term + 1, hosted=hosted)
+            )
+            consent = claimant.hear(m.PeerConsent)
+            claimant.socket.close(linger=0)
+            assert bool(consent.refusal) == refused, consent
+        assert view_at(cluster, "alpha").lead == "beta"
+        view = until(lambda: (v := view_at(cluster, "alpha")).lead == "alpha" and v.state == "running" and v, 40)
+        assert view.generation.term == before.generation.term + 2
+        wait_for_step(client, view.step + 3)
+        assert client.send("stop", {"checkpoint": False}).state == "applied"
+        last = wait_for_end(client).step
+        assert [step.step for step in all_steps(client, begun.run)] == list(range(1, last + 1))
 
 
 def test_who_has_no_copy_of_a_run_or_conducts_it_is_not_promoted(cluster):

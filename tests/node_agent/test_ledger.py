@@ -180,13 +180,14 @@ def test_killing_the_agent_ten_times_loses_no_accepted_command(tmp_path: Path) -
 def test_a_node_consents_to_one_claimant_a_term_also_after_a_restart(tmp_path: Path) -> None:
     with AgentLedger(tmp_path / "agent.db") as ledger:
         assert ledger.term == 0
-        assert ledger.consent(2, "beta") == "beta"
-        assert ledger.consent(2, "gamma") == "beta"
+        assert ledger.consent(2, "beta", "run-1") == "beta"
+        assert ledger.consent(2, "gamma", "run-1") == "beta"
     with AgentLedger(tmp_path / "agent.db") as ledger:
         assert (ledger.term, ledger.generation) == (2, None)
-        assert (ledger.consent(2, "beta"), ledger.consent(2, "gamma")) == ("beta", "beta")
-        assert ledger.consent(3, "gamma") == "gamma"
-        assert ledger.consent(2, "beta") == "gamma in term 3"
+        assert (ledger.consent(2, "beta", "run-1"), ledger.consent(2, "gamma", "run-1")) == ("beta", "beta")
+        assert (ledger.consented_term("run-1"), ledger.consented_term("run-2")) == (2, 0)
+        assert ledger.consent(3, "gamma", "run-2") == "gamma"
+        assert ledger.consent(2, "beta", "run-1") == "gamma in term 3"
         ledger.saw(m.Generation(5, 1))
         assert ledger.term == 5
 

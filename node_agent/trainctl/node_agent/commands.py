@@ -134,7 +134,8 @@ class CommandOffice:
 
     async def _tell(self, id: str) -> None:
         settled = self._ledger.find(id)
-        assert settled is not None
+        if settled is None:  # the disk has refused it so far
+            return
         for asker in self._askers.pop(id, ()):
             await self._answer(asker.identity, settled.reply(asker.rid))
 
@@ -148,6 +149,8 @@ class CommandOffice:
 
     async def settle(self, kept: m.KeptCommand) -> None:
         """Keep a command as the run's lead has it; whoever had asked this agent before is told how it ended."""
+        if self._ledger.problem is not None:
+            return  # it is told again when its lead greets this agent the next time
         self._ledger.keep_command(kept)
         if kept.state in m.FINAL_COMMAND_STATES:
             await self._tell(kept.id)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from trainctl.node_agent.peer_link import PeerLink
 from trainctl.node_agent.recorder import RunRecorder
-from trainctl.protocol import codec
+from trainctl.protocol import checkpoints, codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.paths import RunPaths
@@ -20,6 +20,8 @@ VIEW_KEY, GENERATION_KEY = "view", "generation"
 OWN_KEYS = frozenset({VIEW_KEY, GENERATION_KEY})
 """Values of a record that each node makes by itself."""
 PAGE_STEPS, PAGE_EVENTS, HANDED_PLANS = 100, 100, 8
+HANDED_BYTES = codec.FRAME_BYTES // 2
+"""Of what a claimant gets beyond its own record, in the one message that consents."""
 PAUSE_SECONDS = 0.05
 """Between two pages for a node that is behind, so that it and the loop have time for the rest."""
 FRAME_BYTES = codec.CONTROL_FRAME_BYTES - 4096
@@ -68,9 +70,11 @@ class Copies:
             self._ranks[node] = hosted.rank
             self._behind[node] = asyncio.create_task(self._catch_up(node, hosted), name=f"copies-{node}")
 
-    async def close(self) -> None:
-        """Send nothing any more."""
-        tasks = list(self._behind.values())
+    async def close(self, finish_seconds: float = 0.0) -> None:
+        """Send nothing any more; nodes that are still behind are given so long to get the rest."""
+        tasks = [task for task in self._behind.values() if not task.done()]
+        if tasks and finish_seconds:
+            await asyncio.wait(tasks, timeout=finish_seconds)
         self._behind.clear()
         self._waiting.clear()
         for task in tasks:
@@ -81,6 +85,7 @@ class Copies:
         """Page after page. Whatever is kept from the last one's reading on waits behind it."""
         with contextlib.suppress(InvalidInputError), RecordReader(self._paths) as reader:
             step, last_event = agreed(reader, hosted)
+            first = step
             if step < hosted.step or last_event < hosted.event:
                 await self._send(node, [m.KeptRetraction(after_step=step, after_event=last_event)])
             while True:
@@ -96,7 +101,7 @@ class Copies:
                 if not await self._send(node, page):
                     return
                 await asyncio.sleep(PAUSE_SECONDS)
-            self._waiting[node] = [*page, *state(reader), *self._commands()]
+            self._waiting[node] = [*page, *state(reader, first), *self._commands()]
         await self.flush()
 
     async def _send(self, node: Node, items: Sequence[m.Kept]) -> bool:
@@ -120,19 +125,20 @@ def agreed(reader: RecordReader, hosted: m.HostedRank) -> tuple[int, int]:
     return reader.step_by(hosted.step, hosted.generation), reader.event_by(hosted.event, hosted.generation.term)
 
 
-def state(reader: RecordReader) -> Iterator[m.Kept]:
-    """What of a record isn't in its steps and events."""
+def state(reader: RecordReader, after_step: int) -> Iterator[m.Kept]:
+    """What of a record isn't in its steps and events; of evaluations those from a step on."""
     for key, value in reader.metas().items():
         if key not in OWN_KEYS:
             yield m.KeptValue(key=key, value=value)
     for made in reader.evaluations():
-        yield m.KeptEvaluation(step=made.step, at=made.at, loss=made.loss, weight=made.weight, seconds=made.seconds)
+        if made.step >= after_step:
+            yield m.KeptEvaluation(step=made.step, at=made.at, loss=made.loss, weight=made.weight, seconds=made.seconds)
 
 
 def beyond(recorder: RunRecorder, paths: RunPaths, own: m.HostedRank, other: m.HostedRank) -> list[m.Kept]:
     """What a node's record has and another one's, which is about to conduct the run, has not: its lead was gone before
     it had told both alike. Raises RefusedError if that is much, for then this node is the one to conduct."""
-    if far(own) <= far(other):
+    if not is_beyond(own, other):
         return []
     items: list[m.Kept] = [m.KeptPlan(plan=plan) for plan in recorder.last_state().plans[-HANDED_PLANS:]]
     with RecordReader(paths) as reader:
@@ -146,12 +152,21 @@ def beyond(recorder: RunRecorder, paths: RunPaths, own: m.HostedRank, other: m.H
         events, _ = reader.events(last_event, PAGE_EVENTS)
         for row in steps:
             items += [m.KeptStep(step=row), *(m.KeptPart(part=part) for part in reader.rank_steps(row.step))]
-        return [*items, *(m.KeptEvent(event=event) for event in events), *state(reader)]
+        items += [*(m.KeptEvent(event=event) for event in events), *state(reader, step)]
+    if sum(len(codec.encode(item)) for item in items) > HANDED_BYTES:
+        raise RefusedError("what its record has beyond the claimant's is too much for one message; try again soon")
+    return items
 
 
 def far(hosted: m.HostedRank) -> tuple[int, int, int, int]:
     """How far a record goes, to be compared with another one's of the same run."""
-    return hosted.generation.term if hosted.generation else 0, hosted.seq, hosted.step, hosted.event
+    return hosted.generation.term if hosted.generation else 0, hosted.step, hosted.seq, hosted.event
+
+
+def is_beyond(own: m.HostedRank, other: m.HostedRank) -> bool:
+    """Whether a record has anything that another one of the same run hasn't; not what an older lead kept alone."""
+    (term, *has), (other_term, *other_has) = far(own), far(other)
+    return term > other_term or (term == other_term and any(a > b for a, b in zip(has, other_has, strict=True)))
 
 
 def packed(items: Iterable[m.Kept]) -> Iterator[tuple[bytes, ...]]:
@@ -188,3 +203,4 @@ def keep(recorder: RunRecorder, item: m.Kept) -> None:
             recorder.drifts(item.step, item.at, dict(zip(item.ranks, item.drifts, strict=True)))
         case m.KeptRetraction():
             recorder.retract_after(item.after_step, item.after_event)
+            checkpoints.supersede(RunPaths(recorder.path.parent).checkpoints, item.after_step)

@@ -88,7 +88,8 @@ class Agent:
         )  # fmt: skip
         self._lead = Lead(equipment, self._reply)
         self._follower = Follower(equipment, self._reply, self._lead, self._lead.office.settle)
-        self._lead.office.promote = Succession(equipment, self._lead, self._follower).promote
+        succession = Succession(equipment, self._lead, self._follower)
+        self._lead.office.promote, self._follower.reclaim = succession.promote, succession.reclaim
         self._outlook = Outlook(equipment, self._lead, self._follower)
         self._reader = HostReader(self.node, self.directory)
         return self

@@ -27,6 +27,10 @@ from trainctl.protocol.paths import RunPaths, runs_directory
 from trainctl.protocol.runfile import RunFile
 
 RUN_PATTERN = r"[a-z0-9][a-z0-9._-]{0,127}"
+NO_RANK = -1
+"""Of a run that this node had conducted without a rank of its own."""
+RECLAIM_SECONDS = 10.0
+"""A run that was handed over is conducted here again if its claimant has not begun to within so long."""
 ENDING_SECONDS = 8.0
 """How long a rank that is ending is waited for before another is hosted; its lead waits a little longer."""
 
@@ -36,6 +40,7 @@ class Conducting(Protocol):
 
     @property
     def run(self) -> str | None: ...
+    def beyond(self, other: m.HostedRank) -> list[m.Kept]: ...
     async def let_go(self, successor: str) -> LetGo: ...
     def moved(self, node: str, address: str) -> None: ...
 
@@ -51,6 +56,8 @@ class Follower:
         self._talks, self._conducting, self._settle = Talks(say), conducting, settle
         self.followed: Followed | None = None
         self.loop_lag_seconds = 0.0
+        self.reclaim: Callable[[int], Awaitable[None]] | None = None  # conduct again, in a term above the one given
+        self._handed_over: tuple[int, float] | None = None  # in which term, and until when its claimant is waited for
         self._orders: asyncio.Queue[tuple[str, Order]] = asyncio.Queue()
         self._free = asyncio.Event()  # set while no rank is hosted for another node
         self._free.set()
@@ -68,14 +75,14 @@ class Follower:
                 self._orders.put_nowait((lead, message))
 
     async def _greet(self, identity: bytes, hello: m.PeerHello) -> None:
-        known, told = self._ledger.generation, hello.generation or m.Generation(0, 0)
-        if hello.run is not None and known is not None and told.term < known.term:
-            text = f"{self._node} has seen term {known.term}, {hello.lead} leads in an older one"
+        self._conducting.moved(hello.lead, hello.address)
+        told, term = hello.generation or m.Generation(0, 0), self._term_of(hello.run)
+        if hello.run is not None and told.term < term:
+            text = f"{self._node} has seen term {term}, {hello.lead} leads in an older one"
             row = self._run_of(hello.run)
             about = {"run": hello.run, "state": row.state if row else None, "reason": row.reason if row else ""}
             await self._talks.refuse(identity, hello.link, "older-term", text, **about)
             return
-        self._conducting.moved(hello.lead, hello.address)
         if not await self._heed(hello):
             await self._talks.refuse(identity, hello.link, "busy", f"{self._node} is about to conduct {hello.run}")
             return
@@ -83,7 +90,7 @@ class Follower:
         ranks = self._hosted(hello.lead) if over is None else (*self._hosted(hello.lead), over[0])
         welcome = m.PeerWelcome(
             link=hello.link, node=self._node, boot=self._own.boot, live_address=self._own.live_address,
-            version=self._own.version, generation=known, ranks=ranks,
+            version=self._own.version, generation=self._ledger.generation, ranks=ranks,
         )  # fmt: skip
         await self._talks.greet(identity, hello, welcome)
         if over is not None:
@@ -91,12 +98,23 @@ class Follower:
         if followed is not None and followed.known.lead == hello.lead:
             followed.told_ending = False  # what was said in an older conversation may not have arrived
 
+    def _term_of(self, run: str | None) -> int:
+        """The newest term of a run that this node knows of, 0 if of none."""
+        if run is None:
+            return 0
+        followed, row = self.followed, self._run_of(run)
+        if followed is not None and followed.run == run:
+            kept = followed.generation.term
+        else:
+            kept = openings.kept_term(RunPaths(row.directory)) if row is not None else 0
+        return max(kept, self._ledger.consented_term(run))
+
     async def _heed(self, hello: m.PeerHello) -> bool:
         """Follow another lead of the same run in a newer term, or the same one at another address; False if this
         agent can't let go of the run at this moment."""
-        known, told = self._ledger.generation, hello.generation
+        told = hello.generation
         if told is not None and hello.run is not None and hello.run == self._conducting.run:
-            if known is not None and told.term <= known.term:
+            if told.term <= openings.kept_term(self._paths(hello.run)):
                 return True  # as far as is known here it is this agent that conducts
             try:
                 await self.step_down(hello.lead, hello.address)
@@ -107,6 +125,8 @@ class Follower:
         if told is not None and hello.run is not None and of_it:
             self._ledger.saw(told)
         if followed is not None and followed.run == hello.run and told is not None:
+            if self._handed_over is not None and told.term >= self._handed_over[0]:
+                self._handed_over = None
             newer = told.term > followed.generation.term
             moved = hello.lead == followed.known.lead and hello.address != followed.known.address
             if newer or moved:
@@ -114,11 +134,15 @@ class Follower:
                 self._ledger.follow(followed.known)
         return True
 
+    def _paths(self, run: str) -> RunPaths:
+        return RunPaths(runs_directory(self._own.directory) / run)
+
     async def step_down(self, lead: str, address: str) -> None:
         """Another node's agent conducts this agent's run from here on, and this one follows it. Raises RefusedError if
         the run can't be let go of now."""
         let_go = await self._conducting.let_go(lead)
         if let_go.rank is None:
+            self._ledger.follow(FollowedRun(let_go.run.run, NO_RANK, lead, address))
             self._ledger.set_run_state(let_go.run.run, "stopped", f"{lead} conducts it")
             return
         known = FollowedRun(let_go.run.run, let_go.rank, lead, address)
@@ -135,7 +159,6 @@ class Follower:
         row = self._run_of(followed.run)
         assert row is not None
         followed.close()
-        self._ledger.unfollow(followed.run)
         self._free.set()
         return row, followed.known
 
@@ -144,7 +167,7 @@ class Follower:
         if hello.run is None or (self.followed is not None and self.followed.run == hello.run):
             return None
         known, row = self._ledger.followed(hello.run), self._run_of(hello.run)
-        if known is None or known.lead != hello.lead or row is None:
+        if known is None or known.lead != hello.lead or row is None or known.rank == NO_RANK:
             return None
         why = row.reason or f"was {row.state} there"
         return m.HostedRank(hello.run, known.rank, None), Ending(clean=False, why=why)
@@ -194,9 +217,11 @@ class Follower:
         refusal, items = self._objection(claimant, claim), list[m.Kept]()
         try:
             if not refusal and self._conducting.run == claim.run:
+                items += self._conducting.beyond(claim.hosted)
                 await self.step_down(claimant, self._talks.address(claimant) or "")
+                self._handed_over = claim.term, time.monotonic() + RECLAIM_SECONDS
                 items += [row.kept for row in self._ledger.open_commands() if row.run == claim.run]
-            if not refusal and self.followed is not None:
+            elif not refusal and self.followed is not None:
                 items += self.followed.beyond(claim.hosted)
         except (InvalidInputError, RefusedError) as error:
             refusal, items = str(error), []
@@ -213,12 +238,14 @@ class Follower:
     def _objection(self, claimant: str, claim: m.PeerClaim) -> str:
         """Why this node doesn't consent, empty if it does; from then on to nobody else in that term."""
         run = self._conducting.run or (self.followed.run if self.followed is not None else None)
+        if claimant not in self._own.cluster.nodes:
+            return f"{claimant} is no node of the cluster that {self._node} knows"
         if run not in (None, claim.run):
             return f"{self._node} takes part in {run}"
-        known = self._ledger.generation
-        if known is not None and claim.term <= known.term:
-            return f"{self._node} has seen term {known.term}"
-        given = self._ledger.consent(claim.term, claimant)
+        term = self._term_of(claim.run)
+        if claim.term < term or (claim.term == term and not self._ledger.consented_term(claim.run)):
+            return f"{self._node} has seen term {term}"
+        given = self._ledger.consent(claim.term, claimant, claim.run)
         return "" if given == claimant else f"{self._node} has consented to {given}"
 
     async def _relay(self, lead: str, relay: m.PeerRelay) -> None:
@@ -348,6 +375,10 @@ class Follower:
         """Notice a trainer that has ended and a lead that has gone; call it a few times a second."""
         followed = self.followed
         if followed is None:
+            return
+        if self._handed_over is not None and time.monotonic() > self._handed_over[1] and self.reclaim is not None:
+            term, self._handed_over = self._handed_over[0], None
+            await self.reclaim(term)
             return
         followed.watch()
         if followed.ending is not None and not followed.told_ending:

@@ -13,7 +13,7 @@ from trainctl.node_agent import decisions as d
 from trainctl.node_agent import openings, premises, sources
 from trainctl.node_agent.commands import Answer, CommandOffice
 from trainctl.node_agent.conductor import Conductor
-from trainctl.node_agent.copies import Copies
+from trainctl.node_agent.copies import Copies, beyond
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.ledger import KnownRun
 from trainctl.node_agent.peers import Peers
@@ -30,9 +30,11 @@ from trainctl.protocol.paths import RunPaths
 ENDING_SECONDS = 10.0
 LOST_SECONDS = 30.0
 """How long the end of a run waits for a node that can't be reached."""
+FINISH_SECONDS = 5.0
+"""How long the end of a run waits for nodes whose copies of the record are behind."""
 ABSENT_SECONDS = 10.0
 """How long a run that goes back waits for nodes that it can do without."""
-COMMANDS_HANDED_ON = 200
+COMMANDS_HANDED_ON = 50
 """Of a run's commands, the newest, that its other nodes know the outcome of."""
 
 
@@ -51,6 +53,7 @@ class Lead:
         self._boots: dict[str, str] = {}  # of the other nodes' agents, as last welcomed
         self._way_back = WayBack()
         self._beginning = False
+        self._way: tuple[dict[int, str], Source] | None = None  # of the run that goes back: its ranks, its checkpoint
         self._superseded = ""  # why another node must be conducting this agent's run, empty if none is known to
         self._gone: m.RunView | None = None  # the run that last went back, as it was shown then
         self._idle = asyncio.Event()  # set when a run has just ended
@@ -226,6 +229,20 @@ class Lead:
         await self.office.conduct_again(session)
         return session
 
+    def check_take_over(self, paths: RunPaths) -> None:
+        """Raises InvalidInputError if a run in whose record this is can't be conducted here."""
+        runfile.read(paths.run_file)
+        for node in openings.kept_ranks(paths).values():
+            if node != self._own.node and node not in self.peers.links:
+                raise InvalidInputError("--cluster", f"{paths.directory.name} has a rank on {node}, which isn't in it")
+
+    def beyond(self, other: m.HostedRank) -> list[m.Kept]:
+        """What the record of the run that is conducted has beyond a claimant's. Raises RefusedError if that is much."""
+        if self.session is None:
+            return []
+        own = m.HostedRank(self.session.run, 0, None, *self.session.recorder.newest())
+        return beyond(self.session.recorder, self.session.paths, own, other)
+
     async def let_go(self, successor: str) -> LetGo:
         """Conduct the run no more, for another node's agent does; the trainers stay as they are. Raises RefusedError
         if it is just being started, or ends."""
@@ -243,9 +260,9 @@ class Lead:
             text = f"{successor} conducts the run from here on"
             session.note(d.Happened("agent", "warning", "auto", text, session.conductor.progress.step))
             await session.copies.flush()
+            await session.copies.close()  # from here to the end without a pause: a trainer always has its conductor
             self.session = self.office.session = None
             session.close()
-            await session.copies.close()
         return LetGo(known, next((rank for rank, node in ranks.items() if node == self._own.node), None))
 
     def moved(self, node: str, address: str) -> None:
@@ -339,7 +356,7 @@ class Lead:
         state, reason = session.ended.state, session.ended.reason
         if session.conductor.goes_back and self._way_back.take(session.run, session.conductor.progress.step, reason):
             self._ledger.set_run_state(session.run, "starting")
-            self._gone = session.view
+            self._gone, self._way = session.view, None
         else:
             self._ledger.set_run_state(session.run, state, reason)
             severity: m.Severity = "error" if state == "failed" else "good"
@@ -349,8 +366,8 @@ class Lead:
             self._own.publisher.publish(msgspec.structs.replace(session.view, state=state, reason=reason))
         self.session = self.office.session = None
         await session.copies.flush()
+        await session.copies.close(FINISH_SECONDS)
         session.close()
-        await session.copies.close()
         self._own.link.forget(session.run)
         for rank, node in self._remote(session).items():
             await end_rank(self.peers.links[node], session.run, rank, state, reason)
@@ -361,6 +378,14 @@ class Lead:
         run = None if self._beginning else self._way_back.due()
         if run is None:
             return
+        self._beginning, self._hosting = True, run  # nothing else begins, or is told that there is no such run
+        try:
+            await self._take_back(run)
+        finally:
+            self._beginning = False
+            self._hosting = None if self.session is None else self._hosting
+
+    async def _take_back(self, run: str) -> None:
         try:
             if self._superseded:
                 self._hold(run, f"word of who conducts it: {self._superseded}")
@@ -389,11 +414,12 @@ class Lead:
         known = next((row for row in self._ledger.runs() if row.run == run), None)
         if known is None:
             return {}, ""
-        paths = RunPaths(known.directory)
-        ranks, source = await asyncio.to_thread(
-            lambda: (openings.kept_ranks(paths), sources.find(paths, self._own.node))
-        )
-        links = self.peers.links
+        paths, links = RunPaths(known.directory), self.peers.links
+        if self._way is None:  # reading a whole checkpoint takes time, and none is written meanwhile
+            self._way = await asyncio.to_thread(
+                lambda: (openings.kept_ranks(paths), sources.find(paths, self._own.node))
+            )
+        ranks, source = self._way
         absent = {rank: node for rank, node in ranks.items() if node in links and not links[node].line.open}
         if source.node in absent.values():
             return absent, f"{source.node}, which has the newest checkpoint"
@@ -461,6 +487,8 @@ class Lead:
     async def _end_stray(self, node: str, hosted: m.HostedRank) -> None:
         """A rank of a run that is over, or never began: its agent was away when it was told."""
         known = next((row for row in self._ledger.runs() if row.run == hosted.run), None)
+        if known is not None and known.state in m.ACTIVE_RUN_STATES:
+            return  # another node conducts it by now, and has it end its ranks or go on with them
         state: m.RunState = known.state if known is not None else "starting"
         await end_rank(self.peers.links[node], hosted.run, hosted.rank, state, known.reason if known else "")
 
@@ -495,7 +523,7 @@ class Lead:
         if refusal.run is None or refusal.run != self.run or self._beginning:
             return
         self._superseded = refusal.text
-        if refusal.state is not None and refusal.state not in m.ACTIVE_RUN_STATES:
+        if refusal.state in ("finished", "stopped"):  # a node alone may hold a run for failed that goes on
             await self._drop(refusal.run, refusal.state, refusal.reason)
 
     async def _drop(self, run: str, state: m.RunState, reason: str) -> None:
@@ -512,6 +540,7 @@ class Lead:
             self._own.link.forget(run)
         self._ledger.set_run_state(run, state, reason)
         self._superseded = ""
+        self._idle.set()
         await self.office.fail_open()
 
     def in_touch(self, node: str, why: str) -> None:

@@ -121,8 +121,8 @@ class AgentLedger:
         self.problem: str | None = None
         kept = dict(self._connection.execute("SELECT key, value FROM meta").fetchall())
         self._generation = m.Generation(*map(int, kept["generation"].split("."))) if "generation" in kept else None
-        consent = kept["consent"].split(" ", 1) if "consent" in kept else None
-        self._consent = (int(consent[0]), consent[1]) if consent else None
+        consent = kept["consent"].split(" ") if "consent" in kept else None
+        self._consent = (int(consent[0]), consent[1], consent[2]) if consent else None
 
     def __enter__(self) -> Self:
         return self
@@ -210,13 +210,17 @@ class AgentLedger:
         """This node's own agent conducts a run from here on."""
         self._write_or_keep("DELETE FROM followed WHERE run = ?", (run,))
 
-    def consent(self, term: int, claimant: str) -> str:
+    def consent(self, term: int, claimant: str, run: str) -> str:
         """Keep to whom this node has consented in a term, for there is one a term; whom that is, which may be
         another, and in a newer term."""
         if self._consent is None or term > self._consent[0]:
-            self._consent = term, claimant
-            self._write_or_keep(_CONSENT, (f"{term} {claimant}",))
+            self._consent = term, claimant, run
+            self._write_or_keep(_CONSENT, (f"{term} {claimant} {run}",))
         return self._consent[1] if term == self._consent[0] else f"{self._consent[1]} in term {self._consent[0]}"
+
+    def consented_term(self, run: str) -> int:
+        """The term of a run in which this node has consented to a claimant, 0 if it has not."""
+        return self._consent[0] if self._consent is not None and self._consent[2] == run else 0
 
     @property
     def term(self) -> int:
@@ -225,6 +229,9 @@ class AgentLedger:
 
     def keep_command(self, kept: m.KeptCommand) -> None:
         """A command as the lead of a run has it, and how it ended if it has."""
+        known = self.find(kept.id)
+        if known is not None and (not known.is_open or known.state == kept.state):
+            return
         values = msgspec.structs.asdict(kept)
         values["args"] = _json(kept.args)
         names = (name.strip() for name in _COMMAND_COLUMNS.split(","))

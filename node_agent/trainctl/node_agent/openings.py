@@ -154,6 +154,7 @@ def surviving_run(paths: RunPaths, open_commands: frozenset[str], term: int = 0)
         durable = msgspec.structs.replace(durable, generation=_highest(durable, state), seq=state.seq, carried=carried)
         if term:
             durable = taken_over(durable, term, recent)
+            _keep(recorder, durable)  # killed from here on, this node's agent comes back in that term
         conductor = Conductor(paths.directory.name, config, durable, _progress(state), recent)
         return Opening(conductor, paths, recorder, None)
 

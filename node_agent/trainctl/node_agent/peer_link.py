@@ -50,7 +50,7 @@ class PeerLink:
         self._shown = self.line.state
         self._broken, self._welcomed = asyncio.Event(), asyncio.Event()
         self._hosting: tuple[Made, asyncio.Future[m.PeerHosted]] | None = None
-        self._claiming: asyncio.Future[m.PeerConsent] | None = None
+        self._claiming: tuple[int, asyncio.Future[m.PeerConsent]] | None = None  # in which term
 
     @property
     def view(self) -> m.PeerView:
@@ -70,6 +70,10 @@ class PeerLink:
     def reached_monotonic(self) -> float:
         """Since when its agent has been in touch, or out of it."""
         return self._since_monotonic
+
+    def is_out(self, seconds: float) -> bool:
+        """Whether its agent has not been reached yet, or has been out of reach for so long."""
+        return not self.line.open and (self.line.state == "unknown" or self.silent_seconds > seconds)
 
     # ------------------------------------------------------------ to the follower
 
@@ -95,13 +99,13 @@ class PeerLink:
     async def claim(self, term: int, hosted: m.HostedRank, seconds: float) -> m.PeerConsent | None:
         """Ask it to consent to this agent's conducting of the run that it has a record of; None without an answer in
         time."""
-        self._claiming = asyncio.get_running_loop().create_future()
+        self._claiming = term, asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(seconds):
                 made = m.PeerClaim(link="", seq=0, run=hosted.run, term=term, hosted=hosted)
                 if not await self.send(lambda link, seq: msgspec.structs.replace(made, link=link, seq=seq)):
                     return None
-                return await self._claiming
+                return await self._claiming[1]
         except TimeoutError:
             return None
         finally:
@@ -228,8 +232,9 @@ class PeerLink:
                 else:
                     await self._lead.hosted(self.node, message)
             case m.PeerConsent():
-                if self._claiming is not None and not self._claiming.done():
-                    self._claiming.set_result(message)
+                claiming = self._claiming
+                if claiming is not None and not claiming[1].done() and (message.refusal or message.term == claiming[0]):
+                    claiming[1].set_result(message)
             case m.PeerAnswer():
                 await self._lead.answered(self.node, message)
             case m.PeerExit():

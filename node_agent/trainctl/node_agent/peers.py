@@ -38,7 +38,7 @@ class Peers:
     def lacking(self) -> str:
         """What is missing for a majority of the cluster's nodes, this one included, to be in reach; or empty."""
         count = len(self.links) + 1
-        out = [node for node, link in self.links.items() if not link.line.open and link.silent_seconds > TOUCH_SECONDS]
+        out = [node for node, link in self.links.items() if link.is_out(TOUCH_SECONDS)]
         if 2 * (count - len(out)) > count:
             return ""
         return f"{count - len(out)} of {count} nodes in reach, and a majority is {count // 2 + 1}: no {', '.join(out)}"

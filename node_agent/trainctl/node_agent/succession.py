@@ -1,6 +1,7 @@
 """How this node comes to conduct a run that another one did: by that one's hand, a majority, or an operator's word."""
 
 import asyncio
+import contextlib
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
@@ -14,9 +15,12 @@ from trainctl.node_agent.session import DURABLE_KEY
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
+from trainctl.protocol.paths import RunPaths
 
 CLAIM_SECONDS = 5.0
 """How long another node's agent may take to answer a claim."""
+LAG_STEPS = 8
+"""So many steps may be planned and not known to be committed: what ranks repeat of their reports bridges them."""
 TRIES = 3
 """Terms that are claimed in a row, each above all that the refusals tell of."""
 
@@ -44,6 +48,7 @@ class Leading(Protocol):
 
     @property
     def run(self) -> str | None: ...
+    def check_take_over(self, paths: RunPaths) -> None: ...
     async def take_over(self, known: KnownRun, term: int, before: str) -> int: ...
 
 
@@ -57,21 +62,37 @@ class Succession:
         """Conduct the run that is followed here. Raises InvalidInputError, and then nothing has changed but the terms
         that nodes have consented to."""
         followed = self._check(command)
+        self._leading.check_take_over(followed.paths)
         before = followed.known.lead
         term = await self._consented(followed, args.old_lead_is_off)
-        if self._following.followed is not followed or followed.wanted is not None:
-            raise InvalidInputError("node", f"{followed.run} has ended meanwhile")
-        row, known = self._following.release()
-        try:
-            step = await self._leading.take_over(row, term, before)
-        except InvalidInputError:
-            self._own.ledger.follow(known)
-            self._following.adopt(row, known)
-            raise
-        self._own.ledger.set_run(command.id, row.run)
+        step = await self._take_over(followed, term)
+        self._own.ledger.set_run(command.id, followed.run)
         return d.CommandEnded(
             command.id, "applied", step, before=f"{before} conducts", after=f"{self._own.node} conducts, term {term}"
         )
+
+    async def reclaim(self, term: int) -> None:
+        """Conduct again a run that was handed over in `term`, for its claimant has not begun to."""
+        followed = self._following.followed
+        if followed is not None and followed.wanted is None and self._leading.run is None:
+            with contextlib.suppress(InvalidInputError):
+                await self._take_over(followed, term + 1)
+
+    async def _take_over(self, followed: Followed, term: int) -> int:
+        """Gives the step that the run stands at. Raises InvalidInputError, and follows it then as before."""
+        row, known = self._following.release()
+        try:
+            step = await self._leading.take_over(row, term, known.lead)
+        except InvalidInputError:
+            self._following.adopt(row, known)
+            raise
+        self._own.ledger.unfollow(row.run)
+        return step
+
+    def _still(self, followed: Followed) -> None:
+        """After some time: the run may have ended meanwhile."""
+        if self._following.followed is not followed or followed.wanted is not None:
+            raise InvalidInputError("node", f"{followed.run} has ended meanwhile")
 
     def _check(self, command: m.Command) -> Followed:
         node, followed = self._own.node, self._following.followed
@@ -85,6 +106,11 @@ class Succession:
             raise InvalidInputError("run", f"{node} has a rank of {followed.run}, not of {command.run}")
         if followed.recorder.meta(DURABLE_KEY) is None:
             raise InvalidInputError("node", f"{node} has not been given the run's record yet")
+        known = followed.recorder.last_state()
+        step, planned = known.step.step if known.step else 0, known.plan.step if known.plan else 0
+        if planned > step + LAG_STEPS:
+            text = f"{node}'s copy of the record is still being brought up to date: it has step {step:,} of {planned:,}"
+            raise InvalidInputError("node", text)
         return followed
 
     # ------------------------------------------------------------ consent
@@ -98,14 +124,16 @@ class Succession:
                 return handed_over
         term, why = self._own.ledger.term + 1, ""
         for _ in range(TRIES):
-            if self._own.ledger.consent(term, self._own.node) != self._own.node:
+            if self._own.ledger.consent(term, self._own.node, followed.run) != self._own.node:
                 term += 1
                 continue
-            answers = await self._ask(followed, term, self._others(lead))
+            hosted = followed.hosted
+            answers = await self._ask(hosted, term, self._others(lead))
+            self._still(followed)
             said = [answer for answer in answers.values() if answer is not None]
             why = self._shortfall(answers, lead)
             for answer in said:
-                if answer.refusal and answer.hosted and far(answer.hosted) > far(followed.hosted):
+                if answer.refusal and answer.hosted and far(answer.hosted) > far(hosted):
                     raise InvalidInputError("node", answer.refusal)
             if _is_outdated(said, term):
                 term = max(answer.term for answer in said) + 1
@@ -119,8 +147,9 @@ class Succession:
     async def _handed_over(self, followed: Followed) -> int | None:
         """The lead itself lets go, and nobody else is asked; None if it has gone out of reach meanwhile."""
         lead, term = followed.known.lead, self._own.ledger.term + 1
-        self._own.ledger.consent(term, self._own.node)
-        answer = (await self._ask(followed, term, [lead]))[lead]
+        self._own.ledger.consent(term, self._own.node, followed.run)
+        answer = (await self._ask(followed.hosted, term, [lead]))[lead]
+        self._still(followed)
         if answer is None and not self._leading.peers.links[lead].line.open:
             return None
         if answer is None:
@@ -144,9 +173,9 @@ class Succession:
     def _others(self, lead: str) -> list[str]:
         return [node for node in self._leading.peers.links if node != lead]
 
-    async def _ask(self, followed: Followed, term: int, nodes: Collection[str]) -> dict[str, m.PeerConsent | None]:
+    async def _ask(self, hosted: m.HostedRank, term: int, nodes: Collection[str]) -> dict[str, m.PeerConsent | None]:
         links = self._leading.peers.links
-        answers = await asyncio.gather(*(links[node].claim(term, followed.hosted, CLAIM_SECONDS) for node in nodes))
+        answers = await asyncio.gather(*(links[node].claim(term, hosted, CLAIM_SECONDS) for node in nodes))
         return dict(zip(nodes, answers, strict=True))
 
     def _shortfall(self, answers: dict[str, m.PeerConsent | None], lead: str) -> str:

@@ -4,8 +4,10 @@ A checkpoint is `checkpoints/step-N/`. It appears under that name only when whol
 other file with its size and SHA-256, so one that was torn later (a full disk, a copy broken off) is told from a
 complete one."""
 
+import contextlib
 import hashlib
 import re
+import shutil
 from pathlib import Path
 from typing import Final
 
@@ -108,6 +110,17 @@ def newest_complete(checkpoints: Path, *, hashes: bool = True) -> Path | None:
             continue
         return folder
     return None
+
+
+def supersede(checkpoints: Path, after_step: int) -> None:
+    """Have no checkpoint of a later step count, for those steps don't stand: each folder is kept under another name. A
+    disk that refuses leaves them as they are."""
+    for step, folder in _by_step(checkpoints).items():
+        if step > after_step:
+            with contextlib.suppress(OSError):
+                aside = checkpoints / f"superseded-step-{step}"
+                shutil.rmtree(aside, ignore_errors=True)
+                folder.rename(aside)
 
 
 def digest_of(path: Path) -> str:

@@ -55,6 +55,18 @@ def find_lead(addresses: Sequence[str]) -> str:
     return addresses[0] if len(addresses) == 1 else asyncio.run(_find_lead(addresses))
 
 
+def find_any(addresses: Sequence[str]) -> str:
+    """The first of several agents' addresses at which one answers. Raises UnreachableError if none does."""
+
+    async def look() -> list[m.Snapshot | None]:
+        return await asyncio.gather(*(_look(address) for address in addresses))
+
+    found = next((at for at, seen in zip(addresses, asyncio.run(look()), strict=True) if seen is not None), None)
+    if found is None:
+        raise UnreachableError(f"no agent of the cluster answers: {', '.join(addresses)} (trainctl-agent run)")
+    return found
+
+
 async def _find_lead(addresses: Sequence[str]) -> str:
     looks = {address: asyncio.create_task(_look(address)) for address in addresses}
     found: dict[str, m.Snapshot] = {}

@@ -62,9 +62,17 @@ def promote(
     for name, text in (("NODE", node), ("--run", run)):
         typed.check_text(text or "", name)
     order = calls.make_order("promote", {"old_lead_is_off": old_lead_is_off}, node=node, run=run)
-    address = at.cluster.address_of(node) if at.cluster is not None else None
-    reply = outcome.send(address or calls.find_lead(at.addresses), order, "applied", timeout)
+    reply = outcome.send(_own_agent(at, node), order, "applied", timeout)
     return outcome.finish("promote", reply, json=json, code=calls.exit_code(reply))
+
+
+def _own_agent(at: places.Where, node: str) -> str:
+    """Where the agent of a node is; by the others' word if it isn't where the cluster file has it."""
+    if at.cluster is None:
+        return calls.find_lead(at.addresses)
+    own = at.cluster.address_of(node)
+    others = [address for address in at.addresses if address != own]
+    return calls.find_any([own, *others])
 
 
 def _sent(verb: str, reply: m.CommandReply, *, json: bool) -> int:
