@@ -10,8 +10,6 @@ from tests.integration.clusters import FOREVER, on
 from tests.integration.conftest import until, wait_for_end, wait_for_step
 from tests.integration.exactness import check_ledger
 
-from trainctl.protocol import messages as m
-
 NODES = ("alpha", "beta")
 STEP = 100
 """Of the checkpoint that hangs: late enough to be set up in time."""
@@ -37,10 +35,8 @@ def test_a_rank_that_hangs_in_its_checkpoint_is_named_and_replaced(cluster, run_
         run__steps=FOREVER, nodes=on(*NODES), batch__micro=2, checkpoint={"every_steps": STEP // 2, "at_end": False},
         group={"hung_seconds": 1.0},
     )  # fmt: skip
-    states: set[m.RankState] = set()
 
     def texts() -> list[str]:
-        states.add(client.snapshot(0).run.ranks[1].state)
         return [event.text for event in client.events(newest=True).events]
 
     with cluster.client() as client:
@@ -55,5 +51,4 @@ def test_a_rank_that_hangs_in_its_checkpoint_is_named_and_replaced(cluster, run_
         wait_for_step(client, client.snapshot(0).run.step + 3)
         client.send("stop", {"checkpoint": False})
         view = wait_for_end(client)
-    assert states >= {"run", "hung"}
     check_ledger(cluster, begun.run, view.step, was_lost={"beta"})

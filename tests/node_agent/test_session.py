@@ -11,6 +11,7 @@ from tests.node_agent.simulation import config, durable
 from trainctl.node_agent import decisions as d
 from trainctl.node_agent.book import Progress
 from trainctl.node_agent.conductor import Conductor
+from trainctl.node_agent.copies import Copies
 from trainctl.node_agent.ports import Look
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.recorder import RunRecorder
@@ -59,8 +60,9 @@ class Told:
         self.conductor = Conductor("sim", run_config, kept, Progress())
         ports = {rank: Port(rank, self.orders) for rank in range(3)}
         self.session = Session(
-            self.conductor, paths, RunRecorder(paths), "a", ports, publisher, 0.0, self._end, lambda generation: None
-        )
+            self.conductor, paths, RunRecorder(paths), "a", ports, publisher, 0.0, self._end, lambda generation: None,
+            Copies(paths, {}, list),
+        )  # fmt: skip
 
     async def _end(self, ended: d.CommandEnded) -> None:
         self.ends.append(ended)
