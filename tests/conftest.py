@@ -21,6 +21,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fail-on-skip", action="store_true", help="a skipped test fails the session")
 
 
+LONG = ("test_faults", "test_soak", "test_promotion", "test_hangs", "test_quorum")
+"""Modules of tests that take a minute each: begun first, so that none is left for the end, when the others are done."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in LONG)
+
+
 def our_processes(but: set[int]) -> dict[int, str]:
     """Live processes of this session other than this one and `but`: pid and command line."""
     found = {}

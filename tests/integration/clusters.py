@@ -4,7 +4,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import SHARED_PIDS, our_processes
+from tests.conftest import SHARED_PIDS
 from tests.integration.conftest import AgentProcess, until, wait_for_end
 
 from trainctl.protocol import messages as m
@@ -79,11 +79,6 @@ class Cluster:
         with self.client(node) as client:
             run = client.snapshot(0).run
             return run is not None and run.state in m.ACTIVE_RUN_STATES
-
-
-def keep_processes() -> None:
-    """What runs now outlives this test: a run that tests share, and the reducers it has made meanwhile."""
-    SHARED_PIDS.update(our_processes(set()))
 
 
 def free_addresses(count: int) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.conftest import SHARED_PIDS, our_processes
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.blocking import BlockingClient
@@ -134,6 +135,37 @@ def agent(tmp_path: Path) -> Iterator[AgentProcess]:
     process = AgentProcess(tmp_path / "state").start()
     yield process
     process.clean_up()
+
+
+@pytest.fixture(scope="module")
+def lasting_run(tmp_path_factory: pytest.TempPathFactory, run_config: Any) -> Iterator[AgentProcess]:
+    """An agent with a run of small steps that goes on and on; use `live`."""
+    process = AgentProcess(tmp_path_factory.mktemp("lasting") / "state").start()
+    with process.client(timeout_seconds=30) as client:
+        client.send("start-run", {"config": run_config(run__steps=1_000_000)}, wait="accepted")
+        wait_for_step(client, 3)
+        keep_processes()
+        yield process
+        client.send("stop", {"checkpoint": False})
+        wait_for_end(client)
+    process.clean_up()
+
+
+@pytest.fixture
+def live(lasting_run: AgentProcess) -> Iterator[AgentProcess]:
+    """An agent and its run, which a test shares with others and leaves running with the micro-batch that it had."""
+    keep_processes()
+    with lasting_run.client(timeout_seconds=30) as client:
+        client.send("resize-batch", {"micro": 4})
+        yield lasting_run
+        lasting_run.check()
+        until(lambda: client.snapshot(0).run.state == "running", what="the run that goes on")  # type: ignore[union-attr]
+    keep_processes()
+
+
+def keep_processes() -> None:
+    """What runs now outlives this test: a run that tests share, and the reducers it has made meanwhile."""
+    SHARED_PIDS.update(our_processes(set()))
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from trainctl.protocol.reader import RecordReader
 def check_ledger(cluster: Cluster, run: str, last: int, was_lost: Iterable[str], lead: str = NODES[0]) -> None:
     """Every step up to `last` is there once, of a plan of its generation whose positions are the batch that follows
     the step before; what ranks say of their parts comes to the whole of it. Only of a node that `was_lost` a part
-    may be missing, for it can have ended before its word of it."""
+    may be missing, for it can have ended before its word of it, or before it had the sum."""
     plans = [plan for plan in plans_of(cluster.run_paths(lead, run)) if plan.kind == "train"]
     keys = [(plan.generation, plan.step) for plan in plans]
     assert len(set(keys)) == len(keys)

@@ -123,6 +123,11 @@ def test_a_follower_whose_lead_stays_away_ends_its_trainer_and_says_why(cluster,
         assert any("beta" in text and "silent" in text and "going back" in text for text in texts)
 
 
+def end_trainers(cluster, node: str) -> None:
+    for pid in cluster[node].trainer_pids():
+        os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.timeout(180)
 def test_a_run_goes_back_without_a_node_that_is_out_of_reach_which_joins_when_it_is_back(cluster, run_config):
     config = run_config(run__steps=FOREVER, nodes=on("alpha", "beta"), checkpoint={"every_steps": 4, "at_end": False})
@@ -130,10 +135,12 @@ def test_a_run_goes_back_without_a_node_that_is_out_of_reach_which_joins_when_it
         run = client.send("start-run", {"config": config}, timeout_seconds=120).run
         wait_for_step(client, 9)
         cluster["beta"].kill()
-        for pid in [pid for node in ("beta", "alpha") for pid in cluster[node].trainer_pids()]:
-            os.kill(pid, signal.SIGKILL)
-        view = until(lambda: (v := client.snapshot(0).run).state == "running" and v, 60, "its going on alone")
-        assert {rank.node: rank.state for rank in view.ranks} == {"alpha": "run", "beta": "lost"}
+        end_trainers(cluster, "beta")
+        until(lambda: client.snapshot(0).run.ranks[1].state == "lost", 30, "beta's loss")
+        end_trainers(cluster, "alpha")
+        until(lambda: "going back" in client.events(newest=True).events[-1].text, 30, "its going back")
+        alone = {"alpha": "run", "beta": "lost"}
+        until(lambda: {r.node: r.state for r in client.snapshot(0).run.ranks} == alone, 60, "its going on alone")
         texts = [event.text for event in client.events(newest=True).events]
         assert any("going back to the newest checkpoint" in text for text in texts)
         cluster.start("beta")

@@ -8,7 +8,7 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from tests.integration.clusters import NODES, on
@@ -107,9 +107,12 @@ def faulty_run(cluster, run_config, group, seed, curves, totals) -> FaultyRun:
     return run
 
 
-def was_lost(events: tuple[m.Event, ...]) -> set[str]:
-    """The nodes that some event says are lost."""
-    return {event.text.split()[0] for event in events if event.kind == "rank" and " is lost: " in event.text}
+def was_lost(events: Iterable[m.Event]) -> set[str]:
+    """The nodes that some event says are lost; and those that were given the state of others, for these may not have
+    had the sum of the step before, which they had a part in."""
+    lost = {event.text.split()[0] for event in events if event.kind == "rank" and " is lost: " in event.text}
+    given = [event.text.split("; ")[1].split(" given ")[0] for event in events if " given the state of " in event.text]
+    return lost | {node for nodes in given for node in nodes.split(", ")}
 
 
 def table(done: Counter[tuple[str, str, str]]) -> str:

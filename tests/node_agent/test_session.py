@@ -26,7 +26,7 @@ class Port:
 
     def __init__(self, rank: int, told: list[tuple[int, str]]) -> None:
         self._rank, self._told = rank, told
-        self.reached_monotonic = 0.0
+        self.reached_monotonic, self.in_touch = 0.0, True
 
     def start(self, resume_from) -> None:
         raise NotImplementedError

@@ -30,6 +30,8 @@ from trainctl.protocol.paths import RunPaths
 ENDING_SECONDS = 10.0
 LOST_SECONDS = 30.0
 """How long the end of a run waits for a node that can't be reached."""
+GONE_SECONDS = 5.0
+"""The same for a run that goes back to its checkpoint: then every rank begins anew anyway."""
 FINISH_SECONDS = 5.0
 """How long the end of a run waits for nodes whose copies of the record are behind."""
 ABSENT_SECONDS = 10.0
@@ -344,7 +346,8 @@ class Lead:
         """The end of a run doesn't wait for ever for a node that can't be reached; its trainer ends when it can."""
         for rank, node in self._remote(session).items():
             silent_seconds = self.peers.links[node].silent_seconds
-            if session.conductor.final is not None and silent_seconds > LOST_SECONDS:
+            limit_seconds = GONE_SECONDS if session.conductor.goes_back else LOST_SECONDS
+            if session.conductor.final is not None and silent_seconds > limit_seconds:
                 why = f"has an agent that has been silent for {silent_seconds:.0f} s"
                 await session.feed(d.RankEnded(rank, False, why))
 
