@@ -24,7 +24,7 @@ BACK = "c joins again: a=6 b=6 c=0 → a=4 b=4 c=4"
 def test_a_loss_and_a_return_begin_at_the_first_step_without_and_with_the_rank() -> None:
     events = told(
         FIRST, (LOST, 6), ("g1.2 formed, 2 ranks by gloo", 6),
-        (BACK, 31), ("g1.3 formed, 3 ranks by gloo; c given the state of a", 30),
+        (BACK, 31), ("g1.3 formed, 3 ranks by gloo; c given the state of a; the ranks waited 0.13 s", 30),
     )  # fmt: skip
     assert changes_of_ranks(events) == [Change(7, "g1.2"), Change(31, "g1.3")]
     recorded = changes_of_ranks(comings_and_goings(run_view(3), 1))

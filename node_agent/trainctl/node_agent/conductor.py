@@ -183,7 +183,7 @@ class Conductor:
             case m.Offered():
                 self._formation.on_offered(event, now)
             case m.Formed():
-                if self._formation.on_formed(event):
+                if self._formation.on_formed(event, now):
                     self._course.begin(now)
                     self._advance(now)
             case m.GroupFailed():

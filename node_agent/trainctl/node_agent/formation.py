@@ -67,6 +67,7 @@ class Formation:
         self._source: int | None = None
         self._behind: tuple[int, ...] = ()
         self._due = float("inf")
+        self._left: float | None = None  # when the last generation was left
 
     # ------------------------------------------------------------ who is there
 
@@ -156,12 +157,18 @@ class Formation:
 
     def fence(self, now: float) -> None:
         """Have every rank leave the generation it is in."""
+        self._note_leaving(now)
         self._book.persist(generation=self._book.durable.generation.next())
         self._book.stage, self._due = "fencing", now + FENCE_SECONDS
         fence = m.Fence(run=self._book.run, generation=self._book.durable.generation)
         for rank in self.ready:
             self.ranks[rank].fenced = None
             self._book.decide(d.Tell(rank, fence))
+
+    def _note_leaving(self, now: float) -> None:
+        """From here on until the next generation is formed the ranks wait."""
+        if self._book.stage == "formed":
+            self._left = now
 
     def unanswered(self, now: float, silent_seconds: Mapping[int, float]) -> list[int]:
         """The live ranks that should have answered a fence by now; one that is heard of may be in a long update."""
@@ -205,6 +212,7 @@ class Formation:
     def form(self, standing: Collection[int], now: float) -> None:
         """The next generation, of the live ranks. Those `standing` have the state of the last committed step; the
         lowest of them gives it to the others. Raises CannotGoOnError."""
+        self._note_leaving(now)
         able = [rank for rank in self.live if rank in standing]
         if not able:
             raise NobodyLeftError(f"no node is at step {self._book.progress.step} any more")
@@ -259,7 +267,7 @@ class Formation:
         for rank in self.ready:
             self._book.decide(d.Tell(rank, form))
 
-    def on_formed(self, formed: m.Formed) -> bool:
+    def on_formed(self, formed: m.Formed, now: float) -> bool:
         """True if all live ranks have joined by it."""
         at = self._asked(formed, "forming")
         if at is None:
@@ -271,15 +279,18 @@ class Formation:
         members = tuple(self.live)
         if members != self._book.durable.members:
             self._book.persist(members=members)
-        self._book.happen("run", "info", self._described(len(members)))
+        self._book.happen("run", "info", self._described(len(members), now))
         return True
 
-    def _described(self, count: int) -> str:
+    def _described(self, count: int, now: float) -> str:
         text = f"{self._book.durable.generation} formed, {count} rank{'s' if count > 1 else ''}"
         if self.engine != "none":
             text += f" by {self.engine}"
         if self._source is not None:
             text += f"; {self._book.nodes(self._behind)} given the state of {self._book.node(self._source)}"
+        if self._left is not None:
+            text += f"; the ranks waited {now - self._left:.2g} s"
+            self._left = None
         return text
 
     def overdue(self, now: float) -> str:
