@@ -32,7 +32,7 @@ STEPS = max(36 * COUNT, SHORT_STEPS)
 pytestmark = pytest.mark.timeout(150 * COUNT)
 TOLERANCE = {"torch": 1e-5, "mlx": 1e-5, "mixed": 5e-5}
 
-OWED = {(victim, "SIGKILL"): 25 for victim in VICTIMS} | {(victim, "SIGSTOP"): 5 for victim in ("trainer", "reducer")}
+OWED = {(victim, "SIGKILL"): 25 for victim in VICTIMS} | {(victim, "SIGSTOP"): 5 for victim in VICTIMS}
 
 FaultyRun = Callable[[Callable[[Harness, int], object], int], list[m.Event]]
 
