@@ -34,6 +34,8 @@ DEFAULT_TIMEOUT_SECONDS = 5.0
 START_SECONDS = 20.0
 """Before a run is started, or a node conducts it, other nodes are asked, which may take most of this."""
 ASKING_OTHERS = frozenset({"start-run", "promote"})
+AGAIN_SECONDS = 6.0
+"""What only asks is asked again after so long without an answer, as long as the time for it lasts."""
 SILENT_AFTER_SECONDS = 3.5
 """An agent beats at 1 Hz; after this long without a message it counts as silent."""
 REFUSED_PAUSE_SECONDS = 1.0
@@ -285,9 +287,18 @@ class Client:
     # ------------------------------------------------------------ the wire
 
     async def _ask(self, request: m.Request, wanted: type[R]) -> R:
+        """What only asks may be asked again: with a line that is lost a request or its reply may be."""
+        deadline = time.monotonic() + self.timeout_seconds
         with self._conversation(request) as replies:
-            await self._transmit(request)
-            return check_reply(await self._next(replies, self.timeout_seconds), wanted)
+            while True:
+                await self._transmit(request)
+                try:
+                    seconds = min(AGAIN_SECONDS, max(0.0, deadline - time.monotonic()))
+                    return check_reply(await self._next(replies, seconds), wanted)
+                except UnreachableError:
+                    if time.monotonic() >= deadline:
+                        text = f"no answer from {self.address} within {self.timeout_seconds:g} s"
+                        raise UnreachableError(text) from None
 
     @contextlib.contextmanager
     def _conversation(self, request: m.Request) -> Any:

@@ -1,0 +1,42 @@
+"""A request that only asks is asked again when the line lost it or its answer, as long as its time lasts."""
+
+import asyncio
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from trainctl.protocol import client as c
+from trainctl.protocol import codec
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import UnreachableError
+
+
+async def deaf(socket: zmq.asyncio.Socket, times: int) -> None:
+    """An agent that loses so many requests, and answers all others that it knows no run."""
+    while True:
+        identity, frame = await socket.recv_multipart()
+        times -= 1
+        if times < 0:
+            rid = codec.decode_request(frame).rid
+            await socket.send_multipart([identity, codec.encode(m.Runs(rid=rid, runs=()))])
+
+
+@pytest.mark.parametrize(("lost", "answered"), [(0, True), (2, True), (1000, False)])
+async def test_asked_again_until_it_is_answered_or_its_time_is_up(monkeypatch, lost, answered):
+    monkeypatch.setattr(c, "AGAIN_SECONDS", 0.1)
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.ROUTER)
+    address = f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
+    agent = asyncio.create_task(deaf(socket, lost))
+    try:
+        async with c.Client(address, timeout_seconds=20 if answered else 0.5) as client:
+            if answered:
+                assert (await client.runs()).runs == ()
+            else:
+                with pytest.raises(UnreachableError, match=r"within 0\.5 s"):
+                    await client.runs()
+    finally:
+        agent.cancel()
+        await asyncio.gather(agent, return_exceptions=True)
+        context.destroy(linger=0)
