@@ -15,13 +15,13 @@ from trainctl.node_agent.commands import Answer, CommandOffice
 from trainctl.node_agent.conductor import Conductor
 from trainctl.node_agent.copies import Copies, beyond
 from trainctl.node_agent.equipment import Equipment
+from trainctl.node_agent.going_back import GoingBack
 from trainctl.node_agent.ledger import KnownRun
 from trainctl.node_agent.peers import Peers
 from trainctl.node_agent.ports import RankPort, RemoteRank, end_rank
 from trainctl.node_agent.session import Session
 from trainctl.node_agent.sources import Source
 from trainctl.node_agent.succession import LetGo
-from trainctl.node_agent.way_back import WayBack
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile, verbs
 from trainctl.protocol.errors import InvalidInputError, RefusedError
@@ -34,8 +34,6 @@ GONE_SECONDS = 5.0
 """The same for a run that goes back to its checkpoint: then every rank begins anew anyway."""
 FINISH_SECONDS = 5.0
 """How long the end of a run waits for nodes whose copies of the record are behind."""
-ABSENT_SECONDS = 10.0
-"""How long a run that goes back waits for nodes that it can do without."""
 COMMANDS_HANDED_ON = 50
 """Of a run's commands, the newest, that its other nodes know the outcome of."""
 
@@ -47,28 +45,27 @@ class Lead:
         self._own, self._ledger = equipment, equipment.ledger
         others = {name: entry.address for name, entry in equipment.cluster.nodes.items() if name != equipment.node}
         self.peers = Peers(equipment.context, others, self)
-        self.office = CommandOffice(equipment.ledger, answer, self.start_run, self._stop_waiting)
+        self._going_back = GoingBack(equipment, self.peers, self._begin_again)
+        self.office = CommandOffice(equipment.ledger, answer, self.start_run, self._going_back.stop)
         self.session: Session | None = None
+        self._closing: Session | None = None  # that session, while copies of its record are brought up to date
         self.last_run: str | None = None  # the newest to have been opened by this agent
         self._hosting: str | None = None  # the run that the other nodes are being asked to host
         self._early: list[tuple[str, m.PeerAnswer | m.PeerExit]] = []  # what its ranks said before it was opened
         self._boots: dict[str, str] = {}  # of the other nodes' agents, as last welcomed
-        self._way_back = WayBack()
         self._beginning = False
-        self._way: tuple[dict[int, str], Source] | None = None  # of the run that goes back: its ranks, its checkpoint
         self._superseded = ""  # why another node must be conducting this agent's run, empty if none is known to
-        self._gone: m.RunView | None = None  # the run that last went back, as it was shown then
         self._idle = asyncio.Event()  # set when a run has just ended
 
     @property
     def is_busy(self) -> bool:
         """Whether a run is conducted, or waits to be taken up again."""
-        return self.session is not None or self._way_back.run is not None or self._beginning
+        return self.session is not None or self._going_back.run is not None or self._beginning
 
     @property
     def run(self) -> str | None:
         """The run that is conducted, or about to be."""
-        return self.session.run if self.session is not None else self._hosting or self._way_back.run
+        return self.session.run if self.session is not None else self._hosting or self._going_back.run
 
     # ------------------------------------------------------------ starting
 
@@ -86,9 +83,9 @@ class Lead:
             run = await self._begin(lambda: self._new_run(config, command))
         else:
             run = await self._begin(lambda: self._old_run(args.resume or "", command.id, command.by))
-        given_up = self._way_back.forget()
+        given_up = self._going_back.forget()
         if given_up is not None and given_up != run:
-            self._ledger.set_run_state(given_up, "failed", self._way_back.reason)
+            self._ledger.set_run_state(given_up, "failed", self._going_back.reason)
         return run
 
     async def _begin(self, opened: Callable[[], Awaitable[openings.Opening]]) -> str:
@@ -168,7 +165,7 @@ class Lead:
         self, run: str, ranks: dict[int, str], config: runfile.RunFile, generation: m.Generation, source: Source,
         *, call_off: m.RunState,
     ) -> None:  # fmt: skip
-        self._hosting = run
+        self._hosting, self._early = run, []  # what was said before was of an earlier life of the run
         await self.peers.host(run, ranks, config, generation, source.step_for, call_off=call_off)
 
     async def _call_off(self, known: KnownRun, ranks: dict[int, str], reason: str) -> None:
@@ -248,13 +245,13 @@ class Lead:
     async def let_go(self, successor: str) -> LetGo:
         """Conduct the run no more, for another node's agent does; the trainers stay as they are. Raises RefusedError
         if it is just being started, or ends."""
-        session, waiting = self.session, self._way_back.run
+        session, waiting = self.session, self._going_back.run
         if self._beginning or (session is None and waiting is None):
             raise RefusedError("a run is just being started")
         if session is not None and session.conductor.stage in ("leaving", "over"):
             raise RefusedError(f"{session.run} is ending")
         run = session.run if session is not None else waiting
-        self._way_back.forget()
+        self._going_back.forget()
         self._superseded = ""
         known = next(row for row in self._ledger.runs() if row.run == run)
         ranks = openings.kept_ranks(RunPaths(known.directory))
@@ -354,22 +351,20 @@ class Lead:
     async def close_if_ended(self) -> None:
         """Let go of a run none of whose ranks is left, and tell the nodes that hosted them."""
         session = self.session
-        if session is None or session.ended is None:
+        if session is None or session.ended is None or session is self._closing:
             return
+        self._closing = session
         state, reason = session.ended.state, session.ended.reason
-        if session.conductor.goes_back and self._way_back.take(session.run, session.conductor.progress.step, reason):
-            self._ledger.set_run_state(session.run, "starting")
-            self._gone, self._way = session.view, None
-        else:
+        if not (session.conductor.goes_back and self._going_back.take(session, reason)):
             self._ledger.set_run_state(session.run, state, reason)
             severity: m.Severity = "error" if state == "failed" else "good"
             text = f"{state} at step {session.conductor.progress.step:,}"
             session.note(d.Happened("run", severity, "auto", text, session.conductor.progress.step))
             # A run that goes back no more is still shown as one that starts.
             self._own.publisher.publish(msgspec.structs.replace(session.view, state=state, reason=reason))
-        self.session = self.office.session = None
         await session.copies.flush()
         await session.copies.close(FINISH_SECONDS)
+        self.session = self.office.session = self._closing = None
         session.close()
         self._own.link.forget(session.run)
         for rank, node in self._remote(session).items():
@@ -378,75 +373,19 @@ class Lead:
 
     async def _go_back(self) -> None:
         """Take a run up from its newest checkpoint, all of whose ranks were lost; one that can't be has failed."""
-        run = None if self._beginning else self._way_back.due()
+        run = None if self._beginning else self._going_back.due()
         if run is None:
             return
         self._beginning, self._hosting = True, run  # nothing else begins, or is told that there is no such run
         try:
-            await self._take_back(run)
+            await self._going_back.take_up(run, self._superseded)
         finally:
             self._beginning = False
             self._hosting = None if self.session is None else self._hosting
 
-    async def _take_back(self, run: str) -> None:
-        try:
-            if self._superseded:
-                self._hold(run, f"word of who conducts it: {self._superseded}")
-                return
-            absent, wanted = await self._absent(run)
-            if wanted or (absent and self._way_back.held_seconds < ABSENT_SECONDS):
-                self._hold(run, wanted or "")
-                return
-            await self._begin(lambda: self._old_run(run, None, without=absent))
-            if self.session is not None:
-                step = self.session.conductor.progress.step
-                for rank in absent:
-                    self.session.conductor.ranks[rank].why = "was out of reach when the run went back"
-                text = f"taken up again from step {step:,}: steps after it are made again"
-                self.session.note(d.Happened("run", "warning", "auto", text, step))
-        except (InvalidInputError, RefusedError) as error:
-            if not self._way_back.again():
-                reason = f"{self._way_back.reason}; it cannot go back: {error}"
-                self._ledger.set_run_state(run, "failed", reason)
-                if self._gone is not None:
-                    self._own.publisher.publish(msgspec.structs.replace(self._gone, state="failed", reason=reason))
-
-    async def _absent(self, run: str) -> tuple[dict[int, str], str]:
-        """The ranks of a run that is to go back whose nodes are out of reach; and which of these nodes it can't do
-        without, empty if it can."""
-        known = next((row for row in self._ledger.runs() if row.run == run), None)
-        if known is None:
-            return {}, ""
-        paths, links = RunPaths(known.directory), self.peers.links
-        if self._way is None:  # reading a whole checkpoint takes time, and none is written meanwhile
-            self._way = await asyncio.to_thread(
-                lambda: (openings.kept_ranks(paths), sources.find(paths, self._own.node))
-            )
-        ranks, source = self._way
-        absent = {rank: node for rank, node in ranks.items() if node in links and not links[node].line.open}
-        if source.node in absent.values():
-            return absent, f"{source.node}, which has the newest checkpoint"
-        return absent, ", ".join(absent.values()) if absent and absent.keys() == ranks.keys() else ""
-
-    def _hold(self, run: str, wanted: str) -> None:
-        """Wait for nodes to come back into reach, and say so if nothing can be done without them."""
-        self._way_back.hold(run)
-        reason = f"{self._way_back.reason}; waiting for {wanted}" if wanted else self._way_back.reason
-        if self._gone is not None and self._gone.reason != reason:
-            self._gone = msgspec.structs.replace(self._gone, reason=reason)
-            self._own.publisher.publish(self._gone)
-
-    def _stop_waiting(self, run: str | None) -> bool:
-        """Have a run that waits to go back end instead."""
-        waiting = self._way_back.run
-        if waiting is None or run not in (None, waiting):
-            return False
-        self._way_back.forget()
-        self._ledger.set_run_state(waiting, "stopped", self._way_back.reason)
-        if self._gone is not None:
-            stopped = msgspec.structs.replace(self._gone, state="stopped", reason=self._way_back.reason)
-            self._own.publisher.publish(stopped)
-        return True
+    async def _begin_again(self, run: str, without: Collection[int]) -> Session | None:
+        await self._begin(lambda: self._old_run(run, None, without=without))
+        return self.session
 
     def close(self) -> None:
         """Let the record go; the trainers stay as they are, for the next agent of this node."""
@@ -532,10 +471,10 @@ class Lead:
     async def _drop(self, run: str, state: m.RunState, reason: str) -> None:
         """Have nothing to do any more with a run that another node has conducted to its end."""
         session, self.session, self.office.session = self.session, None, None
-        self._way_back.forget()
+        self._going_back.forget()
         if session is not None:
             for rank, port in session.ports.items():
-                if self._node_of(session, rank) == self._own.node:
+                if session.conductor.durable.settings.ranks[rank].node == self._own.node:
                     await port.end()
             session.close()
             await session.copies.close()
@@ -558,9 +497,6 @@ class Lead:
         """The node of each rank that another agent hosts."""
         ranks = session.conductor.durable.settings.ranks
         return {rank: ranks[rank].node for rank in sorted(ranks) if ranks[rank].node in self.peers.links}
-
-    def _node_of(self, session: Session, rank: int) -> str:
-        return session.conductor.durable.settings.ranks[rank].node
 
     def _node(self, rank: int) -> str | None:
         setting = self.session.conductor.durable.settings.ranks.get(rank) if self.session is not None else None

@@ -1,0 +1,125 @@
+"""A run all of whose ranks were lost: taken up from its newest checkpoint, with the nodes that are in reach by then."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+
+import msgspec
+
+from trainctl.node_agent import decisions as d
+from trainctl.node_agent import openings, sources
+from trainctl.node_agent.equipment import Equipment
+from trainctl.node_agent.peers import Peers
+from trainctl.node_agent.session import Session
+from trainctl.node_agent.sources import Source
+from trainctl.node_agent.way_back import WayBack
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.paths import RunPaths
+
+ABSENT_SECONDS = 10.0
+"""How long a run that goes back waits for nodes that it can do without."""
+
+Begin = Callable[[str, Collection[int]], Awaitable[Session | None]]
+"""Take up a run without some of its ranks; None if it has ended at once. Raises InvalidInputError or RefusedError."""
+
+
+class GoingBack:
+    """At most one run, from the loss of its last rank until it is conducted again or given up."""
+
+    def __init__(self, equipment: Equipment, peers: Peers, begin: Begin) -> None:
+        self._own, self._peers, self._begin = equipment, peers, begin
+        self._way_back = WayBack()
+        self._shown: m.RunView | None = None
+        self._way: tuple[dict[int, str], Source] | None = None  # the nodes of its ranks, and its checkpoint
+
+    @property
+    def run(self) -> str | None:
+        """The run that waits."""
+        return self._way_back.run
+
+    @property
+    def reason(self) -> str:
+        """Of the last loss."""
+        return self._way_back.reason
+
+    def take(self, session: Session, reason: str) -> bool:
+        """Have a run wait that has lost its last rank; False if it goes back no more."""
+        if not self._way_back.take(session.run, session.conductor.progress.step, reason):
+            return False
+        self._own.ledger.set_run_state(session.run, "starting")
+        self._shown, self._way = session.view, None
+        return True
+
+    def forget(self) -> str | None:
+        """Something else begins, or another node conducts it; the run that waited, if one did."""
+        return self._way_back.forget()
+
+    def stop(self, run: str | None) -> bool:
+        """Have the run that waits end instead; False if there is none, or not that one."""
+        waiting = self.run
+        if waiting is None or run not in (None, waiting):
+            return False
+        self._way_back.forget()
+        self._end(waiting, "stopped", self.reason)
+        return True
+
+    def due(self) -> str | None:
+        """The run whose time has come; it is handed out once."""
+        return self._way_back.due()
+
+    async def take_up(self, run: str, superseded: str) -> None:
+        """Take up the run that was due, or have it wait for nodes; one that can't be taken up again and again has
+        failed. `superseded`: why another node must be conducting it, empty if none is known to."""
+        try:
+            if superseded:
+                self._hold(run, f"word of who conducts it: {superseded}")
+                return
+            absent, wanted = await self._absent(run)
+            if wanted or (absent and self._way_back.held_seconds < ABSENT_SECONDS):
+                self._hold(run, wanted)
+                return
+            session = await self._begin(run, absent)
+            if session is not None:
+                _tell(session, absent)
+        except (InvalidInputError, RefusedError) as error:
+            if not self._way_back.again():
+                self._end(run, "failed", f"{self.reason}; it cannot go back: {error}")
+
+    async def _absent(self, run: str) -> tuple[dict[int, str], str]:
+        """The ranks whose nodes are out of reach; and which of these nodes it can't do without, empty if it can."""
+        known = next((row for row in self._own.ledger.runs() if row.run == run), None)
+        if known is None:
+            return {}, ""
+        paths, links = RunPaths(known.directory), self._peers.links
+        if self._way is None:  # reading a whole checkpoint takes time, and none is written meanwhile
+            self._way = await asyncio.to_thread(
+                lambda: (openings.kept_ranks(paths), sources.find(paths, self._own.node))
+            )
+        ranks, source = self._way
+        absent = {rank: node for rank, node in ranks.items() if node in links and not links[node].line.open}
+        if source.node in absent.values():
+            return absent, f"{source.node}, which has the newest checkpoint"
+        return absent, ", ".join(absent.values()) if absent and absent.keys() == ranks.keys() else ""
+
+    def _hold(self, run: str, wanted: str) -> None:
+        """Wait for nodes to come back into reach, and say so if nothing can be done without them."""
+        self._way_back.hold(run)
+        self._show("starting", f"{self.reason}; waiting for {wanted}" if wanted else self.reason)
+
+    def _end(self, run: str, state: m.RunState, reason: str) -> None:
+        self._own.ledger.set_run_state(run, state, reason)
+        self._show(state, reason)
+
+    def _show(self, state: m.RunState, reason: str) -> None:
+        """What clients see of it meanwhile."""
+        if self._shown is not None and (self._shown.state, self._shown.reason) != (state, reason):
+            self._shown = msgspec.structs.replace(self._shown, state=state, reason=reason)
+            self._own.publisher.publish(self._shown)
+
+
+def _tell(session: Session, absent: Collection[int]) -> None:
+    step = session.conductor.progress.step
+    for rank in absent:
+        session.conductor.ranks[rank].why = "was out of reach when the run went back"
+    text = f"taken up again from step {step:,}: steps after it are made again"
+    session.note(d.Happened("run", "warning", "auto", text, step))
