@@ -23,7 +23,8 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.app import TrainctlApp, farewell, run_app
 from trainctl.tui.bottom import Bottom
 from trainctl.tui.dialogs import CommandDialog
-from trainctl.tui.screens import EventsScreen, OverviewScreen
+from trainctl.tui.screens.events import EventsScreen
+from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.split_dialog import SplitDialog
 from trainctl.tui.widgets import Lines
 

@@ -25,7 +25,10 @@ from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.glyphs import ASCII
 from trainctl.tui.lines import Piece, line
 from trainctl.tui.palette import VerbProvider
-from trainctl.tui.screens import EventsScreen, HelpScreen, OverviewScreen, RunsScreen
+from trainctl.tui.screens.events import EventsScreen
+from trainctl.tui.screens.help import HelpScreen
+from trainctl.tui.screens.overview import OverviewScreen
+from trainctl.tui.screens.runs import RunsScreen
 from trainctl.tui.widgets import Lines, changed_spans
 
 

@@ -18,8 +18,6 @@ from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
 from textual.widgets import Input
 
-from trainctl.protocol import messages as m
-from trainctl.protocol.client import Connection
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
 from trainctl.tui import control, picture, split
 from trainctl.tui import model as md
@@ -27,21 +25,21 @@ from trainctl.tui.bottom import Bottom, KeyHint
 from trainctl.tui.calls import DEFAULT_ADDRESS, Order
 from trainctl.tui.clock import Clock
 from trainctl.tui.dialogs import CommandDialog
+from trainctl.tui.feed import SNAPSHOT_COLUMNS, Feed
 from trainctl.tui.glyphs import Glyphs, for_locale
 from trainctl.tui.lines import clean, plain
 from trainctl.tui.palette import VerbProvider
-from trainctl.tui.screens import BaseScreen, EventsScreen, HelpScreen, OverviewScreen, RunsScreen
+from trainctl.tui.screens.base import BaseScreen
+from trainctl.tui.screens.events import EventsScreen
+from trainctl.tui.screens.help import HelpScreen
+from trainctl.tui.screens.overview import OverviewScreen
+from trainctl.tui.screens.runs import RunsScreen
 from trainctl.tui.source import ClusterSource, Connect, Source
 from trainctl.tui.split_dialog import SplitDialog
 from trainctl.tui.themes import TERMINAL, THEMES
 
 REPAINT_SECONDS = 0.5
-RETRY_SECONDS = 1.0
 HANGUP_SECONDS = 2.0
-SNAPSHOT_COLUMNS = 200
-_HISTORY_STEPS = 256
-_HISTORY_METRICS = ("loss", "step_seconds", "tokens_per_second", "busy_seconds", "own_tokens_per_second")
-
 
 _OWN_ACTIONS = frozenset({"show", "dialog", "command_line", "help", "theme", "picture", "detach"})
 
@@ -106,14 +104,13 @@ class TrainctlApp(App[int]):
     ) -> None:  # fmt: skip
         no_color = os.environ.get("NO_COLOR") is not None
         super().__init__(ansi_color=True if no_color else None)
-        self._connect, self.address = connect, address
+        self.address = address
         self.clock, self.read_only = clock or Clock(), read_only
+        self.feed = Feed(connect, self.clock, self._arrived)
         self.glyphs = glyphs or for_locale()
         if no_color:
             self.glyphs = dataclasses.replace(self.glyphs, letters=True)
         self._pictures = pictures or Path()
-        self.client: Source | None = None
-        self.live = md.ViewState()
         self._pinned: md.ViewState | None = None
         self.selected: int | None = None
         self._opened = False
@@ -124,6 +121,16 @@ class TrainctlApp(App[int]):
         self.theme = theme or (TERMINAL.name if no_color or _few_colors() else THEMES[0].name)
 
     # ------------------------------------------------------------ what is shown
+
+    @property
+    def live(self) -> md.ViewState:
+        """What is known of the live run."""
+        return self.feed.live
+
+    @property
+    def client(self) -> Source | None:
+        """What to ask; None while nobody answers."""
+        return self.feed.client
 
     @property
     def shown(self) -> md.ViewState:
@@ -155,7 +162,7 @@ class TrainctlApp(App[int]):
         for screen in (OverviewScreen(name="overview"), RunsScreen(name="runs"), EventsScreen(name="events")):
             self.install_screen(screen, screen.name or "")
         self.push_screen("overview")
-        self.run_worker(self._follow_agent(), group="follow")
+        self.run_worker(self.feed.keep_up(), group="follow")
         self.set_interval(REPAINT_SECONDS, self.paint)
         self._leave_on_hangup()
 
@@ -177,45 +184,15 @@ class TrainctlApp(App[int]):
         else:
             await super().on_event(event)
 
-    async def _follow_agent(self) -> None:
-        while True:
-            try:
-                async with self._connect() as client, contextlib.aclosing(client.follow(SNAPSHOT_COLUMNS)) as items:
-                    self.client = client
-                    async for node, message in items:
-                        self._take(node, message)
-            except TrainctlError as error:
-                self._take("", Connection("silent", self.clock.monotonic(), str(error)))
-            finally:
-                self.client = None
-            await asyncio.sleep(RETRY_SECONDS)
-
-    def _take(self, node: str, message: md.Incoming) -> None:
-        """Only the state changes here; the screen follows at its own pace, but a snapshot is drawn at once."""
-        self.live = md.take(self.live, node, message, self.clock.monotonic())
-        if isinstance(message, m.Snapshot):
-            self._opening()
-            self.paint()
-            self.run_worker(self._refine(message), group="refine", exclusive=True)
-
-    def _opening(self) -> None:
-        """Where no run is active, the first thing to see is the list of runs."""
+    def _arrived(self) -> None:
+        """A snapshot is drawn at once; where no run is active, the first thing to see is the list of runs."""
         if not self._opened and not self.live.active:
             self.action_show("runs")
         elif isinstance(self.screen, RunsScreen):
             self.screen.action_reload()
         self._opened = True
-
-    async def _refine(self, snapshot: m.Snapshot) -> None:
-        """Fetches the last steps one by one where the snapshot has them only in buckets."""
-        run = snapshot.run
-        coarse = any(series.bucket_steps > 1 and series.rank is not None for series in snapshot.series)
-        if run is None or not coarse or self.client is None:
-            return
-        with contextlib.suppress(TrainctlError):
-            first = max(run.step - _HISTORY_STEPS + 1, 0)
-            history = await self.client.history(run.run, _HISTORY_METRICS, first_step=first, columns=_HISTORY_STEPS)
-            self.live = md.apply_history(self.live, run.run, history)
+        self.paint()
+        self.run_worker(self.feed.refine(), group="refine", exclusive=True)
 
     def paint(self) -> None:
         """Brings the screen up to date, also the one under a dialog."""

@@ -1,0 +1,57 @@
+"""What keeps the screens' state up to date: every agent of the cluster followed for as long as the program runs."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.client import Connection
+from trainctl.protocol.errors import TrainctlError
+from trainctl.tui import model as md
+from trainctl.tui.clock import Clock
+from trainctl.tui.source import Connect, Source
+
+RETRY_SECONDS = 1.0
+SNAPSHOT_COLUMNS = 200
+_HISTORY_STEPS = 256
+_HISTORY_METRICS = ("loss", "step_seconds", "tokens_per_second", "busy_seconds", "own_tokens_per_second")
+
+
+class Feed:
+    """The live state and the client it comes through. `arrived` is called after each snapshot was taken."""
+
+    def __init__(self, connect: Connect, clock: Clock, arrived: Callable[[], None]) -> None:
+        self._connect, self._clock, self._arrived = connect, clock, arrived
+        self.live = md.ViewState()
+        self.client: Source | None = None
+
+    async def keep_up(self) -> None:
+        """Follows the agents, and begins again whenever the client gives up; it ends by being cancelled."""
+        while True:
+            try:
+                async with self._connect() as client, contextlib.aclosing(client.follow(SNAPSHOT_COLUMNS)) as items:
+                    self.client = client
+                    async for node, message in items:
+                        self._take(node, message)
+            except TrainctlError as error:
+                self._take("", Connection("silent", self._clock.monotonic(), str(error)))
+            finally:
+                self.client = None
+            await asyncio.sleep(RETRY_SECONDS)
+
+    def _take(self, node: str, message: md.Incoming) -> None:
+        """Only the state changes here; the screen follows at its own pace."""
+        self.live = md.take(self.live, node, message, self._clock.monotonic())
+        if isinstance(message, m.Snapshot):
+            self._arrived()
+
+    async def refine(self) -> None:
+        """Fetches the last steps one by one where the state has them only in buckets."""
+        run = self.live.run
+        coarse = any(window.bucket_steps > 1 for (_, rank), window in self.live.recent.items() if rank is not None)
+        if run is None or not coarse or self.client is None:
+            return
+        with contextlib.suppress(TrainctlError):
+            first = max(run.step - _HISTORY_STEPS + 1, 0)
+            history = await self.client.history(run.run, _HISTORY_METRICS, first_step=first, columns=_HISTORY_STEPS)
+            self.live = md.apply_history(self.live, run.run, history)

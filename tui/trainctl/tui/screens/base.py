@@ -1,0 +1,55 @@
+"""What every screen is: a body of lines over the bottom line."""
+
+import abc
+from typing import TYPE_CHECKING, cast
+
+from textual import events
+from textual.app import ComposeResult
+from textual.screen import Screen
+
+from trainctl.tui import overview
+from trainctl.tui.bottom import Bottom
+from trainctl.tui.lines import Line, line
+from trainctl.tui.widgets import Lines
+
+if TYPE_CHECKING:
+    from trainctl.tui.app import TrainctlApp
+
+
+class BaseScreen(Screen[None]):
+    """A body of lines over the bottom line; `paint` brings both up to date."""
+
+    AUTO_FOCUS = ""
+
+    @property
+    def owner(self) -> "TrainctlApp":
+        return cast("TrainctlApp", self.app)
+
+    def compose(self) -> ComposeResult:
+        yield Lines(self.owner.glyphs, id="body")
+        yield Bottom(self.owner.glyphs)
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.paint()
+
+    def on_screen_resume(self) -> None:
+        self.paint()
+
+    def paint(self) -> None:
+        """Draws the present state; below the least size one line says so."""
+        columns, rows = self.size
+        if not self.query("#body"):  # a tick can come before the first compose, or after the last one is gone
+            return
+        body = self.query_one("#body", Lines)
+        small = overview.too_small(columns, rows)
+        bottom = self.query_one(Bottom)
+        bottom.display = small is None
+        if small is not None:
+            body.show([line(small)])
+        elif rows and columns:
+            body.show(self.lines(columns, rows - bottom.rows))
+            bottom.paint()
+
+    @abc.abstractmethod
+    def lines(self, columns: int, rows: int) -> list[Line]:
+        """The body: exactly `rows` lines of `columns` cells."""

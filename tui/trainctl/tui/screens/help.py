@@ -1,0 +1,60 @@
+"""Help: the keys of the moment, and what the letters on the screens mean."""
+
+from itertools import zip_longest
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
+
+from trainctl.tui.lines import Line, Piece, fit, line
+from trainctl.tui.widgets import Lines
+
+if TYPE_CHECKING:
+    from trainctl.tui.app import TrainctlApp
+
+
+class HelpScreen(ModalScreen[None]):
+    """The keys of the screen it was opened from, taken from its live bindings, and what the letters mean."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark", "close", "close")]
+
+    def __init__(self, keys: list[tuple[str, str]], address: str) -> None:
+        super().__init__()
+        self._keys, self._address = keys, address
+
+    def compose(self) -> ComposeResult:
+        box = Vertical(id="help")
+        box.border_title = "keys"
+        with box, VerticalScroll():
+            yield Lines(cast("TrainctlApp", self.app).glyphs, id="help-text", grow=True)
+
+    def on_mount(self) -> None:
+        self.set_class(cast("TrainctlApp", self.app).glyphs.ascii_only, "ascii")
+        half = -(-len(self._keys) // 2)
+        cells = [fit(line(Piece(f"{key:>7}  ", "key"), what), _HELP_CELLS) for key, what in self._keys]
+        made: list[Line] = [(*left, *right) for left, right in zip_longest(cells[:half], cells[half:], fillvalue=())]
+        made += [(), *_LEGEND, (), line(Piece("from a shell  ", "label"), "trainctl send VERB ... --connect ",
+                                        Piece(self._address, "strong"))]  # fmt: skip
+        self.query_one("#help-text", Lines).show(made)
+
+    def action_close(self) -> None:
+        self.dismiss()
+
+
+_HELP_CELLS = 34
+_LEGEND: tuple[Line, ...] = (
+    line(
+        Piece("   step  ", "label"), Piece("d", "phase_d"), " data  ", Piece("f", "phase_f"), " forward  ",
+        Piece("b", "phase_b"), " backward  ", Piece("s", "phase_s"), " sync  ", Piece("o", "phase_o"), " optimizer  ",
+        Piece(".", "phase_wait"), " wait",
+    ),
+    line(Piece("  micro  ", "label"), "8×3: micro-batch 8, three passes for the rank's share"),
+    line(Piece("own t/s  ", "label"), "tokens / (data + forward + backward): the rank's speed alone"),
+    line(Piece("   SLOW  ", "label"), "the others wait for it, for the phase in capitals"),
+    line(Piece("   loss  ", "label"), "mean of the last 16 steps; the chart has each"),
+    line(Piece("    eff  ", "label"), "fleet tokens/s over the sum of own rates"),
+    line(Piece("    n/a  ", "label"), "not known; what is old is dimmed, its age beside it"),
+    line(Piece("  1 2 3  ", "label"), "commands that took effect, on the charts and among the events"),
+)  # fmt: skip
