@@ -330,13 +330,13 @@ class Simulation:
         if rank.gone:
             self.end_rank(rank, clean=True)
 
-    def end_rank(self, rank: SimRank, *, clean: bool) -> None:
+    def end_rank(self, rank: SimRank, *, clean: bool, memory: str = "") -> None:
         rank.gone, rank.silent = True, False
         rank.down.clear()
         if rank.group is not None:
             rank.group.broken = True
             rank.group = None
-        rank.exit = d.RankEnded(rank.rank, clean, "exited with 0" if clean else "was ended by signal 9")
+        rank.exit = d.RankEnded(rank.rank, clean, "exited with 0" if clean else "was ended by signal 9", memory)
         rank.up.append(rank.exit)
 
     def stride(self) -> bool:
@@ -433,6 +433,12 @@ class Simulation:
         if not rank.gone:
             self.faults += 1
             self.end_rank(rank, clean=False)
+
+    def starve(self, rank: SimRank) -> None:
+        """The kernel kills it for memory."""
+        if not rank.gone:
+            self.faults += 1
+            self.end_rank(rank, clean=False, memory="the kernel killed it for memory (oom_kill 0 → 1)")
 
     def stop(self, rank: SimRank) -> None:
         """SIGSTOP."""

@@ -86,6 +86,9 @@ class Chances:
     def lack(self) -> None:
         self.simulation.lack("" if self.simulation.lacking else "1 of 3 nodes in reach")
 
+    def starve(self) -> None:
+        self.simulation.starve(self._rank())
+
     def hang(self) -> None:
         """Its heartbeats go on, and it does nothing, for good or until it is thought to hang."""
         rank = self._rank()
@@ -97,7 +100,7 @@ WEIGHTS = {
     Chances.command: 3.0, Chances.crash: 0.3, Chances.disconnect: 0.4, Chances.reconnect: 3.0,
     Chances.break_group: 0.5, Chances.jump: 1.0, Chances.repeat: 1.0, Chances.kill: 0.15, Chances.stop: 0.1,
     Chances.promote: 0.1, Chances.lack: 0.3,
-    Chances.hang: 0.1,
+    Chances.hang: 0.1, Chances.starve: 0.05,
 }  # fmt: skip
 
 

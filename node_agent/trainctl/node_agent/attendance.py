@@ -43,6 +43,21 @@ class Attendance:
         text = f"{label} is lost: {why}; {edit.before} → {edit.after}"
         book.decide(d.Happened("rank", "error", "auto", text, book.progress.step, "rebalance", edit.before, edit.after))
 
+    def halve(self, rank: int, memory: str) -> None:
+        """It died for want of memory, and comes back with half its micro-batch. `memory`: what says so."""
+        book = self._book
+        edit, label = portions.halve(book.settings, rank), book.settings.label(rank)
+        if edit.settings is book.settings:
+            text = f"{label} is out of memory at a micro-batch of {edit.before}: {memory}"
+            book.decide(d.Happened("rank", "error", "auto", text, book.progress.step))
+            return
+        book.persist(settings=edit.settings)
+        text = f"resize-batch {label} {edit.before} → {edit.after}: out of memory, {memory}"
+        happened = d.Happened(
+            "rank", "warning", "auto", text, book.progress.step, "resize-batch", edit.before, edit.after
+        )
+        book.decide(happened)
+
     def ended(self, rank: int, why: str, now: float) -> None:
         """The process of a lost rank is gone: start another in a while, or give it up."""
         at, starts = self._formation.ranks[rank], self._starts.get(rank, 0)

@@ -286,12 +286,22 @@ class Conductor:
         spared = live and not was_told and self._attendance.can_spare(ended.rank)
         lost = not live and at is not None and self.durable.settings.ranks[ended.rank].out in ("lost", "failed")
         if at is None or at.ended or self.stage == "leaving" or not (spared or lost):
+            if live and at is not None and not at.ended and self.stage != "leaving":
+                self._halve_if_short(ended)  # a run that goes back begins with it
             self._ending.on_rank_ended(ended)
             return
+        self._halve_if_short(ended)
         if spared:
             at.ended = True
             self._lose(ended.rank, ended.why, now)
         self._attendance.ended(ended.rank, ended.why, now)
+
+    def _halve_if_short(self, ended: d.RankEnded) -> None:
+        """One that had loaded died for want of memory; what loading takes no micro-batch changes."""
+        rank = ended.rank
+        loads = self.stage == "loading" or self._attendance.is_starting(rank)
+        if ended.memory and not (loads and self.ranks[rank].ready is None):
+            self._attendance.halve(rank, ended.memory)
 
     def _on_silent(self, silent: d.RankSilent, now: float) -> None:
         """One that hangs is killed, if its node can be reached, and comes back as another process."""

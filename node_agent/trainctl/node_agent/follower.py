@@ -394,7 +394,13 @@ class Follower:
         return await self._talks.answer(
             lead,
             lambda link, seq: m.PeerExit(
-                link=link, seq=seq, run=hosted.run, rank=hosted.rank, clean=ending.clean, why=ending.why
+                link=link,
+                seq=seq,
+                run=hosted.run,
+                rank=hosted.rank,
+                clean=ending.clean,
+                why=ending.why,
+                memory=ending.memory,
             ),
         )
 

@@ -446,7 +446,7 @@ class Lead:
         if self.session is None and said.run == self._hosting:
             self._early.append((node, said))
         elif self._is_rank_of(node, said.run, said.rank) and self.session is not None:
-            await self.session.feed(d.RankEnded(said.rank, said.clean, said.why))
+            await self.session.feed(d.RankEnded(said.rank, said.clean, said.why, said.memory))
             await self.close_if_ended()
 
     async def hosted(self, node: str, hosted: m.PeerHosted) -> None:
