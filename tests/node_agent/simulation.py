@@ -385,7 +385,9 @@ class Simulation:
             silent_seconds = self.now - heard
             is_long = silent_seconds >= self.conductor.patience_seconds(rank.rank)
             if is_long and seconds and (rank.silent or not rank.connected) and not rank.gone:
-                self.feed(d.RankSilent(rank.rank, "has been silent for 5 s", silent_seconds, rank.connected))
+                alone = not any(other.connected for other in self.ranks.values() if other is not rank)
+                why = "has been silent for 5 s" if rank.connected else "no agent answers"
+                self.feed(d.RankSilent(rank.rank, why, silent_seconds, rank.connected, alone))
 
     def _give_up_lost(self) -> None:
         """As an agent does at the end of a run with a node that is silent."""

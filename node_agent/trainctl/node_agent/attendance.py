@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from trainctl.node_agent import decisions as d
 from trainctl.node_agent import portions
-from trainctl.node_agent.book import Book
+from trainctl.node_agent.book import Book, CannotGoOnError
 from trainctl.node_agent.formation import Formation
 
 STARTS = 5
@@ -25,6 +25,7 @@ class Attendance:
     def __init__(self, book: Book, formation: Formation) -> None:
         self._book, self._formation = book, formation
         self._starts: dict[int, int] = {}  # of each rank since the last step it took part in
+        self._hung_first: set[int] = set()  # those that have been ended so, of the ranks that the run begins with
         self._due: dict[int, float] = {}  # when a rank's trainer is started again
 
     def can_spare(self, rank: int, *, without: Collection[int] = ()) -> bool:
@@ -59,17 +60,24 @@ class Attendance:
         book.decide(happened)
 
     def ended(self, rank: int, why: str, now: float) -> None:
-        """The process of a lost rank is gone: start another in a while, or give it up."""
-        at, starts = self._formation.ranks[rank], self._starts.get(rank, 0)
+        """The process of a rank is gone that is lost, or hung as the run was to begin: start another in a while, or
+        give it up. Raises CannotGoOnError if the run can't begin without it."""
+        at, starts, label = self._formation.ranks[rank], self._starts.get(rank, 0), self._book.settings.label(rank)
+        again = self.was_hung_in_first_load(rank)
+        self._hung_first.discard(rank)
         at.forget()
         at.ended, at.why = True, why
-        if self._book.settings.ranks[rank].out != "lost":
+        if self._book.settings.ranks[rank].out != "lost" and not again:
             return
         if starts < STARTS:
             self._due[rank] = now + delay_seconds(starts)
             return
+        if again:
+            text = (
+                f"{label}: its trainer was started {STARTS} times and hung each time while it loaded; the last time it"
+            )
+            raise CannotGoOnError(f"{text} {why}")
         self._book.persist(settings=portions.give_up(self._book.settings, rank))
-        label = self._book.settings.label(rank)
         text = f"{label} failed: started {STARTS} times without taking part in a step; the last time it {why}"
         self._book.happen("rank", "error", text)
 
@@ -79,7 +87,7 @@ class Attendance:
             return
         for rank in [rank for rank, due in self._due.items() if due <= now]:
             del self._due[rank]
-            if self._book.settings.ranks[rank].out != "lost":
+            if self._book.settings.ranks[rank].out != "lost" and not self._is_first(rank):
                 continue
             self._starts[rank] = self._starts.get(rank, 0) + 1
             self._formation.ranks[rank].ended = False
@@ -105,14 +113,31 @@ class Attendance:
         return "started again, and joins when it has loaded" if given_up else ""
 
     def is_loading(self, rank: int) -> bool:
-        """Whether a lost rank has a process that has not loaded, as far as is known."""
+        """Whether a rank that is lost, or that the run begins with, has a process that has not loaded, as far as is
+        known."""
         at = self._formation.ranks[rank]
-        return self._book.settings.ranks[rank].out == "lost" and not at.ended and at.ready is None
+        is_due = self._book.settings.ranks[rank].out == "lost" or self._is_first(rank)
+        return is_due and not at.ended and at.ready is None
+
+    def loads_first(self, rank: int) -> bool:
+        """Whether the run can't begin before this rank has loaded."""
+        return self._is_first(rank) and self.is_loading(rank)
+
+    def _is_first(self, rank: int) -> bool:
+        at_beginning = self._book.stage == "loading" and not self._formation.adopts
+        return at_beginning and not self._book.settings.ranks[rank].out
+
+    def was_hung_in_first_load(self, rank: int) -> bool:
+        """Whether a rank that the run begins with was ended for that, so that another is to be started."""
+        return rank in self._hung_first and self._is_first(rank)
 
     def end_hung(self, rank: int, why: str, now: float) -> None:
         """Have a trainer that hangs while it loads ended; another is started when it has."""
         label = self._book.settings.label(rank)
         self._book.happen("rank", "warning", f"the trainer of {label} {why} while it loads: it is ended")
+        if self._is_first(rank):
+            self._hung_first.add(rank)
+            self._starts.setdefault(rank, 1)
         self._book.decide(d.Kill(rank))
         self._formation.ranks[rank].heard = now  # should that not reach it, it is ended again
 

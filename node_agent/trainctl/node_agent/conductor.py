@@ -14,7 +14,7 @@ from trainctl.node_agent.course import Course
 from trainctl.node_agent.desk import Desk
 from trainctl.node_agent.ending import Ending, Final
 from trainctl.node_agent.formation import Formation, Rank
-from trainctl.node_agent.hangs import LAST_SECONDS, Hangs, Hung
+from trainctl.node_agent.hangs import Hangs, Hung
 from trainctl.node_agent.orders import Orders
 from trainctl.node_agent.patience import Patience
 from trainctl.node_agent.portions import AWAY_SECONDS
@@ -140,9 +140,11 @@ class Conductor:
         return self._formation.silent_seconds(now)
 
     def patience_seconds(self, rank: int) -> float:
-        """How long a trainer may say nothing: the first of a rank, until it has loaded, for ever."""
+        """How long a trainer may say nothing; the longest while it loads for the first time."""
         if self.ranks[rank].ready is not None:
             return AWAY_SECONDS
+        if self._attendance.loads_first(rank):
+            return min(self.config.run.load_seconds, self.config.group.unreachable_seconds)
         if self._attendance.is_loading(rank):
             return START_SECONDS
         return SURVIVOR_SECONDS if self.stage == "loading" and self._formation.adopts else inf
@@ -285,7 +287,8 @@ class Conductor:
         was_told = ended.clean and self._formation.adopts and ends
         spared = live and not was_told and self._attendance.can_spare(ended.rank)
         lost = not live and at is not None and self.durable.settings.ranks[ended.rank].out in ("lost", "failed")
-        if at is None or at.ended or self.stage == "leaving" or not (spared or lost):
+        again = self._attendance.was_hung_in_first_load(ended.rank)
+        if at is None or at.ended or self.stage == "leaving" or not (spared or lost or again):
             if live and at is not None and not at.ended and self.stage != "leaving":
                 self._halve_if_short(ended)  # a run that goes back begins with it
             self._ending.on_rank_ended(ended)
@@ -312,10 +315,21 @@ class Conductor:
             doing = self.ranks[rank].doing
             heard = f", last heard of in {doing}" if doing and " of step " not in silent.why else ""
             self._replace(Hung(rank, silent.why + heard), now)
-        elif live and silent.in_touch and silent.seconds >= LAST_SECONDS and self.hangs.may_go_back:
-            self.hangs.give_up_last(Hung(rank, f"{silent.why} for {silent.seconds:.0f} s"))
+        elif self._attendance.loads_first(rank):
+            self._on_silent_in_first_load(silent, now)
+        elif live:
+            self.hangs.on_last_silent(silent)
         elif silent.in_touch and self._attendance.is_loading(rank):
             self._attendance.end_hung(rank, f"has said nothing for {silent.seconds:.0f} s", now)
+
+    def _on_silent_in_first_load(self, silent: d.RankSilent, now: float) -> None:
+        """Nobody has begun: one that hangs is started again, without one whose node is gone there is no beginning."""
+        rank, said = silent.rank, f"has said nothing for {silent.seconds:.0f} s"
+        if silent.in_touch and silent.seconds >= self.config.run.load_seconds:
+            self._attendance.end_hung(rank, said, now)
+        elif not silent.in_touch and silent.seconds >= self.config.group.unreachable_seconds:
+            label = self.durable.settings.label(rank)
+            self._ending.go_back(f"{label} {said} and has not loaded; {silent.why}")
 
     def _replace(self, hung: Hung, now: float) -> None:
         self._lose(hung.rank, hung.why, now)

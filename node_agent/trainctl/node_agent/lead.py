@@ -142,7 +142,8 @@ class Lead:
             if node == self._own.node and self._own.host.find(paths, rank) is not None:
                 raise InvalidInputError("resume", f"a trainer of {run} is still running; wait for its end")
         generation = self._ledger.generation or openings.FIRST_GENERATION
-        source = await asyncio.to_thread(sources.find, paths, self._own.node)
+        out = {ranks[rank] for rank in without}
+        source = await asyncio.to_thread(sources.find, paths, self._own.node, out)
         hosted = {rank: node for rank, node in ranks.items() if rank not in without}
         await self._host(run, hosted, config, generation, source, call_off=known.state)
         try:
