@@ -1,6 +1,7 @@
 """Who is lost, when its trainer is started again, and when that is given up: pure, as all of the conductor."""
 
 from collections.abc import Collection
+from math import inf
 
 from trainctl.node_agent import decisions as d
 from trainctl.node_agent import portions
@@ -11,6 +12,8 @@ STARTS = 5
 """So many starts without a step that the rank took part in, and it is given up."""
 START_SECONDS = 120.0
 """A trainer that is started again says something before that."""
+SURVIVOR_SECONDS = 10.0
+"""A trainer that outlived its agent finds the next one well before that."""
 LEAST_DELAY_SECONDS, MOST_DELAY_SECONDS = 1.0, 60.0
 
 
@@ -126,6 +129,16 @@ class Attendance:
     def _is_first(self, rank: int) -> bool:
         at_beginning = self._book.stage == "loading" and not self._formation.adopts
         return at_beginning and not self._book.settings.ranks[rank].out
+
+    def patience_seconds(self, rank: int) -> float:
+        """How long a trainer may say nothing; the longest while it loads for the first time."""
+        if self._formation.ranks[rank].ready is not None:
+            return portions.AWAY_SECONDS
+        if self.loads_first(rank):
+            return min(self._book.config.run.load_seconds, self._book.config.group.unreachable_seconds)
+        if self.is_loading(rank):
+            return START_SECONDS
+        return SURVIVOR_SECONDS if self._book.stage == "loading" and self._formation.adopts else inf
 
     def was_hung_in_first_load(self, rank: int) -> bool:
         """Whether a rank that the run begins with was ended for that, so that another is to be started."""
