@@ -35,8 +35,8 @@ class LetGo(NamedTuple):
 class Following(Protocol):
     """The part of an agent that follows."""
 
-    followed: Followed | None
-
+    @property
+    def followed(self) -> Followed | None: ...
     def release(self) -> tuple[KnownRun, FollowedRun]: ...
     def adopt(self, row: KnownRun, known: FollowedRun) -> None: ...
 
