@@ -330,13 +330,13 @@ class Simulation:
         if rank.gone:
             self.end_rank(rank, clean=True)
 
-    def end_rank(self, rank: SimRank, *, clean: bool) -> None:
+    def end_rank(self, rank: SimRank, *, clean: bool, memory: str = "") -> None:
         rank.gone, rank.silent = True, False
         rank.down.clear()
         if rank.group is not None:
             rank.group.broken = True
             rank.group = None
-        rank.exit = d.RankEnded(rank.rank, clean, "exited with 0" if clean else "was ended by signal 9")
+        rank.exit = d.RankEnded(rank.rank, clean, "exited with 0" if clean else "was ended by signal 9", memory)
         rank.up.append(rank.exit)
 
     def stride(self) -> bool:
@@ -385,7 +385,9 @@ class Simulation:
             silent_seconds = self.now - heard
             is_long = silent_seconds >= self.conductor.patience_seconds(rank.rank)
             if is_long and seconds and (rank.silent or not rank.connected) and not rank.gone:
-                self.feed(d.RankSilent(rank.rank, "has been silent for 5 s", silent_seconds, rank.connected))
+                alone = not any(other.connected for other in self.ranks.values() if other is not rank)
+                why = "has been silent for 5 s" if rank.connected else "no agent answers"
+                self.feed(d.RankSilent(rank.rank, why, silent_seconds, rank.connected, alone))
 
     def _give_up_lost(self) -> None:
         """As an agent does at the end of a run with a node that is silent."""
@@ -433,6 +435,12 @@ class Simulation:
         if not rank.gone:
             self.faults += 1
             self.end_rank(rank, clean=False)
+
+    def starve(self, rank: SimRank) -> None:
+        """The kernel kills it for memory."""
+        if not rank.gone:
+            self.faults += 1
+            self.end_rank(rank, clean=False, memory="the kernel killed it for memory (oom_kill 0 → 1)")
 
     def stop(self, rank: SimRank) -> None:
         """SIGSTOP."""

@@ -99,13 +99,15 @@ def test_a_stop_that_another_agent_took_ends_though_a_node_never_comes_back():
     assert simulation.ended.state == "stopped"
 
 
-def test_a_run_that_is_not_to_stop_waits_for_a_node_that_is_off_and_has_the_only_state():
+def test_a_run_that_is_not_to_stop_waits_for_a_while_for_a_node_that_is_off_and_has_the_only_state():
     simulation = group("ab", steps=400, checkpoint={"every_steps": 2}).begin().until_step(4)
     simulation.kill(simulation.ranks[0])
     simulation.until(lambda: any("formed, 1 rank" in text for text in texts(simulation)))
     simulation.lose(simulation.ranks[1])
-    tick(simulation, 300)
+    tick(simulation, 280)
     assert simulation.conductor.final is None, "it could not be started again there"
+    tick(simulation, 25)
+    assert simulation.conductor.goes_back
 
 
 # ---------------------------------------------------------------- who is silent is not admitted

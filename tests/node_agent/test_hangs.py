@@ -141,7 +141,10 @@ def test_the_last_one_that_is_silent_for_long_is_given_up_for_a_checkpoint():
     simulation.stop(simulation.ranks[1])
     tick(simulation, 59)
     assert simulation.conductor.final is None
-    assert shown(simulation, 1, "silent").why == "silent; nobody else has the run's state"
+    ends = "; nobody else has the run's state, after 60 s given up for the newest checkpoint"
+    assert shown(simulation, 1, "silent").why == "silent" + ends
+    waited = "b, the last with the run's state, is silent: waited for, after 60 s given up for the newest checkpoint"
+    assert texts(simulation).count(waited) == 1
     tick(simulation, 3)
     assert simulation.conductor.goes_back
     assert any("b, the last with the run's state, has been silent" in text for text in texts(simulation))
@@ -158,6 +161,55 @@ def test_without_a_checkpoint_the_last_one_is_waited_for_and_its_state_says_so()
     view = shown(simulation, 1, "silent")
     assert (view.state, view.why) == ("hung", "silent; nobody else has the run's state, and there is no checkpoint")
     simulation.ranks[1].silent = False
+    assert go_on(simulation).ended.state == "finished"
+
+
+def test_the_last_one_out_of_reach_is_given_up_later_than_a_silent_one_and_that_is_told():
+    simulation = alone()
+    simulation.disconnect(simulation.ranks[1])
+    tick(simulation, 290)
+    assert simulation.conductor.final is None
+    until = ", after 300 s given up for the newest checkpoint"
+    assert texts(simulation).count(f"b, the last with the run's state, is out of reach: waited for{until}") == 1
+    assert shown(simulation, 1, "no agent").why == f"no agent; nobody else has the run's state{until}"
+    tick(simulation, 15)
+    assert simulation.conductor.goes_back
+    told = "b, the last with the run's state, has been out of reach for 30"
+    assert any(text.startswith(told) and "(no agent answers): going back" in text for text in texts(simulation))
+
+
+def test_one_that_is_back_in_reach_in_time_goes_on():
+    simulation = alone()
+    simulation.disconnect(simulation.ranks[1])
+    tick(simulation, 250)
+    simulation.reconnect(simulation.ranks[1])
+    assert go_on(simulation).ended.state == "finished"
+    assert not simulation.retracted
+
+
+def test_the_run_file_says_how_long_a_node_out_of_reach_is_waited_for():
+    tables = {"checkpoint": {"every_steps": 2}, "group": {"unreachable_seconds": 20.0}}
+    simulation = group("ab", steps=400, **tables).begin().until_step(5)
+    simulation.kill(simulation.ranks[0])
+    simulation.until(lambda: any("formed, 1 rank" in text for text in texts(simulation)))
+    simulation.disconnect(simulation.ranks[1])
+    tick(simulation, 15)
+    assert simulation.conductor.final is None
+    tick(simulation, 10)
+    assert simulation.conductor.goes_back
+
+
+@pytest.mark.parametrize("why", [", and no other node is in reach", ", and there is no checkpoint"])
+def test_where_nothing_is_to_be_had_instead_the_state_is_not_given_up(why):
+    simulation = alone(every=0 if "checkpoint" in why else 2)
+    simulation.disconnect(simulation.ranks[1])
+    if "no other" in why:
+        simulation.disconnect(simulation.ranks[0])
+    tick(simulation, 1000)
+    assert simulation.conductor.final is None
+    assert shown(simulation, 1, "no agent").why == f"no agent; nobody else has the run's state{why}"
+    for rank in simulation.ranks.values():
+        simulation.reconnect(rank)
     assert go_on(simulation).ended.state == "finished"
 
 
@@ -230,6 +282,96 @@ def test_one_that_loads_slowly_is_let_be():
         simulation.tick(1.0)
         simulation.talk()
     assert simulation.starts == 1
+
+
+# ---------------------------------------------------------------- the first load
+
+
+def loading(**tables) -> Simulation:
+    """All have loaded but c, which hangs."""
+    simulation = group(steps=8, **tables)
+    simulation.ranks[2].load = lambda: None
+    simulation.begin()
+    for _ in range(3):
+        simulation.stride()
+    return simulation
+
+
+def pass_seconds(simulation: Simulation, seconds: int) -> None:
+    """Where a load that never ends would go on and on without time passing."""
+    for _ in range(seconds):
+        simulation.tick(1.0)
+        simulation.talk()
+
+
+def test_a_first_load_that_hangs_is_ended_and_started_again_and_the_run_begins():
+    simulation = loading()
+    pass_seconds(simulation, 595)
+    assert not simulation.happened
+    assert shown(simulation, 2).state == "starting"
+    pass_seconds(simulation, 10)
+    assert "the trainer of c has got on with nothing for long while it loads: it is ended" in texts(simulation)
+    assert "the trainer of c is started again, 2 of 5" in texts(simulation)
+    assert simulation.starts == 1
+    del simulation.ranks[2].load
+    assert go_on(simulation).ended.state == "finished"
+    check_ledger(simulation)
+
+
+def test_one_that_never_says_a_word_as_well():
+    simulation = loading(run={"name": "sim", "steps": 8, "load_seconds": 30.0})
+    simulation.stop(simulation.ranks[2])
+    pass_seconds(simulation, 28)
+    assert not simulation.happened
+    pass_seconds(simulation, 5)
+    assert "the trainer of c has said nothing for 30 s while it loads: it is ended" in texts(simulation)
+    del simulation.ranks[2].load
+    assert go_on(simulation).ended.state == "finished"
+
+
+def test_after_five_starts_the_run_fails_by_that_ranks_own_error():
+    simulation = loading(run={"name": "sim", "steps": 8, "load_seconds": 20.0})
+    while simulation.conductor.final is None:
+        assert simulation.now < 300
+        pass_seconds(simulation, 1)
+    assert simulation.starts == 4
+    assert simulation.conductor.reason == (
+        "c: its trainer was started 5 times and hung each time while it loaded; the last time it was ended by signal 9"
+    )
+    assert go_on(simulation).ended.state == "failed"
+
+
+def test_a_first_load_that_gets_on_is_let_be():
+    simulation = loading()
+    for _ in range(2000):
+        simulation.ranks[2].progress += 1
+        pass_seconds(simulation, 1)
+    assert not simulation.happened
+    del simulation.ranks[2].load
+    assert go_on(simulation).ended.state == "finished"
+
+
+def test_a_node_that_is_gone_before_it_has_loaded_is_not_waited_for_without_end():
+    simulation = loading()
+    simulation.disconnect(simulation.ranks[2])
+    pass_seconds(simulation, 298)
+    assert simulation.conductor.final is None
+    pass_seconds(simulation, 4)
+    assert simulation.conductor.reason == "c has said nothing for 300 s and has not loaded; no agent answers"
+    simulation.reconnect(simulation.ranks[2])
+    assert go_on(simulation).ended.state == "failed"
+
+
+def test_a_stop_while_another_start_is_waited_for():
+    simulation = loading(run={"name": "sim", "steps": 8, "load_seconds": 20.0})
+    while not simulation.ranks[2].gone:
+        pass_seconds(simulation, 1)
+    simulation.talk()
+    assert shown(simulation, 2).state == "starting"
+    assert shown(simulation, 2).why == "was ended by signal 9"
+    stop = simulation.command("stop")
+    assert go_on(simulation).ended.state == "stopped"
+    assert simulation.ends[stop].state == "applied"
 
 
 # ---------------------------------------------------------------- draining

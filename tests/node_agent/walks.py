@@ -2,9 +2,11 @@
 
 import random
 
+from tests.node_agent.simulated_ranks import RUN
 from tests.node_agent.simulation import Simulation, check_ledger, config, durable
 
 from trainctl.node_agent.formation import FAILURES
+from trainctl.node_agent.waits import JOINS
 
 COMMANDS: tuple[tuple[str, dict], ...] = (
     ("resize-batch", {"micro": 1}), ("resize-batch", {"micro": 3}), ("resize-batch", {"micro": 9}),
@@ -23,6 +25,7 @@ ENDINGS: tuple[tuple[str, dict], ...] = (("stop", {}), ("stop", {"checkpoint": F
 def simulation(nodes: int, seed: int, steps: int = 25) -> Simulation:
     """A run of 1 to 4 nodes with all that a run file may want beside training."""
     tables = {
+        "run": {"name": RUN, "steps": steps, "load_seconds": 20.0},
         "evaluate": {"every_steps": 4}, "checkpoint": {"every_steps": 5, "at_end": seed % 2 == 0},
         "group": {
             "sync_weights_every": 3, "first_shares": "timed" if seed % 3 == 0 else "even", "hung_seconds": 4.0,
@@ -86,18 +89,21 @@ class Chances:
     def lack(self) -> None:
         self.simulation.lack("" if self.simulation.lacking else "1 of 3 nodes in reach")
 
+    def starve(self) -> None:
+        self.simulation.starve(self._rank())
+
     def hang(self) -> None:
         """Its heartbeats go on, and it does nothing, for good or until it is thought to hang."""
         rank = self._rank()
         rank.hung = not rank.hung
-        self.simulation.faults += rank.hung
+        self.simulation.faults += int(JOINS) * rank.hung  # as many formations may fail by it until it is known
 
 
 WEIGHTS = {
     Chances.command: 3.0, Chances.crash: 0.3, Chances.disconnect: 0.4, Chances.reconnect: 3.0,
     Chances.break_group: 0.5, Chances.jump: 1.0, Chances.repeat: 1.0, Chances.kill: 0.15, Chances.stop: 0.1,
     Chances.promote: 0.1, Chances.lack: 0.3,
-    Chances.hang: 0.1,
+    Chances.hang: 0.1, Chances.starve: 0.05,
 }  # fmt: skip
 
 

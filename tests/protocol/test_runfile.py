@@ -72,6 +72,7 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("run.steps", "many", "needs a whole number"),
         ("run.seed", -1, " of at least 0"),
         ("run.orphan_seconds", 0, " of at least 1"),
+        ("run.load_seconds", 0, " of at least 1"),
         ("model.path", "", "must be text of at least 1 character"),
         ("model.path", 3, "needs text"),
         ("model.dtype", "float8", "'float8'"),
@@ -116,6 +117,7 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("group.first_shares", "fair", "'fair'"),
         ("group.sync_weights_every", -1, " of at least 0"),
         ("group.hung_seconds", 0.5, " of at least 1"),
+        ("group.unreachable_seconds", 0, " of at least 1"),
     ],
 )  # fmt: skip
 def test_each_bad_field_is_named_with_its_file(tmp_path: Path, key: str, value: Any, says: str) -> None:

@@ -1,16 +1,19 @@
 """Who is lost, when its trainer is started again, and when that is given up: pure, as all of the conductor."""
 
 from collections.abc import Collection
+from math import inf
 
 from trainctl.node_agent import decisions as d
 from trainctl.node_agent import portions
-from trainctl.node_agent.book import Book
+from trainctl.node_agent.book import Book, CannotGoOnError
 from trainctl.node_agent.formation import Formation
 
 STARTS = 5
 """So many starts without a step that the rank took part in, and it is given up."""
 START_SECONDS = 120.0
 """A trainer that is started again says something before that."""
+SURVIVOR_SECONDS = 10.0
+"""A trainer that outlived its agent finds the next one well before that."""
 LEAST_DELAY_SECONDS, MOST_DELAY_SECONDS = 1.0, 60.0
 
 
@@ -25,6 +28,7 @@ class Attendance:
     def __init__(self, book: Book, formation: Formation) -> None:
         self._book, self._formation = book, formation
         self._starts: dict[int, int] = {}  # of each rank since the last step it took part in
+        self._hung_first: set[int] = set()  # those that have been ended so, of the ranks that the run begins with
         self._due: dict[int, float] = {}  # when a rank's trainer is started again
 
     def can_spare(self, rank: int, *, without: Collection[int] = ()) -> bool:
@@ -43,18 +47,40 @@ class Attendance:
         text = f"{label} is lost: {why}; {edit.before} → {edit.after}"
         book.decide(d.Happened("rank", "error", "auto", text, book.progress.step, "rebalance", edit.before, edit.after))
 
+    def halve(self, rank: int, memory: str) -> None:
+        """It died for want of memory, and comes back with half its micro-batch. `memory`: what says so."""
+        book = self._book
+        edit, label = portions.halve(book.settings, rank), book.settings.label(rank)
+        if edit.settings is book.settings:
+            text = f"{label} is out of memory at a micro-batch of {edit.before}: {memory}"
+            book.decide(d.Happened("rank", "error", "auto", text, book.progress.step))
+            return
+        book.persist(settings=edit.settings)
+        text = f"resize-batch {label} {edit.before} → {edit.after}: out of memory, {memory}"
+        happened = d.Happened(
+            "rank", "warning", "auto", text, book.progress.step, "resize-batch", edit.before, edit.after
+        )
+        book.decide(happened)
+
     def ended(self, rank: int, why: str, now: float) -> None:
-        """The process of a lost rank is gone: start another in a while, or give it up."""
-        at, starts = self._formation.ranks[rank], self._starts.get(rank, 0)
+        """The process of a rank is gone that is lost, or hung as the run was to begin: start another in a while, or
+        give it up. Raises CannotGoOnError if the run can't begin without it."""
+        at, starts, label = self._formation.ranks[rank], self._starts.get(rank, 0), self._book.settings.label(rank)
+        again = self.was_hung_in_first_load(rank)
+        self._hung_first.discard(rank)
         at.forget()
         at.ended, at.why = True, why
-        if self._book.settings.ranks[rank].out != "lost":
+        if self._book.settings.ranks[rank].out != "lost" and not again:
             return
         if starts < STARTS:
             self._due[rank] = now + delay_seconds(starts)
             return
+        if again:
+            text = (
+                f"{label}: its trainer was started {STARTS} times and hung each time while it loaded; the last time it"
+            )
+            raise CannotGoOnError(f"{text} {why}")
         self._book.persist(settings=portions.give_up(self._book.settings, rank))
-        label = self._book.settings.label(rank)
         text = f"{label} failed: started {STARTS} times without taking part in a step; the last time it {why}"
         self._book.happen("rank", "error", text)
 
@@ -64,7 +90,7 @@ class Attendance:
             return
         for rank in [rank for rank, due in self._due.items() if due <= now]:
             del self._due[rank]
-            if self._book.settings.ranks[rank].out != "lost":
+            if self._book.settings.ranks[rank].out != "lost" and not self._is_first(rank):
                 continue
             self._starts[rank] = self._starts.get(rank, 0) + 1
             self._formation.ranks[rank].ended = False
@@ -90,14 +116,41 @@ class Attendance:
         return "started again, and joins when it has loaded" if given_up else ""
 
     def is_loading(self, rank: int) -> bool:
-        """Whether a lost rank has a process that has not loaded, as far as is known."""
+        """Whether a rank that is lost, or that the run begins with, has a process that has not loaded, as far as is
+        known."""
         at = self._formation.ranks[rank]
-        return self._book.settings.ranks[rank].out == "lost" and not at.ended and at.ready is None
+        is_due = self._book.settings.ranks[rank].out == "lost" or self._is_first(rank)
+        return is_due and not at.ended and at.ready is None
+
+    def loads_first(self, rank: int) -> bool:
+        """Whether the run can't begin before this rank has loaded."""
+        return self._is_first(rank) and self.is_loading(rank)
+
+    def _is_first(self, rank: int) -> bool:
+        at_beginning = self._book.stage == "loading" and not self._formation.adopts
+        return at_beginning and not self._book.settings.ranks[rank].out
+
+    def patience_seconds(self, rank: int) -> float:
+        """How long a trainer may say nothing; the longest while it loads for the first time."""
+        if self._formation.ranks[rank].ready is not None:
+            return portions.AWAY_SECONDS
+        if self.loads_first(rank):
+            return min(self._book.config.run.load_seconds, self._book.config.group.unreachable_seconds)
+        if self.is_loading(rank):
+            return START_SECONDS
+        return SURVIVOR_SECONDS if self._book.stage == "loading" and self._formation.adopts else inf
+
+    def was_hung_in_first_load(self, rank: int) -> bool:
+        """Whether a rank that the run begins with was ended for that, so that another is to be started."""
+        return rank in self._hung_first and self._is_first(rank)
 
     def end_hung(self, rank: int, why: str, now: float) -> None:
         """Have a trainer that hangs while it loads ended; another is started when it has."""
         label = self._book.settings.label(rank)
         self._book.happen("rank", "warning", f"the trainer of {label} {why} while it loads: it is ended")
+        if self._is_first(rank):
+            self._hung_first.add(rank)
+            self._starts.setdefault(rank, 1)
         self._book.decide(d.Kill(rank))
         self._formation.ranks[rank].heard = now  # should that not reach it, it is ended again
 

@@ -1,31 +1,31 @@
 """The conductor: the pure state machine that turns reports and commands into step plans; the clock is an argument.
 
 It is the single writer of plans, so a change is atomic on all ranks by construction. Its parts share one book:
-`formation` makes generations, `course` issues plans and commits steps, `orders` obeys commands, `ending` ends the run.
+`formation` makes generations and `regroup` leads from one to the next, `course` issues plans and commits steps,
+`losses` does what ranks that are gone ask for, `orders` obeys commands, `ending` ends the run.
 """
 
 from math import inf
 
 from trainctl.node_agent import conclusions
 from trainctl.node_agent import decisions as d
-from trainctl.node_agent.attendance import START_SECONDS, Attendance
+from trainctl.node_agent.attendance import Attendance
 from trainctl.node_agent.book import Book, CannotGoOnError, NobodyLeftError, Progress, Stage
 from trainctl.node_agent.course import Course
 from trainctl.node_agent.desk import Desk
 from trainctl.node_agent.ending import Ending, Final
 from trainctl.node_agent.formation import Formation, Rank
-from trainctl.node_agent.hangs import LAST_SECONDS, Hangs, Hung
+from trainctl.node_agent.hangs import Hangs
+from trainctl.node_agent.losses import Losses
 from trainctl.node_agent.orders import Orders
 from trainctl.node_agent.patience import Patience
 from trainctl.node_agent.portions import AWAY_SECONDS
+from trainctl.node_agent.regroup import Regroup
 from trainctl.node_agent.schedule import rate
 from trainctl.node_agent.settings import Durable
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
 from trainctl.protocol.runfile import RunFile
-
-SURVIVOR_SECONDS = 10.0
-"""A trainer that outlived its agent finds the next one well before that."""
 
 
 class Conductor:
@@ -51,7 +51,10 @@ class Conductor:
         self._ending = Ending(book, self._desk, self._formation, recent is not None)
         self._patience = Patience(book, self._course.waits)
         self._attendance = Attendance(book, self._formation)
-        self.hangs = Hangs(book, self._formation, self._course.waits, self._attendance, self._ending)
+        waits = self._course.waits
+        self.hangs = Hangs(book, self._formation, waits, self._attendance, self._ending)
+        self._regroup = Regroup(book, self._formation, self._course, self._attendance)
+        self._losses = Losses(book, self._formation, waits, self._attendance, self.hangs, self._ending, self._regroup)
 
     # ------------------------------------------------------------ the outside
 
@@ -140,12 +143,8 @@ class Conductor:
         return self._formation.silent_seconds(now)
 
     def patience_seconds(self, rank: int) -> float:
-        """How long a trainer may say nothing: the first of a rank, until it has loaded, for ever."""
-        if self.ranks[rank].ready is not None:
-            return AWAY_SECONDS
-        if self._attendance.is_loading(rank):
-            return START_SECONDS
-        return SURVIVOR_SECONDS if self.stage == "loading" and self._formation.adopts else inf
+        """How long a trainer may say nothing; the longest while it loads for the first time."""
+        return self._attendance.patience_seconds(rank)
 
     def draining(self, rank: int) -> str:
         """Until when the group has a rank of a node whose drain was accepted; empty if there is no such drain."""
@@ -179,7 +178,7 @@ class Conductor:
             case m.Report():
                 self._on_report(event, now)
             case m.Fenced():
-                self._on_fenced(event, now)
+                self._regroup.on_fenced(event, now)
             case m.Offered():
                 self._formation.on_offered(event, now)
             case m.Formed():
@@ -187,15 +186,15 @@ class Conductor:
                     self._course.begin(now)
                     self._advance(now)
             case m.GroupFailed():
-                self._on_group_failed(event, now)
+                self._regroup.on_group_failed(event, now)
             case m.TrainerFailed():
-                self._on_trainer_failed(event, now)
+                self._losses.on_trainer_failed(event, now)
             case d.Commanded():
                 self._on_command(event, now)
             case d.RankEnded():
-                self._on_rank_ended(event, now)
+                self._losses.on_ended(event, now)
             case d.RankSilent():
-                self._on_silent(event, now)
+                self._losses.on_silent(event, now)
             case d.RankReturned():
                 self._on_returned(event.rank, now)
             case d.Quorum(lacking=lacking):
@@ -213,16 +212,12 @@ class Conductor:
     def _on_loaded(self, rank: int, ready: m.Ready, generation: m.Generation | None, now: float) -> None:
         known = self.ranks[rank].ready if rank in self.ranks else None
         if self._formation.meet(rank, ready, generation):
-            self._begin(now)
+            self._regroup.begin(now)
         elif rank in self._formation.returning and known is None:
             if generation is not None and self.stage in ("fencing", "offering", "forming", "formed"):
                 # The same process as before: what it did is asked for, so that no part of a step is missing.
                 self._book.decide(d.Tell(rank, m.Fence(run=self.run, generation=self.durable.generation)))
             self._advance(now)
-
-    def _begin(self, now: float) -> None:
-        self._course.abandon()
-        self._formation.begin(now)
 
     def _on_report(self, report: m.Report, now: float) -> None:
         done = self._course.on_report(report, now)
@@ -236,27 +231,6 @@ class Conductor:
             self._orders.call_stop_off(failed)
         self._advance(now)
 
-    def _on_fenced(self, fenced: m.Fenced, now: float) -> None:
-        if self._formation.on_fenced(fenced):
-            self._recover(now)
-
-    def _recover(self, now: float) -> None:
-        self._formation.form(self._course.recover(self._formation.answers()), now)
-
-    def _on_group_failed(self, failed: m.GroupFailed, now: float) -> None:
-        concerns = self.stage in ("offering", "forming", "formed") and failed.generation == self.durable.generation
-        if concerns and failed.rank in self._formation.live:
-            self._leave_generation(f"{self.durable.settings.label(failed.rank)}: {failed.reason}", now)
-
-    def _leave_generation(self, why: str, now: float) -> None:
-        """Whoever was to be given the state, in a group that fails for the second time, may be what it fails by."""
-        self._course.abandon()
-        for rank in self._formation.newcomers if self._formation.failures else ():
-            if self._attendance.can_spare(rank):
-                self._attendance.lose(rank, f"could not join: {why}")
-                self._book.decide(d.Kill(rank))
-        self._formation.fail(why, now)
-
     def _on_returned(self, rank: int, now: float) -> None:
         """Whatever was said on the lost connection is asked for again by a fence, or said again."""
         at = self.ranks.get(rank)
@@ -264,67 +238,7 @@ class Conductor:
             self._ending.tell(rank)
         elif self.stage not in ("loading", "leaving") and rank in self._formation.live:
             self._book.happen("agent", "warning", f"back in touch with {self.durable.settings.label(rank)}'s trainer")
-            self._course.abandon()
-            self._formation.fence(now)
-
-    def _on_trainer_failed(self, failed: m.TrainerFailed, now: float) -> None:
-        """Of a rank that is out it is told when the process has ended."""
-        if failed.rank not in self._formation.live or self.stage == "leaving":
-            return
-        if self._attendance.can_spare(failed.rank):
-            self._lose(failed.rank, f"says: {failed.reason}", now)
-        else:
-            self._ending.fail(f"rank {failed.rank} ({self._book.node(failed.rank)}): {failed.reason}")
-
-    # ------------------------------------------------------------ ranks that are lost
-
-    def _on_rank_ended(self, ended: d.RankEnded, now: float) -> None:
-        """The others go on where one of them has the state of the last step."""
-        at, live = self.ranks.get(ended.rank), ended.rank in self._formation.live
-        ends = self.durable.mode == "stopping" or self.progress.step >= self.config.run.steps
-        was_told = ended.clean and self._formation.adopts and ends
-        spared = live and not was_told and self._attendance.can_spare(ended.rank)
-        lost = not live and at is not None and self.durable.settings.ranks[ended.rank].out in ("lost", "failed")
-        if at is None or at.ended or self.stage == "leaving" or not (spared or lost):
-            self._ending.on_rank_ended(ended)
-            return
-        if spared:
-            at.ended = True
-            self._lose(ended.rank, ended.why, now)
-        self._attendance.ended(ended.rank, ended.why, now)
-
-    def _on_silent(self, silent: d.RankSilent, now: float) -> None:
-        """One that hangs is killed, if its node can be reached, and comes back as another process."""
-        rank, live = silent.rank, silent.rank in self._formation.live
-        if self.stage == "leaving":
-            return
-        if live and self._attendance.can_spare(rank):
-            doing = self.ranks[rank].doing
-            heard = f", last heard of in {doing}" if doing and " of step " not in silent.why else ""
-            self._replace(Hung(rank, silent.why + heard), now)
-        elif live and silent.in_touch and silent.seconds >= LAST_SECONDS and self.hangs.may_go_back:
-            self.hangs.give_up_last(Hung(rank, f"{silent.why} for {silent.seconds:.0f} s"))
-        elif silent.in_touch and self._attendance.is_loading(rank):
-            self._attendance.end_hung(rank, f"has said nothing for {silent.seconds:.0f} s", now)
-
-    def _replace(self, hung: Hung, now: float) -> None:
-        self._lose(hung.rank, hung.why, now)
-        self._book.decide(d.Kill(hung.rank))
-
-    def _lose(self, rank: int, why: str, now: float) -> None:
-        """Go on without a rank: nothing of this generation counts any more."""
-        self._attendance.lose(rank, why)
-        self._course.waits.standstills.forget(rank)
-        match self.stage:
-            case "loading":
-                if self._formation.all_loaded:
-                    self._begin(now)
-            case "fencing":
-                if self._formation.all_fenced:
-                    self._recover(now)
-            case _:
-                self._course.abandon()
-                self._formation.fence(now)
+            self._regroup.anew(now)
 
     def _on_command(self, command: d.Commanded, now: float) -> None:
         if isinstance(command.args, verbs.Stop) and self.goes_back:
@@ -342,31 +256,17 @@ class Conductor:
 
     def _on_tick(self, now: float) -> None:
         for rank in self._formation.unanswered(now, self.silent_seconds(now)):
-            self._on_silent(d.RankSilent(rank, "has not answered a fence"), now)
+            self._losses.on_silent(d.RankSilent(rank, "has not answered a fence"), now)
         late = self._formation.overdue(now) or self._course.waits.overdue(now)
         if late:
-            self._leave_generation(late, now)
+            self._regroup.leave(late, now)
         if self.stage != "leaving":
             self._attendance.start_due(now)
         self._course.waits.tell_slow(now)
-        self._look_for_hung(now)
+        self._losses.look_for_hung(now)
         if self._orders.expire(now):
             self._advance(now)
         self._lose_patience(now)
-
-    def _look_for_hung(self, now: float) -> None:
-        """Those that are heard of and get on with nothing; one after another, for each leaves others to do more."""
-        if self.stage == "leaving":
-            return
-        hung, last = self.hangs.look(now), self.hangs.last()
-        if hung:
-            self._replace(hung[0], now)
-        elif last is not None:
-            self.hangs.give_up_last(last)
-        for rank in self.ranks:
-            if self._attendance.is_loading(rank) and self._course.waits.stuck_in_loading(rank):
-                self._attendance.end_hung(rank, "has got on with nothing for long", now)
-                self._course.waits.standstills.forget(rank)
 
     def _lose_patience(self, now: float) -> None:
         """A stop ends, whoever is hung or out of reach."""

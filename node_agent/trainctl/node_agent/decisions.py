@@ -31,6 +31,7 @@ class RankEnded:
     rank: int
     clean: bool
     why: str
+    memory: str = ""  # what says that it died for want of memory; empty: nothing does
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,7 @@ class RankSilent:
     why: str
     seconds: float = 0.0  # for how long, as far as it was listened for
     in_touch: bool = True  # whether its node can be told to end it
+    alone: bool = False  # no other rank's node is in reach either
 
 
 @dataclasses.dataclass(frozen=True)

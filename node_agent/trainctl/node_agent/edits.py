@@ -58,7 +58,7 @@ def _resize(settings: Settings, args: verbs.ResizeBatch, node: str | None) -> Ed
                 "micro", f"{args.micro} is over {settings.ranks[rank].node}'s share of {share} samples"
             )
     ranks = {
-        rank: msgspec.structs.replace(setting, micro_batch=args.micro) if rank in chosen else setting
+        rank: msgspec.structs.replace(setting, micro_batch=args.micro, halved_to=0) if rank in chosen else setting
         for rank, setting in settings.ranks.items()
     }
     return Edit(settings.edited(ranks=ranks), _micros(settings.ranks, chosen), _micros(ranks, chosen))

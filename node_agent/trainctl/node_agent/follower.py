@@ -5,34 +5,27 @@ carried out one after another, for hosting a rank can take seconds.
 """
 
 import asyncio
-import contextlib
-import re
-import shutil
 import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from trainctl.node_agent import openings, premises, sources
+from trainctl.node_agent import openings
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.followed import Followed
+from trainctl.node_agent.hosting import Hosting
 from trainctl.node_agent.ledger import FollowedRun, KnownRun
 from trainctl.node_agent.ports import Ending
-from trainctl.node_agent.recorder import RunRecorder
 from trainctl.node_agent.succession import LetGo
 from trainctl.node_agent.talks import Answer, Order, Say, Talks
-from trainctl.protocol import codec, runfile
+from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError
 from trainctl.protocol.paths import RunPaths, runs_directory
-from trainctl.protocol.runfile import RunFile
 
-RUN_PATTERN = r"[a-z0-9][a-z0-9._-]{0,127}"
 NO_RANK = -1
 """Of a run that this node had conducted without a rank of its own."""
 RECLAIM_SECONDS = 10.0
 """A run that was handed over is conducted here again if its claimant has not begun to within so long."""
-ENDING_SECONDS = 8.0
-"""How long a rank that is ending is waited for before another is hosted; its lead waits a little longer."""
 
 
 class Conducting(Protocol):
@@ -54,13 +47,28 @@ class Follower:
         """`conducting`: what this agent conducts itself. `settle` is told of commands as a lead has them."""
         self._own, self._node, self._ledger = equipment, equipment.node, equipment.ledger
         self._talks, self._conducting, self._settle = Talks(say), conducting, settle
-        self.followed: Followed | None = None
+        self._hosting = Hosting(equipment, lambda: conducting.run)
         self.loop_lag_seconds = 0.0
         self.reclaim: Callable[[int], Awaitable[None]] | None = None  # conduct again, in a term above the one given
         self._handed_over: tuple[int, float] | None = None  # in which term, and until when its claimant is waited for
         self._orders: asyncio.Queue[tuple[str, Order]] = asyncio.Queue()
-        self._free = asyncio.Event()  # set while no rank is hosted for another node
-        self._free.set()
+
+    @property
+    def followed(self) -> Followed | None:
+        """The rank that is hosted here."""
+        return self._hosting.followed
+
+    def adopt(self, row: KnownRun, known: FollowedRun) -> None:
+        """Follow again what the last agent of this node followed. Raises InvalidInputError if its files are no use."""
+        self._hosting.adopt(row, known)
+
+    def release(self) -> tuple[KnownRun, FollowedRun]:
+        """Let go of the rank that is followed, for this agent is to conduct its run; the trainer stays as it is."""
+        return self._hosting.release()
+
+    def close(self) -> None:
+        """Let the record go; the trainer stays as it is, for the next agent of this node."""
+        self._hosting.close()
 
     # ------------------------------------------------------------ what leads say
 
@@ -70,7 +78,7 @@ class Follower:
             await self._greet(identity, message)
         elif (lead := await self._talks.judge(identity, message)) is not None:
             if isinstance(message, m.PeerPing):
-                await self._talks.beat(lead, self._hosted(lead), self.loop_lag_seconds)
+                await self._talks.beat(lead, self._hosting.hosted_for(lead), self.loop_lag_seconds)
             else:
                 self._orders.put_nowait((lead, message))
 
@@ -79,7 +87,7 @@ class Follower:
         told, term = hello.generation or m.Generation(0, 0), self._term_of(hello.run)
         if hello.run is not None and told.term < term:
             text = f"{self._node} has seen term {term}, {hello.lead} leads in an older one"
-            row = self._run_of(hello.run)
+            row = self._hosting.row(hello.run)
             about = {"run": hello.run, "state": row.state if row else None, "reason": row.reason if row else ""}
             await self._talks.refuse(identity, hello.link, "older-term", text, **about)
             return
@@ -87,7 +95,8 @@ class Follower:
             await self._talks.refuse(identity, hello.link, "busy", f"{self._node} is about to conduct {hello.run}")
             return
         followed, over = self.followed, self._is_over(hello)
-        ranks = self._hosted(hello.lead) if over is None else (*self._hosted(hello.lead), over[0])
+        hosted = self._hosting.hosted_for(hello.lead)
+        ranks = hosted if over is None else (*hosted, over[0])
         welcome = m.PeerWelcome(
             link=hello.link, node=self._node, boot=self._own.boot, live_address=self._own.live_address,
             version=self._own.version, generation=self._ledger.generation, ranks=ranks,
@@ -102,7 +111,7 @@ class Follower:
         """The newest term of a run that this node knows of, 0 if of none."""
         if run is None:
             return 0
-        followed, row = self.followed, self._run_of(run)
+        followed, row = self.followed, self._hosting.row(run)
         if followed is not None and followed.run == run:
             kept = followed.generation.term
         else:
@@ -148,33 +157,19 @@ class Follower:
         known = FollowedRun(let_go.run.run, let_go.rank, lead, address)
         self._ledger.follow(known)
         try:
-            self.adopt(let_go.run, known)
+            self._hosting.adopt(let_go.run, known)
         except InvalidInputError as error:
             self._ledger.set_run_state(let_go.run.run, "failed", str(error))
-
-    def release(self) -> tuple[KnownRun, FollowedRun]:
-        """Let go of the rank that is followed, for this agent is to conduct its run; the trainer stays as it is."""
-        assert self.followed is not None
-        followed, self.followed = self.followed, None
-        row = self._run_of(followed.run)
-        assert row is not None
-        followed.close()
-        self._free.set()
-        return row, followed.known
 
     def _is_over(self, hello: m.PeerHello) -> tuple[m.HostedRank, Ending] | None:
         """The rank of the lead's run, if it was hosted here and this agent has done with it."""
         if hello.run is None or (self.followed is not None and self.followed.run == hello.run):
             return None
-        known, row = self._ledger.followed(hello.run), self._run_of(hello.run)
+        known, row = self._ledger.followed(hello.run), self._hosting.row(hello.run)
         if known is None or known.lead != hello.lead or row is None or known.rank == NO_RANK:
             return None
         why = row.reason or f"was {row.state} there"
         return m.HostedRank(hello.run, known.rank, None), Ending(clean=False, why=why)
-
-    def _hosted(self, lead: str) -> tuple[m.HostedRank, ...]:
-        followed = self.followed
-        return (followed.hosted,) if followed is not None and followed.known.lead == lead else ()
 
     # ------------------------------------------------------------ orders
 
@@ -184,7 +179,7 @@ class Follower:
             lead, order = await self._orders.get()
             match order:
                 case m.PeerHost():
-                    field, problem = await self._host_rank(lead, order)
+                    field, problem = await self._hosting.host(lead, self._talks.address(lead) or "", order)
                     hosted = self.followed.hosted if self.followed is not None and not field else None
                     await self._talks.answer(lead, _hosted_answer(order, field, problem, hosted))
                 case m.PeerRelay():
@@ -277,84 +272,6 @@ class Follower:
         elif followed.wanted is None:
             await followed.start_again()
 
-    # ------------------------------------------------------------ hosting
-
-    async def _host_rank(self, lead: str, wanted: m.PeerHost) -> tuple[str, str]:
-        """Start the rank's trainer; gives the field that stands against it and what is wrong, or two empty strings."""
-        known = FollowedRun(wanted.run, wanted.rank, lead, self._talks.address(lead) or "")
-        if self.followed is not None and self.followed.wanted is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ENDING_SECONDS):
-                    await self._free.wait()
-        if self.followed is not None and self.followed.known.is_same(known):
-            return "", ""  # asked again, for the answer was lost
-        try:
-            self._check_free()
-            config = runfile.parse(wanted.config, "config")
-            if self._node not in config.nodes:
-                raise InvalidInputError("config: nodes", f"{self._node} is not in it")
-            await asyncio.to_thread(premises.check_on, config, self._node)
-            self._begin(known, config, wanted)
-        except InvalidInputError as error:
-            return error.where, error.problem
-        except RefusedError as error:
-            return "run", str(error)
-        return "", ""
-
-    def _check_free(self) -> None:
-        if self.followed is not None:
-            text = f"hosts {self.followed.run} for {self.followed.known.lead}; one run at a time"
-            raise InvalidInputError("run", text)
-        if (own := self._conducting.run) is not None:
-            raise InvalidInputError("run", f"conducts {own}; one run at a time")
-
-    def _begin(self, known: FollowedRun, config: RunFile, wanted: m.PeerHost) -> None:
-        """Raises InvalidInputError or RefusedError; leaves nothing then."""
-        if not re.fullmatch(RUN_PATTERN, known.run):
-            raise InvalidInputError("run", f"{known.run!r} is no run id")
-        paths, row = RunPaths(runs_directory(self._own.directory) / known.run), self._run_of(known.run)
-        own = row is not None and self._ledger.followed(known.run) is None
-        if own and wanted.generation.term <= openings.kept_term(paths):
-            raise InvalidInputError("resume", f"{known.run} is a run of {self._node}'s own; take it up there")
-        checkpoint = sources.whole(paths, wanted.resume_step) if wanted.resume_step is not None else None
-        recorder = openings.make_directory(paths, config, resumable=False)
-        try:
-            if row is None:
-                self._ledger.add_run(known.run, config.run.name, paths.directory, time.time())
-            self._ledger.follow(known)
-            followed = self._followed(known, config, paths, recorder, time.time())
-            followed.port.start(checkpoint)
-        except (InvalidInputError, RefusedError):
-            recorder.close()
-            if row is None:
-                self._forget(known.run, paths)
-            raise
-        self._ledger.set_run_state(known.run, "starting")
-        self._take_up(followed)
-
-    def adopt(self, row: KnownRun, known: FollowedRun) -> None:
-        """Follow again what the last agent of this node followed. Raises InvalidInputError if its files are no use."""
-        paths = RunPaths(row.directory)
-        config, recorder = runfile.read(paths.run_file), RunRecorder(paths, resumable=False)
-        try:
-            followed = self._followed(known, config, paths, recorder, row.started_at, adopted=True)
-        except InvalidInputError:
-            recorder.close()
-            raise
-        self._take_up(followed)
-
-    def _followed(
-        self, known: FollowedRun, config: RunFile, paths: RunPaths, recorder: RunRecorder, started_at: float,
-        *, adopted: bool = False,
-    ) -> Followed:  # fmt: skip
-        port = self._own.rank(paths, known.rank)
-        return Followed(known, config, paths, recorder, port, self._node, started_at, adopted=adopted)
-
-    def _take_up(self, followed: Followed) -> None:
-        self.followed = followed
-        self._free.clear()
-        self._own.publisher.publish(followed.view)
-
     # ------------------------------------------------------------ the trainer
 
     async def heard(self, answer: m.FromTrainer, *, returned: bool) -> bool:
@@ -386,7 +303,7 @@ class Follower:
         if followed.wanted is None:
             await self._look_for_lead(followed)
         if followed.wanted is not None and followed.ending is not None:
-            self._finish(followed, *followed.wanted)
+            self._hosting.finish(followed, *followed.wanted)
         elif followed.refresh():
             self._own.publisher.publish(followed.view)
 
@@ -394,7 +311,13 @@ class Follower:
         return await self._talks.answer(
             lead,
             lambda link, seq: m.PeerExit(
-                link=link, seq=seq, run=hosted.run, rank=hosted.rank, clean=ending.clean, why=ending.why
+                link=link,
+                seq=seq,
+                run=hosted.run,
+                rank=hosted.rank,
+                clean=ending.clean,
+                why=ending.why,
+                memory=ending.memory,
             ),
         )
 
@@ -404,29 +327,6 @@ class Follower:
         silent_seconds = time.monotonic() - max(self._talks.heard_monotonic(lead), followed.since_monotonic)
         if silent_seconds > followed.config.run.orphan_seconds:
             await followed.end("failed", f"{lead}, which conducts it, has been silent for {silent_seconds:.0f} s")
-
-    def _finish(self, followed: Followed, state: m.RunState, reason: str) -> None:
-        self.followed = None
-        followed.close()
-        self._own.link.forget(followed.run)
-        if state == "starting":
-            self._forget(followed.run, followed.paths)
-        else:
-            self._ledger.set_run_state(followed.run, state, reason)
-            self._own.publisher.publish(followed.view)
-        self._free.set()
-
-    def _forget(self, run: str, paths: RunPaths) -> None:
-        self._ledger.forget_run(run)
-        shutil.rmtree(paths.directory, ignore_errors=True)
-
-    def _run_of(self, run: str) -> KnownRun | None:
-        return next((row for row in self._ledger.runs() if row.run == run), None)
-
-    def close(self) -> None:
-        """Let the record go; the trainer stays as it is, for the next agent of this node."""
-        if self.followed is not None:
-            self.followed.close()
 
 
 def _hosted_answer(order: m.PeerHost, field: str, problem: str, hosted: m.HostedRank | None) -> Answer:

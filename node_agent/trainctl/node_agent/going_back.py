@@ -1,7 +1,8 @@
 """A run all of whose ranks were lost: taken up from its newest checkpoint, with the nodes that are in reach by then."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,6 +14,7 @@ from trainctl.node_agent.session import Session
 from trainctl.node_agent.sources import Source
 from trainctl.node_agent.way_back import WayBack
 from trainctl.protocol import messages as m
+from trainctl.protocol import runfile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.paths import RunPaths
 
@@ -23,6 +25,26 @@ Begin = Callable[[str, Collection[int]], Awaitable[Session | None]]
 """Take up a run without some of its ranks; None if it has ended at once. Raises InvalidInputError or RefusedError."""
 
 
+class _NothingInReachError(Exception):
+    """The text says what has been waited for, and what would help."""
+
+
+class Way(NamedTuple):
+    """Where a run goes back to."""
+
+    ranks: dict[int, str]  # the nodes of its ranks
+    source: Source
+    limit_seconds: float  # for how long the node of the source may be out of reach
+
+
+class Absent(NamedTuple):
+    """Ranks whose nodes are out of reach."""
+
+    ranks: dict[int, str]
+    wanted: str  # which of these nodes it waits for, and until when; empty if it can do without them
+    given_up: str  # which has the newest checkpoint and is waited for no more; empty if none
+
+
 class GoingBack:
     """At most one run, from the loss of its last rank until it is conducted again or given up."""
 
@@ -30,7 +52,7 @@ class GoingBack:
         self._own, self._peers, self._begin = equipment, peers, begin
         self._way_back = WayBack()
         self._shown: m.RunView | None = None
-        self._way: tuple[dict[int, str], Source] | None = None  # the nodes of its ranks, and its checkpoint
+        self._way: Way | None = None
 
     @property
     def run(self) -> str | None:
@@ -74,32 +96,37 @@ class GoingBack:
             if superseded:
                 self._hold(run, f"word of who conducts it: {superseded}")
                 return
-            absent, wanted = await self._absent(run)
+            absent, wanted, given_up = await self._absent(run)
             if wanted or (absent and self._way_back.held_seconds < ABSENT_SECONDS):
                 self._hold(run, wanted)
                 return
             session = await self._begin(run, absent)
             if session is not None:
-                _tell(session, absent)
+                _tell(session, absent, given_up)
+        except _NothingInReachError as error:
+            self._way_back.forget()
+            self._end(run, "failed", f"{self.reason}; it cannot go back: {error}")
         except (InvalidInputError, RefusedError) as error:
             if not self._way_back.again():
                 self._end(run, "failed", f"{self.reason}; it cannot go back: {error}")
 
-    async def _absent(self, run: str) -> tuple[dict[int, str], str]:
-        """The ranks whose nodes are out of reach; and which of these nodes it can't do without, empty if it can."""
+    async def _absent(self, run: str) -> "Absent":
+        """Raises _NothingInReachError if it has waited for long enough, and there is nothing to begin with."""
         known = next((row for row in self._own.ledger.runs() if row.run == run), None)
         if known is None:
-            return {}, ""
+            return Absent({}, "", "")
         paths, links = RunPaths(known.directory), self._peers.links
         if self._way is None:  # reading a whole checkpoint takes time, and none is written meanwhile
-            self._way = await asyncio.to_thread(
-                lambda: (openings.kept_ranks(paths), sources.find(paths, self._own.node))
-            )
-        ranks, source = self._way
-        absent = {rank: node for rank, node in ranks.items() if node in links and not links[node].line.open}
-        if source.node in absent.values():
-            return absent, f"{source.node}, which has the newest checkpoint"
-        return absent, ", ".join(absent.values()) if absent and absent.keys() == ranks.keys() else ""
+            self._way = await asyncio.to_thread(_look, paths, self._own.node)
+        out_seconds = {node: link.silent_seconds for node, link in links.items() if not link.line.open}
+        found = absent(self._way, out_seconds)
+        if found.given_up:
+            older = await asyncio.to_thread(sources.find, paths, self._own.node, set(found.ranks.values()))
+            if not older.step:
+                raise _NothingInReachError(
+                    f"{found.given_up}, and no other is in reach; resume the run when it is back"
+                )
+        return found
 
     def _hold(self, run: str, wanted: str) -> None:
         """Wait for nodes to come back into reach, and say so if nothing can be done without them."""
@@ -117,9 +144,29 @@ class GoingBack:
             self._own.publisher.publish(self._shown)
 
 
-def _tell(session: Session, absent: Collection[int]) -> None:
+def _look(paths: RunPaths, node: str) -> Way:
+    limit_seconds = runfile.read(paths.run_file).group.unreachable_seconds
+    return Way(openings.kept_ranks(paths), sources.find(paths, node), limit_seconds)
+
+
+def absent(way: Way, out_seconds: Mapping[str, float]) -> Absent:
+    """Whom a run that goes back has to do without, or to wait for; `out_seconds`: for how long each node that is out
+    of reach has been. Where no node at all is in reach nothing can be done but wait."""
+    ranks = {rank: node for rank, node in way.ranks.items() if node in out_seconds}
+    if ranks and ranks.keys() == way.ranks.keys():
+        return Absent(ranks, ", ".join(ranks.values()), "")
+    if way.source.node not in ranks.values():
+        return Absent(ranks, "", "")
+    what, seconds = f"{way.source.node}, which has the newest checkpoint", out_seconds[way.source.node]
+    if seconds < way.limit_seconds:
+        return Absent(ranks, f"{what}, until it has been out of reach for {way.limit_seconds:.0f} s", "")
+    return Absent(ranks, "", f"{what}, has been out of reach for {seconds:.0f} s")
+
+
+def _tell(session: Session, absent: Collection[int], given_up: str) -> None:
     step = session.conductor.progress.step
     for rank in absent:
         session.conductor.ranks[rank].why = "was out of reach when the run went back"
     text = f"taken up again from step {step:,}: steps after it are made again"
+    text += f"; {given_up}" if given_up else ""
     session.note(d.Happened("run", "warning", "auto", text, step))

@@ -1,6 +1,7 @@
 """Ranks that hang though they are heard of, and the last one with the run's state: who is replaced, and when the run
 goes back to a checkpoint instead. Pure, as all of the conductor."""
 
+from math import inf
 from typing import NamedTuple
 
 from trainctl.node_agent import decisions as d
@@ -11,7 +12,8 @@ from trainctl.node_agent.formation import Formation
 from trainctl.node_agent.waits import HUNG_PART, Waits
 
 LAST_SECONDS = 60.0
-"""The last rank with the state of the last step may be silent for so long, if there is a checkpoint to go back to."""
+"""The last rank with the state of the last step may be silent for so long while its node is in reach, if there is a
+checkpoint to go back to."""
 LAST_TIMES = 5.0
 """It may stand still for so many times as long as any other."""
 
@@ -34,6 +36,7 @@ class Hangs:
         self.hung: dict[int, str] = {}
         """Why, of each rank that is heard of and has got on with nothing for long."""
         self._still: dict[int, float] = {}
+        self._waiting: dict[int, tuple[float | None, str]] = {}  # for whom: since when it is silent, and until when
 
     def look(self, now: float) -> list[Hung]:
         """Who has hung for so long that the others go on without it. Not if none of them gets on: then it is what they
@@ -72,9 +75,40 @@ class Hangs:
             self._ending.go_back(f"{self._book.settings.label(hung.rank)}, the last with the run's state, {hung.why}")
             self._book.decide(d.Kill(hung.rank))
 
+    def on_last_silent(self, silent: d.RankSilent) -> None:
+        """The only rank with the state of the last step says nothing: wait for it, and say so, or give it up."""
+        where = "silent" if silent.in_touch else "out of reach"
+        limit_seconds, rank, heard = self._limit_seconds(silent), silent.rank, self._formation.ranks[silent.rank].heard
+        if silent.seconds >= limit_seconds:
+            why = f"{silent.why} for {silent.seconds:.0f} s"
+            if not silent.in_touch:
+                why = f"has been out of reach for {silent.seconds:.0f} s ({silent.why})"
+            self.give_up_last(Hung(rank, why))
+            return
+        until = self._until(silent, limit_seconds)
+        known, self._waiting[rank] = self._waiting.get(rank), (heard, until)
+        if known != self._waiting[rank]:
+            text = f"{self._book.settings.label(rank)}, the last with the run's state, is {where}: waited for{until}"
+            self._book.happen("rank", "warning", text)
+
+    def _limit_seconds(self, silent: d.RankSilent) -> float:
+        """Where nothing is to be had instead it is waited for without end."""
+        if not self.may_go_back or self._book.lacking or (silent.alone and not silent.in_touch):
+            return inf
+        return LAST_SECONDS if silent.in_touch else self._book.config.group.unreachable_seconds
+
+    def _until(self, silent: d.RankSilent, limit_seconds: float) -> str:
+        if limit_seconds < inf:
+            return f", after {limit_seconds:.0f} s given up for the newest checkpoint"
+        if not self._book.durable.written:
+            return ", and there is no checkpoint"
+        return ", and no other node is in reach" if silent.alone and not silent.in_touch else ""
+
     def waited_for(self, rank: int) -> str:
-        """What a hung rank is waited for in spite of that; empty if it will be replaced."""
+        """What a hung rank is waited for in spite of that, and until when; empty if it will be replaced."""
         if not self.is_last(rank):
             return ""
-        there_is = "" if self._book.durable.written else ", and there is no checkpoint"
-        return f"; nobody else has the run's state{there_is}"
+        heard, until = self._waiting.get(rank, (None, ""))
+        if heard != self._formation.ranks[rank].heard or not until:
+            until = "" if self._book.durable.written else ", and there is no checkpoint"
+        return f"; nobody else has the run's state{until}"

@@ -183,6 +183,7 @@ def _settings_of_step(recorder: RunRecorder, step: int, latest: Settings) -> Set
     plan = recorder.train_plan(step)
     text = recorder.meta(settings_key(plan.plan_version)) if plan is not None else None
     then = _decoded(text, Settings, recorder.path) if text is not None else latest
+    then = portions.as_memory_allows(then, latest)
     same = msgspec.structs.replace(then, plan_version=latest.plan_version) == latest
     return latest if same else msgspec.structs.replace(then, plan_version=latest.plan_version + 1)
 

@@ -185,6 +185,32 @@ def give_up(settings: Settings, rank: int) -> Settings:
     return _set_out(settings, (rank,), "failed").edited()
 
 
+def halve(settings: Settings, rank: int) -> Edit:
+    """With half the micro-batch of a rank that died for want of memory, at least 1; the same settings if it has no
+    half."""
+    setting = settings.ranks[rank]
+    share = setting.share or setting.last_share or setting.micro_batch
+    before = min(setting.micro_batch, share)
+    after = max(1, before // 2)
+    if after == before:
+        return Edit(settings, str(before), str(after))
+    halved = msgspec.structs.replace(setting, micro_batch=after, halved_to=after)
+    return Edit(settings.edited(ranks={**settings.ranks, rank: halved}), str(before), str(after))
+
+
+def as_memory_allows(then: Settings, latest: Settings) -> Settings:
+    """Settings of an earlier step with no larger micro-batches than deaths for want of memory have left by now."""
+    ranks = {
+        rank: msgspec.structs.replace(
+            setting, micro_batch=min(setting.micro_batch, latest.ranks[rank].halved_to),
+            halved_to=latest.ranks[rank].halved_to,
+        )
+        for rank, setting in then.ranks.items()
+        if rank in latest.ranks and latest.ranks[rank].halved_to
+    }  # fmt: skip
+    return msgspec.structs.replace(then, ranks={**then.ranks, **ranks})
+
+
 def _check_can_join(settings: Settings, back: Collection[int], facts: Facts, config: RunFile) -> None:
     for rank in back:
         if rank not in facts.ready:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
-from trainctl.node_agent.host import TrainerHost
+from trainctl.node_agent.host import GRACE_SECONDS, TrainerHost
+from trainctl.node_agent.memory_deaths import recognised
+from trainctl.node_agent.oom_kills import OomKills
 from trainctl.node_agent.peer_link import PeerLink
 from trainctl.node_agent.trainer_link import TrainerLink
 from trainctl.protocol import messages as m
@@ -24,6 +26,7 @@ class Ending(NamedTuple):
 
     clean: bool
     why: str
+    memory: str = ""  # what says that it died for want of memory; empty: nothing does
 
 
 class Look(NamedTuple):
@@ -55,6 +58,7 @@ class LocalRank:
     def __init__(self, host: TrainerHost, link: TrainerLink, paths: RunPaths, node: str, rank: int) -> None:
         self._host, self._link, self._paths, self._node, self._rank = host, link, paths, node, rank
         self._leave_due = float("inf")  # by time.monotonic
+        self._kills, self._was_killed = OomKills(), False  # by this agent
 
     def start(self, resume_from: Path | None) -> None:
         """Raises RefusedError if no process can be started."""
@@ -66,6 +70,8 @@ class LocalRank:
         if resume_from is not None:
             argv += ["--resume-from", str(resume_from)]
         env = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+        self._was_killed = False
+        self._link.forget_held(self._paths.directory.name, self._rank)
         self._host.start(self._paths, self._rank, argv, env)
 
     async def tell(self, order: m.ToTrainer) -> bool:
@@ -79,10 +85,19 @@ class LocalRank:
         if hosted is not None:
             if time.monotonic() >= self._leave_due:
                 self._leave_due = float("inf")
-                self._host.kill(self._paths, self._rank)
+                self._end()
+            if hosted.pid is not None:
+                self._kills.look(hosted.pid)
             return Look(hosted.pid)
         status = self._host.exit_status(self._paths, self._rank)
-        return Look(None, Ending(status == 0, self._describe(status)))
+        memory = self._lack_of_memory(status)
+        how = self._describe(status)
+        return Look(None, Ending(status == 0, f"{how}, out of memory" if memory else how, memory))
+
+    def _lack_of_memory(self, status: int | None) -> str:
+        if self._was_killed:
+            return ""
+        return recognised(status, self._kills.seen(), self._link.held(self._paths.directory.name, self._rank))
 
     def doing(self) -> str:
         """Where a trainer that says nothing was, by its status page."""
@@ -101,7 +116,10 @@ class LocalRank:
 
     async def end(self) -> None:
         """Not by a word: it has not attached yet, so there is nothing in it to save."""
-        self._host.kill(self._paths, self._rank)
+        self._end()
+
+    def _end(self, grace_seconds: float = GRACE_SECONDS) -> None:
+        self._was_killed = self._host.kill(self._paths, self._rank, grace_seconds) or self._was_killed
 
     async def start_again(self) -> None:
         """Have a trainer, if none lives; it takes part in nothing before it is given the group's state. Raises
@@ -112,7 +130,7 @@ class LocalRank:
 
     async def kill(self) -> None:
         """At once: it hangs, and would not heed a word."""
-        self._host.kill(self._paths, self._rank, 0.0)
+        self._end(0.0)
 
     def _describe(self, status: int | None) -> str:
         how = (

@@ -102,8 +102,9 @@ class Session:
             if look.ending is not None:
                 await self.feed(d.RankEnded(rank, *look.ending))
             elif (silent_seconds := self._silent_seconds(rank)) > 0:
+                alone = not any(port.in_touch for other, port in self.ports.items() if other != rank)
                 in_touch = self.ports[rank].in_touch
-                await self.feed(d.RankSilent(rank, self._away[rank], silent_seconds, in_touch))
+                await self.feed(d.RankSilent(rank, self._away[rank], silent_seconds, in_touch, alone))
 
     def _silent_seconds(self, rank: int) -> float:
         """For how long a trainer that lives has said nothing, if that is too long; then also notice where it was."""

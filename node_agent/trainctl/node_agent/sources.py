@@ -1,5 +1,6 @@
 """Where the state of a run that is taken up again comes from: the newest whole checkpoint, on whichever node it is."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,14 +24,15 @@ class Source(NamedTuple):
         return self.step if node == self.node and self.folder is None else None
 
 
-def find(paths: RunPaths, node: str) -> Source:
-    """The newest checkpoint by the run's events, which name every node that wrote it.
+def find(paths: RunPaths, node: str, out: Collection[str] = ()) -> Source:
+    """The newest checkpoint by the run's events, which name every node that wrote it; none that only the nodes `out`
+    have.
 
     Where this node's own copy of it is gone or torn another's counts, and without one the newest that is whole here.
     """
     folder = checkpoints.newest_complete(paths.checkpoints)
     own = Source(checkpoints.read_manifest(folder).step, node, folder) if folder is not None else Source()
-    step, holders = _written(paths)
+    step, holders = _written(paths, out)
     elsewhere = sorted(holders - {node})
     return Source(step, elsewhere[0]) if elsewhere and own.step < step else own
 
@@ -45,15 +47,19 @@ def whole(paths: RunPaths, step: int) -> Path:
     return folder
 
 
-def _written(paths: RunPaths) -> tuple[int, set[str]]:
-    """The step of the last checkpoint that was written, and the nodes whose last one it is."""
-    step, last = 0, dict[str, int]()
+def _written(paths: RunPaths, out: Collection[str]) -> tuple[int, set[str]]:
+    """The step of the last checkpoint that was written by others than `out`, and the nodes whose last one it is."""
+    last = dict[str, int]()
     with RecordReader(paths) as reader:
         after, more = 0, True
         while more:
             events, more = reader.events(after, _PAGE)
             for event in events:
                 if (event.kind, event.severity) == ("checkpoint", "good") and event.step is not None:
-                    step = last[event.by] = event.step
+                    # One of a later step was written before the run had gone back behind it.
+                    last = {holder: written for holder, written in last.items() if written <= event.step}
+                    last[event.by] = event.step
             after = events[-1].id if events else after
-    return step, {node for node, written in last.items() if written == step}
+    there = {holder: written for holder, written in last.items() if holder not in out}
+    step = max(there.values(), default=0)
+    return step, {holder for holder, written in there.items() if written == step}

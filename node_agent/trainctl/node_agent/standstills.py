@@ -17,8 +17,6 @@ LONGEST_TIMES = 10.0
 """As many times as the longest standstill that ended by itself, or as the usual step, is no hang yet."""
 WRITE_TIMES, LOAD_TIMES = 30.0, 10.0
 """As many times as a slow disk should take to write a whole state, or to read it."""
-LEAST_LOAD_SECONDS = 600.0
-"""And no standstill while it loads that is shorter is a hang."""
 GAP_SECONDS = 3.0
 """Heartbeats come each second; no more than this counts between two."""
 
@@ -33,9 +31,9 @@ class _Standstill:
 class Standstills:
     """Told of each heartbeat and of each plan that a rank has done."""
 
-    def __init__(self, least_seconds: float) -> None:
-        """`least_seconds`: no standstill that is shorter is a hang."""
-        self._least_seconds = least_seconds
+    def __init__(self, least_seconds: float, load_seconds: float) -> None:
+        """No standstill that is shorter is a hang: `least_seconds`, and while it loads `load_seconds`."""
+        self._least_seconds, self._load_seconds = least_seconds, load_seconds
         self._of: dict[int, _Standstill] = {}
         self._done: set[tuple[int, str]] = set()  # (rank, kind of plan) since the process was started
         self._longest_seconds = 0.0
@@ -81,9 +79,7 @@ class Standstills:
 
     def load_limit_seconds(self, parameters: int) -> float:
         """From when on a standstill while it loads is a hang."""
-        return max(
-            LEAST_LOAD_SECONDS, FIRST_TIMES * self._least_seconds, LOAD_TIMES * durations.write_seconds(parameters)
-        )
+        return max(self._load_seconds, LOAD_TIMES * durations.write_seconds(parameters))
 
     def kind(self, rank: int) -> str:
         """The kind of plan that its phase belongs to."""

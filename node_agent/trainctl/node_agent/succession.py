@@ -9,13 +9,13 @@ from trainctl.node_agent import decisions as d
 from trainctl.node_agent.copies import far
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.followed import Followed
+from trainctl.node_agent.launch import Launch
 from trainctl.node_agent.ledger import FollowedRun, KnownRun
 from trainctl.node_agent.peers import Peers
 from trainctl.node_agent.session import DURABLE_KEY
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
-from trainctl.protocol.paths import RunPaths
 
 CLAIM_SECONDS = 5.0
 """How long another node's agent may take to answer a claim."""
@@ -35,8 +35,8 @@ class LetGo(NamedTuple):
 class Following(Protocol):
     """The part of an agent that follows."""
 
-    followed: Followed | None
-
+    @property
+    def followed(self) -> Followed | None: ...
     def release(self) -> tuple[KnownRun, FollowedRun]: ...
     def adopt(self, row: KnownRun, known: FollowedRun) -> None: ...
 
@@ -45,10 +45,10 @@ class Leading(Protocol):
     """The part of an agent that conducts."""
 
     peers: Peers
+    launch: Launch
 
     @property
     def run(self) -> str | None: ...
-    def check_take_over(self, paths: RunPaths) -> None: ...
     async def take_over(self, known: KnownRun, term: int, before: str) -> int: ...
 
 
@@ -62,7 +62,7 @@ class Succession:
         """Conduct the run that is followed here. Raises InvalidInputError, and then nothing has changed but the terms
         that nodes have consented to."""
         followed = self._check(command)
-        self._leading.check_take_over(followed.paths)
+        self._leading.launch.check_take_over(followed.paths)
         before = followed.known.lead
         term = await self._consented(followed, args.old_lead_is_off)
         step = await self._take_over(followed, term)

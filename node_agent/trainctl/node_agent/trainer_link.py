@@ -6,6 +6,7 @@ from typing import Any
 
 import zmq
 
+from trainctl.node_agent.memory_deaths import Held
 from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError
@@ -17,6 +18,7 @@ class TrainerLink:
     def __init__(self, context: Any, path: Path) -> None:
         self._path, self.endpoint = path, f"ipc://{path}"
         self._peers: dict[tuple[str, int], bytes] = {}
+        self._held: dict[tuple[str, int], Held] = {}
         self._socket = sockets.new_socket(context, zmq.ROUTER)
         path.unlink(missing_ok=True)  # left by an agent that was killed; the agent's lock says there is no other
         self._socket.bind(self.endpoint)
@@ -33,7 +35,18 @@ class TrainerLink:
             return None
         before = self._peers.get((message.run, message.rank))
         self._peers[message.run, message.rank] = identity
+        if isinstance(message, m.Report):
+            held = Held(message.memory_bytes, message.memory_peak_bytes, message.memory_cap_bytes)
+            self._held[message.run, message.rank] = held
         return message, before not in (None, identity)
+
+    def held(self, run: str, rank: int) -> Held | None:
+        """What memory a rank held by its last report; None if it has made none."""
+        return self._held.get((run, rank))
+
+    def forget_held(self, run: str, rank: int) -> None:
+        """Another process takes its place."""
+        self._held.pop((run, rank), None)
 
     async def send(self, rank: int, message: m.ToTrainer) -> bool:
         """Whether the trainer was there to take it."""
@@ -55,3 +68,4 @@ class TrainerLink:
 
     def forget(self, run: str) -> None:
         self._peers = {key: identity for key, identity in self._peers.items() if key[0] != run}
+        self._held = {key: held for key, held in self._held.items() if key[0] != run}

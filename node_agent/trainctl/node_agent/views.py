@@ -72,6 +72,8 @@ def _rank_state(conductor: Conductor, rank: int, away: str) -> m.RankState:
         return "failed"
     if at.ended and out and conductor.final is None:
         return "lost"
+    if at.ended and conductor.final is None and conductor.stage == "loading":
+        return "starting"  # another is started in a while
     if at.ended:
         return "failed" if conductor.final == "failed" else "done"
     if out == "lost":
@@ -106,5 +108,7 @@ def _why(conductor: Conductor, rank: int, state: m.RankState, away: str) -> str:
             return conductor.draining(rank)
         case "failed":
             return conductor.reason
+        case "starting":
+            return conductor.ranks[rank].why if conductor.ranks[rank].ended else ""
         case _:
             return ""

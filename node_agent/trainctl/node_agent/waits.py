@@ -31,7 +31,7 @@ class Waits:
 
     def __init__(self, book: Book, formation: Formation, under_way: UnderWay, rates: Rates) -> None:
         self._book, self._formation, self._under_way, self._rates = book, formation, under_way, rates
-        self.standstills = Standstills(book.config.group.hung_seconds)
+        self.standstills = Standstills(book.config.group.hung_seconds, book.config.run.load_seconds)
         self._unformed_since: float | None = None  # None: while there is a group
 
     @property

@@ -237,6 +237,10 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         ),
         "peer-answer": m.PeerAnswer(link=_LINK, seq=2, answer=_REPORT, returned=False),
         "peer-exit": m.PeerExit(link=_LINK, seq=3, run=_RUN, rank=1, clean=False, why="was ended by signal 9"),
+        "peer-exit-memory": m.PeerExit(
+            link=_LINK, seq=3, run=_RUN, rank=1, clean=False, why="was ended by signal 9, out of memory",
+            memory="the kernel killed it for memory (oom_kill 0 → 1)",
+        ),
         "peer-beat": m.PeerBeat(link=_LINK, seq=3, ranks=(_HOSTED,), loop_lag_seconds=0.0008),
         "peer-refusal": m.PeerRefusal(link=_LINK, code="unknown-link", text="this agent was restarted"),
         "peer-refusal-older-term": m.PeerRefusal(

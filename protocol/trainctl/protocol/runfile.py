@@ -25,6 +25,7 @@ class RunTable(_Table, frozen=True):
     steps: PositiveInt
     seed: NonNegativeInt = 0
     orphan_seconds: Annotated[float, Meta(ge=1, le=86400)] = 1800.0  # a trainer whose agent is gone this long exits
+    load_seconds: Annotated[float, Meta(ge=1, le=86400)] = 600.0  # one that loads and gets on with nothing for so long
 
 
 class ModelTable(_Table, frozen=True):
@@ -58,6 +59,7 @@ class GroupTable(_Table, frozen=True):
     first_shares: Literal["even", "timed"] = "even"  # where [nodes.NAME] gives no share; timed: by a short measurement
     sync_weights_every: NonNegativeInt = 0  # steps between giving all ranks the lowest one's state; 0: never
     hung_seconds: Annotated[float, Meta(ge=1, le=86400)] = 120.0  # a rank that gets on with nothing for so long hangs
+    unreachable_seconds: Annotated[float, Meta(ge=1, le=604800)] = 300.0  # a node with the only state, out of reach
 
 
 class OptimizerTable(_Table, frozen=True):

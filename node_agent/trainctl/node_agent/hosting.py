@@ -1,0 +1,150 @@
+"""The rank that this node hosts for another node's agent: begun, taken up again, let go of, and what is kept of it."""
+
+import asyncio
+import contextlib
+import re
+import shutil
+import time
+from collections.abc import Callable
+
+from trainctl.node_agent import openings, premises, sources
+from trainctl.node_agent.equipment import Equipment
+from trainctl.node_agent.followed import Followed
+from trainctl.node_agent.ledger import FollowedRun, KnownRun
+from trainctl.node_agent.recorder import RunRecorder
+from trainctl.protocol import messages as m
+from trainctl.protocol import runfile
+from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.paths import RunPaths, runs_directory
+from trainctl.protocol.runfile import RunFile
+
+RUN_PATTERN = r"[a-z0-9][a-z0-9._-]{0,127}"
+ENDING_SECONDS = 8.0
+"""How long a rank that is ending is waited for before another is hosted; its lead waits a little longer."""
+
+
+class Hosting:
+    """At most one rank of one run."""
+
+    def __init__(self, equipment: Equipment, conducted: Callable[[], str | None]) -> None:
+        """`conducted` gives the run that this agent conducts itself."""
+        self._own, self._node, self._ledger, self._conducted = equipment, equipment.node, equipment.ledger, conducted
+        self.followed: Followed | None = None
+        self._free = asyncio.Event()  # set while no rank is hosted for another node
+        self._free.set()
+
+    async def host(self, lead: str, address: str, wanted: m.PeerHost) -> tuple[str, str]:
+        """Start the rank's trainer; gives the field that stands against it and what is wrong, or two empty strings."""
+        known = FollowedRun(wanted.run, wanted.rank, lead, address)
+        if self.followed is not None and self.followed.wanted is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ENDING_SECONDS):
+                    await self._free.wait()
+        if self.followed is not None and self.followed.known.is_same(known):
+            return "", ""  # asked again, for the answer was lost
+        try:
+            self._check_free()
+            config = runfile.parse(wanted.config, "config")
+            if self._node not in config.nodes:
+                raise InvalidInputError("config: nodes", f"{self._node} is not in it")
+            await asyncio.to_thread(premises.check_on, config, self._node)
+            self._begin(known, config, wanted)
+        except InvalidInputError as error:
+            return error.where, error.problem
+        except RefusedError as error:
+            return "run", str(error)
+        return "", ""
+
+    def _check_free(self) -> None:
+        if self.followed is not None:
+            text = f"hosts {self.followed.run} for {self.followed.known.lead}; one run at a time"
+            raise InvalidInputError("run", text)
+        if (own := self._conducted()) is not None:
+            raise InvalidInputError("run", f"conducts {own}; one run at a time")
+
+    def _begin(self, known: FollowedRun, config: RunFile, wanted: m.PeerHost) -> None:
+        """Raises InvalidInputError or RefusedError; leaves nothing then."""
+        if not re.fullmatch(RUN_PATTERN, known.run):
+            raise InvalidInputError("run", f"{known.run!r} is no run id")
+        paths, row = RunPaths(runs_directory(self._own.directory) / known.run), self.row(known.run)
+        own = row is not None and self._ledger.followed(known.run) is None
+        if own and wanted.generation.term <= openings.kept_term(paths):
+            raise InvalidInputError("resume", f"{known.run} is a run of {self._node}'s own; take it up there")
+        checkpoint = sources.whole(paths, wanted.resume_step) if wanted.resume_step is not None else None
+        recorder = openings.make_directory(paths, config, resumable=False)
+        try:
+            if row is None:
+                self._ledger.add_run(known.run, config.run.name, paths.directory, time.time())
+            self._ledger.follow(known)
+            followed = self._followed(known, config, paths, recorder, time.time())
+            followed.port.start(checkpoint)
+        except (InvalidInputError, RefusedError):
+            recorder.close()
+            if row is None:
+                self._forget(known.run, paths)
+            raise
+        self._ledger.set_run_state(known.run, "starting")
+        self._take_up(followed)
+
+    def adopt(self, row: KnownRun, known: FollowedRun) -> None:
+        """Follow again what the last agent of this node followed. Raises InvalidInputError if its files are no use."""
+        paths = RunPaths(row.directory)
+        config, recorder = runfile.read(paths.run_file), RunRecorder(paths, resumable=False)
+        try:
+            followed = self._followed(known, config, paths, recorder, row.started_at, adopted=True)
+        except InvalidInputError:
+            recorder.close()
+            raise
+        self._take_up(followed)
+
+    def _followed(
+        self, known: FollowedRun, config: RunFile, paths: RunPaths, recorder: RunRecorder, started_at: float,
+        *, adopted: bool = False,
+    ) -> Followed:  # fmt: skip
+        port = self._own.rank(paths, known.rank)
+        return Followed(known, config, paths, recorder, port, self._node, started_at, adopted=adopted)
+
+    def _take_up(self, followed: Followed) -> None:
+        self.followed = followed
+        self._free.clear()
+        self._own.publisher.publish(followed.view)
+
+    def release(self) -> tuple[KnownRun, FollowedRun]:
+        """Let go of the rank that is followed, for this agent is to conduct its run; the trainer stays as it is."""
+        assert self.followed is not None
+        followed, self.followed = self.followed, None
+        row = self.row(followed.run)
+        assert row is not None
+        followed.close()
+        self._free.set()
+        return row, followed.known
+
+    def finish(self, followed: Followed, state: m.RunState, reason: str) -> None:
+        """Its trainer has ended, as it was to; of one that never began ("starting") nothing is kept."""
+        self.followed = None
+        followed.close()
+        self._own.link.forget(followed.run)
+        if state == "starting":
+            self._forget(followed.run, followed.paths)
+        else:
+            self._ledger.set_run_state(followed.run, state, reason)
+            self._own.publisher.publish(followed.view)
+        self._free.set()
+
+    def _forget(self, run: str, paths: RunPaths) -> None:
+        self._ledger.forget_run(run)
+        shutil.rmtree(paths.directory, ignore_errors=True)
+
+    def close(self) -> None:
+        """Let the record go; the trainer stays as it is, for the next agent of this node."""
+        if self.followed is not None:
+            self.followed.close()
+
+    def hosted_for(self, lead: str) -> tuple[m.HostedRank, ...]:
+        """What that node's agent is told of it."""
+        followed = self.followed
+        return (followed.hosted,) if followed is not None and followed.known.lead == lead else ()
+
+    def row(self, run: str) -> KnownRun | None:
+        """What the ledger has of a run."""
+        return next((row for row in self._ledger.runs() if row.run == run), None)

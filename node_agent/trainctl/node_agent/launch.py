@@ -1,0 +1,155 @@
+"""Runs are opened here: on all their nodes or on none, anew, from a checkpoint, or as another conductor left them."""
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable, Collection
+
+from trainctl.node_agent import openings, premises, sources
+from trainctl.node_agent.conductor import Conductor
+from trainctl.node_agent.copies import Copies
+from trainctl.node_agent.equipment import Equipment
+from trainctl.node_agent.ledger import KnownRun
+from trainctl.node_agent.peers import Peers
+from trainctl.node_agent.ports import RankPort, RemoteRank, end_rank
+from trainctl.node_agent.session import CommandEnding, Session
+from trainctl.node_agent.sources import Source
+from trainctl.protocol import messages as m
+from trainctl.protocol import runfile
+from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.paths import RunPaths
+
+COMMANDS_HANDED_ON = 50
+"""Of a run's commands, the newest, that its other nodes know the outcome of."""
+
+
+class Launch:
+    """Opens one run at a time; what its ranks on other nodes say before it is open is kept for then."""
+
+    def __init__(self, equipment: Equipment, peers: Peers) -> None:
+        self._own, self._ledger, self._peers = equipment, equipment.ledger, peers
+        self.hosting: str | None = None  # the run that the other nodes are being asked to host
+        self.early: list[tuple[str, m.PeerAnswer | m.PeerExit]] = []  # what its ranks said before it was opened
+
+    def done(self) -> list[tuple[str, m.PeerAnswer | m.PeerExit]]:
+        """The run is open, or is not to be; what its ranks have said by now."""
+        self.hosting, early, self.early = None, self.early, []
+        return early
+
+    async def new(self, config: runfile.RunFile, command: m.Command) -> openings.Opening:
+        """Raises InvalidInputError or RefusedError; leaves nothing then, on any node."""
+        config = premises.with_nodes(config, self._own.node, tuple(self._own.cluster.nodes))
+        opening = await asyncio.to_thread(
+            openings.new_run,
+            config,
+            self._own.node,
+            self._own.directory,
+            command.id,
+            command.by,
+            max(1, self._ledger.term),
+        )
+        durable, run = opening.conductor.durable, opening.conductor.run
+        ranks = {rank: setting.node for rank, setting in durable.settings.ranks.items()}
+        try:
+            await self._host(run, ranks, config, durable.generation, Source(), call_off="starting")
+            self._ledger.add_run(run, config.run.name, opening.paths.directory, time.time())
+        except (InvalidInputError, RefusedError):
+            opening.recorder.close()
+            shutil.rmtree(opening.paths.directory, ignore_errors=True)
+            raise
+        return opening
+
+    async def old(
+        self, run: str, starter: str | None, by: str = "auto", without: Collection[int] = ()
+    ) -> openings.Opening:
+        """From its newest checkpoint. `without`: ranks that are lost from the beginning, and join when their nodes are
+        in reach again. Raises InvalidInputError or RefusedError."""
+        known = next((row for row in self._ledger.runs() if row.run == run), None)
+        if known is None:
+            raise InvalidInputError("resume", f"no run {run!r} on this node")
+        paths, cluster = RunPaths(known.directory), tuple(self._own.cluster.nodes)
+        config = premises.with_nodes(runfile.read(paths.run_file), self._own.node, cluster)
+        ranks = await asyncio.to_thread(openings.kept_ranks, paths) or dict(enumerate(config.nodes))
+        for rank, node in ranks.items():
+            if node == self._own.node and self._own.host.find(paths, rank) is not None:
+                raise InvalidInputError("resume", f"a trainer of {run} is still running; wait for its end")
+        generation = self._ledger.generation or openings.FIRST_GENERATION
+        out = {ranks[rank] for rank in without}
+        source = await asyncio.to_thread(sources.find, paths, self._own.node, out)
+        hosted = {rank: node for rank, node in ranks.items() if rank not in without}
+        await self._host(run, hosted, config, generation, source, call_off=known.state)
+        try:
+            return await asyncio.to_thread(
+                openings.old_run,
+                paths,
+                self._own.node,
+                cluster,
+                source,
+                starter,
+                by,
+                without=without,
+                term=max(1, self._ledger.term),
+            )
+        except InvalidInputError as error:
+            await self._call_off(known, hosted, str(error))
+            raise
+
+    async def _host(
+        self, run: str, ranks: dict[int, str], config: runfile.RunFile, generation: m.Generation, source: Source,
+        *, call_off: m.RunState,
+    ) -> None:  # fmt: skip
+        self.hosting, self.early = run, []  # what was said before was of an earlier life of the run
+        await self._peers.host(run, ranks, config, generation, source.step_for, call_off=call_off)
+
+    async def _call_off(self, known: KnownRun, ranks: dict[int, str], reason: str) -> None:
+        for rank, node in ranks.items():
+            if node in self._peers.links:
+                await end_rank(self._peers.links[node], known.run, rank, known.state, reason)
+
+    def session(self, opening: openings.Opening, started_at: float, on_command_end: CommandEnding) -> Session:
+        """The session of a run that has been opened, with its ranks wherever they are."""
+        conductor, links = opening.conductor, self._peers.links
+        run, ranks = conductor.run, conductor.durable.settings.ranks
+        ports: dict[int, RankPort] = {}
+        for rank, setting in ranks.items():
+            link = links.get(setting.node)
+            if link is None:
+                ports[rank] = self._own.rank(opening.paths, rank)
+            else:
+                ports[rank] = RemoteRank(link, run, rank, _hosting_order(conductor, rank))
+        nodes = {setting.node for setting in ranks.values()}
+        copies = Copies(
+            opening.paths, {node: link for node, link in links.items() if node in nodes},
+            lambda: [row.kept for row in self._ledger.commands_of(run, COMMANDS_HANDED_ON)],
+        )  # fmt: skip
+        return Session(
+            conductor, opening.paths, opening.recorder, self._own.node, ports, self._own.publisher, started_at,
+            on_command_end, self._ledger.saw, copies,
+        )  # fmt: skip
+
+    def surviving(self, known: KnownRun, term: int = 0) -> openings.Opening:
+        """A run whose trainers live, from `term` on. Raises InvalidInputError if its record doesn't allow it."""
+        carried = frozenset(row.id for row in self._ledger.open_commands())
+        return openings.surviving_run(RunPaths(known.directory), carried, term)
+
+    def check_nodes(self, opening: openings.Opening) -> None:
+        """Raises InvalidInputError if it has a rank on a node that this agent's cluster hasn't; it is closed then."""
+        for setting in opening.conductor.durable.settings.ranks.values():
+            if setting.node != self._own.node and setting.node not in self._peers.links:
+                run = opening.conductor.run
+                opening.recorder.close()
+                raise InvalidInputError("--cluster", f"{run} has a rank on {setting.node}, which isn't in it")
+
+    def check_take_over(self, paths: RunPaths) -> None:
+        """Raises InvalidInputError if a run in whose record this is can't be conducted here."""
+        runfile.read(paths.run_file)
+        for node in openings.kept_ranks(paths).values():
+            if node != self._own.node and node not in self._peers.links:
+                raise InvalidInputError("--cluster", f"{paths.directory.name} has a rank on {node}, which isn't in it")
+
+
+def _hosting_order(conductor: Conductor, rank: int) -> Callable[[str, int], m.PeerHost]:
+    return lambda link, seq: m.PeerHost(
+        link=link, seq=seq, run=conductor.run, rank=rank, config=runfile.to_dict(conductor.config),
+        generation=conductor.durable.generation,
+    )  # fmt: skip

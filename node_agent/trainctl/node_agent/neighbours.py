@@ -1,0 +1,125 @@
+"""What the agents of other nodes tell the lead: how they are, and what the ranks that they host say (its LeadEnd)."""
+
+from typing import Protocol
+
+from trainctl.node_agent import decisions as d
+from trainctl.node_agent.equipment import Equipment
+from trainctl.node_agent.launch import Launch
+from trainctl.node_agent.peers import Peers
+from trainctl.node_agent.ports import end_rank
+from trainctl.node_agent.session import Session
+from trainctl.protocol import messages as m
+
+
+class Leading(Protocol):
+    """What they have to do with this agent's conducting."""
+
+    peers: Peers
+    launch: Launch
+    session: Session | None
+    is_beginning: bool
+    superseded: str
+
+    @property
+    def run(self) -> str | None: ...
+    def remote(self, session: Session) -> dict[int, str]: ...
+    def is_rank_of(self, node: str, run: str, rank: int) -> bool: ...
+    def give_copy(self, session: Session, node: str) -> None: ...
+    async def take(self, session: Session, answer: m.FromTrainer, *, returned: bool) -> None: ...
+    async def drop(self, run: str, state: m.RunState, reason: str) -> None: ...
+    async def close_if_ended(self) -> None: ...
+
+
+class Neighbours:
+    """Called in the order in which each of them spoke."""
+
+    def __init__(self, equipment: Equipment, lead: Leading) -> None:
+        self._own, self._ledger, self._lead = equipment, equipment.ledger, lead
+        self._boots: dict[str, str] = {}  # of the other nodes' agents, as last welcomed
+
+    def hello(self, link: str) -> m.PeerHello:
+        """How this agent introduces itself."""
+        here = self._own.cluster.nodes.get(self._own.node)
+        session = self._lead.session
+        generation = self._ledger.generation if session is None else session.conductor.durable.generation
+        return m.PeerHello(
+            link=link, lead=self._own.node, address=here.address if here else self._own.address,
+            generation=generation, run=session.run if session is not None else None,
+        )  # fmt: skip
+
+    async def welcomed(self, node: str, welcome: m.PeerWelcome) -> None:
+        """A conversation has begun, be it the first or after a loss: whatever was under way is asked for again. To an
+        agent that was started again the trainer has to come back first, and then that is told by itself."""
+        session = self._lead.session
+        if session is None and welcome.generation is not None:
+            self._ledger.saw(welcome.generation)  # the next run begins in no older term than any node has seen
+        for hosted in welcome.ranks:
+            if hosted.run != self._lead.run:
+                await self._end_stray(node, hosted)
+        if session is None:
+            return
+        self._lead.give_copy(session, node)
+        known = {hosted.rank for hosted in welcome.ranks if hosted.run == session.run}
+        for rank in [rank for rank, where in self._lead.remote(session).items() if where == node]:
+            if rank not in known:
+                await session.feed(d.RankEnded(rank, False, "is not known to its agent any more"))
+            elif session.conductor.final is not None:
+                await end_rank(self._lead.peers.links[node], session.run, rank, "stopping")
+            elif self._boots.get(node) == welcome.boot:
+                await session.feed(d.RankReturned(rank))
+        self._boots[node] = welcome.boot
+        await self._lead.close_if_ended()
+
+    async def _end_stray(self, node: str, hosted: m.HostedRank) -> None:
+        """A rank of a run that is over, or never began: its agent was away when it was told."""
+        known = next((row for row in self._ledger.runs() if row.run == hosted.run), None)
+        if known is not None and known.state in m.ACTIVE_RUN_STATES:
+            return  # another node conducts it by now, and has it end its ranks or go on with them
+        state: m.RunState = known.state if known is not None else "starting"
+        await end_rank(self._lead.peers.links[node], hosted.run, hosted.rank, state, known.reason if known else "")
+
+    async def say(self, node: str, said: m.PeerAnswer | m.PeerExit) -> None:
+        """Again what was kept because its run wasn't open yet."""
+        await (self.answered(node, said) if isinstance(said, m.PeerAnswer) else self.exited(node, said))
+
+    async def answered(self, node: str, said: m.PeerAnswer) -> None:
+        """What a trainer on another node said."""
+        if self._lead.session is None and said.answer.run == self._lead.launch.hosting:
+            self._lead.launch.early.append((node, said))
+        elif self._lead.is_rank_of(node, said.answer.run, said.answer.rank) and self._lead.session is not None:
+            await self._lead.take(self._lead.session, said.answer, returned=said.returned)
+
+    async def exited(self, node: str, said: m.PeerExit) -> None:
+        """A trainer on another node has ended."""
+        if self._lead.session is None and said.run == self._lead.launch.hosting:
+            self._lead.launch.early.append((node, said))
+        elif self._lead.is_rank_of(node, said.run, said.rank) and self._lead.session is not None:
+            await self._lead.session.feed(d.RankEnded(said.rank, said.clean, said.why, said.memory))
+            await self._lead.close_if_ended()
+
+    async def hosted(self, node: str, hosted: m.PeerHosted) -> None:
+        """Another node's agent hosts again a rank that it had let go of, or refuses to."""
+        if not self._lead.is_rank_of(node, hosted.run, hosted.rank) or self._lead.session is None:
+            return
+        if not hosted.field:
+            self._lead.give_copy(self._lead.session, node)
+        else:
+            why = f"is not hosted again: {hosted.field}: {hosted.problem}"
+            await self._lead.session.feed(d.RankEnded(hosted.rank, False, why))
+
+    async def superseded(self, refusal: m.PeerRefusal) -> None:
+        """Another node knows a newer term of the run that this agent conducts: no more steps are made, until the one
+        that conducts it greets this agent. If it has ended there, it has ended."""
+        if refusal.run is None or refusal.run != self._lead.run or self._lead.is_beginning:
+            return
+        self._lead.superseded = refusal.text
+        if refusal.state in ("finished", "stopped"):  # a node alone may hold a run for failed that goes on
+            await self._lead.drop(refusal.run, refusal.state, refusal.reason)
+
+    def in_touch(self, node: str, why: str) -> None:
+        """Another node's agent is out of reach (`why`), or in touch again (empty)."""
+        session = self._lead.session
+        if session is not None and node in self._lead.remote(session).values():
+            text = f"the agent of {node} is silent: {why}" if why else f"the agent of {node} is in touch"
+            severity: m.Severity = "warning" if why else "info"
+            session.note(d.Happened("agent", severity, node, text, session.conductor.progress.step))

@@ -1,0 +1,111 @@
+"""The kernel's count of processes killed for memory in a trainer's cgroup, of version 1 or 2; on Linux only."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+from trainctl.node_agent.memory_deaths import Kills
+
+WINDOW_SECONDS = 10.0
+"""A kill is counted at once, and the process may take a while to be gone: so far back its count is compared."""
+PROC = Path("/proc")
+
+
+class OomKills:
+    """Counts around one trainer's end; `look` while it lives, `seen` when it is gone."""
+
+    def __init__(self, proc: Path = PROC, clock: Callable[[], float] = time.monotonic) -> None:
+        self._proc, self._clock = proc, clock
+        self._pid: int | None = None
+        self._file: Path | None = None
+        self._counts: deque[tuple[float, int]] = deque()
+
+    def look(self, pid: int) -> None:
+        """It lives: note the count, for the time when it doesn't."""
+        if pid != self._pid:
+            self._pid, self._file = pid, count_file(pid, self._proc)
+            self._counts.clear()
+        count, now = read_count(self._file), self._clock()
+        if count is not None:
+            self._counts.append((now, count))
+        while len(self._counts) > 1 and self._counts[1][0] <= now - WINDOW_SECONDS:
+            self._counts.popleft()
+
+    def seen(self) -> Kills | None:
+        """Kills counted just before its end and by now, None where nothing could be read."""
+        after = read_count(self._file)
+        return Kills(self._counts[0][1], after) if self._counts and after is not None else None
+
+
+def count_file(pid: int, proc: Path = PROC) -> Path | None:
+    """The file that has the count of a process's cgroup; where that has none, of the whole machine. None elsewhere."""
+    paths = _cgroups(proc / str(pid) / "cgroup")
+    for version, mount_root, mount_point in _mounts(proc / "self" / "mountinfo"):
+        path = paths.get(version)
+        if path is None:
+            continue
+        name = "memory.oom_control" if version == 1 else "memory.events"
+        file = mount_point / _below(path, mount_root) / name
+        if read_count(file) is not None:
+            return file
+    machine = proc / "vmstat"
+    return machine if read_count(machine) is not None else None
+
+
+def read_count(file: Path | None) -> int | None:
+    """The number after `oom_kill`; None if there is none."""
+    if file is None:
+        return None
+    try:
+        lines = file.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    words = (line.split() for line in lines)
+    return next(
+        (int(pair[1]) for pair in words if len(pair) == 2 and pair[0] == "oom_kill" and pair[1].isdigit()), None
+    )
+
+
+def _cgroups(file: Path) -> dict[int, str]:
+    """A process's path in the hierarchies that may account for memory, by their version."""
+    found = dict[int, str]()
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if "memory" in controllers.split(","):
+            found[1] = path
+        elif number == "0" and not controllers:
+            found[2] = path
+    return found
+
+
+def _mounts(file: Path) -> list[tuple[int, str, Path]]:
+    """(version, root, mount point) of the mounted hierarchies that may account for memory; version 1 first, for with
+    both mounted it has the memory."""
+    found = list[tuple[int, str, Path]]()
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        fields, _, rest = line.partition(" - ")
+        kind = rest.split()
+        where = fields.split()
+        if len(kind) < 3 or len(where) < 5:
+            continue
+        if kind[0] == "cgroup2":
+            found.append((2, where[3], Path(where[4])))
+        elif kind[0] == "cgroup" and "memory" in kind[2].split(","):
+            found.append((1, where[3], Path(where[4])))
+    return sorted(found)
+
+
+def _below(path: str, root: str) -> PurePosixPath:
+    """A cgroup's path as it is below a mount whose root it may lie in; a container mounts just its own part."""
+    whole = PurePosixPath(path)
+    return whole.relative_to(root) if whole.is_relative_to(root) else PurePosixPath(path.lstrip("/"))

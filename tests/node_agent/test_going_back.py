@@ -1,0 +1,61 @@
+"""Where a run that goes back begins: which nodes it waits for, until when, and which checkpoint is in reach."""
+
+import pytest
+
+from trainctl.node_agent import sources
+from trainctl.node_agent.going_back import Way, absent
+from trainctl.node_agent.recorder import RunRecorder
+from trainctl.node_agent.sources import Source
+from trainctl.protocol.paths import RunPaths
+
+WAY = Way({0: "a", 1: "b", 2: "c"}, Source(40, "b"), 300.0)
+
+
+def test_with_all_nodes_in_reach_nobody_is_waited_for():
+    assert absent(WAY, {"x": 5000.0}) == ({}, "", "")
+
+
+def test_one_that_has_no_newest_checkpoint_can_be_done_without():
+    assert absent(WAY, {"c": 0.0}) == ({2: "c"}, "", "")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 299.0])
+def test_the_node_with_the_newest_checkpoint_is_waited_for(seconds):
+    wanted = "b, which has the newest checkpoint, until it has been out of reach for 300 s"
+    assert absent(WAY, {"b": seconds, "c": 900.0}) == ({1: "b", 2: "c"}, wanted, "")
+
+
+def test_and_not_without_end():
+    given_up = "b, which has the newest checkpoint, has been out of reach for 301 s"
+    assert absent(WAY, {"b": 301.0}) == ({1: "b"}, "", given_up)
+
+
+def test_where_no_node_is_in_reach_nothing_else_can_be_done():
+    assert absent(WAY, {"a": 900.0, "b": 900.0, "c": 900.0}) == ({0: "a", 1: "b", 2: "c"}, "a, b, c", "")
+
+
+# ---------------------------------------------------------------- which checkpoint
+
+
+def written(tmp_path, *by: tuple[str, int]) -> RunPaths:
+    """The record of a run whose nodes have written checkpoints of these steps, in this order."""
+    paths = RunPaths(tmp_path / "run-1")
+    paths.directory.mkdir()
+    recorder = RunRecorder(paths)
+    for node, step in by:
+        recorder.event(float(step), "checkpoint", "good", node, f"checkpoint step-{step}", step=step)
+    recorder.close()
+    return paths
+
+
+def test_the_newest_of_those_in_reach(tmp_path):
+    paths = written(tmp_path, ("b", 20), ("c", 20), ("b", 40))
+    assert sources.find(paths, "a") == Source(40, "b")
+    assert sources.find(paths, "a", {"b"}) == Source(20, "c")
+    assert sources.find(paths, "a", {"b", "c"}) == Source()
+
+
+def test_none_of_a_history_that_the_run_has_gone_back_behind(tmp_path):
+    paths = written(tmp_path, ("b", 40), ("c", 30))
+    assert sources.find(paths, "a") == Source(30, "c")
+    assert sources.find(paths, "a", {"c"}) == Source()
