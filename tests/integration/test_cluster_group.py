@@ -225,7 +225,7 @@ async def test_who_follows_the_cluster_through_any_agent_sees_the_lead_in_full_a
                     whys += [rank.why for rank in item.ranks if rank.state == "lost"]
                 elif isinstance(item, Connection) and node == "gamma":
                     gamma.append(item.state)
-                met = seen["beta"] & seen["gamma"] >= {"HostReading", "Heartbeat", "Connection"}
+                met = seen["beta"] & seen["gamma"] >= {"NodeView", "HostReading", "Heartbeat", "Connection"}
                 if gamma == ["connecting", "connected"] and len(steps) > 5 and met:
                     stalled.send_signal(signal.SIGSTOP)
                     gamma = ["stalled"]
@@ -240,4 +240,4 @@ async def test_who_follows_the_cluster_through_any_agent_sees_the_lead_in_full_a
     assert steps == list(range(steps[0], steps[0] + len(steps)))
     assert any("the agent of gamma" in why for why in whys), whys
     assert seen["alpha"] >= {"Snapshot", "StepCommitted", "RankStep", "HostReading", "Heartbeat", "Connection"}
-    assert seen["beta"] == seen["gamma"] == {"HostReading", "Heartbeat", "Connection"}
+    assert seen["beta"] == seen["gamma"] == {"NodeView", "HostReading", "Heartbeat", "Connection"}

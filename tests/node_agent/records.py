@@ -10,6 +10,7 @@ from trainctl.protocol.metrics import RUN_RANK
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.record import ROLLUP_LEVELS
 
+PHASE_METRICS = ("data_seconds", "forward_seconds", "backward_seconds", "sync_seconds", "optimizer_seconds")
 FIRST = m.Generation(1, 1)
 
 
@@ -67,15 +68,17 @@ def expected_rollups(paths: RunPaths) -> dict[tuple[object, ...], tuple[object, 
     of_ranks = rows(
         paths,
         "SELECT r.step, r.rank, r.step_seconds, r.data_seconds + r.forward_seconds + r.backward_seconds, r.tokens,"
-        " r.wait_seconds, r.memory_bytes FROM rank_steps r JOIN steps s USING (step, term, n)"
+        " r.wait_seconds, r.memory_bytes, r.data_seconds, r.forward_seconds, r.backward_seconds, r.sync_seconds,"
+        " r.optimizer_seconds FROM rank_steps r JOIN steps s USING (step, term, n)"
         " WHERE NOT s.retracted ORDER BY r.step",
     )
     for number, loss, norm, rate, seconds, weight in of_run:
         speed = weight / seconds if seconds > 0 else None
         named = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "step_seconds": seconds}
         _collect(values, number, RUN_RANK, {**named, "tokens_per_second": speed})
-    for number, rank, seconds, busy, tokens, wait, memory in of_ranks:
+    for number, rank, seconds, busy, tokens, wait, memory, *phases in of_ranks:
         named = {"rank_step_seconds": seconds, "busy_seconds": busy, "wait_seconds": wait, "memory_bytes": memory}
+        named |= dict(zip(PHASE_METRICS, phases, strict=True))
         _collect(values, number, rank, {**named, "own_tokens_per_second": tokens / busy if busy > 0 else None})
     return {
         key: (len(found), min(found), max(found), sum(found) / len(found), found[-1]) for key, found in values.items()

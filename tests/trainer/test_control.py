@@ -46,14 +46,14 @@ def test_work_that_shows_nothing_for_long_is_a_sign_of_life_too(line: Line) -> N
 
 
 def test_an_outdated_fence_is_dropped_without_an_answer(
-    line: Line, ledger: Ledger, capfd: pytest.CaptureFixture[str]
+    line: Line, ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     line.tell(form(SECOND))
     line.hear(m.Formed)
     line.tell(fence(FIRST), form(SECOND))
     assert line.hear(m.Formed).generation == SECOND, "no Fenced comes before"
     assert ledger.formed == SECOND
-    assert "dropped a fence of the agent: g1.1 is older than g1.2" in capfd.readouterr().err
+    assert "dropped a fence of the agent: g1.1 is older than g1.2" in caplog.text
 
 
 def test_a_fence_of_the_formed_generation_is_answered_and_leaves_it(line: Line, ledger: Ledger) -> None:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import zmq
 
-from trainctl.protocol import codec
+from trainctl.protocol import codec, loglines
 from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.sockets import new_socket
@@ -188,7 +188,7 @@ def test_a_signal_ends_a_trainer_that_waits_for_others(agents: Agents) -> None:
     children = psutil.Process(agents.processes[0].pid).children(recursive=True)
     agents.processes[0].send_signal(signal.SIGTERM)
     assert agents.processes[0].wait(30) == 143
-    assert agents.log(0).splitlines()[-1] == "leaving: ended by a signal"
+    assert loglines.read(agents.log(0).splitlines()[-1])[1:] == ("INFO", "leaving: ended by a signal")
     assert not psutil.wait_procs(children, timeout=10)[1]
     agents.tell(m.Leave(run="r", reason="the test is over"), 1)
     assert agents.processes[1].wait(30) == 0

@@ -54,7 +54,7 @@ def test_a_row_holds_what_was_reported(tmp_path: Path) -> None:
 
 
 def test_a_record_that_cannot_be_written_for_a_time_loses_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk is stood in for by another writer's lock: SQLite refuses both ways with an error at BEGIN or
     COMMIT."""
@@ -76,4 +76,4 @@ def test_a_record_that_cannot_be_written_for_a_time_loses_nothing(
     other.close()
     writer.close()
     assert rows(path) == 2
-    assert capsys.readouterr().err.count("the record of metrics is behind") == 1
+    assert caplog.text.count("the record of metrics is behind") == 1

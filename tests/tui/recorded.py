@@ -276,6 +276,26 @@ def series(view: m.RunView, first_step: int = 0) -> tuple[m.Series, ...]:
     return (*made, m.Series("eval_loss", None, 1, at, values, values, values, values))
 
 
+def lap_series(view: m.RunView, first_step: int) -> tuple[m.Series, ...]:
+    """Where each rank's steps went, one by one; of some steps nothing is known."""
+    steps = tuple(step for step in range(max(first_step, 1), view.step + 1) if step % 40 not in (11, 12))
+    made = []
+    for rank in view.ranks:
+        if FLEETS[len(view.ranks)][rank.rank][5] is None:
+            continue
+        parts = [rank_step(view, step, rank.rank) for step in steps]
+        swell = [1 + 0.05 * math.sin(step / 5) for step in steps]
+        for name in ("data", "forward", "backward", "sync", "optimizer", "wait"):
+            values = tuple(getattr(part.phases, name) * by for part, by in zip(parts, swell, strict=True))
+            made.append(m.Series(f"{name}_seconds", rank.rank, 1, steps, values, values, values, values))
+        memory = tuple(
+            (part.memory_bytes or 0) * (0.96 + 0.04 * min(step % 50, 40) / 40)
+            for step, part in zip(steps, parts, strict=True)
+        )
+        made.append(m.Series("memory_bytes", rank.rank, 1, steps, memory, memory, memory, memory))
+    return tuple(made)
+
+
 def snapshot(view: m.RunView | None, seq: int = 0) -> m.Snapshot:
     """What an agent answers an attach with; passed through the codec, as everything here."""
     lead = view.lead if view else "atlas"
@@ -337,6 +357,8 @@ class Recorded:
         self.more: asyncio.Queue[Message | tuple[str, Message]] = asyncio.Queue()
         self.gate: asyncio.Event | None = None
         self.refuses = False
+        self.logs: dict[int, str] = {}  # by rank; a rank that isn't there has no agent that answers
+        self.asked: list[tuple[str, int, int]] = []  # (node, rank, offset) of each part of a log
 
     async def __aenter__(self) -> Self:
         return self
@@ -374,7 +396,8 @@ class Recorded:
         self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
     ) -> m.History:
         view = next(item.run for item in self.messages if isinstance(item, m.Snapshot))
-        return m.History(rid="r", series=series(view, first_step) if view else ())
+        known = (*series(view, first_step), *lap_series(view, first_step)) if view else ()
+        return m.History(rid="r", series=tuple(item for item in known if item.metric in metrics))
 
     async def runs(self) -> m.Runs:
         return m.Runs(rid="r", runs=self.known_runs)
@@ -384,6 +407,15 @@ class Recorded:
     ) -> m.Events:
         view = next((item.run for item in self.messages if isinstance(item, m.Snapshot)), None)
         return m.Events(rid="r", run=run, events=events(view) if view else (), more=False)
+
+    async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart:
+        self.asked.append((node, rank, offset_bytes))
+        if rank not in self.logs:
+            raise UnreachableError(f"no answer from {node} within 3 s")
+        data = self.logs[rank].encode()
+        at = max(len(data) + offset_bytes, 0) if offset_bytes < 0 else min(offset_bytes, len(data))
+        text = data[at : at + limit_bytes].decode("utf-8", "replace")
+        return m.LogPart(rid="r", run=run, rank=rank, offset_bytes=at, size_bytes=len(data), text=text)
 
 
 def source_of(nodes: int = 1, **view: Any) -> Recorded:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import zmq
 import zmq.asyncio
 
@@ -20,6 +21,7 @@ from trainctl.node_agent.host import TrainerHost
 from trainctl.node_agent.lead import Lead
 from trainctl.node_agent.ledger import AgentLedger
 from trainctl.node_agent.outlook import Outlook
+from trainctl.node_agent.processes import ProcessMeter
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.readings import HostReader
 from trainctl.node_agent.succession import Succession
@@ -31,6 +33,8 @@ from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedEr
 from trainctl.protocol.paths import node_directory, runtime_directory
 
 BEAT_SECONDS = 1.0
+PROCESSES_SECONDS = 5.0
+"""How often the agent looks which processes its trainers have."""
 WATCH_SECONDS = 0.25
 """How often the agent looks whether its trainers live, and lets commands expire."""
 FAREWELL_SECONDS = 3.0
@@ -92,6 +96,7 @@ class Agent:
         self._lead.office.promote, self._follower.reclaim = succession.promote, succession.reclaim
         self._outlook = Outlook(equipment, self._lead, self._follower)
         self._reader = HostReader(self.node, self.directory)
+        self._processes = ProcessMeter(lambda: self._outlook.run_directory(None))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -266,10 +271,14 @@ class Agent:
     # ------------------------------------------------------------ telemetry
 
     async def _beat(self) -> None:
+        look_at = 0.0
         async for lag_seconds in _every(BEAT_SECONDS):
+            if time.monotonic() >= look_at:
+                await asyncio.to_thread(self._processes.find)
+                look_at = time.monotonic() + PROCESSES_SECONDS
             reading = self._reader.read(time.time())
-            self._outlook.host_reading = reading
-            self.publisher.publish(reading)
+            self._outlook.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
+            self.publisher.publish(self._outlook.host_reading)
             session, followed, age = self._lead.session, self._follower.followed, None
             self._follower.loop_lag_seconds = lag_seconds
             if session is not None:

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
@@ -13,6 +13,7 @@ from trainctl.node_agent.memory_deaths import recognised
 from trainctl.node_agent.oom_kills import OomKills
 from trainctl.node_agent.peer_link import PeerLink
 from trainctl.node_agent.trainer_link import TrainerLink
+from trainctl.protocol import loglines
 from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.statuspage import read_status
@@ -138,8 +139,16 @@ class LocalRank:
         )
         if status == -signal.SIGKILL:
             return how  # it had no time for last words: what is in the log is of its reducers, or old
-        tail = [line for line in self._host.log_tail(self._paths, self._rank, 20) if line.strip()]
-        return f"{how}: {tail[-1].strip()[:300]}" if tail else how
+        said = last_words(self._host.log_tail(self._paths, self._rank, 20))
+        return f"{how}: {said[:300]}" if said else how
+
+
+def last_words(tail: Sequence[str]) -> str:
+    """What a trainer's log ends with, where that is of its end and not of its work."""
+    last = next((loglines.read(line) for line in reversed(tail) if line.strip()), None)
+    if last is None or (last.level == "INFO" and not last.text.startswith("leaving")):
+        return ""
+    return last.text.strip()
 
 
 class RemoteRank:

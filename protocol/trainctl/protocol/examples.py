@@ -88,6 +88,10 @@ _HOST = m.HostReading(
     node="studio", read_at=_AT, cpu_percent=93.5, memory_used_bytes=9 * _GIGABYTE, memory_total_bytes=64 * _GIGABYTE,
     disk_free_bytes=512 * _GIGABYTE, load_1min=7.9, boot=_BOOT, seq=904,
     gpus=(m.GpuReading(name="Apple M2 Ultra", utilization_percent=89.0, clock_mhz=1398.0, power_watts=61.5),),
+    processes=(
+        m.ProcessReading(pid=611, role="agent", cpu_percent=1.5, memory_bytes=54_000_000),
+        m.ProcessReading(pid=4711, role="trainer", rank=0, cpu_percent=98.0, memory_bytes=_GIGABYTE),
+    ),
 )  # fmt: skip
 _EVENT = m.Event(
     id=17, at=_AT, kind="command", severity="info", by="anna", text="resize-batch studio=8 → studio=4", run=_RUN,

@@ -401,6 +401,16 @@ class GpuReading(msgspec.Struct, frozen=True):
     memory_total_bytes: Count | None = None
 
 
+class ProcessReading(msgspec.Struct, frozen=True):
+    """One of this program's processes on a node."""
+
+    pid: Count
+    role: str  # "agent", "keeper", "trainer", "reducer", "standby", "helper"
+    rank: Count | None = None
+    cpu_percent: float | None = None  # of one processor, since the reading before
+    memory_bytes: Count | None = None  # resident
+
+
 class HostReading(Message, tag="host-reading", frozen=True):
     """The machine's own state, at 1 Hz."""
 
@@ -413,6 +423,7 @@ class HostReading(Message, tag="host-reading", frozen=True):
     load_1min: float | None = None
     temperature_celsius: float | None = None
     gpus: tuple[GpuReading, ...] = ()
+    processes: tuple[ProcessReading, ...] = ()  # as published; the record keeps none
     boot: str = ""
     seq: Count = 0
 
@@ -953,6 +964,11 @@ METRICS: dict[str, tuple[str, bool]] = {
     "rank_step_seconds": ("s", True),
     "busy_seconds": ("s", True),
     "own_tokens_per_second": ("tokens/s", True),
+    "data_seconds": ("s", True),
+    "forward_seconds": ("s", True),
+    "backward_seconds": ("s", True),
+    "sync_seconds": ("s", True),
+    "optimizer_seconds": ("s", True),
     "wait_seconds": ("s", True),
     "memory_bytes": ("B", True),
     "drift": ("relative", True),

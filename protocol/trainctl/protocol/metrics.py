@@ -25,10 +25,18 @@ RANK_EXPRESSIONS: Final[dict[str, str]] = {
     "busy_seconds": "r.data_seconds + r.forward_seconds + r.backward_seconds",
     "own_tokens_per_second": "CASE WHEN r.data_seconds + r.forward_seconds + r.backward_seconds > 0 "
     "THEN r.tokens / (r.data_seconds + r.forward_seconds + r.backward_seconds) END",
+    "data_seconds": "r.data_seconds",
+    "forward_seconds": "r.forward_seconds",
+    "backward_seconds": "r.backward_seconds",
+    "sync_seconds": "r.sync_seconds",
+    "optimizer_seconds": "r.optimizer_seconds",
     "wait_seconds": "r.wait_seconds",
     "memory_bytes": "r.memory_bytes",
 }
 """Metrics of a row `r` of `rank_steps`, in SQL."""
+
+LATER_METRICS: Final = ("busy_seconds", "data_seconds")
+"""One of each set of metrics that records of an earlier program have no rollups of."""
 
 EVALUATION_METRIC: Final = "eval_loss"
 DRIFT_METRIC: Final = "drift"
@@ -119,9 +127,10 @@ def add_rank_to_rollups(connection: sqlite3.Connection, step: int, rank: int) ->
 
 
 def add_missing_rollups(connection: sqlite3.Connection) -> None:
-    """Make the rollups anew of a record that was begun before `busy_seconds` was a metric; slow, and once."""
+    """Make the rollups anew of a record that was begun before all of `LATER_METRICS` were; slow, and once."""
     (last,) = connection.execute("SELECT max(step) FROM rank_steps").fetchone()
-    if last and not connection.execute("SELECT 1 FROM rollups WHERE metric = 'busy_seconds' LIMIT 1").fetchone():
+    known = "SELECT 1 FROM rollups WHERE metric = ? LIMIT 1"
+    if last and not all(connection.execute(known, (name,)).fetchone() for name in LATER_METRICS):
         rebuild_rollups(connection, 1, last)
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.statuspage import StatusWriter
+from trainctl.trainer import logs
 from trainctl.trainer.backend import first_line
 from trainctl.trainer.control import Control
 from trainctl.trainer.ledger import Ledger
+from trainctl.trainer.logs import log
 from trainctl.trainer.runtime import Failures, load_trainer
 from trainctl.trainer.step import Identity
 from trainctl.trainer.termination import Termination
@@ -22,12 +24,13 @@ from trainctl.trainer.termination import Termination
 def main() -> int:
     """Run one rank to its end; returns the exit status."""
     arguments = _parser().parse_args()
+    logs.configure()
     termination = Termination()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # no terminal takes a trainer with it
     try:
         _run(arguments, termination)
     except Failures as error:
-        print(f"rank {arguments.rank}: {first_line(error)}", file=sys.stderr, flush=True)
+        log.error("rank %s: %s", arguments.rank, first_line(error))
         return 1
     return termination.exit_status
 

@@ -6,7 +6,6 @@ being joined, and that a fence was answered. Messages that the agent cannot take
 repeats the newest reports anyway.
 """
 
-import sys
 import threading
 import time
 from collections import deque
@@ -26,6 +25,7 @@ from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer.backend import first_line
 from trainctl.trainer.group_orders import GroupOrders
 from trainctl.trainer.ledger import Ledger, OutdatedError
+from trainctl.trainer.logs import log
 from trainctl.trainer.orders import Broken, Order, Orphaned
 from trainctl.trainer.outbox import Outbox
 from trainctl.trainer.step import Identity
@@ -155,7 +155,7 @@ class Control:
                 raise ProtocolError(f"a message of {len(frames)} frames where 1 is spoken")
             order = codec.decode_order(frames[0])
         except ProtocolError as error:
-            print(f"dropped a message of the agent: {error}", file=sys.stderr, flush=True)
+            log.warning("dropped a message of the agent: %s", error)
             return
         if order.run == self._who.run:
             self._obey(order)
@@ -188,7 +188,7 @@ class Control:
             answer = self._ledger.try_fence(fence.generation, _FENCE_RETRY_MILLISECONDS / 1000)
         except OutdatedError as error:
             self._pending_fence = None
-            print(f"dropped a fence of the agent: {error}", file=sys.stderr, flush=True)
+            log.warning("dropped a fence of the agent: %s", error)
             return
         if answer is None:
             return

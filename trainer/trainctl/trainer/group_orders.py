@@ -4,6 +4,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from trainctl.protocol import messages as m
+from trainctl.trainer import logs
 from trainctl.trainer.backend import first_line
 from trainctl.trainer.formation import Formation
 from trainctl.trainer.group import ReducerGroup, Solo
@@ -86,6 +87,7 @@ class GroupOrders:
             group = self.formation.form(order)
         except GroupError as error:
             self.outcome = self.failed(order.generation, error)
+            logs.concluded(order, self.outcome)
             self._say(self.outcome)
             return
         if isinstance(group, ReducerGroup):
@@ -93,4 +95,5 @@ class GroupOrders:
             return
         self._orders.put(Joined(order.generation, group))
         self.outcome = self.formed(order.generation)
+        logs.concluded(order, self.outcome)
         self._say(self.outcome)

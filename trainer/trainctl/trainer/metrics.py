@@ -2,7 +2,6 @@
 groups."""
 
 import sqlite3
-import sys
 import threading
 from collections import deque
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from trainctl.protocol.codec import encode
 from trainctl.protocol.messages import Report
 from trainctl.protocol.record import RANK_SCHEMA, RANK_STEP_COLUMNS, REPORTS_KEPT, open_for_writing
+from trainctl.trainer.logs import log
 
 _GROUP_SECONDS = 0.25
 _RETRY_SECONDS = 5.0
@@ -82,7 +82,7 @@ class MetricsWriter:
 
     def _say(self, text: str) -> None:
         if text != self._said:
-            print(text, file=sys.stderr, flush=True)
+            log.warning("%s", text)
         self._said = text
 
 

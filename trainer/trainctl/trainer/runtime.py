@@ -2,7 +2,6 @@
 
 import contextlib
 import platform
-import sys
 import time
 from pathlib import Path
 from typing import assert_never
@@ -14,13 +13,14 @@ from trainctl.protocol import runfile
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.statuspage import StatusWriter
-from trainctl.trainer import digest, engines, levelling
+from trainctl.trainer import digest, engines, levelling, logs
 from trainctl.trainer.backend import Backend, first_line, load
 from trainctl.trainer.control import Control
 from trainctl.trainer.dataset import Dataset, open_dataset
 from trainctl.trainer.formation import Formation
 from trainctl.trainer.group import Group
 from trainctl.trainer.ledger import AbandonedError, Ledger
+from trainctl.trainer.logs import log
 from trainctl.trainer.metrics import MetricsWriter
 from trainctl.trainer.orders import Broken, Joined, Joining, Order, Orphaned
 from trainctl.trainer.reducer_process import GroupError
@@ -91,6 +91,7 @@ class Trainer:
         self._control.groups.formation = self._formation
         self._control.send(ready)
         self._control.ready = ready
+        logs.ready(ready)
         return ready
 
     def serve(self) -> None:
@@ -118,14 +119,15 @@ class Trainer:
                 self._take_group(generation, group)
             case Joining():
                 self._join(order)
-            case m.Fence():
+            case m.Fence(generation=generation):
+                log.info("%s left at step %s", generation, f"{self._ledger.last_step:,}")
                 self._executor.group.close()
                 self._status.show("regroup")
             case m.Leave(reason=reason):
-                _say(f"leaving: {reason}")
+                log.info("leaving: %s", reason)
                 return False
             case Orphaned(seconds=seconds):
-                _say(f"the agent has been away for {seconds:.0f} s: writing a checkpoint and leaving")
+                log.warning("the agent has been away for %.0f s: writing a checkpoint and leaving", seconds)
                 self._saver.write()
                 return False
             case Broken(error=error):
@@ -150,13 +152,14 @@ class Trainer:
         except (AbandonedError, GroupError) as error:
             group.close()
             if isinstance(error, GroupError):
-                self._conclude(groups.failed(form.generation, error))
+                self._conclude(form, groups.failed(form.generation, error))
             return
         self._take_group(form.generation, group)
-        self._conclude(groups.formed(form.generation, joined - begun, time.perf_counter() - joined))
+        self._conclude(form, groups.formed(form.generation, joined - begun, time.perf_counter() - joined))
         self._stand_by()
 
-    def _conclude(self, outcome: m.Formed | m.GroupFailed) -> None:
+    def _conclude(self, form: m.Form, outcome: m.Formed | m.GroupFailed) -> None:
+        logs.concluded(form, outcome)
         self._control.groups.outcome = outcome
         self._control.send(outcome)
 
@@ -170,7 +173,7 @@ class Trainer:
         try:
             self._formation.stand_by()
         except GroupError as error:
-            _say(f"no reducer is standing by: {error}")
+            log.warning("no reducer is standing by: %s", error)
 
     def _act_on_plan(self, plan: m.StepPlan, started: float) -> None:
         """A plan of another generation, or one seen before, is not acted on."""
@@ -184,9 +187,11 @@ class Trainer:
             self._joined = None  # the next plan of this generation, which may be here already, has nothing to follow
             self._status.show("regroup")
             if isinstance(error, GroupError):
+                log.warning("step %s: the sum failed: %s", f"{plan.step:,}", first_line(error))
                 self._control.send(self._control.groups.failed(plan.generation, error))
             return
         self._control.send(report)
+        logs.reported(report)
         if plan.kind == "train":
             self._metrics.append(report)
         self._status.show("idle")
@@ -226,7 +231,7 @@ def load_trainer(who: Identity, paths: RunPaths, ledger: Ledger, status: StatusW
     standby = _stand_by_early(config)
     dataset = open_dataset(config, paths.node_data, where)
     if dataset.left_out:
-        _say(f"{dataset.left_out} samples have no counted target within data.sequence_length and are left out")
+        log.warning("%s samples have no counted target within data.sequence_length and are left out", dataset.left_out)
     backend = load(config, config.nodes.get(who.node, runfile.NodeTable()), where)
     return Trainer(who, config, paths, backend, dataset, ledger, status, control, standby)
 
@@ -242,10 +247,6 @@ def _stand_by_early(config: runfile.RunFile) -> Standby:
         with contextlib.suppress(GroupError):  # it is tried again, and told, once the rank has loaded
             standby.prepare(likely)
     return standby
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 Failures = (TrainctlError, OSError, RuntimeError, MemoryError)

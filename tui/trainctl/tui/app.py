@@ -28,10 +28,14 @@ from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.feed import SNAPSHOT_COLUMNS, Feed
 from trainctl.tui.glyphs import Glyphs, for_locale
 from trainctl.tui.lines import clean, plain
+from trainctl.tui.log_feed import LogFeed
 from trainctl.tui.palette import VerbProvider
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.help import HelpScreen
+from trainctl.tui.screens.log_screen import LogScreen
+from trainctl.tui.screens.logs import LogsScreen
+from trainctl.tui.screens.node import NodeScreen
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.screens.runs import RunsScreen
 from trainctl.tui.source import ClusterSource, Connect, Source
@@ -41,7 +45,7 @@ from trainctl.tui.themes import TERMINAL, THEMES
 REPAINT_SECONDS = 0.5
 HANGUP_SECONDS = 2.0
 
-_OWN_ACTIONS = frozenset({"show", "dialog", "command_line", "help", "theme", "picture", "detach"})
+_OWN_ACTIONS = frozenset({"show", "node", "dialog", "command_line", "help", "theme", "picture", "detach"})
 
 
 class Follower(Protocol):
@@ -78,7 +82,9 @@ class TrainctlApp(App[int]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("0", "show('runs')", "runs", tooltip="every run the agent knows", priority=True),
         Binding("1", "show('overview')", "view", tooltip="the run on one page", priority=True),
+        Binding("2", "node", "node", tooltip="one node: its charts, phases, memory and log", priority=True),
         Binding("4", "show('events')", "events", tooltip="all events, / filters", priority=True),
+        Binding("5", "show('logs')", "logs", tooltip="all nodes' logs, merged", priority=True),
         Binding("b", "dialog('resize-batch')", "batch", tooltip="micro-batch of a node", priority=True),
         Binding("s", "dialog('rebalance')", "split", tooltip="samples of each node", priority=True),
         Binding("l", "dialog('set-lr')", "lr", tooltip="learning rate", priority=True),
@@ -113,6 +119,7 @@ class TrainctlApp(App[int]):
         self._pictures = pictures or Path()
         self._pinned: md.ViewState | None = None
         self.selected: int | None = None
+        self.logs = LogFeed(lambda: self.feed.client, self.clock, self.paint)
         self._opened = False
         self.hung_up = threading.Event()
         self.animation_level = "none"
@@ -150,7 +157,7 @@ class TrainctlApp(App[int]):
         paused = self.shown.run is not None and self.shown.run.state in ("pausing", "paused")
         made = []
         for _, binding, enabled, _ in self.screen.active_bindings.values():
-            here = binding.action == f"show('{self.screen.name}')"
+            here = binding.action in (f"show('{self.screen.name}')", self.screen.name)
             if binding.show and enabled and binding.description and not here:
                 words = "resume" if paused and binding.action == "dialog('pause')" else binding.description
                 made.append(KeyHint(self.get_key_display(binding), words, binding.action, binding.key))
@@ -161,6 +168,8 @@ class TrainctlApp(App[int]):
     def on_mount(self) -> None:
         for screen in (OverviewScreen(name="overview"), RunsScreen(name="runs"), EventsScreen(name="events")):
             self.install_screen(screen, screen.name or "")
+        self.install_screen(NodeScreen(name="node"), "node")
+        self.install_screen(LogsScreen(name="logs"), "logs")
         self.push_screen("overview")
         self.run_worker(self.feed.keep_up(), group="follow")
         self.set_interval(REPAINT_SECONDS, self.paint)
@@ -190,6 +199,8 @@ class TrainctlApp(App[int]):
             self.action_show("runs")
         elif isinstance(self.screen, RunsScreen):
             self.screen.action_reload()
+        elif isinstance(self.screen, NodeScreen):
+            self.screen.reload()
         self._opened = True
         self.paint()
         self.run_worker(self.feed.refine(), group="refine", exclusive=True)
@@ -208,6 +219,8 @@ class TrainctlApp(App[int]):
             return True
         if parameters == ("rebalance",) and isinstance(self.screen, RunsScreen):
             return False  # there the key is the screen's own
+        if isinstance(self.screen, LogScreen) and self.screen.own_keys.intersection(map(str, parameters)):
+            return False
         return isinstance(self.screen, BaseScreen) and not isinstance(self.focused, Input)
 
     def action_show(self, name: str) -> None:
@@ -247,6 +260,14 @@ class TrainctlApp(App[int]):
     def action_select(self, rank: int) -> None:
         self.selected = rank
         self.paint()
+
+    def action_node(self, rank: int | None = None) -> None:
+        """Opens the node of a rank (None: of the one chosen, else the first)."""
+        if rank is not None:
+            self.selected = rank
+        elif self.selected is None:
+            self.choose(1)
+        self.action_show("node")
 
     def action_dialog(self, verb: str) -> None:
         run = self.shown.run

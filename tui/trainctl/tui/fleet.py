@@ -99,8 +99,9 @@ def _body(row: Row, shown: list[Column], columns: int, glyphs: Glyphs) -> Line:
     made = fit([piece for piece in parts if piece.text], columns)
     if row.old or row.out:
         keep = ("bad", "warning", "cursor")
-        return tuple(piece if piece.role in keep else piece._replace(role="old") for piece in made)
-    return made
+        made = tuple(piece if piece.role in keep else piece._replace(role="old") for piece in made)
+    opens = f"app.node({row.view.rank})"
+    return tuple(piece._replace(action=opens) for piece in made)
 
 
 def _with_room_for_why(row: Row, shown: list[Column], glyphs: Glyphs) -> list[Column]:

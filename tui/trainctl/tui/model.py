@@ -23,6 +23,8 @@ RECENT_STEPS = 512
 """Steps of full resolution kept beside the whole run's windows."""
 RECENT_PARTS = 16
 """Newest steps of which each rank's phases are kept."""
+RECENT_LAPS = 120
+"""Newest steps of which each rank's parts are kept whatever changes."""
 MAX_AGENTS = 64
 SILENT_AFTER_SECONDS = 5.0
 """Without a word for this long a line that claims to be connected counts as silent."""
@@ -30,7 +32,7 @@ SILENT_AFTER_SECONDS = 5.0
 SeriesKey = tuple[str, int | None]
 K = TypeVar("K")
 V = TypeVar("V")
-Incoming = m.Snapshot | m.Live | m.Heartbeat | Connection
+Incoming = m.Snapshot | m.NodeView | m.Live | m.Heartbeat | Connection
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class AgentLine:
 
     connection: Connection
     heard_at: float | None = None  # when anything last came from it; None: never
+    node: m.NodeView | None = None  # what it said of itself when it was attached to
+    lag_seconds: float | None = None  # of its event loop, by its last heartbeat
 
     def silent_for(self, now: float) -> float | None:
         """Seconds since it was last heard, or since it is being tried; None while the line is good."""
@@ -71,8 +75,10 @@ class ViewState:
     last_step: Seen[m.StepCommitted] | None = None
     ranks: Mapping[int, Seen[m.RankStep]] = field(default_factory=lambda: MappingProxyType({}))
     parts: Mapping[int, tuple[m.RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
+    laps: Mapping[int, tuple[m.RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
     plan_step: int = 0  # the first known step of the present plan and generation
     slow: pace.Straggler | None = None  # as judged at the last step that all ranks reported
+    peers: tuple[m.PeerView, ...] = ()  # the other nodes, as the agent that conducts saw them at the snapshot
     agents: Mapping[str, AgentLine] = field(default_factory=lambda: MappingProxyType({}))  # the other nodes'
     hosts: Mapping[str, Seen[m.HostReading]] = field(default_factory=lambda: MappingProxyType({}))
     heartbeat: Seen[m.Heartbeat] | None = None
@@ -119,6 +125,8 @@ def apply(state: ViewState, message: Incoming, now: float) -> ViewState:
         return replace(state, connection=message)
     if isinstance(message, m.Snapshot):
         return _open(state, message, now)
+    if isinstance(message, m.NodeView):  # of one that is not another's any more: its snapshot follows
+        return state
     state = replace(state, heard_at=now)
     if isinstance(message, m.Heartbeat):
         return replace(state, heartbeat=Seen(message, now)) if message.boot == state.boot else state
@@ -145,7 +153,11 @@ def apply_other(state: ViewState, node: str, message: Incoming, now: float) -> V
     if isinstance(message, Connection):
         line = replace(line, connection=message) if line is not None else AgentLine(message)
     else:
-        line = AgentLine(line.connection if line is not None else Connection("connected", now), now)
+        line = replace(line or AgentLine(Connection("connected", now)), heard_at=now)
+    if isinstance(message, m.NodeView):
+        line = replace(line, node=message)
+    elif isinstance(message, m.Heartbeat):
+        line = replace(line, lag_seconds=message.loop_lag_seconds)
     state = replace(state, agents=_frozen({**state.agents, node: line}))
     if isinstance(message, m.HostReading):
         return replace(state, hosts=_frozen({**state.hosts, node: Seen(message, now)}))
@@ -202,6 +214,8 @@ def _open(state: ViewState, snapshot: m.Snapshot, now: float) -> ViewState:
         last_step=Seen(last, committed) if last else None,
         ranks=_frozen({step.rank: Seen(step, committed) for step in snapshot.rank_steps}),
         parts=_frozen({step.rank: (step,) for step in snapshot.rank_steps}),
+        laps=_frozen({step.rank: (step,) for step in snapshot.rank_steps}),
+        peers=snapshot.peers,
         plan_step=changed_step(snapshot.events, snapshot.run.run if snapshot.run else ""),
         slow=None,
         hosts=_frozen({**hosts, host.node: Seen(host, seen_at(host.read_at))} if host else hosts),
@@ -236,8 +250,8 @@ def _run_changed(state: ViewState, view: m.RunView) -> ViewState:
     if state.run is None or (view.run != state.run.run and view.state in m.ACTIVE_RUN_STATES):
         nothing: Mapping[SeriesKey, s.Window] = MappingProxyType({})
         return replace(
-            state, run=view, last_step=None, ranks=_frozen({}), parts=_frozen({}), plan_step=0, slow=None,
-            windows=nothing, recent=nothing,
+            state, run=view, last_step=None, ranks=_frozen({}), parts=_frozen({}), laps=_frozen({}), plan_step=0,
+            slow=None, windows=nothing, recent=nothing,
         )  # fmt: skip
     if view.run != state.run.run:
         return state
@@ -295,7 +309,8 @@ def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
     if known and known[-1].micro_batch != step.micro_batch:
         known = ()  # another micro-batch, another speed
     parts = _frozen({**state.parts, step.rank: (*known, step)[-RECENT_PARTS:]})
-    state = replace(state, ranks=ranks, parts=parts)
+    laps = _frozen({**state.laps, step.rank: (*state.laps.get(step.rank, ()), step)[-RECENT_LAPS:]})
+    state = replace(state, ranks=ranks, parts=parts, laps=laps)
     if all(part.step >= step.step for part in pace.common_parts(state).values()):
         state = replace(state, slow=pace.straggler(state, state.slow))
     return _record(state, step.step, values)

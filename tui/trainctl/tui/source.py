@@ -4,6 +4,7 @@ The screens see it as a `Source`, so that a recorded one can stand in for the ne
 """
 
 import contextlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -11,9 +12,9 @@ from typing import Any, Protocol, Self
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import Client, Connection
 from trainctl.protocol.cluster_client import attach_cluster
-from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.errors import RefusedError, TrainctlError, UnreachableError
 
-Item = m.Snapshot | m.Live | m.Heartbeat | Connection
+Item = m.Snapshot | m.NodeView | m.Live | m.Heartbeat | Connection
 
 
 class Source(Protocol):
@@ -41,8 +42,16 @@ class Source(Protocol):
         self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
     ) -> m.Events: ...
 
+    async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart: ...
+
 
 Connect = Callable[[], Source]
+
+
+LOG_SECONDS = 3.0
+"""How long a node's agent may take to give a part of a log."""
+UNREACHED_SECONDS = 60.0
+"""For so long after an agent didn't answer, the one that conducts is asked for what it has."""
 
 
 class ClusterSource:
@@ -53,6 +62,9 @@ class ClusterSource:
         self._clients = contextlib.AsyncExitStack()
         self._client = Client(address, by=by)
         self._addresses: dict[str, str] = {}  # of the other nodes' agents
+        self._main = ""  # the node whose agent is asked
+        self._others: dict[str, Client] = {}  # by address, for their logs
+        self._unreached: dict[str, float] = {}  # address -> when, by the monotonic clock, it didn't answer
 
     async def __aenter__(self) -> Self:
         self._first = self._client = await self._clients.enter_async_context(Client(self.address, by=self._by))
@@ -69,6 +81,7 @@ class ClusterSource:
             async for node, item in items:
                 if isinstance(item, m.Snapshot):
                     self._addresses |= {peer.node: peer.address for peer in item.peers}
+                    self._main = item.node.node
                     await self._turn_to(item.node)
                 yield node, item
 
@@ -112,3 +125,23 @@ class ClusterSource:
         self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
     ) -> m.Events:
         return await self._client.events(run, after_id, limit, newest)
+
+    async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart:
+        """From the node's own agent; where that can't be reached from here, through the one that conducts."""
+        address = self._addresses.get(node)
+        late = time.monotonic() - self._unreached.get(address or "", -UNREACHED_SECONDS) < UNREACHED_SECONDS
+        if address is not None and node != self._main and not late:
+            try:
+                return await (await self._other(address)).log(run, rank, offset_bytes, limit_bytes)
+            except UnreachableError:
+                self._unreached[address] = time.monotonic()
+            except RefusedError:
+                pass  # it has no such run, or not this rank's log: the one that conducts knows whom to ask
+        return await self._client.log(run, rank, offset_bytes, limit_bytes)
+
+    async def _other(self, address: str) -> Client:
+        if address not in self._others:
+            made = Client(address, by=self._by, timeout_seconds=LOG_SECONDS)
+            self._others[address] = made
+            await self._clients.enter_async_context(made)
+        return self._others[address]

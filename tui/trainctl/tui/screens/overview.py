@@ -15,6 +15,7 @@ class OverviewScreen(BaseScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "choose(1)", "next node", show=False),
         Binding("up,k", "choose(-1)", "previous node", show=False),
+        Binding("enter", "app.node", "open the node", show=False, tooltip="the chosen node in full, as 2"),
     ]
 
     def __init__(self, name: str | None = None) -> None:

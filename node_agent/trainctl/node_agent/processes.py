@@ -1,0 +1,86 @@
+"""What this node's own processes take: the agent, and each trainer with its keeper and reducers."""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from trainctl.node_agent import keeper
+from trainctl.protocol.messages import ProcessReading
+
+MOST_PROCESSES = 32
+
+
+class _Known(NamedTuple):
+    process: psutil.Process
+    role: str
+    rank: int | None
+
+
+class ProcessMeter:
+    """`directory` gives the run whose trainers count. `find` looks for processes, which takes milliseconds and may be
+    called from another thread; `read` takes some 50 µs a process."""
+
+    def __init__(self, directory: Callable[[], Path | None]) -> None:
+        self._directory = directory
+        self._known: tuple[_Known, ...] = (_Known(psutil.Process(os.getpid()), "agent", None),)
+        self._before: dict[int, tuple[float, float]] = {}  # pid -> (processor seconds, monotonic seconds)
+
+    def find(self) -> None:
+        """Find out which processes there are."""
+        made = [self._known[0]]
+        directory = self._directory()
+        for file in sorted(directory.glob("rank-*.process.json")) if directory is not None else ():
+            with contextlib.suppress(psutil.Error, OSError, ValueError, KeyError):
+                made += _tree(file)
+        self._known = tuple(made[:MOST_PROCESSES])
+
+    def read(self) -> tuple[ProcessReading, ...]:
+        """One reading of each that lives; the processor's part is unknown at a process's first."""
+        readings = []
+        for known in self._known:
+            with contextlib.suppress(psutil.Error):
+                readings.append(self._read(known))
+        alive = {reading.pid for reading in readings}
+        self._before = {pid: before for pid, before in self._before.items() if pid in alive}
+        return tuple(readings)
+
+    def _read(self, known: _Known) -> ProcessReading:
+        with known.process.oneshot():
+            times, memory = known.process.cpu_times(), known.process.memory_info()
+        pid, now, spent = known.process.pid, time.monotonic(), times.user + times.system
+        percent = None
+        if pid in self._before and now > self._before[pid][1]:
+            percent = max(100 * (spent - self._before[pid][0]) / (now - self._before[pid][1]), 0.0)
+        self._before[pid] = (spent, now)
+        return ProcessReading(pid, known.role, known.rank, percent, memory.rss)
+
+
+def _tree(file: Path) -> Iterator[_Known]:
+    """A trainer, its keeper, and what it has started; nothing if the trainer is not the one in the file any more."""
+    told = json.loads(file.read_text(encoding="utf-8"))
+    pid, rank = told["pid"], int(file.name.split(".")[0].removeprefix("rank-"))
+    if told["boot_id"] != keeper.boot_id() or told["start_time"] is None or "exit_status" in told:
+        return
+    if keeper.start_time(pid) != told["start_time"]:
+        return
+    trainer = psutil.Process(pid)
+    yield _Known(trainer, "trainer", rank)
+    with contextlib.suppress(psutil.Error):
+        yield _Known(psutil.Process(told["keeper_pid"]), "keeper", rank)
+    for child in trainer.children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            yield _Known(child, _role(child, pid), rank)
+
+
+def _role(child: psutil.Process, trainer: int) -> str:
+    """What a trainer's descendant is for: what makes reducers, or stands by as one, is its child."""
+    words = " ".join(child.cmdline())
+    if "trainctl.trainer.forkserver" in words:
+        return "standby" if child.ppid() == trainer else "reducer"
+    return "reducer" if "trainctl.trainer.reducer" in words else "helper"

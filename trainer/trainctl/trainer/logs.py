@@ -1,0 +1,57 @@
+"""What a trainer says in its log: how it came into the group, what it wrote, and what went wrong; steps are in the
+record."""
+
+import logging
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.loglines import Formatter
+
+log = logging.getLogger("trainctl.trainer")
+
+
+def configure() -> None:
+    """All that is logged goes to standard error, which is the rank's log: ours from INFO on, libraries' warnings."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(Formatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    log.setLevel(logging.INFO)
+
+
+def ready(said: m.Ready) -> None:
+    """The rank has loaded."""
+    log.info(
+        "ready: %s on %s, %s parameters, %s samples, at step %s",
+        said.backend, said.device, f"{said.parameters:,}", f"{said.samples:,}", f"{said.last_step:,}",
+    )  # fmt: skip
+
+
+def concluded(order: m.Form, outcome: m.Formed | m.GroupFailed) -> None:
+    """A group is formed, or isn't."""
+    if isinstance(outcome, m.GroupFailed):
+        log.warning("%s not joined: %s", outcome.generation, outcome.reason)
+        return
+    given = ""
+    if order.source is not None:
+        given = f"; the state of rank {order.source} given in {outcome.level_seconds:.2f} s"
+    ranks = f"{len(order.ranks)} ranks by {order.engine}"
+    log.info("%s joined: %s in %.2f s%s", outcome.generation, ranks, outcome.join_seconds, given)
+
+
+def reported(report: m.Report) -> None:
+    """What a plan came to, where it is more than a step like any other."""
+    step = f"{report.step:,}"
+    if report.kind == "evaluate" and report.weight > 0:
+        log.info(
+            "evaluated at step %s: loss %.4f over %s of weight",
+            step, report.loss_sum / report.weight, f"{report.weight:,.0f}",
+        )  # fmt: skip
+    if report.checkpoint is not None:
+        made = report.checkpoint
+        log.info("checkpoint of step %s: %s MB in %.2f s", step, f"{made.size_bytes / 1e6:,.1f}", made.loop_seconds)
+    if report.replays:
+        log.warning("step %s: memory did not suffice, micro-batch %s from here on", step, report.micro_batch)
+    if report.skipped and report.kind == "train":
+        log.warning("step %s skipped: %s", step, report.skipped)
+    elif report.skipped:
+        log.error("step %s: %s", step, report.skipped)

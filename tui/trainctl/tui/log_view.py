@@ -1,0 +1,251 @@
+"""What of the merged logs is on screen: where in them, what is searched for, and the lines it comes to; all pure."""
+
+import bisect
+import datetime
+import re
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from trainctl.tui import lines as ln
+from trainctl.tui.clock import Clock
+from trainctl.tui.glyphs import Glyphs
+from trainctl.tui.log_tail import Entry, Key, LogTail
+from trainctl.tui.model import ViewState
+from trainctl.tui.themes import SERIES_ROLES
+
+LEVELS = {
+    "DEBUG": ("debug", "dim"), "INFO": ("info", "dim"), "WARNING": ("WARN", "warning"), "ERROR": ("ERROR", "bad"),
+    "CRITICAL": ("ERROR", "bad"),
+}  # fmt: skip
+_TEXT_ROLES = {"WARNING": "warning", "ERROR": "bad", "CRITICAL": "bad", "DEBUG": "dim"}
+_NODE_CELLS = 12
+
+
+@dataclass(frozen=True)
+class Query:
+    """What is looked for: text in any case, or /a regular expression/; `node:NAME` keeps the logs of that node."""
+
+    text: str = ""
+    nodes: tuple[str, ...] = ()
+    pattern: re.Pattern[str] | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class View:
+    """Where one looks: `top` is the first line shown, None while the end is followed; `at` the match that was jumped
+    to; `shift` the cells of the text left out at its start."""
+
+    query: Query = Query()
+    only: bool = False  # lines without a match are left out
+    top: Key | None = None
+    at: Key | None = None
+    shift: int = 0
+
+
+@dataclass(frozen=True)
+class Named:
+    """A rank's log as it is named on screen."""
+
+    node: str
+    label: str
+    role: str
+    letter: str
+
+
+def names_of(state: ViewState) -> dict[int, Named]:
+    """Every rank of the run shown, in the colour and with the letter it has in the charts."""
+    views = sorted(state.run.ranks, key=lambda view: view.rank) if state.run else []
+    nodes = [view.node for view in views]
+    return {
+        view.rank: Named(
+            view.node,
+            ln.clean(view.node) + (f":{view.rank}" if nodes.count(view.node) > 1 else ""),
+            SERIES_ROLES[place % len(SERIES_ROLES)],
+            string.ascii_lowercase[place % 26],
+        )
+        for place, view in enumerate(views)
+    }
+
+
+def parse(text: str) -> Query:
+    """What was typed as a query; a regular expression that is none is named, and finds nothing."""
+    nodes, words = [], []
+    for word in text.split(" "):
+        if word.startswith("node:") and len(word) > 5:
+            nodes.append(word[5:])
+        else:
+            words.append(word)
+    wanted = " ".join(words).strip()
+    if not wanted:
+        return Query(text, tuple(nodes))
+    is_pattern = len(wanted) > 2 and wanted.startswith("/") and wanted.endswith("/")
+    try:
+        return Query(text, tuple(nodes), re.compile(wanted[1:-1] if is_pattern else re.escape(wanted), re.IGNORECASE))
+    except re.error as error:
+        return Query(text, tuple(nodes), re.compile(r"(?!)"), f"{wanted}: {error}")
+
+
+def kept(entries: Sequence[Entry], query: Query, *, only: bool) -> Sequence[Entry]:
+    """The lines that are shown: of the nodes asked for, and with `only` those with a match."""
+    if not query.nodes and (query.pattern is None or not only):
+        return entries
+    pattern = query.pattern if only else None
+    return [
+        entry
+        for entry in entries
+        if (not query.nodes or any(entry.node.startswith(node) for node in query.nodes))
+        and (pattern is None or pattern.search(entry.text))
+    ]
+
+
+def first_shown(view: View, entries: Sequence[Entry], rows: int) -> int:
+    """The index of the first line on screen."""
+    last = max(len(entries) - rows, 0)
+    if view.top is None:
+        return last
+    return min(bisect.bisect_left(entries, view.top, key=lambda entry: entry.key), last)
+
+
+def scrolled(view: View, entries: Sequence[Entry], rows: int, by: int) -> View:
+    """`by` lines further down; at the end it is followed again."""
+    first = max(first_shown(view, entries, rows) + by, 0)
+    return replace(view, top=None if first + rows >= len(entries) else entries[first].key)
+
+
+def held(view: View, entries: Sequence[Entry], rows: int) -> View:
+    """The end followed if it wasn't, else held where it is."""
+    if view.top is not None or not entries:
+        return replace(view, top=None)
+    return replace(view, top=entries[first_shown(view, entries, rows)].key)
+
+
+def jumped(view: View, entries: Sequence[Entry], rows: int, *, back: bool) -> View:
+    """At the next match, or the one before, round the ends; from the last line on screen where there was none."""
+    pattern = view.query.pattern
+    if pattern is None or not entries:
+        return view
+    if view.at is not None:
+        start = bisect.bisect_left(entries, view.at, key=lambda entry: entry.key)
+    else:
+        start = min(first_shown(view, entries, rows) + rows, len(entries)) if back else -1
+    count = len(entries)
+    order = range(1, count + 1)
+    places = ((start - step if back else start + step) % count for step in order)
+    found = next((place for place in places if pattern.search(entries[place].text)), None)
+    return view if found is None else _showing(replace(view, at=entries[found].key), entries, rows, found)
+
+
+def _showing(view: View, entries: Sequence[Entry], rows: int, place: int) -> View:
+    """The same, with a line on screen, in the middle if it wasn't."""
+    first = first_shown(view, entries, rows)
+    if first <= place < first + rows:
+        return view
+    first = max(place - rows // 2, 0)
+    return replace(view, top=None if first + rows >= len(entries) else entries[first].key)
+
+
+def lines(
+    tail: LogTail, view: View, entries: Sequence[Entry], names: Mapping[int, Named], clock: Clock, columns: int,
+    rows: int, glyphs: Glyphs,
+) -> list[ln.Line]:  # fmt: skip
+    """The log in exactly `rows` lines; with one rank its name is left out."""
+    first = first_shown(view, entries, rows)
+    shown = entries[first : first + rows]
+    size = min(max((len(item.label) for item in names.values()), default=0), _NODE_CELLS) if len(names) > 1 else 0
+    today = all(_day(entry.key.at, clock) == _day(clock.wall(), clock) for entry in shown)
+    made = [_line(entry, view, names, clock, columns, glyphs, size, with_day=not today) for entry in shown]
+    if not made and rows:
+        made = [ln.fit(ln.line(ln.Piece(_why_empty(tail, view, names), "dim")), columns)]
+    return [*made, *([ln.fit((), columns)] * (rows - len(made)))]
+
+
+def _why_empty(tail: LogTail, view: View, names: Mapping[int, Named]) -> str:
+    if not names:
+        return "no run, so no logs"
+    if tail.entries:
+        return "no line is of that"
+    return "nothing has been written yet" if any(rank in tail.files for rank in names) else "reading the logs"
+
+
+def _line(
+    entry: Entry, view: View, names: Mapping[int, Named], clock: Clock, columns: int, glyphs: Glyphs, size: int,
+    *, with_day: bool,
+) -> ln.Line:  # fmt: skip
+    name = names.get(entry.key.rank, Named(entry.node, entry.node, "label", "?"))
+    when = _when(entry.key.at, clock, with_day=with_day)
+    parts = [ln.Piece(" " * len(when) if entry.stray else when, "dim"), ln.Piece(" ")]
+    if size:
+        letter = f"{name.letter} " if glyphs.letters else ""
+        label = ln.shorten(ln.clean(name.label), size, glyphs.ellipsis)
+        parts.append(ln.Piece(f"{letter}{label}".ljust(size + len(letter)) + " ", name.role))
+    word, role = LEVELS.get(entry.level, ("", "dim")) if not entry.stray else ("", "dim")
+    parts.append(ln.Piece(word.ljust(5) + " ", role))
+    room = columns - ln.width(parts)
+    body = _marked(entry, view)
+    if view.shift:
+        body = _from(body, view.shift)
+    return ln.fit((*parts, *ln.ellipsized(body, room, glyphs.ellipsis)), columns)
+
+
+def _marked(entry: Entry, view: View) -> ln.Line:
+    """The text with what was found in it."""
+    text, role = ln.clean(entry.text), _TEXT_ROLES.get(entry.level, "dim" if entry.stray else "text")
+    if view.query.pattern is None:
+        return (ln.Piece(text, role),)
+    parts, at = [], 0
+    found_role = "cursor" if entry.key == view.at else "mark"
+    for found in view.query.pattern.finditer(text):
+        if found.end() > found.start():
+            parts += [ln.Piece(text[at : found.start()], role), ln.Piece(found.group(), found_role)]
+            at = found.end()
+    return ln.line(*parts, ln.Piece(text[at:], role))
+
+
+def _from(pieces: ln.Line, cells: int) -> ln.Line:
+    """The pieces without their first cells."""
+    made = []
+    for piece in pieces:
+        cut = piece.text[cells:]
+        cells = max(cells - len(piece.text), 0)
+        made.append(piece._replace(text=cut))
+    return ln.line(*made)
+
+
+def _moment(at: float, clock: Clock) -> datetime.datetime:
+    when = datetime.datetime.fromtimestamp(at, clock.zone or datetime.UTC)
+    return when if clock.zone is not None else when.astimezone()
+
+
+def _day(at: float, clock: Clock) -> datetime.date:
+    return _moment(at, clock).date()
+
+
+def _when(at: float, clock: Clock, *, with_day: bool) -> str:
+    when = _moment(at, clock)
+    return f"{when:%d %b %H:%M:%S}" if with_day else f"{when:%H:%M:%S}"
+
+
+def count_found(entries: Sequence[Entry], query: Query) -> int:
+    """How many lines have a match."""
+    return sum(1 for entry in entries if query.pattern.search(entry.text)) if query.pattern is not None else 0
+
+
+def title(tail: LogTail, view: View, entries: Sequence[Entry], found: int, names: Mapping[int, Named]) -> str:
+    """What the rule above the log says."""
+    who = next(iter(names.values())).label if len(names) == 1 else f"{len(names)} logs"
+    words = [f"log of {ln.clean(who)}" if len(names) == 1 else who, f"{len(entries):,} lines"]
+    if tail.left_out:
+        words.append("older ones left out")
+    words.append("follows" if view.top is None else "held")
+    query = ln.clean(view.query.text.strip())
+    if query:
+        words.append(f"{query!r}" + (f" in {found:,}" if view.query.pattern is not None else ""))
+    return ", ".join(words)
+
+
+def problems(tail: LogTail, names: Mapping[int, Named]) -> str:
+    """Whose log can't be read now, and why; empty if all can."""
+    told = [f"{ln.clean(names[rank].label)}: {ln.clean(why)}" for rank, why in tail.problems.items() if rank in names]
+    return "; ".join(told)

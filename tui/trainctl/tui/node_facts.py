@@ -1,0 +1,205 @@
+"""What is known of one node and its rank, as lines of labelled words: its state, its part, its agent, its machine."""
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.client import Connection
+from trainctl.tui import fleet_cells as c
+from trainctl.tui import format as f
+from trainctl.tui.bars import share_bar
+from trainctl.tui.clock import Clock
+from trainctl.tui.fleet_rows import Row
+from trainctl.tui.glyphs import Glyphs
+from trainctl.tui.lines import Line, Piece, clean, fit, groups, line, shorten
+from trainctl.tui.model import ViewState
+
+_ROLES = ("trainer", "reducer", "standby", "keeper", "agent", "helper")
+"""Of processes, those first that matter most."""
+
+
+def facts(row: Row, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> list[Line]:
+    """Five lines of `columns` cells."""
+    made = [
+        _state(row, clock, columns, glyphs), _part(row, columns, glyphs), _agent(row.view.node, state, clock, columns),
+        _machine(row, columns), _processes(row, columns),
+    ]  # fmt: skip
+    return [fit(pieces, columns) for pieces in made]
+
+
+def _labelled(label: str, text: str, role: str = "text") -> Line:
+    return line(Piece(f"{label} ", "label"), Piece(text, "dim" if text == f.NA else role))
+
+
+def _state(row: Row, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
+    """Its state, since when and why; then what it runs on."""
+    view = row.view
+    since = f.clock(view.since_at, clock.wall(), clock.zone) if view.since_at > 0 else f.NA
+    why = shorten(clean(view.why), columns // 2, glyphs.ellipsis)
+    slow = f"the others wait for its {row.slow_phase}" if row.slow_phase and view.state == "run" else ""
+    return groups(
+        [
+            line(*c.state(row, glyphs, 9), Piece(" since ", "label"), since),
+            line(Piece(why or slow, "warning")),
+            _labelled("rank", str(view.rank)),
+            _labelled("on", clean(f"{view.backend or ''} {view.device or ''}".strip()) or f.NA),
+            _labelled("pid", f.NA if view.pid is None else str(view.pid)),
+            _labelled("heard", f.NA if row.age is None else f"{f.age(row.age)} ago", "warning" if row.old else "text"),
+        ],
+        columns,
+    )
+
+
+def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
+    """Its share of the batch, and how fast it is."""
+    view, step = row.view, row.step
+    whole = row.global_batch
+    part = view.share / whole if whole else 0.0
+    share = line(
+        Piece("share ", "label"), Piece(str(view.share), "strong"), f" of {whole} ",
+        f"{f.percent(part)} " if whole else "", share_bar(part, 12, glyphs),
+    )  # fmt: skip
+    micro = c.micro(row, glyphs, 6)
+    return groups(
+        [
+            share,
+            line(Piece("micro ", "label"), *micro),
+            _labelled("own", f"{f.rate(row.own_rate)} tok/s" if row.own_rate else f.NA, "strong"),
+            _labelled("wait", f.NA if row.wait is None else f.seconds(row.wait)),
+            _labelled("last step", f.NA if step is None else f"{step.step:,}"),
+            _labelled("tokens", f.NA if step is None else f.count(step.tokens)),
+            _labelled("replays", f.NA if step is None else str(step.replays)),
+        ],
+        columns,
+    )
+
+
+def _agent(node: str, state: ViewState, clock: Clock, columns: int) -> Line:
+    """The line to the node's agent, and which it is."""
+    now = clock.monotonic()
+    view, quiet, connection, lag = _line_to(node, state, now)
+    peer = next((item for item in state.peers if item.node == node), None)
+    address = view.address if view else peer.address if peer else None
+    reading = state.hosts.get(node)
+    boot = view.boot if view else reading.value.boot if reading else ""
+    leads = state.run is not None and state.run.lead == node
+    return groups(
+        [
+            line(Piece("agent ", "label"), connection_word(connection, quiet, now)),
+            line(Piece("leads" if leads else "", "accent")),
+            _labelled("at", clean(address) if address else f.NA),
+            _labelled("version", clean(view.version) if view else f.NA),
+            _labelled("boot", clean(boot)[:8] or f.NA),
+            _labelled("loop lag", f.seconds(lag)),
+            line(Piece(clean(connection.why) if connection and quiet is not None else "", "dim")),
+        ],
+        columns,
+    )
+
+
+def _line_to(
+    node: str, state: ViewState, now: float
+) -> tuple[m.NodeView | None, float | None, Connection | None, float | None]:
+    """Of a node's agent: what it said of itself, seconds of silence (None: the line is good), the line, its lag."""
+    if state.node is not None and state.node.node == node:
+        lag = state.heartbeat.value.loop_lag_seconds if state.heartbeat else None
+        return state.node, state.silent_for(now), state.connection, lag
+    found = state.agents.get(node)
+    if found is None:
+        return None, None, None, None
+    return found.node, found.silent_for(now), found.connection, found.lag_seconds
+
+
+def connection_word(connection: Connection | None, quiet: float | None, now: float) -> Piece:
+    """How the line to an agent is, in a word or three."""
+    if connection is None:
+        return Piece(f.NA, "dim")
+    if quiet is None:
+        return Piece("connected", "good")
+    if connection.state == "connecting":
+        return Piece(f"connecting {f.duration(now - connection.since_monotonic)}", "warning")
+    return Piece(f"silent {f.duration(quiet)}", "bad")
+
+
+def _machine(row: Row, columns: int) -> Line:
+    """What the machine says of itself: an old reading is dimmed."""
+    host, gpu = row.host, row.gpu
+    role = "old" if row.host_old else "text"
+
+    def of(label: str, text: str) -> Line:
+        return _labelled(label, text, role)
+
+    celsius = (gpu.temperature_celsius if gpu else None) or (host.temperature_celsius if host else None)
+    made = [
+        of("cpu", _percent(host.cpu_percent if host else None)),
+        of("load", f.NA if host is None or host.load_1min is None else f"{host.load_1min:.1f}"),
+    ]
+    if gpu is not None:
+        made += [
+            of("gpu", _percent(gpu.utilization_percent)),
+            of("clock", f.NA if gpu.clock_mhz is None else f"{gpu.clock_mhz / 1000:.2f} GHz"),
+            of("power", f.NA if gpu.power_watts is None else f"{gpu.power_watts:.0f} W"),
+        ]
+    made += [
+        of("temperature", f.NA if celsius is None else f"{celsius:.0f} °C"),
+        of("disk free", f.NA if host is None or host.disk_free_bytes is None else f"{_size(host.disk_free_bytes)}"),
+    ]
+    return groups(made, columns)
+
+
+def _processes(row: Row, columns: int) -> Line:
+    """The processes of this program on the node, the trainer's first."""
+    found = row.host.processes if row.host else ()
+    mine = sorted(
+        (item for item in found if item.rank in (None, row.view.rank)),
+        key=lambda item: _ROLES.index(item.role) if item.role in _ROLES else len(_ROLES),
+    )
+    if not mine:
+        return _labelled("processes", f.NA)
+    role = "old" if row.host_old else "text"
+    parts = [
+        line(
+            Piece(f"{clean(item.role)} ", "label"),
+            Piece(f"{item.pid} {_percent(item.cpu_percent)} {_size(item.memory_bytes)}", role),
+        )
+        for item in mine
+    ]
+    return groups(parts, columns)
+
+
+def memory_lines(row: Row, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+    """Where memory goes: the trainer's, its highest, the machine's, the device's; in exactly `rows` lines."""
+    step, host, gpu = row.step, row.host, row.gpu
+    cap = step.memory_cap_bytes if step else None
+    known = [
+        ("trainer", step.memory_bytes if step else None, cap),
+        ("its peak", step.memory_peak_bytes if step else None, cap),
+        ("machine", host.memory_used_bytes if host else None, host.memory_total_bytes if host else None),
+        ("device", gpu.memory_used_bytes if gpu else None, gpu.memory_total_bytes if gpu else None),
+    ]
+    trees = [item.memory_bytes for item in (host.processes if host else ()) if item.rank == row.view.rank]
+    resident = sum(size for size in trees if size is not None) if trees else None
+    made = [_memory_line(name, used, whole, columns, glyphs) for name, used, whole in known]
+    made.append(_memory_line("resident", resident, None, columns, glyphs))
+    made.append(_memory_line("disk free", host.disk_free_bytes if host else None, None, columns, glyphs))
+    return [fit(pieces, columns) for pieces in (made + [()] * rows)[:rows]]
+
+
+def _memory_line(name: str, used: float | None, whole: float | None, columns: int, glyphs: Glyphs) -> Line:
+    text = f.NA if used is None else f"{f.used_of(used, whole)} GB"
+    part = used / whole if used is not None and whole else None
+    full = part is not None and part > 0.92
+    return line(
+        Piece(f" {name.ljust(10)}", "label"),
+        Piece(text.rjust(13), "dim" if used is None else "warning" if full else "text"),
+        Piece(f.percent(part).rjust(6) + "  " if part is not None else "", "warning" if full else "strong"),
+        Piece("" if part is None else share_bar(min(part, 1.0), max(columns - 33, 0), glyphs).text,
+              "warning" if full else "bar"),
+    )  # fmt: skip
+
+
+def _percent(value: float | None) -> str:
+    return f.NA if value is None else f"{value:.0f}%"
+
+
+def _size(value: float | None) -> str:
+    if value is None:
+        return f.NA
+    return f"{value / 1e6:.0f} MB" if value < 0.995e9 else f"{f.gigabytes(value)} GB"

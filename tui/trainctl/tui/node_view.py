@@ -1,0 +1,170 @@
+"""The Node screen as lines: one node's facts, its own charts, where its steps went and its memory; all pure."""
+
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainctl.tui import events_panel, laps, node_facts
+from trainctl.tui import lines as ln
+from trainctl.tui import series as s
+from trainctl.tui.charts import panel as p
+from trainctl.tui.clock import Clock
+from trainctl.tui.fleet_rows import Row
+from trainctl.tui.glyphs import Glyphs
+from trainctl.tui.model import ViewState
+from trainctl.tui.overview import RECENT_CHART_STEPS
+from trainctl.tui.themes import SERIES_ROLES
+
+FACTS = 5
+_TABLE_CELLS, _MEMORY_CELLS = 40, 44
+_TWO_CHARTS, _THREE_CHARTS = 76, 116
+PHASE_ROWS = 8
+"""Of the phases, their rule included."""
+
+Block = tuple[list[ln.Line], list[tuple[int, str, str]], int]
+"""Rows, the labels that its part of the rule carries, and its cells."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rows of each part, rules included; the log has the rest. Without rows for both, charts and phases share one."""
+
+    charts: int
+    phases: int
+
+
+def layout(rows: int) -> Layout:
+    """How the rows below the facts are shared out."""
+    if rows < 24:
+        return Layout(0, min(PHASE_ROWS, max(rows - 4, 0)))
+    charts = min(max(rows // 3, 8), 16)
+    return Layout(charts, min(PHASE_ROWS + (rows - 24) // 6, 14))
+
+
+def lines(
+    state: ViewState, row: Row, past: laps.Past, clock: Clock, columns: int, rows: int, glyphs: Glyphs
+) -> tuple[list[ln.Line], int]:
+    """Everything but the head and the log, and how many of `rows` are left for that."""
+    made = [_title(state, row, columns, glyphs), *node_facts.facts(row, state, clock, columns, glyphs)]
+    plan = layout(rows - len(made))
+    found = laps.laps(state, past, row.view.rank)
+    if plan.charts:
+        made += beside(_charts(state, row, found, columns, plan.charts - 1, glyphs), columns, plan.charts - 1, glyphs)
+    if plan.phases > 1:
+        blocks = _phases(state, row, found, columns, plan.phases - 1, glyphs, with_chart=not plan.charts)
+        made += beside(blocks, columns, plan.phases - 1, glyphs)
+    return made[:rows], max(rows - len(made), 0)
+
+
+def _title(state: ViewState, row: Row, columns: int, glyphs: Glyphs) -> ln.Line:
+    views = sorted(view.rank for view in (state.run.ranks if state.run else ()))
+    letter = f"{string.ascii_lowercase[row.place % 26]} " if glyphs.letters else ""
+    node = ln.shorten(ln.clean(row.view.node), columns // 2, glyphs.ellipsis)
+    name = f" {letter}{node} "
+    role = SERIES_ROLES[row.place % len(SERIES_ROLES)]
+    return ln.rule(
+        columns, glyphs.horizontal, (0, f"{glyphs.horizontal} node", "title"), (6, name, role),
+        (6 + len(name), f"{row.place + 1} of {len(views)} ", "label"),
+    )  # fmt: skip
+
+
+def _charts(
+    state: ViewState, row: Row, found: Sequence[laps.Lap], columns: int, rows: int, glyphs: Glyphs
+) -> list[Block]:
+    panels = [busy_panel(state, row), rate_panel(state, row), memory_panel(state, row, found)]
+    count = 3 if columns >= _THREE_CHARTS else 2 if columns >= _TWO_CHARTS else 1
+    widths = _widths(columns, count)
+    return [_drawn(item, size, rows, glyphs) for item, size in zip(panels, widths, strict=False)]
+
+
+def _drawn(item: p.Panel, columns: int, rows: int, glyphs: Glyphs) -> Block:
+    body, labels = p.draw(item, columns, rows, glyphs)
+    return body, labels, columns
+
+
+def _phases(
+    state: ViewState, row: Row, found: Sequence[laps.Lap], columns: int, rows: int, glyphs: Glyphs, *, with_chart: bool
+) -> list[Block]:
+    """The last steps' phases as columns, their means, and memory; on a short screen the speed in place of columns."""
+    dash = glyphs.horizontal
+    newest = state.run.step if state.run else 0
+    sizes = [_TABLE_CELLS] + ([_MEMORY_CELLS] if columns >= _TABLE_CELLS + _MEMORY_CELLS + 30 else [])
+    room = columns - sum(sizes) - len(sizes)
+    first: list[Block] = []
+    if with_chart:
+        first = [_drawn(busy_panel(state, row), room, rows, glyphs)]
+    elif room >= 20:
+        shown = laps.stacked(found, newest, room, rows, glyphs)
+        first = [(shown, [(0, f"{dash} phases by step, seconds ", "title")], room)]
+    sizes[-1] = columns - sum(sizes[:-1]) - (room + 1 if first else 0) - (len(sizes) - 1)
+    table = laps.table(found, sizes[0], rows, glyphs)
+    made = [*first, (table, [(0, f"{dash} where a step goes ", "title")], sizes[0])]
+    if len(sizes) > 1:
+        memory = node_facts.memory_lines(row, sizes[1], rows, glyphs)
+        made.append((memory, [(0, f"{dash} memory and disk ", "title")], sizes[1]))
+    return made
+
+
+def beside(blocks: Sequence[Block], columns: int, rows: int, glyphs: Glyphs) -> list[ln.Line]:
+    """Blocks side by side under one rule."""
+    labels: list[tuple[int, str, str]] = []
+    start = 0
+    for index, (_, own, size) in enumerate(blocks):
+        labels += [(start - 1, glyphs.tee, "rule")] if index else []
+        labels += [(start + at, text, role) for at, text, role in own]
+        start += size + 1
+    made = [ln.rule(columns, glyphs.horizontal, *labels)]
+    for place in range(rows):
+        pieces: list[ln.Piece] = []
+        for index, (body, _, size) in enumerate(blocks):
+            pieces += [ln.Piece(glyphs.vertical, "rule")] if index else []
+            pieces += ln.fit(body[place], size)
+        made.append(ln.fit(pieces, columns))
+    return made
+
+
+def _widths(columns: int, count: int) -> list[int]:
+    room = columns - (count - 1)
+    sizes = [room // count] * count
+    sizes[0] += room - sum(sizes)
+    return sizes
+
+
+# ---------------------------------------------------------------- the charts
+
+
+def _span(state: ViewState) -> tuple[int, int]:
+    step, steps = (state.run.step, state.run.steps) if state.run else (0, 0)
+    return p.page(step, RECENT_CHART_STEPS) if steps > RECENT_CHART_STEPS else (1, max(steps, 2))
+
+
+def busy_panel(state: ViewState, row: Row) -> p.Panel:
+    """What the rank needs for its part, beside the step that all take."""
+    rank, role = row.view.rank, SERIES_ROLES[row.place % len(SERIES_ROLES)]
+    tracks = (
+        p.Track(state.lately("step_seconds"), "step", "dim", letter="s"),
+        p.Track(state.lately("busy_seconds", rank), "busy", role, letter="b"),
+    )
+    return p.Panel("busy and step seconds", tracks, *_span(state), events_panel.marks(state), least_span=0.2,
+                   most_times=4.0)  # fmt: skip
+
+
+def rate_panel(state: ViewState, row: Row) -> p.Panel:
+    """The rank's rate alone."""
+    role = SERIES_ROLES[row.place % len(SERIES_ROLES)]
+    track = p.Track(state.lately("own_tokens_per_second", row.view.rank), "", role)
+    return p.Panel("own tok/s", (track,), *_span(state), events_panel.marks(state), least_span=0.2)
+
+
+def memory_panel(state: ViewState, row: Row, found: Sequence[laps.Lap]) -> p.Panel:
+    """The trainer's memory, in GB."""
+    known = [(lap.step, lap.memory_bytes / 1e9) for lap in found if lap.memory_bytes is not None]
+    steps = np.array([step for step, _ in known], np.int64)
+    values = np.array([value for _, value in known], np.float64)
+    ones, none = np.ones(len(known)), np.zeros(len(known), np.int64)
+    window = s.Window(1, steps, values, values, values, ones, values, none)
+    role = SERIES_ROLES[row.place % len(SERIES_ROLES)]
+    return p.Panel("trainer's memory, GB", (p.Track(window, "", role),), *_span(state), events_panel.marks(state),
+                   empty_text="n/a", least_span=0.2)  # fmt: skip

@@ -1,0 +1,90 @@
+"""Node: one node in full, with its log."""
+
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+
+from trainctl.protocol.errors import TrainctlError
+from trainctl.tui import header, laps, node_view
+from trainctl.tui import log_view as lv
+from trainctl.tui.fleet_rows import Row, rows
+from trainctl.tui.lines import Line, Piece, fit, line
+from trainctl.tui.screens.log_screen import LogScreen
+
+
+class NodeScreen(LogScreen):
+    """The node of the rank that is chosen."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("right,tab", "turn(1)", "next node", key_display="→", tooltip="next node"),
+        Binding("left,shift+tab", "turn(-1)", "previous node", show=False),
+        Binding("escape", "back", "overview", show=False, tooltip="end the search, or back to the Overview"),
+    ]
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+        self.past = laps.Past()
+
+    def on_screen_resume(self) -> None:
+        super().on_screen_resume()
+        self.reload()
+
+    def reload(self) -> None:
+        """Asks the record for the run's last steps: when it is opened, and after each attachment."""
+        self.run_worker(self._load(), group="past", exclusive=True)
+
+    async def _load(self) -> None:
+        client, run = self.owner.client, self.owner.shown.run
+        if client is None or run is None or not run.step:
+            return
+        steps = laps.columns_of(len(run.ranks))
+        try:
+            history = await client.history(run.run, laps.METRICS, max(run.step - steps + 1, 0), None, steps)
+        except TrainctlError as error:
+            self.app.notify(str(error), severity="error", markup=False)
+            return
+        self.past = laps.past_of(run.run, history)
+        self.paint()
+
+    # ------------------------------------------------------------ what is shown
+
+    @property
+    def row(self) -> Row | None:
+        """The rank that is chosen, or the first."""
+        owner = self.owner
+        table = rows(owner.shown, owner.clock, owner.selected)
+        return next((row for row in table if row.selected), table[0] if table else None)
+
+    def names(self) -> dict[int, lv.Named]:
+        row = self.row
+        return {rank: name for rank, name in lv.names_of(self.owner.shown).items() if row and rank == row.view.rank}
+
+    def lines(self, columns: int, rows: int) -> list[Line]:
+        owner, row = self.owner, self.row
+        rows -= self.typing_rows
+        made = header.lines(owner.shown, owner.clock, columns, owner.glyphs, rows=2, badge=owner.badge)[:1]
+        if row is None:
+            made.append(fit(line(Piece("no run, so no nodes: trainctl run RUN.toml starts one", "dim")), columns))
+            return (made + [fit((), columns)] * rows)[:rows]
+        body, left = node_view.lines(
+            owner.shown, row, self.past, owner.clock, columns, rows - len(made), owner.glyphs
+        )  # fmt: skip
+        return [*made, *body, *(self.log_lines(columns, left) if left else [])][:rows]
+
+    # ------------------------------------------------------------ keys
+
+    def action_turn(self, by: int) -> None:
+        """To the next node, round the ends."""
+        run, row = self.owner.shown.run, self.row
+        if run is None or row is None:
+            return
+        ranks = sorted(view.rank for view in run.ranks)
+        self.owner.selected = ranks[(ranks.index(row.view.rank) + by) % len(ranks)]
+        self.view = lv.View(query=self.view.query, only=self.view.only)
+        self.paint()
+
+    def action_back(self) -> None:
+        if self.view.query.text or self.typing_rows:
+            self.key_escape()
+        else:
+            self.owner.action_show("overview")
