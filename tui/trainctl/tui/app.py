@@ -30,6 +30,7 @@ from trainctl.tui.glyphs import Glyphs, for_locale
 from trainctl.tui.lines import clean, plain
 from trainctl.tui.palette import VerbProvider
 from trainctl.tui.screens.base import BaseScreen
+from trainctl.tui.screens.charts import ChartsScreen
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.help import HelpScreen
 from trainctl.tui.screens.overview import OverviewScreen
@@ -78,6 +79,7 @@ class TrainctlApp(App[int]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("0", "show('runs')", "runs", tooltip="every run the agent knows", priority=True),
         Binding("1", "show('overview')", "view", tooltip="the run on one page", priority=True),
+        Binding("3", "show('charts')", "charts", tooltip="any metrics, zoomed and read", priority=True),
         Binding("4", "show('events')", "events", tooltip="all events, / filters", priority=True),
         Binding("b", "dialog('resize-batch')", "batch", tooltip="micro-batch of a node", priority=True),
         Binding("s", "dialog('rebalance')", "split", tooltip="samples of each node", priority=True),
@@ -159,7 +161,8 @@ class TrainctlApp(App[int]):
     # ------------------------------------------------------------ following the agent
 
     def on_mount(self) -> None:
-        for screen in (OverviewScreen(name="overview"), RunsScreen(name="runs"), EventsScreen(name="events")):
+        screens = (OverviewScreen(name="overview"), RunsScreen(name="runs"), ChartsScreen(name="charts"))
+        for screen in (*screens, EventsScreen(name="events")):
             self.install_screen(screen, screen.name or "")
         self.push_screen("overview")
         self.run_worker(self.feed.keep_up(), group="follow")
