@@ -113,6 +113,8 @@ def zoomed(view: ChartView, factor: float, ground: Ground, at: float | None = No
     x = ground.axis.to_x
     middle, low, high = float(x(at)), float(x(first)), float(x(last + 1))
     edges = [float(ground.axis.to_step(middle + (edge - middle) * factor)) for edge in (low, high)]
+    if factor < 1 and edges[1] - edges[0] < LEAST_STEPS / 2:  # in time, on a pause
+        return view
     return _over(view, edges[0], edges[1], ground)
 
 
@@ -138,6 +140,8 @@ def panned(view: ChartView, part: float, ground: Ground) -> ChartView:
     x = ground.axis.to_x
     by = part * float(x(last + 1) - x(first))
     start, end = (float(ground.axis.to_step(float(x(edge)) + by)) for edge in (first, last + 1))
+    if end - start < LEAST_STEPS / 2:  # in time, onto a pause: over it
+        start, end = first + part * (last + 1 - first), last + 1 + part * (last + 1 - first)
     if part > 0 and end > ground.newest + 1:
         return replace(view, span=last + 1 - first, last=None)
     return _over(view, start, end, ground)
