@@ -75,6 +75,9 @@ def expected_rollups(paths: RunPaths) -> dict[tuple[object, ...], tuple[object, 
     for number, loss, norm, rate, seconds, weight in of_run:
         speed = weight / seconds if seconds > 0 else None
         named = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "step_seconds": seconds}
+        for name in ("loss", "grad_norm"):
+            value = named[name]
+            named[f"{name}_not_finite"] = None if value is not None and math.isfinite(value) else 1.0
         _collect(values, number, RUN_RANK, {**named, "tokens_per_second": speed})
     for number, rank, seconds, busy, tokens, wait, memory, *phases in of_ranks:
         named = {"rank_step_seconds": seconds, "busy_seconds": busy, "wait_seconds": wait, "memory_bytes": memory}

@@ -253,6 +253,20 @@ def test_an_empty_record_has_nothing_and_says_so_quietly(tmp_path: Path) -> None
             assert reader.series(metric, 0 if per_rank else None).steps == ()
 
 
+@pytest.mark.parametrize(("metric", "each"), [("tokens_total", 3072.0), ("committed_at", 1.0)])
+def test_tokens_and_time_are_read_at_the_ends_of_each_bucket_without_rollups(
+    long_run: RecordReader, metric: str, each: float
+) -> None:
+    for first, last, columns in ((1, LONG, 240), (100, 160, 120), (149_000, 161_000, 50), (LONG - 5, LONG + 9, 10)):
+        series = long_run.series(metric, None, first, last, columns)
+        size, standing = series.bucket_steps, [step for step in range(first, min(last, LONG) + 1) if step not in HOLE]
+        assert series.steps == tuple(sorted({step // size * size for step in standing}))
+        for start, low, high in zip(series.steps, series.minimum, series.maximum, strict=True):
+            inside = [step for step in range(start, start + size) if first <= step <= min(last, LONG)]
+            ends = [step for step in inside if step not in HOLE]
+            assert (low, high) == (ends[0] * each, ends[-1] * each)
+
+
 def test_what_cannot_be_asked_is_refused_by_name(small: RunPaths) -> None:
     with RecordReader(small) as reader:
         with pytest.raises(InvalidInputError, match="metric: unknown metric 'los'; there are loss"):

@@ -18,6 +18,7 @@ from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import Connection
 from trainctl.protocol.errors import RefusedError, UnreachableError
+from trainctl.protocol.zoom import choose
 from trainctl.tui.app import TrainctlApp
 from trainctl.tui.clock import Clock
 from trainctl.tui.glyphs import UNICODE, Glyphs
@@ -296,6 +297,39 @@ def lap_series(view: m.RunView, first_step: int) -> tuple[m.Series, ...]:
     return tuple(made)
 
 
+def history_of(
+    view: m.RunView, metrics: tuple[str, ...], first_step: int, last_step: int | None, columns: int
+) -> tuple[m.Series, ...]:
+    """What a record answers: each metric between two steps in at most `columns` buckets."""
+    first, last = max(first_step, 1), min(last_step or view.step, view.step)
+    zoom = choose(first, last, columns)
+    every = {(made.metric, made.rank): made for made in series(view)}
+    seconds, many = SECONDS[len(view.ranks)], len(view.ranks) == 4
+    exact: dict[str, Callable[[int], float]] = {
+        "loss": lambda step: loss_at(step, many),
+        "grad_norm": lambda step: 0.7 + 0.2 * math.sin(step * 3.1) + 2 / (1 + step / 20),
+        "learning_rate": lambda step: 1.62e-4 * min(step / 2000, 1.0),
+        "tokens_total": lambda step: step * (32768.0 if many else 3048.0),
+        "committed_at": lambda step: NOW - 0.2 - seconds * (view.step - step),
+    }
+    wanted = [(name, None) for name in metrics if name in exact] + [key for key in every if key[0] in metrics]
+    made = []
+    for name, rank in dict.fromkeys(wanted):
+        known = every.get((name, rank))
+        if known is not None and name == "eval_loss":
+            made.append(known)
+            continue
+        value = exact.get(name) or (lambda step, known=known: known.last[step % len(known.last)])
+        starts = range(first // zoom.bucket_steps * zoom.bucket_steps, last + 1, zoom.bucket_steps)
+        chunks = []
+        for start in starts:
+            low, high = max(start, first), min(start + zoom.bucket_steps - 1, last)
+            chunks.append([value(step) for step in {*range(low, high + 1, max(zoom.bucket_steps // 8, 1)), high}])
+        columns_of = [tuple(pick(chunk) for chunk in chunks) for pick in (min, max, lambda c: sum(c) / len(c), max)]
+        made.append(m.Series(name, rank, zoom.bucket_steps, tuple(starts), *columns_of))
+    return tuple(made)
+
+
 def snapshot(view: m.RunView | None, seq: int = 0) -> m.Snapshot:
     """What an agent answers an attach with; passed through the codec, as everything here."""
     lead = view.lead if view else "atlas"
@@ -354,6 +388,7 @@ class Recorded:
         self.known_runs = runs
         self.commands: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
         self.replies: dict[str, list[dict[str, Any]]] = {}
+        self.asked: list[m.HistoryRequest] = []
         self.more: asyncio.Queue[Message | tuple[str, Message]] = asyncio.Queue()
         self.gate: asyncio.Event | None = None
         self.refuses = False
@@ -395,9 +430,13 @@ class Recorded:
     async def history(
         self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
     ) -> m.History:
+        self.asked.append(m.HistoryRequest("r", run, metrics, first_step, last_step, columns))
         view = next(item.run for item in self.messages if isinstance(item, m.Snapshot))
-        known = (*series(view, first_step), *lap_series(view, first_step)) if view else ()
-        return m.History(rid="r", series=tuple(item for item in known if item.metric in metrics))
+        if view is None or run != view.run:
+            view = (await self.snapshot(0, run)).run
+        assert view is not None
+        laps = tuple(item for item in lap_series(view, first_step) if item.metric in metrics)
+        return m.History(rid="r", series=(*history_of(view, metrics, first_step, last_step, columns), *laps))
 
     async def runs(self) -> m.Runs:
         return m.Runs(rid="r", runs=self.known_runs)

@@ -17,8 +17,10 @@ STEP_EXPRESSIONS: Final[dict[str, str]] = {
     "learning_rate": "learning_rate",
     "step_seconds": "step_seconds",
     "tokens_per_second": "CASE WHEN step_seconds > 0 THEN weight / step_seconds END",
+    "loss_not_finite": "CASE WHEN loss IS NULL OR abs(loss) >= 1e300 THEN 1.0 END",
+    "grad_norm_not_finite": "CASE WHEN grad_norm IS NULL OR abs(grad_norm) >= 1e300 THEN 1.0 END",
 }
-"""Metrics of a row of `steps`, in SQL."""
+"""Metrics of a row of `steps`, in SQL. The last two are there only for steps whose value could not be drawn."""
 
 RANK_EXPRESSIONS: Final[dict[str, str]] = {
     "rank_step_seconds": "r.step_seconds",
@@ -40,8 +42,10 @@ LATER_METRICS: Final = ("busy_seconds", "data_seconds")
 
 EVALUATION_METRIC: Final = "eval_loss"
 DRIFT_METRIC: Final = "drift"
-WITHOUT_ROLLUPS: Final = frozenset({EVALUATION_METRIC, DRIFT_METRIC})
-"""Metrics in tables of their own, with few rows, where a step's newest row replaces those before it."""
+AXIS_METRICS: Final = frozenset({"tokens_total", "committed_at"})
+"""Columns of `steps` that only grow: a bucket's ends are sought in the table, so every record has them."""
+WITHOUT_ROLLUPS: Final = frozenset({EVALUATION_METRIC, DRIFT_METRIC}) | AXIS_METRICS
+"""Beside those, metrics in tables of their own, with few rows, where a step's newest row replaces those before it."""
 
 FINITE: Final = "value IS NOT NULL AND abs(value) < 1e300"
 """Below where a sum of many would be infinite itself."""

@@ -8,6 +8,7 @@ from outside the span read one by one: a spike is in its bucket's maximum at any
 from typing import Final, NamedTuple
 
 from trainctl.protocol.metrics import (
+    AXIS_METRICS,
     DRIFT_METRIC,
     EVALUATION_METRIC,
     FINITE,
@@ -76,6 +77,8 @@ def series_query(metric: str) -> str:
 
     Its parameters are the fields of Pieces, `level`, `rank` and `size`, the steps in a bucket.
     """
+    if metric in AXIS_METRICS:
+        return _axis_query(metric)
     steps = _steps_query(metric)
     columns = "step, 1 AS count, value AS minimum, value AS maximum, value AS mean, value AS last"
     return f"""
@@ -94,6 +97,22 @@ def series_query(metric: str) -> str:
         )
         SELECT bucket, buckets.minimum, buckets.maximum, buckets.mean, last
         FROM buckets JOIN pieces ON pieces.step = newest ORDER BY bucket
+    """  # noqa: S608  every part is a constant of this program; values are parameters
+
+
+def _axis_query(metric: str) -> str:
+    """The value at each bucket's first and last step, two seeks a bucket however many steps it has."""
+
+    def end_of(order: str) -> str:
+        return f"""(SELECT {metric} FROM steps WHERE NOT retracted
+          AND step BETWEEN max(bucket * :size, :head_first) AND min(bucket * :size + :size - 1, :head_last)
+          ORDER BY step {order} LIMIT 1)"""  # noqa: S608  as below
+
+    return f"""
+        WITH RECURSIVE spans(bucket) AS (
+          SELECT :head_first / :size UNION ALL SELECT bucket + 1 FROM spans WHERE bucket < :head_last / :size
+        ), ends AS MATERIALIZED (SELECT bucket, {end_of("ASC")} AS early, {end_of("DESC")} AS late FROM spans)
+        SELECT bucket, early, late, (early + late) / 2, late FROM ends WHERE early IS NOT NULL ORDER BY bucket
     """  # noqa: S608  every part is a constant of this program; values are parameters
 
 

@@ -31,6 +31,7 @@ from trainctl.tui.lines import clean, plain
 from trainctl.tui.log_feed import LogFeed
 from trainctl.tui.palette import VerbProvider
 from trainctl.tui.screens.base import BaseScreen
+from trainctl.tui.screens.charts import ChartsScreen
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.help import HelpScreen
 from trainctl.tui.screens.log_screen import LogScreen
@@ -83,6 +84,7 @@ class TrainctlApp(App[int]):
         Binding("0", "show('runs')", "runs", tooltip="every run the agent knows", priority=True),
         Binding("1", "show('overview')", "view", tooltip="the run on one page", priority=True),
         Binding("2", "node", "node", tooltip="one node: its charts, phases, memory and log", priority=True),
+        Binding("3", "show('charts')", "charts", tooltip="any metrics, zoomed and read", priority=True),
         Binding("4", "show('events')", "events", tooltip="all events, / filters", priority=True),
         Binding("5", "show('logs')", "logs", tooltip="all nodes' logs, merged", priority=True),
         Binding("b", "dialog('resize-batch')", "batch", tooltip="micro-batch of a node", priority=True),
@@ -166,7 +168,8 @@ class TrainctlApp(App[int]):
     # ------------------------------------------------------------ following the agent
 
     def on_mount(self) -> None:
-        for screen in (OverviewScreen(name="overview"), RunsScreen(name="runs"), EventsScreen(name="events")):
+        screens = (OverviewScreen(name="overview"), RunsScreen(name="runs"), ChartsScreen(name="charts"))
+        for screen in (*screens, EventsScreen(name="events")):
             self.install_screen(screen, screen.name or "")
         self.install_screen(NodeScreen(name="node"), "node")
         self.install_screen(LogsScreen(name="logs"), "logs")

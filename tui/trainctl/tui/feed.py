@@ -14,7 +14,9 @@ from trainctl.tui.source import Connect, Source
 RETRY_SECONDS = 1.0
 SNAPSHOT_COLUMNS = 200
 _HISTORY_STEPS = 256
-_HISTORY_METRICS = ("loss", "step_seconds", "tokens_per_second", "busy_seconds", "own_tokens_per_second")
+_HISTORY_METRICS = (
+    "loss", "grad_norm", "learning_rate", "step_seconds", "tokens_per_second", "busy_seconds", "own_tokens_per_second"
+)  # fmt: skip
 
 
 class Feed:

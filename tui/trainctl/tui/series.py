@@ -2,6 +2,7 @@
 full."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,6 +102,18 @@ def from_series(series: m.Series, newest_step: int, capacity: int = CAPACITY) ->
         capacity=capacity,
     )
     return fold(_rebucket(window, series.bucket_steps))
+
+
+def appended(window: Window, newer: Window, after: int) -> Window:
+    """The window with the newer one's buckets that begin after step `after`, which is at least its own newest
+    bucket's first step; each goes where its first step falls."""
+    more = tail(newer, after + 1)
+    if not len(more):
+        return window
+    both: dict[str, Any] = {
+        name: np.concatenate([getattr(window, name), getattr(more, name)]) for name in ("first", "broken", *_COLUMNS)
+    }
+    return _rebucket(replace(window, **both), window.bucket_steps)
 
 
 def fold(window: Window) -> Window:

@@ -4,7 +4,6 @@ Values fall into dot columns by min and max, so a spike one step wide is drawn w
 leaves its columns empty; a value that isn't finite is marked, never drawn as a number.
 """
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +21,8 @@ _ASCII = (" ", "'", ".", ":")
 class Curve:
     """One series to draw: bucket i spans `x[i] .. x[i] + span` and holds values from `low[i]` to `high[i]`.
 
-    NaN in `low` and `high` is a bucket without a finite value. `role` is its colour's name.
+    NaN in `low` and `high` is a bucket without a finite value. `role` is its colour's name. `joins`, of len(x) - 1,
+    says which buckets a line joins to the next; without it those do that begin within one and a half spans.
     """
 
     x: Floats
@@ -30,6 +30,7 @@ class Curve:
     high: Floats
     span: float
     role: str
+    joins: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,11 @@ def extents(curve: Curve, frame: Frame) -> tuple[Floats, Floats, NDArray[np.bool
     drawn = np.flatnonzero(inside & np.isfinite(curve.low) & np.isfinite(curve.high))
     np.fmin.at(low, columns[drawn], curve.low[drawn])
     np.fmax.at(high, columns[drawn], curve.high[drawn])
-    for here, there in itertools.pairwise(drawn.tolist()):
-        if there == here + 1 and curve.x[there] - curve.x[here] <= 1.5 * curve.span:
-            _bridge(low, high, joined, (int(columns[here]), int(columns[there])), curve, here)
+    here, there = drawn[:-1], drawn[1:]
+    ties = curve.joins[here] if curve.joins is not None else curve.x[there] - curve.x[here] <= 1.5 * curve.span
+    onward = (there == here + 1) & ties & (columns[there] > columns[here])
+    for place in here[onward].tolist():
+        _bridge(low, high, joined, (int(columns[place]), int(columns[place + 1])), curve, place)
     return low, high, joined
 
 
@@ -88,8 +91,6 @@ def _bridge(
 ) -> None:
     """Joins neighbouring buckets: columns between them get the straight line's value."""
     start, end = between
-    if end <= start:
-        return
     joined[start:end] = True
     if end > start + 1:
         part = np.arange(1, end - start) / (end - start)
@@ -108,8 +109,21 @@ class Canvas:
         self._roles: list[list[str]] = [[""] * frame.columns for _ in range(frame.rows)]
         self._over: dict[tuple[int, int], tuple[str, str]] = {}
 
-    def stroke(self, curve: Curve) -> None:
-        """Draws a curve: in each dot column from its lowest to its highest value, joined to its neighbours."""
+    def stroke(self, curve: Curve, *, alone: bool = False) -> None:
+        """Draws a curve: in each dot column from its lowest to its highest value, joined to its neighbours.
+
+        With `alone` it clears the cells that it passes through, so that a line is seen on what fills them.
+        """
+        under = self._dots
+        if alone:
+            self._dots = np.zeros_like(under)
+        self._draw(curve)
+        if alone:
+            cells = self._dots.reshape(self.frame.rows, self._down, self.frame.columns, self._across).any(axis=(1, 3))
+            passed = np.repeat(np.repeat(cells, self._down, axis=0), self._across, axis=1)
+            self._dots |= under & ~passed
+
+    def _draw(self, curve: Curve) -> None:
         low, high, joined = extents(curve, self.frame)
         height = self._dots.shape[0]
         if height == 0:

@@ -1,6 +1,6 @@
 """Verticals in a chart: numbered where an event took effect, named where a generation of other ranks begins."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainctl.tui.charts.braille import Canvas
@@ -20,15 +20,15 @@ class Mark:
 
 
 def draw(
-    canvas: Canvas, marks: Sequence[Mark | Change], glyphs: Glyphs, titled: int
+    canvas: Canvas, marks: Sequence[Mark | Change], glyphs: Glyphs, titled: int, x_of: Callable[[int], float] = float
 ) -> tuple[Placed, Mapping[int, str]]:
-    """Draws the verticals. The numbers for the title rule, and the generations by column.
+    """Draws the verticals, a step's at `x_of` it. The numbers for the title rule, and the generations by column.
 
     The first `titled` columns lie under the title's words: there a number stands at its vertical's top. Where two fall
     together the newer one shows.
     """
-    numbers = _at_columns(canvas, {mark.step: mark.number for mark in marks if isinstance(mark, Mark)})
-    changes = _at_columns(canvas, {mark.step: mark.generation for mark in marks if isinstance(mark, Change)})
+    numbers = _at_columns(canvas, {x_of(mark.step): mark.number for mark in marks if isinstance(mark, Mark)})
+    changes = _at_columns(canvas, {x_of(mark.step): mark.generation for mark in marks if isinstance(mark, Change)})
     for column in numbers:
         canvas.under(column, glyphs.mark, "mark")
     for column in changes:
@@ -39,9 +39,9 @@ def draw(
     return [(column, number) for column, number in sorted(numbers.items()) if column >= titled], changes
 
 
-def _at_columns(canvas: Canvas, texts: Mapping[int, str]) -> dict[int, str]:
-    """By column instead of by step, what lies outside left out."""
-    at = {canvas.frame.column_of(step): text for step, text in texts.items()}
+def _at_columns(canvas: Canvas, texts: Mapping[float, str]) -> dict[int, str]:
+    """By column instead of by x, what lies outside left out."""
+    at = {canvas.frame.column_of(x): text for x, text in texts.items()}
     return {column: text for column, text in at.items() if 0 <= column < canvas.frame.columns}
 
 

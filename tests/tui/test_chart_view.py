@@ -1,0 +1,209 @@
+"""The view of the charts: zoom and its undoing, panning, the crosshair, smoothing, the axes and the scales."""
+
+import dataclasses
+import datetime
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from trainctl.protocol import messages as m
+from trainctl.tui import series as s
+from trainctl.tui.charts import view as vw
+from trainctl.tui.charts.axis import Axis, axis_of, text, ticks, tokens
+from trainctl.tui.charts.scale import Scale
+from trainctl.tui.charts.smooth import smooth
+from trainctl.tui.charts.view import ChartView, Ground, Pick
+
+CHARTS = (vw.Chart((Pick("loss"),)), vw.Chart((Pick("busy_seconds", vw.ALL_RANKS),)))
+VIEW = ChartView(CHARTS)
+STEPS = st.integers(64, 2_000_000)
+
+
+def axis(kind: str, newest: int, pauses: dict[int, float] | None = None) -> Axis:
+    """Steps of 2 s or 1,000 tokens, with pauses in seconds after some of them."""
+    if kind == "step":
+        return Axis()
+    steps = np.unique(np.linspace(1, newest, 50).astype(np.int64)).astype(np.float64)
+    values = 1000.0 * steps if kind == "tokens" else 1.7e9 + 2.0 * steps
+    for step, pause in (pauses or {}).items():
+        values = values + np.where(steps > step, pause, 0.0)
+    return Axis(kind, steps, values)  # type: ignore[arg-type]
+
+
+@given(STEPS, st.floats(0, 1), st.integers(1, 5), st.sampled_from(["step", "tokens", "time"]), st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_zooming_in_and_out_again_returns(newest: int, part: float, times: int, kind: str, live: bool) -> None:
+    ground = Ground(newest, 0, live, 100, axis(kind, newest, {newest // 3: 5000.0}))
+    view = vw.pointed(VIEW, part, ground)
+    before, widest = vw.shown(view, ground), view
+    views = [view]
+    for _ in range(times):
+        view = vw.act(view, "zoom_in", ground)
+        views.append(view)
+        first, last = vw.shown(view, ground)
+        assert before[0] - 1e-3 <= first < last + 1 <= before[1] + 1 + 1e-3
+    taken = sum(a != b for a, b in itertools.pairwise(views))
+    for _ in range(taken):
+        view = vw.act(view, "zoom_out", ground)
+    assert vw.shown(view, ground) == pytest.approx(before, abs=0.01 * max(1.0, newest * 1e-6))
+    assert dataclasses.replace(view, span=None, last=None) == dataclasses.replace(widest, span=None, last=None)
+
+
+@given(STEPS, st.lists(st.sampled_from(sorted(vw.ACTIONS)), max_size=30), st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_no_keys_lead_outside_the_run_or_to_nothing(newest: int, actions: list[str], live: bool) -> None:
+    view, ground = VIEW, Ground(newest, 3 * newest, live)
+    first, last = ground.whole
+    for action in actions:
+        view = vw.act(view, action, ground)
+        low, high = vw.shown(view, ground)
+        assert high - low + 1 >= min(vw.LEAST_STEPS, last - first + 1) - 1e-6
+        assert low >= first - 1e-6
+        assert view.crosshair is None or view.crosshair >= 1
+        assert 0 <= view.focus < len(view.charts)
+    reset = vw.act(vw.act(view, "reset", ground), "reset", ground)
+    assert vw.shown(reset, ground) == (first, last)
+
+
+def test_without_a_crosshair_zooming_keeps_to_the_newest_step_and_jumps_by_pages() -> None:
+    ground = Ground(10_000)
+    view = vw.act(vw.act(VIEW, "zoom_in", ground), "zoom_in", ground)
+    assert view.following
+    pages = {vw.shown(view, dataclasses.replace(ground, newest=10_000 + step)) for step in range(0, 1000, 10)}
+    assert len(pages) <= 3
+    for first, last in pages:
+        assert last - first + 1 == pytest.approx(view.span, abs=4)
+    back = vw.act(view, "pan_left", ground)
+    assert not back.following
+    assert vw.shown(back, ground) == vw.shown(back, dataclasses.replace(ground, newest=10_100))
+    assert vw.act(back, "newest", ground).following
+    assert vw.act(vw.act(back, "pan_right", ground), "pan_right", ground).following
+    assert vw.shown(vw.act(back, "first", ground), ground)[0] == 1
+
+
+def test_the_crosshair_goes_by_columns_or_by_steps_where_those_are_wider() -> None:
+    ground = Ground(10_000, live=False, columns=100)
+    view = vw.act(VIEW, "cross_left", ground)
+    assert view.crosshair == 10_000
+    view = vw.act(view, "cross_left", ground)
+    assert view.crosshair == pytest.approx(9900)
+    narrow = dataclasses.replace(view, span=20.0, last=9905.0)
+    assert vw.act(narrow, "cross_right", ground).crosshair == 9901
+    assert vw.act(vw.act(narrow, "reset", ground), "cross_right", ground).crosshair == 9905
+
+
+def test_log_smoothing_charts_and_axis_are_chosen_by_keys() -> None:
+    ground = Ground(1000)
+    view = vw.act(vw.act(VIEW, "next", ground), "log", ground)
+    assert [chart.log for chart in view.charts] == [False, True]
+    kinds = []
+    for _ in range(3):
+        view = vw.act(view, "axis", ground)
+        kinds.append(view.x)
+    assert kinds == ["tokens", "time", "step"]
+    halves = []
+    for _ in vw.SMOOTHINGS:
+        view = vw.act(view, "smooth", ground)
+        halves.append(vw.half_life(view.chart, view, ground))
+    assert halves == [10, 20, 100, 0]
+    assert len(vw.act(view, "add", ground).charts) == 3
+    assert vw.act(vw.act(view, "remove", ground), "remove", ground).charts == (CHARTS[0],)
+    assert vw.act(view, "alone", ground).alone
+
+
+def windows(values: list[tuple[int, float]], capacity: int = 64) -> s.Window:
+    made = s.empty(capacity)
+    for step, value in values:
+        made = s.add(made, step, value)
+    return made
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.floats(-1e3, 1e3) | st.just(math.nan)), max_size=60, unique_by=lambda
+                item: item[0]), st.floats(0.5, 200))  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_smoothing_is_the_formula_and_keeps_within_the_values(values: list[tuple[int, float]], half: float) -> None:
+    window = windows(sorted(values), 512)
+    made = smooth(window, half)
+    assert (np.isfinite(made) == (window.count > 0)).all()
+    known = [(step, value) for step, value in sorted(values) if math.isfinite(value)]
+    for step, value in zip(window.first.tolist(), made.tolist(), strict=True):
+        if math.isfinite(value):
+            weights = [(0.5 ** ((step - at) / half), one) for at, one in known if at <= step]
+            wanted = sum(w * one for w, one in weights) / sum(w for w, _ in weights)
+            assert value == pytest.approx(wanted, rel=1e-6, abs=1e-6)
+
+
+def test_an_old_level_is_forgotten_over_a_gap() -> None:
+    window = windows([*((step, 10.0) for step in range(1, 41)), (2000, 1.0), (2001, 1.0)], 4096)
+    assert smooth(window, 20)[-1] == pytest.approx(1.0)
+    assert smooth(windows([(1, 4.0)]), 1000)[0] == 4.0
+
+
+@given(st.lists(st.floats(1e-9, 1e9), min_size=2, max_size=20), st.integers(2, 40))
+def test_log_and_linear_agree_on_order(values: list[float], rows: int) -> None:
+    array = np.array(values)
+    for scale in (Scale(), Scale(log=True)):
+        low, high = scale.range_of(min(values), max(values), 0.02)
+        heights = scale.place(array)
+        assert (heights[np.argsort(array)][1:] >= heights[np.argsort(array)][:-1]).all()
+        assert low <= heights.min() <= heights.max() <= high
+        labels = scale.ticks(low, high, rows)
+        assert labels
+        assert all(low - 1e-9 <= height <= high + 1e-9 for height in labels)
+
+
+def test_a_logarithm_has_decades_and_no_place_for_zero() -> None:
+    scale = Scale(log=True)
+    assert list(scale.ticks(-4.2, 1.1, 16).values()) == ["1e-4", "0.001", "0.01", "0.1", "1", "10"]
+    assert list(scale.ticks(0.2, 1.4, 16).values()) == ["2", "5", "10", "20"]
+    assert np.isnan(scale.place(np.array([0.0, -1.0, math.nan]))).all()
+
+
+def series(metric: str, size: int, rows: list[tuple[int, float, float]]) -> m.Series:
+    steps, low, high = zip(*rows, strict=True)
+    return m.Series(metric, None, size, steps, low, high, low, high)
+
+
+def test_an_axis_of_tokens_is_exact_at_the_ends_of_buckets_and_reaches_beyond() -> None:
+    coarse = series("tokens_total", 100, [(0, 10.0, 990.0), (100, 1000.0, 1990.0), (200, 2000.0, 2500.0)])
+    fine = series("tokens_total", 10, [(100, 1000.0, 1090.0), (110, 1200.0, 1290.0)])
+    made = axis_of("tokens", coarse, fine)
+    assert made.to_x(np.array([1.0, 99.0, 100.0, 109.0, 110.0, 200.0])).tolist() == [10, 990, 1000, 1090, 1200, 2000]
+    assert made.to_step(made.to_x(55.0)) == pytest.approx(55.0)
+    assert float(made.to_x(400.0)) == pytest.approx(2000 + 200 * 1990 / 199)
+    assert float(made.to_step(made.to_x(400.0))) == pytest.approx(400.0)
+    assert not axis_of("tokens", None, None).known
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=30))
+def test_a_clock_that_was_set_back_does_not_fold_the_axis(times: list[float]) -> None:
+    made = axis_of("time", series("committed_at", 1, [(i + 1, at, at) for i, at in enumerate(times)]), None)
+    assert (np.diff(made.steps) > 0).all()
+    assert (np.diff(made.values) > 0).all()
+
+
+def test_labels_of_tokens_and_of_times() -> None:
+    assert [tokens(value, span) for value, span in ((597.71e6, 1e6), (1.2e6, 1e6), (0, 1e6), (3e9, 6e9))] == [
+        "597.71M", "1.2M", "0", "3G",
+    ]  # fmt: skip
+    zone = datetime.timezone(datetime.timedelta(hours=5, minutes=30))
+    clock = Axis("time", np.array([1.0, 2.0]), np.array([1.7e9, 1.7e9 + 7200]))
+    found = ticks(clock, 1.7e9, 1.7e9 + 7200, 80, zone)
+    assert len(found) > 2
+    assert all(words.endswith(("00", "30", "15", "45", "20", "40", "10", "50")) for _, words in found)
+    elapsed = dataclasses.replace(clock, origin_seconds=1.7e9)
+    assert text(elapsed, 3725.0, 7200.0, zone) == "1h 02m"
+    steps = ticks(Axis(), 1.0, 20_481.0, 70, None)
+    assert [words for _, words in steps] == ["5,000", "10,000", "15,000", "20,000"]
+
+
+@given(st.floats(0, 1e12), st.floats(1, 1e12), st.integers(4, 300), st.sampled_from(["step", "tokens", "time"]))
+def test_ticks_are_in_view_and_few(low: float, size: float, columns: int, kind: str) -> None:
+    assume(low + size > low)
+    found = ticks(axis(kind, 1000), low, low + size, columns, datetime.UTC)
+    assert len(found) <= columns // 3 + 2
+    assert all(low - size * 1e-6 <= x <= low + size * (1 + 1e-6) for x, _ in found)

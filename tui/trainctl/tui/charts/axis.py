@@ -1,0 +1,166 @@
+"""The x axis of a chart: from steps to tokens or to time and back, and round values to label it with. Pure."""
+
+import datetime
+import math
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainctl.protocol import messages as m
+from trainctl.tui import format as f
+
+Floats = NDArray[np.float64]
+Kind = Literal["step", "tokens", "time"]
+KINDS: Final[tuple[Kind, ...]] = ("step", "tokens", "time")
+METRIC_OF: Final[dict[Kind, str]] = {"tokens": "tokens_total", "time": "committed_at"}
+"""The metric in which a record keeps what stands on the axis."""
+
+_TIME_STEPS: Final = (
+    *(1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 10800.0, 21600.0),
+    *(43200.0, 86400.0, 172800.0, 604800.0),
+)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Where each step stands: on straight lines between knots, and on the mean slope outside them.
+
+    Both arrays ascend strictly and are of one length; without knots x is the step itself. `values` are tokens, or Unix
+    seconds less `origin_seconds`.
+    """
+
+    kind: Kind = "step"
+    steps: Floats = field(default_factory=lambda: np.empty(0))
+    values: Floats = field(default_factory=lambda: np.empty(0))
+    origin_seconds: float = 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether it can be drawn on: steps always, else from two knots on."""
+        return self.kind == "step" or len(self.steps) > 1
+
+    def to_x(self, steps: Floats | float) -> Floats:
+        """The x of steps, of any shape."""
+        return _between(np.asarray(steps, np.float64), self.steps, self.values)
+
+    def to_step(self, x: Floats | float) -> Floats:
+        """The steps, not whole ones, of x values of any shape."""
+        return _between(np.asarray(x, np.float64), self.values, self.steps)
+
+
+def _between(at: Floats, known: Floats, values: Floats) -> Floats:
+    if len(known) < 2:
+        return at
+    slope = (values[-1] - values[0]) / (known[-1] - known[0])
+    inside = np.interp(at, known, values)
+    return np.asarray(inside + slope * (np.minimum(at - known[0], 0.0) + np.maximum(at - known[-1], 0.0)), np.float64)
+
+
+def axis_of(kind: Kind, coarse: m.Series | None, fine: m.Series | None, *, elapsed: bool = False) -> Axis:
+    """The axis from what a record says of its metric over the whole run, and more exactly over a part of it.
+
+    With `elapsed` times count from the run's first step.
+    """
+    if kind == "step":
+        return Axis()
+    steps, values = _knots(coarse)
+    near, exact = _knots(fine)
+    if len(near):
+        outside = (steps < near[0]) | (steps > near[-1])
+        steps, values = np.concatenate([steps[outside], near]), np.concatenate([values[outside], exact])
+    order = np.argsort(steps, kind="stable")
+    steps, values = steps[order], values[order]
+    # A clock that was set back, or a step that was made again, must not fold the axis.
+    before = np.maximum.accumulate(np.concatenate([[-np.inf], values]))[: len(values)]
+    good = (values > before) & (np.diff(steps, prepend=-np.inf) > 0)
+    steps, values = steps[good], values[good]
+    origin = float(values[0]) if elapsed and len(values) else 0.0
+    return Axis(kind, steps, values - origin, origin)
+
+
+def _knots(series: m.Series | None) -> tuple[Floats, Floats]:
+    """The first and last value of each bucket; the last one's step is known only where the next bucket says so."""
+    if series is None or not series.steps:
+        return np.empty(0), np.empty(0)
+    first = np.asarray(series.steps, np.float64)
+    low, high = np.asarray(series.minimum, np.float64), np.asarray(series.maximum, np.float64)
+    if series.bucket_steps == 1:
+        return first, high
+    first, last = np.maximum(first, 1.0), first + series.bucket_steps - 1
+    known = np.append(first[1:] == last[:-1] + 1, False)
+    return np.concatenate([first, last[known]]), np.concatenate([low, high[known]])
+
+
+def ticks(axis: Axis, low: float, high: float, columns: int, zone: datetime.tzinfo | None) -> list[tuple[float, str]]:
+    """Round x values in low..high with their texts, as many as stand apart on `columns` cells."""
+    if not high > low or columns < 4:
+        return []
+    if axis.kind == "time":
+        step = _time_step(low, high, columns)
+        shift = 0.0 if axis.origin_seconds else _offset(high, zone)
+    else:
+        step, shift = _round_step(low, high, columns), 0.0
+    start = math.ceil((low + shift) / step - 1e-9)
+    count = int((high + shift) / step + 1e-9) - start + 1
+    found = [(start + index) * step - shift for index in range(min(max(count, 0), columns))]
+    return [(x, text(axis, x, high - low, zone)) for x in found]
+
+
+def _round_step(low: float, high: float, columns: int) -> float:
+    rough = max((high - low) / max(columns // 14, 1), 1.0)
+    scale = 10.0 ** math.floor(math.log10(rough))
+    return next(scale * part for part in (1.0, 2.0, 5.0, 10.0) if scale * part >= rough * 0.999)
+
+
+def _time_step(low: float, high: float, columns: int) -> float:
+    rough = (high - low) / max(columns // 14, 1)
+    return next((step for step in _TIME_STEPS if step >= rough), math.ceil(rough / 604800.0) * 604800.0)
+
+
+def _offset(at: float, zone: datetime.tzinfo | None) -> float:
+    """Seconds by which the zone's clock is ahead of UTC, so that round times are round there."""
+    try:
+        when = datetime.datetime.fromtimestamp(at, zone or datetime.UTC)
+        ahead = (when if zone is not None else when.astimezone()).utcoffset()
+    except (OverflowError, OSError, ValueError):
+        return 0.0
+    return ahead.total_seconds() if ahead is not None else 0.0
+
+
+def text(axis: Axis, x: float, span: float, zone: datetime.tzinfo | None) -> str:
+    """An x value in words; `span` is how much the axis shows, which decides how exact they are."""
+    if axis.kind == "step":
+        return f"{math.floor(x + 1e-6):,}"
+    if axis.kind == "tokens":
+        return tokens(x, span)
+    if axis.origin_seconds:
+        return elapsed(x, span)
+    try:
+        when = datetime.datetime.fromtimestamp(x, zone or datetime.UTC)
+    except (OverflowError, OSError, ValueError):
+        return f.NA
+    when = when if zone is not None else when.astimezone()
+    if span > 6 * 86400:
+        return f"{when.day} {when:%b}"
+    if span > 86400:
+        return f"{when:%a %H:%M}"
+    return f"{when:%H:%M}" if span >= 600 else f"{when:%H:%M:%S}"
+
+
+def tokens(value: float, span: float) -> str:
+    """Tokens with as many digits as tell apart what lies a hundredth of `span` apart: 1.2M, 597.71M, 0."""
+    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            digits = min(max(math.ceil(math.log10(100 * limit / span)), 0), 6) if span > 0 else 3
+            whole = f"{value / limit:.{digits}f}"
+            return (whole.rstrip("0").rstrip(".") if digits else whole) + unit
+    return f"{value:.0f}"
+
+
+def elapsed(seconds: float, span: float) -> str:
+    """A time since the start: 45s, 12m 30s, 3h 05m, 2d 4h."""
+    if abs(seconds) < 60 and span < 30:
+        return f"{seconds:.1f}s"
+    return f.duration(seconds)

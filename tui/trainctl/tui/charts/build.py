@@ -1,0 +1,213 @@
+"""The charts of a view as plots, from the run's state and what its record answered. Pure."""
+
+import datetime
+import string
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import msgspec
+
+from trainctl.protocol import messages as m
+from trainctl.tui import events_panel
+from trainctl.tui import lines as ln
+from trainctl.tui.charts import catalogue
+from trainctl.tui.charts.axis import Axis, Kind
+from trainctl.tui.charts.history import Answer, Key, axis_for, window_of
+from trainctl.tui.charts.plot import Plot
+from trainctl.tui.charts.scale import Scale
+from trainctl.tui.charts.traces import Trace
+from trainctl.tui.charts.view import ALL_RANKS, Chart, ChartView, Ground, Pick, half_life, shown
+from trainctl.tui.model import ViewState
+from trainctl.tui.series import Window
+from trainctl.tui.themes import SERIES_ROLES
+
+NAME_CELLS = 12
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What is known of one run: its view, and answers for the whole of it and for what is in view.
+
+    `coarse` is kept for the axes and until finer data come.
+    """
+
+    run: m.RunView
+    coarse: Answer | None = None
+    fine: Answer | None = None
+
+    @property
+    def answers(self) -> list[Answer]:
+        return [answer for answer in (self.fine, self.coarse) if answer is not None]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """All that charts are made of: the state shown, and by run what records answered, the runs laid over it too."""
+
+    state: ViewState
+    data: Mapping[str, RunData] = field(default_factory=lambda: MappingProxyType({}))
+    live: bool = True  # `state` is of a run that goes on
+    zone: datetime.tzinfo | None = None
+    tails: Mapping[Key, Window] = field(default_factory=lambda: MappingProxyType({}))
+
+    def of(self, run: str) -> RunData | None:
+        known = self.data.get(run)
+        if known is None and self.state.run is not None and self.state.run.run == run:
+            return RunData(self.state.run)
+        return known
+
+    def axis(self, run: str, kind: Kind, *, elapsed: bool) -> Axis:
+        """A run's axis; without what the record says of it, its steps'."""
+        known = self.of(run)
+        own = self.state if self.state.run is not None and self.state.run.run == run and self.live else None
+        if known is None or kind == "step":
+            return Axis()
+        return axis_for(kind, known.coarse, known.fine, own, elapsed=elapsed)
+
+
+def ground(view: ChartView, sources: Sources, columns: int) -> Ground:
+    """What the view lies on. Runs laid over it reach as far as the longest, on an axis of steps."""
+    run = sources.state.run
+    if run is None:
+        return Ground(0, columns=columns)
+    axis = sources.axis(run.run, view.x, elapsed=bool(view.runs))
+    if not axis.known:
+        axis = Axis()
+    others = [known.run.step for other in view.runs if (known := sources.of(other)) is not None]
+    if view.x != "step":
+        others = [_as_far(sources, run.run, other, view) for other in view.runs]
+    newest = max([run.step, *others])
+    live = sources.live and newest == run.step
+    return Ground(newest, run.steps if live else 0, live, columns, axis)
+
+
+def _as_far(sources: Sources, run: str, other: str, view: ChartView) -> int:
+    """The step of `run` that stands where the other run's newest does."""
+    known = sources.of(other)
+    theirs, ours = (sources.axis(name, view.x, elapsed=True) for name in (other, run))
+    if known is None or not theirs.known or not ours.known:
+        return 0
+    return int(ours.to_step(theirs.to_x(known.run.step)))
+
+
+def spans(view: ChartView, sources: Sources, place: Ground) -> dict[str, tuple[float, float]]:
+    """By run the steps of it that are in view."""
+    run = sources.state.run
+    if run is None:
+        return {}
+    first, last = shown(view, place)
+    made = {run.run: (first, last)}
+    for other in view.runs:
+        axis = sources.axis(other, view.x, elapsed=True)
+        own = place.axis if axis.known else Axis()
+        axis = axis if axis.known else Axis()
+        made[other] = (float(axis.to_step(own.to_x(first))), float(axis.to_step(own.to_x(last + 1))) - 1)
+    return made
+
+
+def plots(view: ChartView, sources: Sources, place: Ground, wanted: Collection[int]) -> list[Plot]:
+    """The view's charts of these indices as plots, in order."""
+    first, last = shown(view, place)
+    marks = events_panel.marks(sources.state)
+    made = []
+    for index in wanted:
+        chart = view.charts[index]
+        metrics = [catalogue.metric_of(pick.metric) for pick in chart.picks]
+        made.append(
+            Plot(
+                _titled(chart, view, sources, place),
+                traces(chart, view, sources, place),
+                first,
+                last,
+                place.axis,
+                Scale(chart.log),
+                half_life(chart, view, place),
+                marks,
+                view.crosshair,
+                index == view.focus and len(view.charts) > 1,
+                zone=sources.zone,
+                with_axis=index == max(wanted),
+                least_span=max((metric.least_span for metric in metrics), default=0.02),
+                most_times=max((metric.most_times for metric in metrics), default=float("inf")),
+            )
+        )
+    return made
+
+
+def _titled(chart: Chart, view: ChartView, sources: Sources, place: Ground) -> str:
+    words = [catalogue.title(chart, lambda rank: _node(sources.state.run, rank))]
+    if chart.log:
+        words.append("log")
+    soft = half_life(chart, view, place)
+    if soft:
+        words.append(f"half-life {soft:,.0f}")
+    return ", ".join(words)
+
+
+def traces(chart: Chart, view: ChartView, sources: Sources, place: Ground) -> tuple[Trace, ...]:
+    """A chart's lines: those of the run shown first, each run's picks in their order."""
+    run = sources.state.run
+    if run is None:
+        return ()
+    reach = spans(view, sources, place)
+    lines = [
+        (known, pick)
+        for name in (run.run, *view.runs)
+        if (known := sources.of(name)) is not None
+        for pick in expanded(chart, known.run)
+    ]
+    several = len({pick.metric for _, pick in lines if pick.rank is not None}) > 1
+    made = []
+    for index, (known, pick) in enumerate(lines):
+        own = sources.state if known.run.run == run.run else None
+        metric = catalogue.metric_of(pick.metric)
+        window = window_of(known.answers, own, (pick.metric, pick.rank), reach[known.run.run], sources.tails)
+        axis = sources.axis(known.run.run, view.x, elapsed=bool(view.runs)) if place.axis.kind != "step" else Axis()
+        label = name_of(pick, known.run, several, bool(view.runs), own is None) if len(lines) > 1 else ""
+        made.append(
+            Trace(
+                catalogue.in_units(window, metric.factor),
+                ln.shorten(ln.clean(label), NAME_CELLS),
+                SERIES_ROLES[index % len(SERIES_ROLES)],
+                axis,
+                metric.points,
+                string.ascii_letters[index % 52],
+                pick.metric,
+            )
+        )
+    return tuple(trace for trace in made if len(trace.window) or not trace.points)
+
+
+def expanded(chart: Chart, run: m.RunView) -> list[Pick]:
+    """The picks of a chart with every rank of the run by itself."""
+    made: list[Pick] = []
+    for pick in chart.picks:
+        ranks = sorted(view.rank for view in run.ranks) if pick.rank == ALL_RANKS else [pick.rank]
+        made += [Pick(pick.metric, rank) for rank in ranks]
+    return list(dict.fromkeys(made))
+
+
+def _node(run: m.RunView | None, rank: int) -> str:
+    nodes = {view.rank: view.node for view in run.ranks} if run is not None else {}
+    own = nodes.get(rank, f"rank {rank}")
+    return f"{own}:{rank}" if list(nodes.values()).count(own) > 1 else own
+
+
+def name_of(pick: Pick, run: m.RunView, several: bool, overlaid: bool, other: bool) -> str:
+    """What a line is called at its end: what tells it from the chart's other lines."""
+    words = []
+    if overlaid and other:
+        words.append(run.name)
+    if pick.rank is not None:
+        words.append(_node(run, pick.rank))
+    if pick.rank is None or several:
+        words.append(catalogue.short(pick.metric))
+    return " ".join(words)
+
+
+def renamed(run: m.RunView, others: Mapping[str, m.RunView]) -> m.RunView:
+    """A run of the same name as another goes by the end of its id."""
+    if any(other.run != run.run and other.name == run.name for other in others.values()):
+        return msgspec.structs.replace(run, name=run.run.removeprefix(f"{run.name}-") or run.run)
+    return run

@@ -1,0 +1,187 @@
+"""What the charts ask a record for, and the window to draw from its answers and from what came since. Pure."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.metrics import DRIFT_METRIC, EVALUATION_METRIC
+from trainctl.tui import series as s
+from trainctl.tui.charts.axis import METRIC_OF, Axis, Kind, axis_of
+from trainctl.tui.charts.catalogue import NOT_FINITE, per_rank
+from trainctl.tui.charts.view import Chart
+from trainctl.tui.model import ViewState
+
+Key = tuple[str, int | None]
+MOST_COLUMNS: Final = 2000
+"""The protocol's limit to the buckets of a request."""
+_MOST_METRICS: Final = 16
+_MOST_NUMBERS: Final = 80_000
+"""Of a reply; the protocol's frames end at 1 MB, and a number takes nine bytes."""
+_CAPACITY: Final = 8192
+_TAIL_STEPS: Final = 1024
+_OF_PARTS: Final[dict[str, Callable[[m.RankStep], float | None]]] = {
+    "wait_seconds": lambda part: part.phases.wait,
+    "rank_step_seconds": lambda part: part.step_seconds,
+    "memory_bytes": lambda part: part.memory_bytes,
+}
+"""Metrics of a rank that the state keeps no window of."""
+
+
+class Ask(NamedTuple):
+    """One view's worth of a run: about as many buckets as `columns` between two steps; `end` is where the view ends,
+    which may be to come."""
+
+    run: str
+    metrics: tuple[str, ...]
+    first: int
+    last: int
+    columns: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a record said to an `Ask`: windows by metric and rank, and the series that the axes are made of."""
+
+    ask: Ask
+    windows: Mapping[Key, s.Window] = field(default_factory=lambda: MappingProxyType({}))
+    axes: Mapping[str, m.Series] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def needed(charts: Iterable[Chart]) -> tuple[str, ...]:
+    """The metrics that charts draw, with those that tell where a value isn't finite, and those of the axes."""
+    picked = list(dict.fromkeys(pick.metric for chart in charts for pick in chart.picks))
+    marks = [name + NOT_FINITE for name in picked if name + NOT_FINITE in m.METRICS]
+    return (*picked, *marks, *METRIC_OF.values())
+
+
+def ask_of(run: str, metrics: tuple[str, ...], span: tuple[float, float], newest: int, columns: int) -> Ask:
+    """The request for the steps in view, `span`, of a run that has come to `newest`."""
+    first = max(math.floor(span[0]), 1)
+    last = max(min(math.ceil(span[1]), newest), first)
+    return Ask(run, metrics, first, last, min(max(columns, 2), MOST_COLUMNS), math.ceil(span[1]))
+
+
+def parts(ask: Ask, ranks: int) -> list[tuple[str, ...]]:
+    """The ask's metrics in as many requests as the protocol's limits make of them."""
+    made: list[list[str]] = [[]]
+    numbers = 0
+    for metric in ask.metrics:
+        size = 5 * ask.columns * (max(ranks, 1) if per_rank(metric) else 1)
+        if made[-1] and (len(made[-1]) == _MOST_METRICS or numbers + size > _MOST_NUMBERS):
+            made.append([])
+            numbers = 0
+        made[-1].append(metric)
+        numbers += size
+    return [tuple(part) for part in made if part]
+
+
+def answer_of(ask: Ask, replies: Sequence[m.History]) -> Answer:
+    """The windows of the replies, with a broken bucket wherever a value wasn't finite."""
+    series = [item for reply in replies for item in reply.series]
+    axes = {item.metric: item for item in series if item.metric in METRIC_OF.values()}
+    broken = {item.metric.removesuffix(NOT_FINITE): item for item in series if item.metric.endswith(NOT_FINITE)}
+    windows: dict[Key, s.Window] = {}
+    for item in series:
+        if item.metric in ask.metrics and item.metric not in axes and not item.metric.endswith(NOT_FINITE):
+            window = s.from_series(item, ask.last, _CAPACITY)
+            marks = broken.get(item.metric)
+            windows[item.metric, item.rank] = _with_broken(window, marks.steps) if marks is not None else window
+    return Answer(ask, MappingProxyType(windows), MappingProxyType(axes))
+
+
+def _with_broken(window: s.Window, steps: Iterable[int]) -> s.Window:
+    for step in steps:
+        window = s.add(window, step, math.nan)
+    return window
+
+
+class _Found(NamedTuple):
+    """A window that is whole from step `first` to `last`."""
+
+    first: float
+    last: float
+    window: s.Window
+
+
+def window_of(
+    answers: Sequence[Answer],
+    state: ViewState | None,
+    key: Key,
+    span: tuple[float, float],
+    tails: Mapping[Key, s.Window] = MappingProxyType({}),
+) -> s.Window:
+    """The best there is of a metric for the steps in view: the finest window that is whole over them, else the one that
+    is over most of them, and after it what `state`, that of the run shown, and `tails` have seen since."""
+    found = [_Found(item.ask.first, item.ask.last, item.windows[key]) for item in answers if key in item.windows]
+    newer = lately(state, key, tails) if state is not None else s.empty()
+    if state is not None and len(state.window(*key)):
+        whole = state.window(*key)
+        found.append(_Found(1, whole.newest_step, whole))
+    if not found:
+        return newer
+    newest = state.run.step if state is not None and state.run is not None else max(item.last for item in found)
+
+    def worth(item: _Found) -> tuple[bool, float, int]:
+        joined = len(newer) > 0 and int(newer.first[0]) <= item.last + 1
+        late = 0.0 if joined else max(min(span[1], newest) - item.last, 0.0)
+        missing = max(item.first - max(span[0], 1.0), 0.0) + late
+        return missing >= item.window.bucket_steps, missing, item.window.bucket_steps
+
+    best = min(found, key=worth)
+    return s.appended(best.window, newer, int(best.last))
+
+
+def lately(state: ViewState, key: Key, tails: Mapping[Key, s.Window] = MappingProxyType({})) -> s.Window:
+    """The last steps of a metric as they came live; `tails` has those that the state itself keeps no window of."""
+    known = state.lately(*key)
+    return known if len(known) else tails.get(key) or s.empty()
+
+
+def collected(tails: Mapping[Key, s.Window], state: ViewState) -> dict[Key, s.Window]:
+    """The tails with what the ranks' newest messages add. After a hole one begins anew, for then the record is to be
+    asked again."""
+    made = dict(tails)
+    for rank, parts in state.parts.items():
+        for metric, value_of in _OF_PARTS.items():
+            window = made.get((metric, rank)) or s.empty(_TAIL_STEPS)
+            fresh = [part for part in parts if part.step > window.newest_step]
+            if fresh and len(window) and fresh[0].step > window.newest_step + 1:
+                window = s.empty(_TAIL_STEPS)
+            if len(window) >= _TAIL_STEPS // 2:
+                window = s.tail(window, window.newest_step - _TAIL_STEPS // 4)
+            for part in fresh:
+                value = value_of(part)
+                window = s.add(window, part.step, value) if value is not None else window
+            made[metric, rank] = window
+    return made
+
+
+def is_torn(answer: Answer, state: ViewState, tails: Mapping[Key, s.Window]) -> bool:
+    """Whether steps are missing between what the record answered and what has come live since."""
+    return any(
+        len(newer) > 0 and int(newer.first[0]) > answer.ask.last + 1
+        for key in answer.windows
+        if key[0] not in (EVALUATION_METRIC, DRIFT_METRIC) and (newer := lately(state, key, tails)) is not None
+    )
+
+
+def axis_for(kind: Kind, coarse: Answer | None, fine: Answer | None, state: ViewState | None, *, elapsed: bool) -> Axis:
+    """The axis from a run's answers, and from its newest step where it is the live run."""
+    metric = METRIC_OF.get(kind, "")
+    whole, near = (answer.axes.get(metric) if answer is not None else None for answer in (coarse, fine))
+    if state is not None and state.last_step is not None and metric:
+        newest = state.last_step.value
+        whole = _with_newest(whole, newest.step, newest.tokens_total if kind == "tokens" else newest.committed_at)
+    return axis_of(kind, whole, near, elapsed=elapsed)
+
+
+def _with_newest(series: m.Series | None, step: int, value: float) -> m.Series | None:
+    """The series with a knot at a step after its last bucket."""
+    if series is None or not series.steps or step < series.steps[-1] + series.bucket_steps:
+        return series
+    columns = {name: (*getattr(series, name), value) for name in ("minimum", "maximum", "mean", "last")}
+    return m.Series(series.metric, None, series.bucket_steps, (*series.steps, step), **columns)

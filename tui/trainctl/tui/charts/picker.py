@@ -1,0 +1,113 @@
+"""The list that a chart's lines are chosen from: metrics by node, and runs to lay over. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from trainctl.protocol import messages as m
+from trainctl.tui import format as f
+from trainctl.tui import lines as ln
+from trainctl.tui.charts import catalogue
+from trainctl.tui.charts.view import ALL_RANKS, Chart, ChartView, Pick, with_chart
+from trainctl.tui.glyphs import Glyphs
+from trainctl.tui.lines import Line, Piece
+
+MOST_RUNS = 4
+_NAME_CELLS = 20
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A line of the list: a metric to pick, or a run by its id."""
+
+    what: Pick | str
+    name: str
+    detail: str
+
+    def has(self, words: Sequence[str]) -> bool:
+        text = f"{self.name} {self.detail} {'run' if isinstance(self.what, str) else ''}".lower()
+        return all(word in text for word in words)
+
+
+@dataclass(frozen=True)
+class Picker:
+    """The list, what it is narrowed to, and the line the cursor is on among those left."""
+
+    choices: tuple[Choice, ...]
+    wanted: str = ""
+    cursor: int = 0
+
+    @property
+    def left(self) -> list[Choice]:
+        """Those with every word that was typed."""
+        words = self.wanted.lower().split()
+        return [choice for choice in self.choices if choice.has(words)]
+
+    @property
+    def chosen(self) -> Choice | None:
+        left = self.left
+        return left[min(self.cursor, len(left) - 1)] if left else None
+
+
+def choices_of(run: m.RunView | None, runs: Sequence[m.RunSummary]) -> tuple[Choice, ...]:
+    """Every metric, of each node where it is kept by rank, and every other run."""
+    ranks = sorted(run.ranks, key=lambda view: view.rank) if run is not None else []
+    nodes = [view.node for view in ranks]
+    made = []
+    for name in catalogue.names():
+        title, unit = catalogue.metric_of(name).title, m.METRICS[name][0]
+        if not catalogue.per_rank(name):
+            made.append(Choice(Pick(name), title, unit))
+            continue
+        made.append(Choice(Pick(name, ALL_RANKS), title, "every node"))
+        for view in ranks if len(ranks) > 1 else ():
+            where = f"{ln.clean(view.node)}:{view.rank}" if nodes.count(view.node) > 1 else ln.clean(view.node)
+            made.append(Choice(Pick(name, view.rank), title, where))
+    for item in runs:
+        if run is None or item.run != run.run:
+            words = f"{item.state} {item.step:,}/{item.steps:,}, loss {f.loss(item.last_loss)}"
+            made.append(Choice(item.run, ln.clean(item.run), words))
+    return tuple(made)
+
+
+def typed(picker: Picker, text: str) -> Picker:
+    return replace(picker, wanted=text, cursor=0)
+
+
+def moved(picker: Picker, by: int) -> Picker:
+    return replace(picker, cursor=min(max(picker.cursor + by, 0), max(len(picker.left) - 1, 0)))
+
+
+def toggled(view: ChartView, what: Pick | str) -> ChartView:
+    """The view with a line more or fewer in the chart in focus, or a run more or fewer over all of them."""
+    if isinstance(what, str):
+        if what in view.runs:
+            return replace(view, runs=tuple(run for run in view.runs if run != what))
+        return replace(view, runs=(*view.runs, what)[-MOST_RUNS:])
+    chart = view.chart
+    picks = tuple(pick for pick in chart.picks if pick != what) if what in chart.picks else (*chart.picks, what)
+    return with_chart(view, Chart(picks, chart.log, chart.smoothing))
+
+
+def lines(picker: Picker, view: ChartView, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+    """Exactly `rows` lines: the choices left around the cursor, each with whether it is drawn; a click toggles it."""
+    left = picker.left
+    cursor = min(picker.cursor, max(len(left) - 1, 0))
+    start = min(max(cursor - rows // 2, 0), max(len(left) - rows, 0))
+    made = [
+        _row(left[index], index, index == cursor, view, columns, glyphs) for index in range(start, len(left))[:rows]
+    ]
+    if not left:
+        made = [ln.line(Piece("nothing is called that", "dim"))]
+    return [ln.fit(pieces, columns) for pieces in (made + [ln.EMPTY] * rows)[:rows]]
+
+
+def _row(choice: Choice, index: int, here: bool, view: ChartView, columns: int, glyphs: Glyphs) -> Line:
+    is_run = isinstance(choice.what, str)
+    on = choice.what in view.runs if is_run else choice.what in view.chart.picks
+    press = f"screen.turn({index})"
+    lead = glyphs.cursor if here else " "
+    name = f"run {choice.name}" if is_run else choice.name
+    size = max(_NAME_CELLS, len(name) + 1) if is_run else _NAME_CELLS
+    body = f"{lead} [{'x' if on else ' '}] {name.ljust(size)} {choice.detail}"
+    role = "cursor" if here else "strong" if on else "text"
+    return ln.fit((Piece(ln.shorten(body, columns, glyphs.ellipsis).ljust(columns), role, press),), columns)

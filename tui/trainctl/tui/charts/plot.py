@@ -1,0 +1,244 @@
+"""A chart with a scale, an axis, smoothed lines and a crosshair as plain lines of text: a pure function of a `Plot`."""
+
+import datetime
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from trainctl.tui import lines as ln
+from trainctl.tui.charts import marks as mk
+from trainctl.tui.charts.axis import Axis, text, ticks
+from trainctl.tui.charts.braille import Canvas, Curve, Frame
+from trainctl.tui.charts.scale import Scale
+from trainctl.tui.charts.traces import Shape, Trace, shape
+from trainctl.tui.generations import Change
+from trainctl.tui.glyphs import Glyphs
+
+LEAST_ROWS, LEAST_COLUMNS = 3, 24
+_LETTER_CELLS = 12
+
+
+@dataclass(frozen=True)
+class Plot:
+    """What a chart shows: traces over the steps `first` to `last` of `axis`.
+
+    `crosshair` is a step. Values above `most_times` their median run out at the top, the highest with its number.
+    """
+
+    title: str
+    traces: tuple[Trace, ...]
+    first: float
+    last: float
+    axis: Axis = field(default_factory=Axis)
+    scale: Scale = field(default_factory=Scale)
+    half_life_steps: float = 0.0
+    marks: tuple[mk.Mark | Change, ...] = ()
+    crosshair: float | None = None
+    focused: bool = False
+    with_axis: bool = True  # a row for x, which the lowest of several above each other has for all
+    zone: datetime.tzinfo | None = None
+    empty_text: str = "no value in view"
+    least_span: float = 0.02
+    most_times: float = math.inf
+
+    @property
+    def edges(self) -> tuple[float, float]:
+        """x at the left and at the right edge."""
+        return float(self.axis.to_x(self.first)), float(self.axis.to_x(self.last + 1))
+
+
+class Margins(NamedTuple):
+    """Cells left of the dots, for y labels, and right of them, for names."""
+
+    left: int
+    right: int
+
+
+class Prepared(NamedTuple):
+    """A plot's shapes, the heights at its bottom and top (None: nothing to draw), and its y labels by height."""
+
+    shapes: tuple[Shape, ...]
+    span: tuple[float, float] | None
+    labels: dict[float, str]
+
+
+def prepare(plot: Plot, rows: int) -> Prepared:
+    """What drawing it in `rows` rows, title not counted, begins with."""
+    x0, x1 = plot.edges
+    shapes = tuple(shape(trace, x0, x1, plot.scale, plot.half_life_steps) for trace in plot.traces)
+    span = _span(plot, shapes) if plot.axis.known and x1 > x0 else None
+    labels = plot.scale.ticks(*span, plot_rows(plot, rows)) if span is not None else {}
+    return Prepared(shapes, span, labels)
+
+
+def plot_rows(plot: Plot, rows: int) -> int:
+    """Rows of dots: all but that of the x axis, which low charts go without."""
+    return rows - 1 if plot.with_axis and rows >= 5 else rows
+
+
+def margins(plot: Plot, made: Prepared, columns: int, glyphs: Glyphs) -> Margins:
+    """The cells it needs beside its dots; charts above each other take the widest of each."""
+    left = max((len(words) for words in made.labels.values()), default=4) + 1
+    names = [len(_name(trace, plot, glyphs)) for trace in plot.traces]
+    right = max((size + 1 for size in names if size), default=0)
+    return Margins(left, right if columns - left - right >= LEAST_COLUMNS else 0)
+
+
+def _span(plot: Plot, shapes: Sequence[Shape]) -> tuple[float, float] | None:
+    bounds = [values for item in shapes for values in item.bounds()]
+    heights = np.concatenate(bounds) if bounds else np.empty(0)
+    if not len(heights):
+        return None
+    values = 10.0**heights if plot.scale.log else heights
+    if math.isfinite(plot.most_times) and not plot.scale.log:
+        values = values[values <= max(plot.most_times * float(np.median(values)), float(values.min()))]
+    return plot.scale.range_of(float(values.min()), float(values.max()), plot.least_span)
+
+
+def draw(
+    plot: Plot, columns: int, rows: int, glyphs: Glyphs, made: Prepared | None = None, room: Margins | None = None
+) -> tuple[list[ln.Line], list[tuple[int, str, str]]]:
+    """The chart's rows, and the labels its title rule carries: (cell, text, role)."""
+    made = made or prepare(plot, rows)
+    room = room or margins(plot, made, columns, glyphs)
+    role = "accent" if plot.focused else "title"
+    lead = glyphs.cursor if plot.focused else glyphs.horizontal
+    title = [(0, f"{lead} {plot.title} ", role)]
+    inner = columns - room.left - room.right
+    if rows < 1 or inner < 4 or made.span is None:
+        words = ln.Piece(f"  {plot.empty_text}", "dim")
+        return [ln.fit((words,) if row == rows // 2 else ln.EMPTY, columns) for row in range(max(rows, 0))], title
+    x0, x1 = plot.edges
+    frame = Frame(x0, x1, *made.span, inner, plot_rows(plot, rows), glyphs.ascii_only)
+    canvas = Canvas(frame)
+    _strokes(canvas, plot, made.shapes)
+    _points(canvas, plot, made.shapes, glyphs)
+    if glyphs.letters and len(plot.traces) > 1:
+        _letters(canvas, plot, made.shapes)
+    if plot.crosshair is not None and plot.first <= plot.crosshair < plot.last + 1:
+        canvas.under(frame.column_of(float(plot.axis.to_x(plot.crosshair))), glyphs.vertical, "strong")
+    titled = len(title[0][1]) - room.left
+    numbers, changes = mk.draw(canvas, plot.marks, glyphs, titled, lambda step: float(plot.axis.to_x(step)))
+    names = mk.name(canvas, changes, titled, {column for column, _ in numbers})
+    _overrun(canvas, plot, made.shapes)
+    lines = _assemble(canvas, plot, made, room, glyphs)
+    if plot_rows(plot, rows) < rows:
+        lines.append(_axis_line(plot, frame, room, columns))
+    title += [(room.left + column, words, "label") for column, words in names]
+    return lines, title + [(room.left + column, words, "mark") for column, words in numbers]
+
+
+def _strokes(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
+    """Raw lines first, as bands of their extremes, then what runs through them: the means of a line that is by itself,
+    or the smoothed lines."""
+    single = sum(not trace.points for trace in plot.traces) == 1
+    lines = [(trace, item) for trace, item in zip(plot.traces, shapes, strict=True) if not trace.points]
+    for trace, item in lines:
+        behind = "band" if single else "dim"
+        wide = bool(np.any(item.high > item.low))
+        role = behind if len(item.smoothed) or (single and wide) else trace.role
+        canvas.stroke(Curve(item.x, item.low, item.high, 0.0, role, item.joins))
+    for trace, item in lines:
+        over = item.smoothed if len(item.smoothed) else item.mean
+        if len(item.smoothed) or (single and np.any(item.high > item.low)):
+            canvas.stroke(Curve(item.x, over, over, 0.0, trace.role, item.joins), alone=True)
+
+
+def _points(canvas: Canvas, plot: Plot, shapes: Sequence[Shape], glyphs: Glyphs) -> None:
+    """Single values; what isn't finite at the top, and at the bottom what a logarithm has no place for."""
+    frame = canvas.frame
+    for trace, item in zip(plot.traces, shapes, strict=True):
+        if trace.points:
+            for x, height in zip(item.x.tolist(), item.mean.tolist(), strict=True):
+                if math.isfinite(height):
+                    canvas.put(frame.column_of(x), frame.row_of(height), glyphs.point, trace.role)
+        for x in item.undrawn.tolist():
+            canvas.put(frame.column_of(x), frame.rows - 1, glyphs.down if not glyphs.ascii_only else "v", "warning")
+        for x in item.broken.tolist():
+            canvas.put(frame.column_of(x), 0, glyphs.nonfinite, "bad")
+
+
+def _letters(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
+    frame = canvas.frame
+    for index, (trace, item) in enumerate(zip(plot.traces, shapes, strict=True)):
+        due = 2 + index * _LETTER_CELLS // len(plot.traces)
+        heights = item.smoothed if len(item.smoothed) else item.mean
+        for x, height in zip(item.x.tolist(), heights.tolist(), strict=True):
+            column = frame.column_of(x)
+            if trace.letter and not trace.points and due <= column < frame.columns and math.isfinite(height):
+                canvas.put(column, frame.row_of(height), trace.letter, trace.role)
+                due = column + _LETTER_CELLS
+
+
+def _overrun(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
+    """At the top, the number of the highest value that has no room below it."""
+    frame = canvas.frame
+    heights = np.concatenate([np.empty(0), *(item.high for item in shapes)])
+    columns = np.concatenate([np.empty(0), *(item.x for item in shapes)])
+    over = np.isfinite(heights) & (heights > frame.y1)
+    if over.any():
+        place = int(np.argmax(np.where(over, heights, -np.inf)))
+        words, column = f"{heights[place]:.3g}", frame.column_of(float(columns[place]))
+        for start in (column + 2, column - 1 - len(words)):
+            if start >= 0 and canvas.is_blank(range(start, start + len(words)), 0):
+                canvas.put(start, 0, words, "axis")
+                return
+
+
+def _name(trace: Trace, plot: Plot, glyphs: Glyphs) -> str:
+    lettered = glyphs.letters and trace.letter and trace.label and len(plot.traces) > 1
+    return f"{trace.letter} {trace.label}" if lettered else trace.label
+
+
+def _ends(plot: Plot, made: Prepared, frame: Frame, glyphs: Glyphs) -> dict[int, tuple[str, str]]:
+    """Row -> (name, role): each at its line's last value in view, or the nearest free row; what finds none is left
+    out."""
+    wanted = []
+    for trace, item in zip(plot.traces, made.shapes, strict=True):
+        heights = item.smoothed if len(item.smoothed) else item.mean
+        found = np.flatnonzero(np.isfinite(heights))
+        if trace.label and len(found):
+            wanted.append((float(heights[found[-1]]), _name(trace, plot, glyphs), trace.role))
+    placed: dict[int, tuple[str, str]] = {}
+    for height, name, role in sorted(wanted, key=lambda item: -item[0]):
+        home = frame.row_of(height)
+        free = sorted((abs(row - home), row) for row in range(frame.rows) if row not in placed)
+        if free:
+            placed[free[0][1]] = (name, role)
+    return placed
+
+
+def _assemble(canvas: Canvas, plot: Plot, made: Prepared, room: Margins, glyphs: Glyphs) -> list[ln.Line]:
+    frame = canvas.frame
+    labels = {frame.row_of(height): words for height, words in made.labels.items()}
+    ends = _ends(plot, made, frame, glyphs) if room.right else {}
+    lines = []
+    for row, cells in enumerate(canvas.cells()):
+        name, role = ends.get(row, ("", "text"))
+        tail = (ln.Piece(f" {name}".ljust(room.right)[: room.right], role),) if room.right else ()
+        lead = ln.Piece(labels.get(row, "").rjust(room.left - 1) + " ", "axis")
+        lines.append((lead, *ln.from_cells(cells), *tail))
+    return lines
+
+
+def _axis_line(plot: Plot, frame: Frame, room: Margins, columns: int) -> ln.Line:
+    """Round values under the dots, each centred below its column; the crosshair's own value goes before them."""
+    cells: list[tuple[str, str]] = [(" ", "axis")] * columns
+    wanted = [
+        (frame.column_of(x), words, "axis")
+        for x, words in ticks(plot.axis, frame.x0, frame.x1, frame.columns, plot.zone)
+    ]
+    if plot.crosshair is not None and plot.first <= plot.crosshair < plot.last + 1:
+        x = float(plot.axis.to_x(plot.crosshair))
+        wanted.insert(0, (frame.column_of(x), text(plot.axis, x, frame.x1 - frame.x0, plot.zone), "strong"))
+    taken: set[int] = set()
+    for column, words, role in wanted:
+        start = min(max(room.left + column - len(words) // 2, 0), columns - len(words))
+        over = range(start - 1, start + len(words) + 1)
+        if start >= 0 and not taken & set(over):
+            taken |= set(over)
+            cells[start : start + len(words)] = [(char, role) for char in words]
+    return ln.from_cells(cells)

@@ -1,0 +1,125 @@
+"""The body of the Charts screen as lines: charts above each other with one x axis for all, a readout, and the keys."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from trainctl.tui import lines as ln
+from trainctl.tui.charts import plot as pl
+from trainctl.tui.charts import readout
+from trainctl.tui.charts.axis import Axis, Kind
+from trainctl.tui.charts.plot import Plot
+from trainctl.tui.charts.view import ChartView, Ground
+from trainctl.tui.glyphs import Glyphs
+from trainctl.tui.lines import Line, Piece
+
+LEAST_CHART_ROWS = 8
+"""With its rule and its x axis; below that fewer charts are drawn."""
+READOUT_ROWS = 3
+
+
+class Place(NamedTuple):
+    """Where a chart's dots are: rows from `first_row` (its rule) up to `end_row`, columns from `left`, `columns` wide,
+    and the chart's place in the view."""
+
+    chart: int
+    first_row: int
+    end_row: int
+    left: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The lines, and where the charts are in them."""
+
+    lines: list[Line]
+    places: tuple[Place, ...]
+
+    @property
+    def columns(self) -> int:
+        """Of a chart's dots, in cells; all charts have the same."""
+        return self.places[0].columns if self.places else 0
+
+
+def fitting(charts: int, rows: int) -> int:
+    """How many of `charts` charts are drawn in `rows` rows, one at least."""
+    return max(min(charts, rows // LEAST_CHART_ROWS), 1)
+
+
+def window_of_charts(view: ChartView, rows: int) -> range:
+    """Which of the charts are drawn in `rows` rows: as many as fit, the one in focus always among them."""
+    if view.alone:
+        return range(view.focus, view.focus + 1)
+    count = fitting(len(view.charts), rows)
+    start = min(max(view.focus - count + 1, 0), len(view.charts) - count)
+    return range(start, start + count)
+
+
+def draw(
+    shown: Sequence[tuple[int, Plot]],
+    view: ChartView,
+    place: Ground,
+    axes: Mapping[Kind, Axis],
+    notes: Sequence[readout.Note],
+    columns: int,
+    rows: int,
+    glyphs: Glyphs,
+    status: str = "",
+) -> Drawn:
+    """Exactly `rows` lines of `columns` cells for the charts `shown`, each with its index in the view."""
+    room = max(rows - READOUT_ROWS - 1, 2)
+    heights = [room // len(shown) + (1 if index < room % len(shown) else 0) for index in range(len(shown))]
+    made = [pl.prepare(plot, height - 1) for (_, plot), height in zip(shown, heights, strict=True)]
+    each = [pl.margins(plot, item, columns, glyphs) for (_, plot), item in zip(shown, made, strict=True)]
+    margins = pl.Margins(max(item.left for item in each), max(item.right for item in each))
+    lines: list[Line] = []
+    places = []
+    for (index, plot), height, item in zip(shown, heights, made, strict=True):
+        body, labels = pl.draw(plot, columns, height - 1, glyphs, item, margins)
+        places.append(
+            Place(index, len(lines), len(lines) + height, margins.left, columns - margins.left - margins.right)
+        )
+        hidden = f" {index + 1}/{len(view.charts)} " if len(shown) < len(view.charts) else ""
+        labels += [(columns - len(hidden) - 1, hidden, "label")] if hidden and index == view.focus else []
+        lines += [ln.rule(columns, glyphs.horizontal, *labels), *body]
+    chosen = next((plot for index, plot in shown if index == view.focus), shown[0][1])
+    lines.append(ln.rule(columns, glyphs.horizontal, (0, f"{glyphs.horizontal} values ", "title"), *_state(
+        view, place, columns, status, glyphs)))  # fmt: skip
+    lines += readout.lines(chosen, axes, notes, columns, READOUT_ROWS - 1, glyphs)
+    lines.append(keys_line(view, columns))
+    return Drawn([ln.fit(pieces, columns) for pieces in lines[:rows]], tuple(places))
+
+
+def _state(view: ChartView, place: Ground, columns: int, status: str, glyphs: Glyphs) -> list[tuple[int, str, str]]:
+    """What the x axis shows and how it moves, for the right end of the rule above the readout."""
+    words = ["all steps" if view.span is None else f"{view.span:,.0f} steps"]
+    words.append("follows" if view.following and place.live else "stands")
+    words += [status] if status else []
+    text = f" {f' {glyphs.dot} '.join(words)} "
+    return [(columns - len(text) - 1, text, "label")]
+
+
+_KEYS = (
+    ("m", "m", "metrics"), ("+", "plus", ""), ("-", "minus", "zoom"), ("[", "left_square_bracket", ""),
+    ("]", "right_square_bracket", "pan"), ("z", "z", ""), ("v", "v", ""), ("f", "f", ""), ("tab", "tab", "chart"),
+    ("enter", "enter", "alone"), ("end", "end", "follow"), ("esc", "escape", "reset"), ("A", "A", "add"),
+    ("D", "D", "drop"),
+)  # fmt: skip
+
+
+def keys_line(view: ChartView, columns: int) -> Line:
+    """The charts' own keys with what they are set to; a click presses one."""
+    chart = view.chart
+    soft = f"smooth {chart.smoothing:.0%}" if chart.smoothing else "smooth off"
+    said = {"z": f"x: {view.x}", "v": "y: log" if chart.log else "y: linear", "f": soft}
+    parts: list[list[Piece]] = []
+    joined: list[Piece] = []
+    for display, key, words in _KEYS:
+        press = f"app.press({key!r})"
+        words = said.get(key, words)
+        joined += [Piece(display, "key", press), Piece(f" {words}" if words else " ", "label", press)]
+        if words:
+            parts.append(joined)
+            joined = []
+    return ln.groups(parts, columns, gap=" ")

@@ -1,0 +1,123 @@
+"""A line of a chart as it is to be drawn: its buckets on the x axis and the y scale, cut to what is in view. Pure."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainctl.tui.charts.axis import Axis
+from trainctl.tui.charts.scale import Scale
+from trainctl.tui.charts.smooth import smooth
+from trainctl.tui.series import Window
+
+Floats = NDArray[np.float64]
+_PAUSE_SPANS = 6.0
+"""Neighbouring buckets further apart on the axis than this many of the usual are not joined: nothing ran between."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A metric's window to draw, named `label` at its end, in a role, with a letter for where colours don't show.
+
+    `axis` is that of the run it is of. `points` draws single values instead of a line.
+    """
+
+    window: Window
+    label: str
+    role: str
+    axis: Axis = field(default_factory=Axis)
+    points: bool = False
+    letter: str = ""
+    metric: str = ""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A trace in a frame from x0 up to x1: parallel arrays of buckets that reach into it, with the heights of their
+    lowest, mean and highest values, NaN where there is none.
+
+    `joins` is one shorter. `broken` and `undrawn` are the x of values that aren't finite, and of those that the scale
+    has no height for.
+    """
+
+    x: Floats
+    low: Floats
+    mean: Floats
+    high: Floats
+    smoothed: Floats  # empty without smoothing
+    joins: NDArray[np.bool_]
+    broken: Floats
+    undrawn: Floats
+
+    def bounds(self) -> tuple[Floats, Floats]:
+        """Finite lowest and highest heights."""
+        return self.low[np.isfinite(self.low)], self.high[np.isfinite(self.high)]
+
+
+def shape(trace: Trace, x0: float, x1: float, scale: Scale, half_life_steps: float = 0.0) -> Shape:
+    """What of a trace is in view. A bucket cut by an edge keeps its extremes."""
+    window = trace.window
+    if not len(window) or not trace.axis.known:
+        none = np.empty(0)
+        return Shape(none, none, none, none, none, np.empty(0, bool), none, none)
+    starts = window.first.astype(np.float64)
+    x, ends = trace.axis.to_x(np.maximum(starts, 1.0)), trace.axis.to_x(starts + window.bucket_steps)
+    inside = np.flatnonzero((ends > x0) & (x < x1))
+    if not len(inside):
+        inside = np.arange(0)
+    part = slice(int(inside[0]), int(inside[-1]) + 1) if len(inside) else slice(0, 0)
+    soft = smooth(window, half_life_steps)[part] if half_life_steps and not trace.points else np.empty(0)
+    low, high = window.minimum[part], window.maximum[part]
+    undrawn = ~np.isfinite(scale.place(low)) & np.isfinite(low)
+    floor = np.where(undrawn & (high > 0), high, low)  # what there is above zero is drawn
+    at = x[part]
+    return Shape(
+        x=np.clip(at, x0, None),
+        low=scale.place(floor),
+        mean=_within(scale.place(window.mean[part]), scale.place(floor), scale.place(high)),
+        high=scale.place(high),
+        smoothed=scale.place(soft),
+        joins=_joins(starts[part], at, window.bucket_steps, trace.axis),
+        broken=np.clip(at[window.broken[part] > 0], x0, None),
+        undrawn=np.clip(at[undrawn], x0, None),
+    )
+
+
+def _within(mean: Floats, low: Floats, high: Floats) -> Floats:
+    """A mean of many values can miss their range by a rounding."""
+    return np.where(np.isfinite(mean), np.clip(mean, low, high), mean)
+
+
+def _joins(starts: Floats, x: Floats, bucket_steps: int, axis: Axis) -> NDArray[np.bool_]:
+    """Whether a line joins each bucket to the next: no step is missing between them, and in time no pause."""
+    near = np.diff(starts) <= 1.5 * bucket_steps
+    if axis.kind != "time" or len(x) < 3:
+        return np.asarray(near, bool)
+    apart = np.diff(x)
+    return np.asarray(near & (apart <= _PAUSE_SPANS * float(np.median(apart))), bool)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a trace is in one bucket, or at one point: `first` to `last` step."""
+
+    first: int
+    last: int
+    minimum: float
+    mean: float
+    maximum: float
+    broken: int
+
+
+def reading(trace: Trace, x: float) -> Reading | None:
+    """The bucket of a trace at x, None in a gap; of points the last one at or before it."""
+    window = trace.window
+    if not len(window) or not trace.axis.known:
+        return None
+    step = float(trace.axis.to_step(x)) + 1e-6
+    place = int(np.searchsorted(window.first, step, side="right")) - 1
+    if place < 0 or (step >= window.first[place] + window.bucket_steps and not trace.points):
+        return None
+    first = int(window.first[place])
+    values = (float(window.minimum[place]), float(window.mean[place]), float(window.maximum[place]))
+    return Reading(first, first + window.bucket_steps - 1, *values, int(window.broken[place]))

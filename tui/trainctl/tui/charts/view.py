@@ -1,0 +1,246 @@
+"""What a person looks at on the Charts screen, as one immutable value, and the pure reducer of its keys.
+
+The range is kept in steps whatever stands on the x axis; it zooms and pans evenly on that axis.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from trainctl.tui.charts.axis import KINDS, Axis, Kind
+from trainctl.tui.charts.panel import page, window_end
+
+ALL_RANKS: Final = -1
+LEAST_STEPS: Final = 8.0
+"""No view is narrower."""
+SMOOTHINGS: Final = (0.0, 0.01, 0.04, 0.16)
+"""Half-lives of the smoothed line, as parts of the steps in view; 0 is none."""
+_ZOOM, _PAN = 2.0, 0.25
+
+
+class Pick(NamedTuple):
+    """A metric to draw: of the run (`rank` None), of one rank, or of each (ALL_RANKS)."""
+
+    metric: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart of the stack: its lines, and how its y axis and lines are drawn."""
+
+    picks: tuple[Pick, ...]
+    log: bool = False
+    smoothing: float = 0.0  # one of SMOOTHINGS
+
+
+@dataclass(frozen=True)
+class ChartView:
+    """`span` None shows the whole run, `last` None goes with its newest step; both are in steps."""
+
+    charts: tuple[Chart, ...]
+    x: Kind = "step"
+    span: float | None = None
+    last: float | None = None
+    crosshair: float | None = None  # a step, not whole
+    focus: int = 0
+    alone: bool = False  # only the chart in focus is drawn
+    runs: tuple[str, ...] = ()  # those laid over the one shown
+
+    @property
+    def chart(self) -> Chart:
+        """The chart in focus."""
+        return self.charts[self.focus]
+
+    @property
+    def following(self) -> bool:
+        return self.last is None
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a view lies on: the run's newest step, how many it is to have (0: not known), whether more come, and the
+    columns and the axis that it is drawn with."""
+
+    newest: int
+    total: int = 0
+    live: bool = True
+    columns: int = 100
+    axis: Axis = field(default_factory=Axis)
+
+    @property
+    def whole(self) -> tuple[float, float]:
+        """First and last step of the view that shows everything."""
+        return 1.0, float(window_end(self.newest, self.total) if self.live else max(self.newest, 2))
+
+
+def shown(view: ChartView, ground: Ground) -> tuple[float, float]:
+    """First and last step in view."""
+    first, last = ground.whole
+    if view.span is None:
+        return first, last
+    if view.last is not None:
+        return view.last - view.span + 1, view.last
+    if not ground.live:
+        return max(ground.newest - view.span + 1, 1.0), float(max(ground.newest, 2))
+    begin, end = page(ground.newest, round(view.span))
+    return float(begin), float(end)
+
+
+def half_life(chart: Chart, view: ChartView, ground: Ground) -> float:
+    """Of a chart's smoothed line, in steps rounded to 1, 2 or 5 times a power of ten; 0 for none."""
+    if not chart.smoothing:
+        return 0.0
+    first, last = shown(view, ground)
+    wanted, unit = max((last - first + 1) * chart.smoothing, 1.0), 1.0
+    while unit * 10 <= wanted:
+        unit *= 10
+    return next(unit * part for part in (5, 2, 1) if unit * part <= wanted)
+
+
+def zoomed(view: ChartView, factor: float, ground: Ground, at: float | None = None) -> ChartView:
+    """The view of `factor` times the range around step `at`, or else the crosshair, or else the newest step or the
+    middle. Zooming in and out again by the same returns, as long as neither met a limit."""
+    first, last = shown(view, ground)
+    size = last + 1 - first
+    if factor < 1 and size * factor < LEAST_STEPS:
+        return view
+    at = view.crosshair if at is None else at
+    if at is None or not first <= at <= last + 1:
+        if view.following:
+            return _following(view, size * factor, ground)
+        at = (first + last + 1) / 2
+    x = ground.axis.to_x
+    middle, low, high = float(x(at)), float(x(first)), float(x(last + 1))
+    edges = [float(ground.axis.to_step(middle + (edge - middle) * factor)) for edge in (low, high)]
+    if factor < 1 and edges[1] - edges[0] < LEAST_STEPS / 2:  # in time, on a pause
+        return view
+    return _over(view, edges[0], edges[1], ground)
+
+
+def _following(view: ChartView, span: float, ground: Ground) -> ChartView:
+    first, last = ground.whole
+    return replace(view, span=None if span >= last + 1 - first else span, last=None)
+
+
+def _over(view: ChartView, start: float, end: float, ground: Ground) -> ChartView:
+    """The view from `start` up to `end`, moved into the whole range; all of that is the view of everything."""
+    first, last = ground.whole
+    if end - start >= (last + 1 - first) * (1 - 1e-9):
+        return replace(view, span=None, last=None)
+    move = max(first - start, 0.0) + min(last + 1 - end, 0.0)
+    return replace(view, span=end - start, last=end + move - 1)
+
+
+def panned(view: ChartView, part: float, ground: Ground) -> ChartView:
+    """The view moved by a part of its own range; to the right of the newest step it goes with that again."""
+    if view.span is None:
+        return view
+    first, last = shown(view, ground)
+    x = ground.axis.to_x
+    by = part * float(x(last + 1) - x(first))
+    start, end = (float(ground.axis.to_step(float(x(edge)) + by)) for edge in (first, last + 1))
+    if end - start < LEAST_STEPS / 2:  # in time, onto a pause: over it
+        start, end = first + part * (last + 1 - first), last + 1 + part * (last + 1 - first)
+    if part > 0 and end > ground.newest + 1:
+        return replace(view, span=last + 1 - first, last=None)
+    return _over(view, start, end, ground)
+
+
+def crossed(view: ChartView, by: int, ground: Ground) -> ChartView:
+    """The crosshair `by` columns on, or `by` steps where those are wider; it begins at the newest step in view."""
+    first, last = shown(view, ground)
+    if view.crosshair is None:
+        return replace(view, crosshair=float(min(max(ground.newest, first), last)))
+    x = ground.axis.to_x
+    low, high = float(x(first)), float(x(last + 1))
+    moved = float(ground.axis.to_step(float(x(view.crosshair)) + by * (high - low) / max(ground.columns, 1)))
+    if abs(moved - view.crosshair) < 1:
+        moved = int(view.crosshair) + by
+    return replace(view, crosshair=min(max(moved, first), last + 0.999))
+
+
+def pointed(view: ChartView, part: float, ground: Ground) -> ChartView:
+    """The crosshair at a part (0 to 1) of the chart's width."""
+    return replace(view, crosshair=step_at(view, part, ground))
+
+
+def step_at(view: ChartView, part: float, ground: Ground) -> float:
+    """The step at a part (0 to 1) of the chart's width."""
+    first, last = shown(view, ground)
+    low, high = (float(ground.axis.to_x(edge)) for edge in (first, last + 1))
+    return float(ground.axis.to_step(low + min(max(part, 0.0), 1.0) * (high - low)))
+
+
+def focused(view: ChartView, by: int) -> ChartView:
+    return replace(view, focus=(view.focus + by) % len(view.charts))
+
+
+def with_chart(view: ChartView, chart: Chart) -> ChartView:
+    """The view with another chart in the place of the one in focus."""
+    return replace(view, charts=(*view.charts[: view.focus], chart, *view.charts[view.focus + 1 :]))
+
+
+def added(view: ChartView, most: int = 8) -> ChartView:
+    """The view with an empty chart more, in focus, after the one that was."""
+    if len(view.charts) >= most:
+        return view
+    place = view.focus + 1
+    return replace(view, charts=(*view.charts[:place], Chart(()), *view.charts[place:]), focus=place)
+
+
+def removed(view: ChartView) -> ChartView:
+    """The view without the chart in focus; the last one stays."""
+    if len(view.charts) < 2:
+        return view
+    left = (*view.charts[: view.focus], *view.charts[view.focus + 1 :])
+    return replace(view, charts=left, focus=min(view.focus, len(left) - 1))
+
+
+def _reset(view: ChartView) -> ChartView:
+    """First the crosshair goes, then the zoom."""
+    if view.crosshair is not None:
+        return replace(view, crosshair=None)
+    return replace(view, span=None, last=None, alone=False)
+
+
+def _logged(view: ChartView) -> ChartView:
+    return with_chart(view, replace(view.chart, log=not view.chart.log))
+
+
+def _smoothed(view: ChartView) -> ChartView:
+    place = SMOOTHINGS.index(view.chart.smoothing) if view.chart.smoothing in SMOOTHINGS else 0
+    return with_chart(view, replace(view.chart, smoothing=SMOOTHINGS[(place + 1) % len(SMOOTHINGS)]))
+
+
+def _home(view: ChartView, ground: Ground) -> ChartView:
+    first, last = shown(view, ground)
+    return view if view.span is None else _over(view, 1.0, last + 2 - first, ground)
+
+
+_Reducer = Callable[[ChartView, Ground], ChartView]
+ACTIONS: Final[dict[str, _Reducer]] = {
+    "zoom_in": lambda view, ground: zoomed(view, 1 / _ZOOM, ground),
+    "zoom_out": lambda view, ground: zoomed(view, _ZOOM, ground),
+    "cross_left": lambda view, ground: crossed(view, -1, ground),
+    "cross_right": lambda view, ground: crossed(view, 1, ground),
+    "pan_left": lambda view, ground: panned(view, -_PAN, ground),
+    "pan_right": lambda view, ground: panned(view, _PAN, ground),
+    "first": _home,
+    "newest": lambda view, _: replace(view, last=None),
+    "log": lambda view, _: _logged(view),
+    "axis": lambda view, _: replace(view, x=KINDS[(KINDS.index(view.x) + 1) % len(KINDS)]),
+    "smooth": lambda view, _: _smoothed(view),
+    "next": lambda view, _: focused(view, 1),
+    "previous": lambda view, _: focused(view, -1),
+    "alone": lambda view, _: replace(view, alone=not view.alone),
+    "add": lambda view, _: added(view),
+    "remove": lambda view, _: removed(view),
+    "reset": lambda view, _: _reset(view),
+}
+"""What a key does, by the name that its binding has."""
+
+
+def act(view: ChartView, action: str, ground: Ground) -> ChartView:
+    """The view after one of ACTIONS."""
+    return ACTIONS[action](view, ground)

@@ -1,0 +1,107 @@
+"""The dialog that chooses what a chart shows: a list to tick, narrowed by typing."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Input
+
+from trainctl.tui.charts import picker as pk
+from trainctl.tui.charts.view import ChartView, Pick
+from trainctl.tui.lines import Piece, groups, line
+from trainctl.tui.widgets import Field, Lines
+
+if TYPE_CHECKING:
+    from trainctl.tui.app import TrainctlApp
+
+_MOST_ROWS = 24
+_FRAME_ROWS = 6
+_CELLS = 62
+
+
+class ChartPicker(ModalScreen[None]):
+    """Ticks metrics of the chart in focus and runs for all charts; each takes effect at once, by `toggle`, which gives
+    the view that it made."""
+
+    DEFAULT_CSS = """
+    ChartPicker { align: center middle; background: $background 40%; }
+    #picker { width: 68; max-width: 100%; height: auto; max-height: 100%; padding: 0 2;
+      border: round $accent; border-title-color: $accent; border-title-style: bold; background: $surface; }
+    #picker Lines { height: auto; }
+    .ascii #picker { border: ascii $accent; }
+    #narrow { width: 1fr; height: 1; background: $panel; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,ctrl+m", "close", "close", priority=True),
+        Binding("down", "move(1)", "down", priority=True),
+        Binding("up", "move(-1)", "up", priority=True),
+        Binding("pagedown", "move(10)", "down", priority=True),
+        Binding("pageup", "move(-10)", "up", priority=True),
+        Binding("enter", "toggle_here", "draw or not", priority=True),
+        Binding("space", "tick", "draw or not", priority=True),
+    ]
+
+    def __init__(
+        self, picker: pk.Picker, view: ChartView, title: str, toggle: Callable[[Pick | str], ChartView]
+    ) -> None:
+        super().__init__()
+        self.picker, self._view, self._title, self._toggle = picker, view, title, toggle
+
+    def compose(self) -> ComposeResult:
+        owner = cast("TrainctlApp", self.app)
+        box = Vertical(id="picker")
+        box.border_title = self._title
+        with box:
+            yield Field(id="narrow", placeholder="type to narrow: a metric, a node, run", compact=True)
+            yield Lines(owner.glyphs, id="choices", grow=True)
+            yield Lines(owner.glyphs, id="picker-keys", grow=True)
+
+    def on_mount(self) -> None:
+        self.set_class(cast("TrainctlApp", self.app).glyphs.ascii_only, "ascii")
+        self.query_one("#narrow").focus()
+        self._show()
+
+    def on_resize(self) -> None:
+        self._show()
+
+    def _show(self) -> None:
+        glyphs = cast("TrainctlApp", self.app).glyphs
+        columns = min(_CELLS, self.size.width - 6)
+        rows = max(min(len(self.picker.choices), _MOST_ROWS, self.size.height - _FRAME_ROWS), 1)
+        self.query_one("#choices", Lines).show(pk.lines(self.picker, self._view, columns, rows, glyphs))
+        keys = [line(Piece(key, "key"), Piece(f" {words}", "label")) for key, words in (
+            ("enter", "or click draws it, or not"), ("up down", "choose"), ("esc", "done"))]  # fmt: skip
+        self.query_one("#picker-keys", Lines).show([(), groups(keys, columns)])
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """A space among words that are typed is one."""
+        return action != "tick" or not self.picker.wanted
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        event.stop()
+        self.picker = pk.typed(self.picker, event.value)
+        self._show()
+
+    def action_move(self, by: int) -> None:
+        self.picker = pk.moved(self.picker, by)
+        self._show()
+
+    def action_toggle_here(self) -> None:
+        chosen = self.picker.chosen
+        if chosen is not None:
+            self._view = self._toggle(chosen.what)
+            self._show()
+
+    def action_tick(self) -> None:
+        self.action_toggle_here()
+
+    def action_turn(self, index: int) -> None:
+        """A click on a line."""
+        self.picker = pk.moved(self.picker, index - self.picker.cursor)
+        self.action_toggle_here()
+
+    def action_close(self) -> None:
+        self.dismiss()
