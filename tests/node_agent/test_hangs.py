@@ -178,6 +178,18 @@ def test_the_last_one_out_of_reach_is_given_up_later_than_a_silent_one_and_that_
     assert any(text.startswith(told) and "(no agent answers): going back" in text for text in texts(simulation))
 
 
+def test_that_it_is_waited_for_is_told_once_though_it_owes_an_answer():
+    """Of two with the state the first dies while the other can't be reached, so that a fence is not answered."""
+    simulation = group("ab", steps=400, checkpoint={"every_steps": 2}).begin().until_step(5)
+    simulation.kill(simulation.ranks[0])
+    simulation.disconnect(simulation.ranks[1])
+    tick(simulation, 250)
+    assert simulation.conductor.stage == "fencing"
+    assert len([text for text in texts(simulation) if text.startswith("b, the last with the run's state")]) == 1
+    simulation.reconnect(simulation.ranks[1])
+    assert go_on(simulation).ended.state == "finished"
+
+
 def test_one_that_is_back_in_reach_in_time_goes_on():
     simulation = alone()
     simulation.disconnect(simulation.ranks[1])

@@ -100,6 +100,8 @@ class GoingBack:
             if wanted or (absent and self._way_back.held_seconds < ABSENT_SECONDS):
                 self._hold(run, wanted)
                 return
+            if given_up:
+                await self._check_older(run, absent, given_up)
             session = await self._begin(run, absent)
             if session is not None:
                 _tell(session, absent, given_up)
@@ -110,23 +112,26 @@ class GoingBack:
             if not self._way_back.again():
                 self._end(run, "failed", f"{self.reason}; it cannot go back: {error}")
 
-    async def _absent(self, run: str) -> "Absent":
-        """Raises _NothingInReachError if it has waited for long enough, and there is nothing to begin with."""
+    def _paths(self, run: str) -> RunPaths | None:
         known = next((row for row in self._own.ledger.runs() if row.run == run), None)
-        if known is None:
+        return RunPaths(known.directory) if known is not None else None
+
+    async def _absent(self, run: str) -> "Absent":
+        paths, links = self._paths(run), self._peers.links
+        if paths is None:
             return Absent({}, "", "")
-        paths, links = RunPaths(known.directory), self._peers.links
         if self._way is None:  # reading a whole checkpoint takes time, and none is written meanwhile
             self._way = await asyncio.to_thread(_look, paths, self._own.node)
         out_seconds = {node: link.silent_seconds for node, link in links.items() if not link.line.open}
-        found = absent(self._way, out_seconds)
-        if found.given_up:
-            older = await asyncio.to_thread(sources.find, paths, self._own.node, set(found.ranks.values()))
-            if not older.step:
-                raise _NothingInReachError(
-                    f"{found.given_up}, and no other is in reach; resume the run when it is back"
-                )
-        return found
+        return absent(self._way, out_seconds)
+
+    async def _check_older(self, run: str, absent: Mapping[int, str], given_up: str) -> None:
+        """Raises _NothingInReachError if no other checkpoint is in reach."""
+        paths = self._paths(run)
+        out = set(absent.values())
+        older = await asyncio.to_thread(sources.find, paths, self._own.node, out) if paths is not None else Source()
+        if not older.step:
+            raise _NothingInReachError(f"{given_up}, and no other is in reach; resume the run when it is back")
 
     def _hold(self, run: str, wanted: str) -> None:
         """Wait for nodes to come back into reach, and say so if nothing can be done without them."""

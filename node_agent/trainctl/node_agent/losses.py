@@ -68,7 +68,7 @@ class Losses:
             self._replace(Hung(rank, silent.why + heard), now)
         elif self._attendance.loads_first(rank):
             self._on_silent_in_first_load(silent, now)
-        elif live:
+        elif live and silent.seconds:  # not just late with an answer
             self._hangs.on_last_silent(silent)
         elif silent.in_touch and self._attendance.is_loading(rank):
             self._attendance.end_hung(rank, f"has said nothing for {silent.seconds:.0f} s", now)
