@@ -9,7 +9,7 @@ import uuid
 import msgpack
 import pytest
 import zmq
-from tests.integration.conftest import until, wait_for_end, wait_for_step
+from tests.integration.conftest import wait_for_step
 
 from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
@@ -103,22 +103,18 @@ def test_a_frame_over_the_cap_ends_that_connection_and_nothing_else(one_agent):
         assert client.runs().runs == ()
 
 
-def test_garbage_on_the_trainers_socket_changes_nothing(agent, run_config):
+def test_garbage_on_the_trainers_socket_changes_nothing(live):
     from trainctl.protocol.paths import runtime_directory
 
-    with agent.client() as client:
-        client.send("start-run", {"config": run_config(run__steps=100_000)}, wait="accepted")
-        wait_for_step(client, 2)
+    with live.client() as client:
         context = zmq.Context()
         dealer = sockets.new_socket(context, zmq.DEALER)
-        dealer.connect(f"ipc://{runtime_directory(agent.directory)}/trainers.sock")
+        dealer.connect(f"ipc://{runtime_directory(live.directory)}/trainers.sock")
         for frames in ([b"garbage"], [b"a", b"b", b"c"], [msgpack.packb({"v": 1, "type": "report"})]):
             dealer.send_multipart(frames)
         step = client.snapshot(0).run.step
         wait_for_step(client, step + 5)
         context.destroy(linger=0)
-        client.send("stop", {"checkpoint": False})
-        assert wait_for_end(client).state == "stopped"
 
 
 def agent_command(*arguments: str) -> subprocess.CompletedProcess:
@@ -181,14 +177,13 @@ def test_a_run_file_that_names_what_is_not_there_leaves_no_run_behind(agent, run
     assert not list(agent.directory.glob("runs/*"))
 
 
-def test_commands_without_a_run_or_for_another_run_are_refused(agent, run_config):
-    with agent.client() as client:
+def test_commands_without_a_run_or_for_another_run_and_a_second_run_are_refused(one_agent, live, run_config):
+    with one_agent.client() as client:
         assert client.send("pause", {}).field == "run"
-        client.send("start-run", {"config": run_config(run__steps=100_000)}, wait="accepted")
-        until(lambda: client.snapshot(0).run)
+    with live.client() as client:
         assert client.send("pause", {}, run="other").field == "run"
-        client.send("stop", {"checkpoint": False})
-        wait_for_end(client)
+        reply = client.send("start-run", {"config": run_config()})
+        assert (reply.state, reply.field) == ("rejected", "run")
 
 
 def test_values_no_record_can_hold_and_paths_no_system_has_are_refused_and_the_agent_lives(one_agent, run_config):

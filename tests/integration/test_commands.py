@@ -152,11 +152,10 @@ def test_resizes_leave_the_losses_alone(agent, run_config):
     assert disturbed == pytest.approx(undisturbed, rel=1e-5)
 
 
-async def test_from_key_press_to_applied_at_the_step_that_the_reply_names(agent, run_config):
+async def test_from_key_press_to_applied_at_the_step_that_the_reply_names(live):
     """In the full-screen program. How long it takes is measured by benchmarks/key_press.py."""
-    async with Client(agent.address, by="tester", timeout_seconds=60) as client:
-        await client.send("start-run", {"config": run_config(run__steps=LONG)}, timeout_seconds=120)
-        app = TrainctlApp(lambda: ClusterSource(agent.address, by="tester"))
+    async with Client(live.address, by="tester", timeout_seconds=60) as client:
+        app = TrainctlApp(lambda: ClusterSource(live.address, by="tester"))
         async with app.run_test(size=(80, 24)) as pilot:
             await reached(pilot, lambda: app.shown.run is not None and app.shown.run.state == "running")
             chance = random.Random(3)
@@ -165,11 +164,8 @@ async def test_from_key_press_to_applied_at_the_step_that_the_reply_names(agent,
                 before = (await client.snapshot(0)).run.step
                 step = await resize_by_keys(pilot, app, str(micro), chance.uniform(0.0, 0.1))
                 assert step > before
-                assert micro_batch_of(agent, step) == micro
-                assert micro_batch_of(agent, step - 1) != micro
-        await client.send("stop", {"checkpoint": False})
-        while (await client.snapshot(0)).run.state in m.ACTIVE_RUN_STATES:
-            await asyncio.sleep(0.05)
+                assert micro_batch_of(live, step) == micro
+                assert micro_batch_of(live, step - 1) != micro
 
 
 def micro_batch_of(agent, step: int) -> int:

@@ -16,11 +16,17 @@ from trainctl.protocol.record import open_for_reading
 
 
 def test_an_agent_killed_again_and_again_costs_no_step_and_not_the_trainer(agent, run_config):
+    """First while the trainer loads."""
     steps = 120
     with agent.client(timeout_seconds=30) as client:
-        client.send("start-run", {"config": run_config(run__steps=steps)}, wait="accepted")
+        sent = client.send("start-run", {"config": run_config(run__steps=steps)}, wait="accepted")
+        (pid,) = until(agent.trainer_pids, what="the trainer")
+        agent.kill()
+        agent.start()
+        again = client.send("start-run", {"config": run_config(run__steps=steps)}, id=sent.id, timeout_seconds=60)
+        assert (again.state, again.step) == ("applied", 1)
         wait_for_step(client, 2)
-        (pid,) = agent.trainer_pids()
+        assert agent.trainer_pids() == [pid]
         run = client.snapshot(0).run.run
         chance = random.Random(7)
         for _ in range(4):
@@ -156,17 +162,6 @@ def test_an_agent_that_stalls_longer_than_its_heartbeats_is_found_again_by_train
         last = wait_for_step(client, stalled + 20).run.step
         steps = [step.step for step in all_steps(client) if first < step.step <= last]
     assert steps == list(range(first + 1, last + 1))
-
-
-def test_an_agent_killed_while_the_trainer_loads_conducts_it_all_the_same(agent, run_config):
-    with agent.client(timeout_seconds=20) as client:
-        sent = client.send("start-run", {"config": run_config(run__steps=30)}, wait="accepted")
-        until(agent.trainer_pids, what="the trainer")
-        agent.kill()
-        agent.start()
-        again = client.send("start-run", {"config": run_config(run__steps=30)}, id=sent.id, timeout_seconds=60)
-        assert (again.state, again.step) == ("applied", 1)
-        assert wait_for_end(client).state == "finished"
 
 
 def test_a_stop_sent_to_an_agent_that_just_came_back_still_writes_its_checkpoint(agent, run_config):

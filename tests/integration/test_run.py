@@ -58,21 +58,6 @@ def test_live_messages_come_without_a_gap_and_a_slow_start_is_filled(agent, run_
         assert not kept.complete
 
 
-def test_stop_checkpoints_and_the_run_can_be_taken_up_again(agent, run_config):
-    with agent.client() as client:
-        client.send("start-run", {"config": run_config(run__steps=40)}, wait="accepted")
-        run = wait_for_step(client, 8).run
-        stopped = client.send("stop", {})
-        assert wait_for_end(client).state == "stopped"
-        found = newest_complete(agent.run_paths(run.run).checkpoints)
-        assert found is not None
-        assert found.name == f"step-{stopped.step}"
-        again = client.send("start-run", {"resume": run.run})
-        assert (again.state, again.step, again.run) == ("applied", stopped.step + 1, run.run)
-        assert wait_for_end(client).state == "finished"
-        assert [step.step for step in all_steps(client)] == list(range(1, 41))
-
-
 def test_resume_goes_on_as_if_never_stopped(agent, run_config):
     """Steps after the checkpoint are retracted and redone; on torch with the undisturbed run's losses, bit for bit."""
     with agent.client() as client:
@@ -90,7 +75,8 @@ def test_resume_goes_on_as_if_never_stopped(agent, run_config):
 
 
 def test_resume_takes_the_settings_of_the_step_it_begins_with(agent, run_config):
-    """What a command changed after the checkpoint is undone with the steps it changed it at, and the events say so."""
+    """What a command changed after the checkpoint is undone with the steps it changed it at, and the events say so. A
+    stop that has one written undoes nothing."""
     with agent.client() as client:
         client.send("start-run", {"config": run_config(run__steps=100_000)}, wait="accepted")
         run = wait_for_step(client, 3).run.run
@@ -105,8 +91,16 @@ def test_resume_takes_the_settings_of_the_step_it_begins_with(agent, run_config)
         assert again.step == written + 1 < changed.step
         assert client.steps(after_step=written, limit=1).steps[0].learning_rate == rate
         assert any("undone" in event.text for event in client.events(newest=True).events)
+        stopped = client.send("stop", {})
+        assert wait_for_end(client).state == "stopped"
+        found = newest_complete(agent.run_paths(run).checkpoints)
+        assert found is not None
+        assert found.name == f"step-{stopped.step}"
+        again = client.send("start-run", {"resume": run})
+        assert (again.state, again.step, again.run) == ("applied", stopped.step + 1, run)
         client.send("stop", {"checkpoint": False})
-        wait_for_end(client)
+        last = wait_for_end(client).step
+        assert [step.step for step in all_steps(client)] == list(range(1, last + 1))
 
 
 def test_a_trainer_that_says_nothing_is_shown_as_hung(agent, run_config):
@@ -158,16 +152,6 @@ def test_a_run_that_lost_its_only_trainer_can_be_stopped_while_it_waits(agent, r
         assert stop.state == "applied", stop
         assert wait_for_end(client).state == "stopped"
         until(lambda: not agent.trainer_pids(), 20, "the trainer's end")
-
-
-def test_one_run_at_a_time(agent, run_config):
-    with agent.client() as client:
-        client.send("start-run", {"config": run_config(run__steps=4000)}, wait="accepted")
-        reply = client.send("start-run", {"config": run_config()})
-        assert (reply.state, reply.field) == ("rejected", "run")
-        wait_for_step(client, 1)
-        client.send("stop", {"checkpoint": False})
-        wait_for_end(client)
 
 
 def test_a_model_that_cannot_be_loaded_is_told_in_its_own_words(agent, run_config, tmp_path, small_assets):

@@ -269,6 +269,30 @@ def test_a_fork_server_that_dies_takes_its_reducers_along_and_is_replaced() -> N
     standby.close()
 
 
+def test_the_first_fork_server_is_the_trainer_forked_and_one_that_dies_is_replaced(
+    run_python: Callable[[str], str],
+) -> None:
+    said = run_python("""
+        import os, psutil
+        from tests.trainer.ranks import pid_of
+        from trainctl.trainer.standby import early_standby
+        standby = early_standby("ring")
+        server = standby._server.process
+        this, forked = psutil.Process(), psutil.Process(server.pid)
+        first = standby.take("ring")
+        print(forked.ppid() == this.pid, forked.cmdline() == this.cmdline(), forked.num_threads())
+        print(psutil.Process(pid_of(first)).ppid() == server.pid, server.poll())
+        server.kill()
+        print(server.wait(60), server.poll())
+        second = standby.take("ring")
+        print(pid_of(second) != first.life.pid, standby._server.process is not server)
+        for held in (first, second, standby):
+            held.close()
+        print(this.children(recursive=True))
+    """)
+    assert said.splitlines() == ["True True 1", "True None", "-9 -9", "True True", "[]"]
+
+
 @contextlib.contextmanager
 def one_reducer(made: Callable[[], Standby], engine: m.Engine) -> Iterator[ReducerProcess]:
     standby = made()

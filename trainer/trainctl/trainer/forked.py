@@ -12,15 +12,15 @@ import time
 from trainctl.protocol.messages import Engine
 from trainctl.trainer.channel import Born, Channel, Fork, Gone, Prepare, Release
 from trainctl.trainer.forkserver import ENVIRONMENT
+from trainctl.trainer.offshoot import Offshoot, branch_off
 from trainctl.trainer.reducer_process import REAP_SECONDS, GroupError, ReducerProcess, is_stopped, start
 
 
 class _Server:
     """This end of a fork server."""
 
-    def __init__(self) -> None:
-        """Raises GroupError if no process can be had."""
-        self.process, self._channel = start("trainctl.trainer.forkserver", {**os.environ, **ENVIRONMENT})
+    def __init__(self, process: "subprocess.Popen[bytes] | Offshoot", channel: Channel) -> None:
+        self.process, self._channel = process, channel
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._prepared: set[Engine] = set()
@@ -147,6 +147,12 @@ class ForkStandby:
         self._server: _Server | None = None
         self._closed = False
 
+    def branch_off(self, engine: Engine) -> None:
+        """`prepare` by a fork of this process; see offshoot.py for when that may be, and for what it raises."""
+        with self._lock:
+            self._server = _Server(*branch_off(engine))
+            self._server.prepare(engine)
+
     def prepare(self, engine: Engine) -> None:
         with self._lock:
             self._prepared(engine)
@@ -165,7 +171,7 @@ class ForkStandby:
             self._server.close()
             self._server = None
         if self._server is None:
-            self._server = _Server()
+            self._server = _Server(*start("trainctl.trainer.forkserver", {**os.environ, **ENVIRONMENT}))
         self._server.prepare(engine)
         return self._server
 

@@ -2,6 +2,8 @@
 
     python -m trainctl.trainer.forkserver --channel FD
 
+or forked itself from a trainer that begins (see offshoot.py).
+
 Importing an engine takes seconds of CPU, which a rank on a busy machine would lose from its training after every
 group; a fork takes milliseconds and shares the memory. It stays single-threaded, for a fork takes only one thread
 along. A child is reaped only when its trainer lets go of it, so its process id means no other until then.
@@ -80,12 +82,18 @@ class ForkServer:
             self._reap(number)
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Serve until the trainer lets go, or ends."""
     parser = argparse.ArgumentParser(prog="python -m trainctl.trainer.forkserver", description="Forks reducers.")
     parser.add_argument("--channel", type=int, required=True, metavar="FD", help="of a connected socket")
-    channel = Channel(socket.socket(fileno=parser.parse_args().channel))
+    serve(Channel(socket.socket(fileno=parser.parse_args().channel)))
+
+
+def serve(channel: Channel, trainer: int | None = None) -> NoReturn:
+    """Be a fork server for the rest of this process, which the process `trainer` has forked, if any."""
     reducer.heed_signals()
+    if trainer not in (None, os.getppid()):  # it died before this process could ask to end with it
+        os._exit(1)
     server = ForkServer(channel)
     with contextlib.suppress(EOFError, OSError):
         while True:

@@ -1,6 +1,5 @@
 """One rank's life: load, say so, act on plans one after another, and leave."""
 
-import contextlib
 import platform
 import time
 from pathlib import Path
@@ -26,7 +25,7 @@ from trainctl.trainer.orders import Broken, Joined, Joining, Order, Orphaned
 from trainctl.trainer.reducer_process import GroupError
 from trainctl.trainer.saving import Saver
 from trainctl.trainer.shared_buffer import Layout
-from trainctl.trainer.standby import Standby, standby_here
+from trainctl.trainer.standby import Standby
 from trainctl.trainer.step import Executor, Identity, Settings
 
 
@@ -222,13 +221,19 @@ class Trainer:
         return msgspec.structs.replace(report, checkpoint=written)
 
 
-def load_trainer(who: Identity, paths: RunPaths, ledger: Ledger, status: StatusWriter, control: Control) -> Trainer:
+def load_trainer(
+    who: Identity,
+    paths: RunPaths,
+    ledger: Ledger,
+    status: StatusWriter,
+    control: Control,
+    standby: Standby | None = None,
+) -> Trainer:
     """Read the run file, the data and the model. Raises InvalidInputError naming what is wrong and where."""
     where = str(paths.run_file)
     config = runfile.on_node(runfile.read(paths.run_file), who.node)
     control.orphan_seconds = config.run.orphan_seconds
     runfile.check_paths(config, where)
-    standby = _stand_by_early(config)
     dataset = open_dataset(config, paths.node_data, where)
     if dataset.left_out:
         log.warning("%s samples have no counted target within data.sequence_length and are left out", dataset.left_out)
@@ -240,13 +245,13 @@ def _likely(config: runfile.RunFile) -> m.Engine | None:
     return engines.likely(config.group.engine) if len(config.nodes) > 1 else None
 
 
-def _stand_by_early(config: runfile.RunFile) -> Standby:
-    """Have the engine imported beside the model's library, so that nobody waits for it once this rank is there."""
-    standby, likely = standby_here(), _likely(config)
-    if likely is not None:
-        with contextlib.suppress(GroupError):  # it is tried again, and told, once the rank has loaded
-            standby.prepare(likely)
-    return standby
+def likely_engine(paths: RunPaths, node: str) -> m.Engine | None:
+    """The engine that a run's groups will probably use; None if it has none, or its file can't be read, which
+    `load_trainer` tells."""
+    try:
+        return _likely(runfile.on_node(runfile.read(paths.run_file), node))
+    except (TrainctlError, OSError):
+        return None
 
 
 Failures = (TrainctlError, OSError, RuntimeError, MemoryError)

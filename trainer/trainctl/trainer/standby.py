@@ -4,6 +4,7 @@ On Linux a fork server with the engine imported makes it. Elsewhere a fork isn't
 so a process of its own waits with its engine imported, and is replaced when it is taken.
 """
 
+import contextlib
 import sys
 import threading
 from typing import Protocol
@@ -29,6 +30,19 @@ class Standby(Protocol):
 def standby_here() -> Standby:
     """Of the kind that this system allows."""
     return ForkStandby() if sys.platform == "linux" else SpawnStandby()
+
+
+def early_standby(engine: Engine | None) -> Standby:
+    """One that is at `engine` already, so that nobody waits for it once this rank is there. Call it before there are
+    threads. What goes wrong comes again, and is told, when it is needed."""
+    standby = standby_here()
+    if engine is not None:
+        with contextlib.suppress(GroupError, ImportError, OSError, RuntimeError):
+            if isinstance(standby, ForkStandby):
+                standby.branch_off(engine)
+            else:
+                standby.prepare(engine)
+    return standby
 
 
 class SpawnStandby:
