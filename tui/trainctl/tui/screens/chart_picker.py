@@ -78,18 +78,29 @@ class ChartPicker(ModalScreen[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """A space among words that are typed is one."""
-        return action != "tick" or not self.picker.wanted
+        return action != "tick" or not self._typed
+
+    @property
+    def _typed(self) -> str:
+        return self.query_one("#narrow", Input).value
+
+    def _narrow(self) -> None:
+        """Keys of one burst come before the field's message of the letters among them."""
+        if self._typed != self.picker.wanted:
+            self.picker = pk.typed(self.picker, self._typed)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
-        self.picker = pk.typed(self.picker, event.value)
+        self._narrow()
         self._show()
 
     def action_move(self, by: int) -> None:
+        self._narrow()
         self.picker = pk.moved(self.picker, by)
         self._show()
 
     def action_toggle_here(self) -> None:
+        self._narrow()
         chosen = self.picker.chosen
         if chosen is not None:
             self._view = self._toggle(chosen.what)
@@ -99,7 +110,8 @@ class ChartPicker(ModalScreen[None]):
         self.action_toggle_here()
 
     def action_turn(self, index: int) -> None:
-        """A click on a line."""
+        """A click on a line; what is typed goes on narrowing."""
+        self.query_one("#narrow").focus()
         self.picker = pk.moved(self.picker, index - self.picker.cursor)
         self.action_toggle_here()
 
