@@ -22,6 +22,13 @@ _FRAME_ROWS = 6
 _CELLS = 62
 
 
+class Narrow(Field):
+    """What narrows the list. A space ticks a line, but among words that are typed it is one."""
+
+    def check_consume_key(self, key: str, character: str | None) -> bool:
+        return (key != "space" or bool(self.value)) and super().check_consume_key(key, character)
+
+
 class ChartPicker(ModalScreen[None]):
     """Ticks metrics of the chart in focus and runs for all charts; each takes effect at once, by `toggle`, which gives
     the view that it made."""
@@ -35,13 +42,13 @@ class ChartPicker(ModalScreen[None]):
     #narrow { width: 1fr; height: 1; background: $panel; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,ctrl+m", "close", "close", priority=True),
+        Binding("escape", "close", "close", priority=True),
         Binding("down", "move(1)", "down", priority=True),
         Binding("up", "move(-1)", "up", priority=True),
         Binding("pagedown", "move(10)", "down", priority=True),
         Binding("pageup", "move(-10)", "up", priority=True),
         Binding("enter", "toggle_here", "draw or not", priority=True),
-        Binding("space", "tick", "draw or not", priority=True),
+        Binding("space", "toggle_here", "draw or not", priority=True),
     ]
 
     def __init__(
@@ -55,7 +62,7 @@ class ChartPicker(ModalScreen[None]):
         box = Vertical(id="picker")
         box.border_title = self._title
         with box:
-            yield Field(id="narrow", placeholder="type to narrow: a metric, a node, run", compact=True)
+            yield Narrow(id="narrow", placeholder="type to narrow: a metric, a node, run", compact=True)
             yield Lines(owner.glyphs, id="choices", grow=True)
             yield Lines(owner.glyphs, id="picker-keys", grow=True)
 
@@ -75,10 +82,6 @@ class ChartPicker(ModalScreen[None]):
         keys = [line(Piece(key, "key"), Piece(f" {words}", "label")) for key, words in (
             ("enter", "or click draws it, or not"), ("up down", "choose"), ("esc", "done"))]  # fmt: skip
         self.query_one("#picker-keys", Lines).show([(), groups(keys, columns)])
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """A space among words that are typed is one."""
-        return action != "tick" or not self._typed
 
     @property
     def _typed(self) -> str:
@@ -105,9 +108,6 @@ class ChartPicker(ModalScreen[None]):
         if chosen is not None:
             self._view = self._toggle(chosen.what)
             self._show()
-
-    def action_tick(self) -> None:
-        self.action_toggle_here()
 
     def action_turn(self, index: int) -> None:
         """A click on a line; what is typed goes on narrowing."""
