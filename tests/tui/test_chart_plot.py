@@ -13,7 +13,7 @@ from trainctl.protocol import messages as m
 from trainctl.tui import lines as ln
 from trainctl.tui import model as md
 from trainctl.tui import series as s
-from trainctl.tui.charts import history, readout, stack
+from trainctl.tui.charts import history, readout, row, stack
 from trainctl.tui.charts import view as vw
 from trainctl.tui.charts.axis import Axis
 from trainctl.tui.charts.build import RunData, Sources, ground, plots
@@ -282,3 +282,15 @@ def test_charts_above_each_other_fill_the_rows_with_one_left_edge(size: tuple[in
     assert 2 in wanted
     assert len({(item.left, item.columns) for item in drawn.places}) == 1
     assert any("learning rate" in ln.plain(row) for row in drawn.lines)
+
+
+def test_panels_of_a_node_stand_side_by_side() -> None:
+    state = state_of()
+    steps = row.Steps(18_001, 18_240)
+    panels = [row.node_panel(state, 1, names, steps) for names in (("busy_seconds", "step_seconds"), ("memory_bytes",))]
+    assert [panel.title for panel in panels] == ["busy seconds, step seconds", "memory GB"]
+    rows = [ln.plain(line) for line in row.side_by_side(panels, 81, 8, UNICODE)]
+    assert [len(text) for text in rows] == [81] * 8
+    assert rows[0].index("┬") == 40
+    assert any(text.rstrip().endswith("no step yet") or is_dot(text[20]) for text in rows)
+    assert row.side_by_side([], 20, 3, UNICODE) == [ln.fit((), 20)] * 3

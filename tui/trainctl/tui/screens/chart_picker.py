@@ -42,13 +42,13 @@ class ChartPicker(ModalScreen[None]):
     #narrow { width: 1fr; height: 1; background: $panel; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "close", "close", priority=True),
-        Binding("down", "move(1)", "down", priority=True),
-        Binding("up", "move(-1)", "up", priority=True),
-        Binding("pagedown", "move(10)", "down", priority=True),
-        Binding("pageup", "move(-10)", "up", priority=True),
-        Binding("enter", "toggle_here", "draw or not", priority=True),
-        Binding("space", "toggle_here", "draw or not", priority=True),
+        Binding("escape", "close", "close", show=False, priority=True),
+        Binding("down", "move(1)", "down", show=False, priority=True),
+        Binding("up", "move(-1)", "up", show=False, priority=True),
+        Binding("pagedown", "move(10)", "down", show=False, priority=True),
+        Binding("pageup", "move(-10)", "up", show=False, priority=True),
+        Binding("enter", "toggle_here", "draw or not", show=False, priority=True),
+        Binding("space", "toggle_here", "draw or not", show=False, priority=True),
     ]
 
     def __init__(
