@@ -18,6 +18,7 @@ from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import Connection
 from trainctl.protocol.errors import RefusedError, UnreachableError
+from trainctl.protocol.metrics import AXIS_METRICS
 from trainctl.protocol.zoom import choose
 from trainctl.tui.app import TrainctlApp
 from trainctl.tui.clock import Clock
@@ -324,6 +325,8 @@ def history_of(
         chunks = []
         for start in starts:
             low, high = max(start, first), min(start + zoom.bucket_steps - 1, last)
+            if name in AXIS_METRICS:
+                low, high = max(start, 1), min(start + zoom.bucket_steps - 1, view.step)
             chunks.append([value(step) for step in {*range(low, high + 1, max(zoom.bucket_steps // 8, 1)), high}])
         columns_of = [tuple(pick(chunk) for chunk in chunks) for pick in (min, max, lambda c: sum(c) / len(c), max)]
         made.append(m.Series(name, rank, zoom.bucket_steps, tuple(starts), *columns_of))

@@ -101,11 +101,12 @@ def series_query(metric: str) -> str:
 
 
 def _axis_query(metric: str) -> str:
-    """The value at each bucket's first and last step, two seeks a bucket however many steps it has."""
+    """The value at each bucket's first and last step, also where that is outside the span: two seeks a bucket however
+    many steps it has."""
 
     def end_of(order: str) -> str:
         return f"""(SELECT {metric} FROM steps WHERE NOT retracted
-          AND step BETWEEN max(bucket * :size, :head_first) AND min(bucket * :size + :size - 1, :head_last)
+          AND step BETWEEN bucket * :size AND bucket * :size + :size - 1
           ORDER BY step {order} LIMIT 1)"""  # noqa: S608  as below
 
     return f"""

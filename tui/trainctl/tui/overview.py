@@ -8,6 +8,7 @@ from trainctl.tui import events_panel, fleet, header, pace
 from trainctl.tui import format as f
 from trainctl.tui import lines as ln
 from trainctl.tui.charts import panel as p
+from trainctl.tui.charts.row import side_by_side
 from trainctl.tui.clock import Clock
 from trainctl.tui.fleet_rows import BAD_STATES
 from trainctl.tui.glyphs import Glyphs
@@ -148,33 +149,7 @@ def fleet_lines(
 
 def chart_lines(state: ViewState, columns: int, room: int, glyphs: Glyphs) -> list[ln.Line]:
     """The charts side by side under one rule, in exactly `room` lines."""
-    if room < 2:
-        return [ln.fit((), columns)] * max(room, 0)
-    panels = _panels(state, columns)
-    widths = _widths(columns, len(panels))
-    drawn = [p.draw(item, size, room - 1, glyphs) for item, size in zip(panels, widths, strict=True)]
-    labels: list[tuple[int, str, str]] = []
-    start = 0
-    for index, ((_, own), size) in enumerate(zip(drawn, widths, strict=True)):
-        if index:
-            labels.append((start - 1, glyphs.tee, "rule"))
-        labels += [(start + at, text, role) for at, text, role in own]
-        start += size + 1
-    made = [ln.rule(columns, glyphs.horizontal, *labels)]
-    for row in range(room - 1):
-        pieces: list[ln.Piece] = []
-        for index, ((body, _), size) in enumerate(zip(drawn, widths, strict=True)):
-            pieces += [ln.Piece(glyphs.vertical, "rule")] if index else []
-            pieces += ln.fit(body[row], size)
-        made.append(ln.fit(pieces, columns))
-    return made
-
-
-def _widths(columns: int, panels: int) -> list[int]:
-    room = columns - (panels - 1)
-    sizes = [room // panels] * panels
-    sizes[0] += room - sum(sizes)
-    return sizes
+    return side_by_side(_panels(state, columns), columns, room, glyphs)
 
 
 def _panels(state: ViewState, columns: int) -> list[p.Panel]:

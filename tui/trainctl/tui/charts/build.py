@@ -141,7 +141,7 @@ def _titled(chart: Chart, view: ChartView, sources: Sources, place: Ground) -> s
         words.append("log")
     soft = half_life(chart, view, place)
     if soft:
-        words.append(f"half-life {soft:,.0f}")
+        words.append(f"half-life {soft:,.0f} steps")
     return ", ".join(words)
 
 

@@ -137,8 +137,8 @@ def window_of(
 
 def lately(state: ViewState, key: Key, tails: Mapping[Key, s.Window] = MappingProxyType({})) -> s.Window:
     """The last steps of a metric as they came live; `tails` has those that the state itself keeps no window of."""
-    known = state.lately(*key)
-    return known if len(known) else tails.get(key) or s.empty()
+    newest = tails.get(key)
+    return newest if newest is not None and len(newest) else state.lately(*key)
 
 
 def collected(tails: Mapping[Key, s.Window], state: ViewState) -> dict[Key, s.Window]:

@@ -22,6 +22,13 @@ _FRAME_ROWS = 6
 _CELLS = 62
 
 
+class Narrow(Field):
+    """What narrows the list. A space ticks a line, but among words that are typed it is one."""
+
+    def check_consume_key(self, key: str, character: str | None) -> bool:
+        return (key != "space" or bool(self.value)) and super().check_consume_key(key, character)
+
+
 class ChartPicker(ModalScreen[None]):
     """Ticks metrics of the chart in focus and runs for all charts; each takes effect at once, by `toggle`, which gives
     the view that it made."""
@@ -35,13 +42,13 @@ class ChartPicker(ModalScreen[None]):
     #narrow { width: 1fr; height: 1; background: $panel; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,ctrl+m", "close", "close", priority=True),
-        Binding("down", "move(1)", "down", priority=True),
-        Binding("up", "move(-1)", "up", priority=True),
-        Binding("pagedown", "move(10)", "down", priority=True),
-        Binding("pageup", "move(-10)", "up", priority=True),
-        Binding("enter", "toggle_here", "draw or not", priority=True),
-        Binding("space", "tick", "draw or not", priority=True),
+        Binding("escape", "close", "close", show=False, priority=True),
+        Binding("down", "move(1)", "down", show=False, priority=True),
+        Binding("up", "move(-1)", "up", show=False, priority=True),
+        Binding("pagedown", "move(10)", "down", show=False, priority=True),
+        Binding("pageup", "move(-10)", "up", show=False, priority=True),
+        Binding("enter", "toggle_here", "draw or not", show=False, priority=True),
+        Binding("space", "toggle_here", "draw or not", show=False, priority=True),
     ]
 
     def __init__(
@@ -55,7 +62,7 @@ class ChartPicker(ModalScreen[None]):
         box = Vertical(id="picker")
         box.border_title = self._title
         with box:
-            yield Field(id="narrow", placeholder="type to narrow: a metric, a node, run", compact=True)
+            yield Narrow(id="narrow", placeholder="type to narrow: a metric, a node, run", compact=True)
             yield Lines(owner.glyphs, id="choices", grow=True)
             yield Lines(owner.glyphs, id="picker-keys", grow=True)
 
@@ -76,30 +83,35 @@ class ChartPicker(ModalScreen[None]):
             ("enter", "or click draws it, or not"), ("up down", "choose"), ("esc", "done"))]  # fmt: skip
         self.query_one("#picker-keys", Lines).show([(), groups(keys, columns)])
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """A space among words that are typed is one."""
-        return action != "tick" or not self.picker.wanted
+    @property
+    def _typed(self) -> str:
+        return self.query_one("#narrow", Input).value
+
+    def _narrow(self) -> None:
+        """Keys of one burst come before the field's message of the letters among them."""
+        if self._typed != self.picker.wanted:
+            self.picker = pk.typed(self.picker, self._typed)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
-        self.picker = pk.typed(self.picker, event.value)
+        self._narrow()
         self._show()
 
     def action_move(self, by: int) -> None:
+        self._narrow()
         self.picker = pk.moved(self.picker, by)
         self._show()
 
     def action_toggle_here(self) -> None:
+        self._narrow()
         chosen = self.picker.chosen
         if chosen is not None:
             self._view = self._toggle(chosen.what)
             self._show()
 
-    def action_tick(self) -> None:
-        self.action_toggle_here()
-
     def action_turn(self, index: int) -> None:
-        """A click on a line."""
+        """A click on a line; what is typed goes on narrowing."""
+        self.query_one("#narrow").focus()
         self.picker = pk.moved(self.picker, index - self.picker.cursor)
         self.action_toggle_here()
 
