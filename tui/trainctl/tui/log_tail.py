@@ -24,7 +24,9 @@ MOST_BEHIND_BYTES = 1_048_576
 """Of a log that grows faster than it is read the middle is left out, and that is said."""
 
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
-_BAD = re.compile(r"\b(error|exception|traceback|fatal|critical|killed|abort(ed)?|segmentation fault)\b", re.IGNORECASE)
+_BAD = re.compile(
+    r"(error|exception)\b|\b(traceback|fatal|critical|killed|aborted|segmentation fault)\b", re.IGNORECASE
+)
 _DOUBTFUL = re.compile(r"warn", re.IGNORECASE)
 
 

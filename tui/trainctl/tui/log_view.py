@@ -235,7 +235,10 @@ def count_found(entries: Sequence[Entry], query: Query) -> int:
 def title(tail: LogTail, view: View, entries: Sequence[Entry], found: int, names: Mapping[int, Named]) -> str:
     """What the rule above the log says."""
     who = next(iter(names.values())).label if len(names) == 1 else f"{len(names)} logs"
-    words = [f"log of {ln.clean(who)}" if len(names) == 1 else who, f"{len(entries):,} lines"]
+    words = [
+        f"log of {ln.clean(who)}" if len(names) == 1 else who,
+        f"{len(entries):,} line" + "s" * (len(entries) != 1),
+    ]
     if tail.left_out:
         words.append("older ones left out")
     words.append("follows" if view.top is None else "held")

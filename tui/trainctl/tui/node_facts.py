@@ -8,7 +8,7 @@ from trainctl.tui.bars import share_bar
 from trainctl.tui.clock import Clock
 from trainctl.tui.fleet_rows import Row
 from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.lines import Line, Piece, clean, fit, groups, line, shorten
+from trainctl.tui.lines import Line, Piece, clean, fit, groups, line, plain, shorten
 from trainctl.tui.model import ViewState
 
 _ROLES = ("trainer", "reducer", "standby", "keeper", "agent", "helper")
@@ -41,7 +41,7 @@ def _state(row: Row, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
             _labelled("rank", str(view.rank)),
             _labelled("on", clean(f"{view.backend or ''} {view.device or ''}".strip()) or f.NA),
             _labelled("pid", f.NA if view.pid is None else str(view.pid)),
-            _labelled("heard", f.NA if row.age is None else f"{f.age(row.age)} ago", "warning" if row.old else "text"),
+            () if row.out else _labelled("reported", _ago(row.age), "warning" if row.old else "text"),
         ],
         columns,
     )
@@ -60,7 +60,7 @@ def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
     return groups(
         [
             share,
-            line(Piece("micro ", "label"), *micro),
+            line(Piece("micro ", "label"), Piece(plain(micro).strip())),
             _labelled("own", f"{f.rate(row.own_rate)} tok/s" if row.own_rate else f.NA, "strong"),
             _labelled("wait", f.NA if row.wait is None else f.seconds(row.wait)),
             _labelled("last step", f.NA if step is None else f"{step.step:,}"),
@@ -85,9 +85,9 @@ def _agent(node: str, state: ViewState, clock: Clock, columns: int) -> Line:
             line(Piece("agent ", "label"), connection_word(connection, quiet, now)),
             line(Piece("leads" if leads else "", "accent")),
             _labelled("at", clean(address) if address else f.NA),
+            _labelled("lag", f.seconds(lag)),
             _labelled("version", clean(view.version) if view else f.NA),
             _labelled("boot", clean(boot)[:8] or f.NA),
-            _labelled("loop lag", f.seconds(lag)),
             line(Piece(clean(connection.why) if connection and quiet is not None else "", "dim")),
         ],
         columns,
@@ -193,6 +193,10 @@ def _memory_line(name: str, used: float | None, whole: float | None, columns: in
         Piece("" if part is None else share_bar(min(part, 1.0), max(columns - 33, 0), glyphs).text,
               "warning" if full else "bar"),
     )  # fmt: skip
+
+
+def _ago(seconds: float | None) -> str:
+    return f.NA if seconds is None else f"{f.age(seconds)} ago"
 
 
 def _percent(value: float | None) -> str:

@@ -29,6 +29,7 @@ class LogScreen(BaseScreen):
         Binding("N", "jump(True)", "previous", tooltip="line found before", show=False),
         Binding("m", "matches", "only found", tooltip="only lines found, or all"),
         Binding("F", "hold", "follow", tooltip="follow the log's end, or hold"),
+        Binding("escape", "end_search", "end the search", show=False),
         Binding("down,j", "scroll_log(1)", "down", show=False),
         Binding("up,k", "scroll_log(-1)", "up", show=False),
         Binding("pagedown", "page_log(1)", "page down", show=False),
@@ -143,8 +144,8 @@ class LogScreen(BaseScreen):
             self.set_focus(None)
             self.paint()
 
-    def key_escape(self) -> None:
-        """Ends the search."""
+    def action_end_search(self) -> None:
+        """All lines again, and nothing marked."""
         box = self.query_one("#filter", Input)
         box.value, box.display = "", False
         self.set_focus(None)

@@ -85,6 +85,6 @@ class NodeScreen(LogScreen):
 
     def action_back(self) -> None:
         if self.view.query.text or self.typing_rows:
-            self.key_escape()
+            self.action_end_search()
         else:
             self.owner.action_show("overview")
