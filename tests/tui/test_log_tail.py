@@ -9,6 +9,7 @@ from tests.tui.recorded import CLOCK, NOW, run_view
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.loglines import write
+from trainctl.tui import log_query as lq
 from trainctl.tui import log_tail as lt
 from trainctl.tui import log_view as lv
 from trainctl.tui.glyphs import UNICODE
@@ -73,6 +74,13 @@ def test_a_line_is_taken_when_its_end_is_there_and_nothing_is_read_twice() -> No
     assert texts(tail) == ["first", "second"]
 
 
+def test_a_last_line_without_an_end_is_shown_once_nothing_more_comes() -> None:
+    tail = read(lt.LogTail(), 0, at(0, "first") + "Killed")
+    assert texts(tail) == ["first"]
+    tail = read(tail, 0, "", offset=tail.files[0].offset or 0)
+    assert texts(tail) == ["first", "Killed"] and tail.entries[1].level == "ERROR"
+
+
 def test_a_log_is_begun_at_a_whole_line_and_a_new_file_at_its_start() -> None:
     tail = read(lt.LogTail(), 0, "f of a line\n" + at(0, "whole"), offset=5000)
     assert texts(tail) == ["whole"]
@@ -118,16 +126,16 @@ def test_a_rank_that_cannot_be_read_is_named_until_it_can() -> None:
      ("/step 18,2/", 3), ("a/b", 0), ("/", 0)],
 )  # fmt: skip
 def test_a_query_is_text_or_a_pattern_of_some_nodes(typed: str, found: int) -> None:
-    query = lv.parse(typed)
-    kept = lv.kept(merged().entries, query, only=True)
-    assert lv.count_found(kept, query) == len(kept) == found
+    query = lq.parse(typed)
+    kept = lq.kept(merged().entries, query, only=True)
+    assert lq.count_found(kept, query) == len(kept) == found
     assert not query.problem
 
 
 def test_a_pattern_that_is_none_is_named_and_finds_nothing() -> None:
-    query = lv.parse("/(/")
-    assert query.problem.startswith("/(/: ") and not lv.kept(merged().entries, query, only=True)
-    assert isinstance(lv.parse("node:").pattern, re.Pattern)  # begun, not yet a node
+    query = lq.parse("/(/")
+    assert query.problem.startswith("/(/: ") and not lq.kept(merged().entries, query, only=True)
+    assert isinstance(lq.parse("node:").pattern, re.Pattern)  # begun, not yet a node
 
 
 def test_the_end_is_followed_until_one_scrolls_and_again_at_the_end() -> None:
@@ -144,7 +152,7 @@ def test_the_end_is_followed_until_one_scrolls_and_again_at_the_end() -> None:
 
 def test_matches_are_gone_through_round_the_ends() -> None:
     entries = merged().entries
-    view = lv.View(query=lv.parse("evaluated"))
+    view = lv.View(query=lq.parse("evaluated"))
     seen = []
     for _ in range(4):
         view = lv.jumped(view, entries, 5, back=True)
@@ -156,12 +164,12 @@ def test_matches_are_gone_through_round_the_ends() -> None:
     assert lv.jumped(view, entries, 5, back=False).at == min(
         entry.key for entry in entries if "evaluated" in entry.text
     )
-    assert lv.jumped(lv.View(query=lv.parse("nowhere")), entries, 5, back=True).at is None
+    assert lv.jumped(lv.View(query=lq.parse("nowhere")), entries, 5, back=True).at is None
 
 
 def test_lines_have_their_time_node_and_level_and_keep_to_the_screen() -> None:
     tail, names = merged(), lv.names_of(ViewState(run=run_view(4)))
-    view = lv.View(query=lv.parse("checkpoint"))
+    view = lv.View(query=lq.parse("checkpoint"))
     shown = [plain(line) for line in lv.lines(tail, view, tail.entries, names, CLOCK, 60, 12, UNICODE)]
     assert all(len(text) == 60 for text in shown)
     assert shown[6].startswith("14:21:05 forge  WARN  step 18,231: memory")

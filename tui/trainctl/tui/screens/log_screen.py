@@ -9,6 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
+from trainctl.tui import log_query as lq
 from trainctl.tui import log_view as lv
 from trainctl.tui.bottom import Bottom
 from trainctl.tui.lines import Line, rule, shorten
@@ -93,8 +94,8 @@ class LogScreen(BaseScreen):
         )
         if not same:
             mine = [entry for entry in tail.entries if entry.key.rank in names]
-            kept = lv.kept(mine, self.view.query, only=self.view.only)
-            self._kept = (key, kept, lv.count_found(kept, self.view.query))
+            kept = lq.kept(mine, self.view.query, only=self.view.only)
+            self._kept = (key, kept, lq.count_found(kept, self.view.query))
         return self._kept[1]
 
     def log_lines(self, columns: int, rows: int) -> list[Line]:
@@ -135,7 +136,7 @@ class LogScreen(BaseScreen):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         if event.input.id == "filter":
-            self.view = replace(self.view, query=lv.parse(event.value), at=None)
+            self.view = replace(self.view, query=lq.parse(event.value), at=None)
             self._jump(back=True)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
@@ -149,7 +150,7 @@ class LogScreen(BaseScreen):
         box = self.query_one("#filter", Input)
         box.value, box.display = "", False
         self.set_focus(None)
-        self.view = replace(self.view, query=lv.Query(), only=False, at=None, shift=0)
+        self.view = replace(self.view, query=lq.Query(), only=False, at=None, shift=0)
         self.paint()
 
     def action_jump(self, back: bool) -> None:

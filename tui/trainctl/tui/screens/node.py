@@ -16,8 +16,8 @@ class NodeScreen(LogScreen):
     """The node of the rank that is chosen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("right,tab", "turn(1)", "next node", key_display="→", tooltip="next node"),
-        Binding("left,shift+tab", "turn(-1)", "previous node", show=False),
+        Binding("tab,right", "turn(1)", "next node", key_display="tab", tooltip="next node"),
+        Binding("shift+tab,left", "turn(-1)", "previous node", show=False),
         Binding("escape", "back", "overview", show=False, tooltip="end the search, or back to the Overview"),
     ]
 
