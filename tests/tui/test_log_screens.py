@@ -143,7 +143,7 @@ async def test_each_nodes_agent_is_told_of_and_what_is_unknown_is_not_a_zero() -
         assert "agent connected  at tcp://192.168.7.21:7474  lag 1 ms  version 0.1.0" in body(app)
         await pilot.press("left", "left")
         text = body(app)
-        assert "agent silent 4h 00m" in text and "at n/a" in text and "processes n/a" in text
+        assert "agent silent 4h 00m  no answer from tcp" in text and "at n/a" in text and "processes n/a" in text
         assert "LOST since 10:21  no heartbeat" in text and "own n/a" in text and "cpu n/a" in text
         assert "no step yet" in text
 

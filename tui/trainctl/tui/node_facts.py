@@ -18,8 +18,9 @@ _ROLES = ("trainer", "reducer", "standby", "keeper", "agent", "helper")
 def facts(row: Row, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> list[Line]:
     """Five lines of `columns` cells."""
     made = [
-        _state(row, clock, columns, glyphs), _part(row, columns, glyphs), _agent(row.view.node, state, clock, columns),
-        _machine(row, columns), _processes(row, columns),
+        _state(row, clock, columns, glyphs), _part(row, columns, glyphs),
+        _agent(row.view.node, state, clock, columns, glyphs), _machine(row, columns),
+        _processes(row, columns),
     ]  # fmt: skip
     return [fit(pieces, columns) for pieces in made]
 
@@ -71,7 +72,7 @@ def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
     )
 
 
-def _agent(node: str, state: ViewState, clock: Clock, columns: int) -> Line:
+def _agent(node: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
     """The line to the node's agent, and which it is."""
     now = clock.monotonic()
     view, quiet, connection, lag = _line_to(node, state, now)
@@ -79,16 +80,17 @@ def _agent(node: str, state: ViewState, clock: Clock, columns: int) -> Line:
     address = view.address if view else peer.address if peer else None
     reading = state.hosts.get(node)
     boot = view.boot if view else reading.value.boot if reading else ""
+    why = clean(connection.why) if connection and quiet is not None else ""
     leads = state.run is not None and state.run.lead == node
     return groups(
         [
             line(Piece("agent ", "label"), connection_word(connection, quiet, now)),
+            line(Piece(shorten(why, columns // 2, glyphs.ellipsis), "warning")),
             line(Piece("leads" if leads else "", "accent")),
             _labelled("at", clean(address) if address else f.NA),
             _labelled("lag", f.seconds(lag)),
             _labelled("version", clean(view.version) if view else f.NA),
             _labelled("boot", clean(boot)[:8] or f.NA),
-            line(Piece(clean(connection.why) if connection and quiet is not None else "", "dim")),
         ],
         columns,
     )
