@@ -13,11 +13,13 @@ from tests.integration.clusters import FOREVER, NODES, Cluster, on, plans_of
 from tests.integration.conftest import keep_processes, until, wait_for_end, wait_for_step
 from tests.integration.folding import EDITS, applied_commands, check_edits, check_steps
 
+from trainctl.protocol import loglines
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import Client, Connection
 from trainctl.protocol.cluster_client import attach_cluster
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.reader import RecordReader
+from trainctl.tui.source import ClusterSource
 
 SAMPLES = 12
 
@@ -241,3 +243,26 @@ async def test_who_follows_the_cluster_through_any_agent_sees_the_lead_in_full_a
     assert any("the agent of gamma" in why for why in whys), whys
     assert seen["alpha"] >= {"Snapshot", "StepCommitted", "RankStep", "HostReading", "Heartbeat", "Connection"}
     assert seen["beta"] == seen["gamma"] == {"NodeView", "HostReading", "Heartbeat", "Connection"}
+
+
+async def test_each_rank_s_log_and_processes_are_seen_through_any_agent(group):
+    cluster, run = group
+    processes: dict[str, set[str]] = {}
+    views: dict[str, m.NodeView] = {}
+    async with (
+        asyncio.timeout(90),
+        ClusterSource(cluster["gamma"].address, by="anna") as source,
+        contextlib.aclosing(source.follow(0)) as items,
+    ):
+        async for node, item in items:
+            if isinstance(item, m.HostReading):
+                processes[item.node] = {process.role for process in item.processes}
+            elif isinstance(item, m.NodeView):
+                views[node] = item
+            if len(processes) == 3 and all({"agent", "keeper", "trainer"} <= roles for roles in processes.values()):
+                break
+        logs = [await source.log(node, run, rank, -65_536, 65_536) for rank, node in enumerate(NODES)]
+    assert {view.version for view in views.values()} == {views["beta"].version} and views.keys() == {"beta", "gamma"}
+    for rank, part in enumerate(logs):
+        said = [loglines.read(line) for line in part.text.splitlines()]
+        assert part.rank == rank and [line.level for line in said if line.text.startswith("ready: ")] != []

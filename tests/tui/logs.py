@@ -1,7 +1,10 @@
 """Recorded logs of the recorded runs' trainers: lines in the form, a traceback, and what native code prints."""
 
-from tests.tui.recorded import NOW, Recorded, source_of
+import msgspec
+from tests.tui.recorded import CLOCK, NOW, Recorded, source_of
 
+from trainctl.protocol import messages as m
+from trainctl.protocol.client import Connection
 from trainctl.protocol.loglines import write
 
 
@@ -41,7 +44,27 @@ def logs_of_four() -> dict[int, str]:
 
 
 def logging_source() -> Recorded:
-    """The fleet of four with its logs."""
+    """The fleet of four with its logs, the other agents' lines and each node's processes; mini's agent is silent."""
     source = source_of(4)
     source.logs = logs_of_four()
+    source.messages = [_with_processes(item) if isinstance(item, m.HostReading) else item for item in source.messages]
+    for place, node in enumerate(("mbp", "forge"), 1):
+        address = f"tcp://192.168.7.2{place}:7474"
+        view = m.NodeView(node, f"{place}fe2a90c1d7b4e68", address, address, None, "0.1.0")
+        beat = m.Heartbeat(node, NOW, 0.4, 0.0012 * place, view.boot, 7)
+        for message in (Connection("connected", CLOCK.at_monotonic - 60), view, beat):
+            source.more.put_nowait((node, message))
+    silent = Connection("silent", CLOCK.at_monotonic - 14_400, "no answer from tcp://192.168.7.23:7474 within 5 s")
+    source.more.put_nowait(("mini", silent))
     return source
+
+
+def _with_processes(reading: m.HostReading) -> m.HostReading:
+    rank = ("studio", "mbp", "forge").index(reading.node)
+    told = (("agent", None, 1.4, 53e6), ("trainer", rank, 96.0, 6.1e9), ("keeper", rank, 0.0, 9e6),
+            ("standby", rank, 0.0, 61e6), ("reducer", rank, 12.0, 5.2e9))  # fmt: skip
+    processes = tuple(
+        m.ProcessReading(611 + index, role, of, percent, int(size))
+        for index, (role, of, percent, size) in enumerate(told)
+    )
+    return msgspec.structs.replace(reading, processes=processes)

@@ -280,7 +280,7 @@ def series(view: m.RunView, first_step: int = 0) -> tuple[m.Series, ...]:
 
 def lap_series(view: m.RunView, first_step: int) -> tuple[m.Series, ...]:
     """Where each rank's steps went, one by one; of some steps nothing is known."""
-    steps = tuple(step for step in range(max(first_step, 1), view.step + 1) if step % 40 not in (11, 12))
+    steps = tuple(step for step in range(max(first_step, 1), view.step + 1) if step % 40 not in (31, 32))
     made = []
     for rank in view.ranks:
         if FLEETS[len(view.ranks)][rank.rank][5] is None:

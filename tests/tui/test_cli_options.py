@@ -12,7 +12,7 @@ FROZEN = {
     "check": "--cluster --help --json --set -h RUN.toml",
     "demo": "--backend --folder --headless --help --json --keep --nodes --steps -h",
     "events": "--cluster --connect --follow --help --json --last --run -f -h -n",
-    "logs": "--cluster --connect --follow --help --json --last --node --rank --run -f -h -n",
+    "logs": "--all --cluster --connect --follow --grep --help --json --last --node --rank --run -f -h -n",
     "ls": "--cluster --connect --help --json -h",
     "promote": "--cluster --connect --help --json --old-lead-is-off --run --timeout -h NODE",
     "run": "--cluster --connect --follow --help --json --resume --set --timeout -f -h RUN.toml",

@@ -3,7 +3,7 @@
 import io
 import json
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -11,7 +11,9 @@ from tests.tui.recorded import NOW, host, hung, leaving, run_view, shrunk, snaps
 
 from trainctl.protocol import errors, examples
 from trainctl.protocol import messages as m
-from trainctl.tui import calls, events_text, follow, logs, output, typed
+from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.loglines import write
+from trainctl.tui import calls, events_text, follow, logs, logs_merged, output, typed
 from trainctl.tui.demo_folder import run_config
 
 SAID = examples.EXAMPLES["agent to client"]
@@ -289,3 +291,38 @@ async def test_an_empty_log_is_said_to_be_empty(capsys: pytest.CaptureFixture[st
     assert await logs.show_logs(client, None, 2, last, follow=False, json=False) == 0
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "rank 2 on mlx-c has written nothing\n")
+
+
+class ClusterLogs(EmptyLog):
+    """An agent of the group of three, whose last rank's log can't be read."""
+
+    texts: ClassVar[dict[int, str]] = {
+        0: write(NOW - 9, "INFO", "ready") + "\n" + write(NOW - 2, "ERROR", "no space") + "\nOSError: 28\n",
+        1: write(NOW - 5, "WARNING", "late") + "\n",
+    }
+
+    async def log(self, run: str | None, rank: int, offset: int, limit: int) -> m.LogPart:
+        if rank not in self.texts:
+            raise RefusedError(f"rank: {rank} is on mlx-c: no answer")
+        text = self.texts[rank]
+        return m.LogPart(rid="r", run=run, rank=rank, offset_bytes=offset, size_bytes=len(text), text=text[offset:])
+
+
+async def test_logs_of_all_nodes_are_merged_and_what_cannot_be_read_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    client: Any = ClusterLogs()
+    assert await logs_merged.show(client, None, None, None, logs_merged.wanted(None), follow=False, json=False) == 0
+    said = capsys.readouterr()
+    assert [line[20:] for line in said.out.splitlines()] == [
+        "torch-a INFO    ready", "torch-b WARNING late", "torch-a ERROR   no space", "torch-a         OSError: 28",
+    ]  # fmt: skip
+    assert said.err == "mlx-c: rank: 2 is on mlx-c: no answer\n"
+    wanted = logs_merged.wanted("/l.te|space/")
+    assert await logs_merged.show(client, None, None, 1, wanted, follow=False, json=True) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [(line["node"], line["rank"], line["level"], line["text"]) for line in shown["lines"]] == [
+        ("torch-a", 0, "ERROR", "no space")
+    ]
+    with pytest.raises(InvalidInputError, match="--grep"):
+        logs_merged.wanted("/(/")

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.tui.logs import logging_source
 from tests.tui.recorded import (
     CLOCK,
     CONNECTED,
@@ -166,3 +167,24 @@ def test_dialog_applied(snap_compare: Compare) -> None:
 )
 def test_other_screens(snap_compare: Compare, keys: tuple[str, ...]) -> None:
     assert snap_compare(app_of(source_of(1)), terminal_size=(80, 24), run_before=still(keys))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_logs(snap_compare: Compare, size: tuple[int, int]) -> None:
+    keys = ("5", "slash", *"evaluated", "enter")
+    assert snap_compare(app_of(logging_source()), terminal_size=size, run_before=still(keys))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_node(snap_compare: Compare, size: tuple[int, int]) -> None:
+    assert snap_compare(app_of(logging_source()), terminal_size=size, run_before=still(("2", "right")))
+
+
+def test_a_lost_node(snap_compare: Compare) -> None:
+    assert snap_compare(app_of(logging_source()), terminal_size=(80, 24), run_before=still(("2", "left")))
+
+
+@pytest.mark.parametrize("key", ["2", "5"], ids=["node", "logs"])
+def test_node_and_logs_in_ascii(snap_compare: Compare, key: str) -> None:
+    source = logging_source()
+    assert snap_compare(app_of(source, glyphs=ASCII), terminal_size=(120, 40), run_before=still((key,)))

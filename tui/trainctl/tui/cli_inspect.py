@@ -85,6 +85,10 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written.")] = False,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Whose log.", show_default="0")] = None,
     node: Annotated[str | None, typer.Option("--node", help="The node whose rank's log.")] = None,
+    everyone: Annotated[bool, typer.Option("--all", help="All nodes' logs, merged by time.")] = False,
+    grep: Annotated[
+        str | None, typer.Option("--grep", metavar="TEXT", help="Only lines with it, in any case; or /PATTERN/.")
+    ] = None,
     last: Annotated[
         int | None, typer.Option("--last", "-n", min=0, help="Only the last lines.", show_default="all")
     ] = None,
@@ -93,14 +97,19 @@ def logs(
     cluster: ClusterFile = None,
     json: JsonLines = False,
 ) -> int:
-    """What a trainer wrote."""
+    """What a trainer wrote, or with --all what all of them did."""
     from trainctl.tui import logs as reading
+    from trainctl.tui import logs_merged as merging
 
-    if rank is not None and node is not None:
-        raise InvalidInputError("--node", "give either --rank or --node")
+    if (rank is not None) + (node is not None) + everyone > 1:
+        raise InvalidInputError("--node", "give one of --rank, --node and --all")
+    wanted = merging.wanted(grep)
 
     async def show(client: Any) -> int:
+        if everyone or grep is not None:
+            whose = None if everyone else await reading.rank_of(client, run, node) if node is not None else rank or 0
+            return await merging.show(client, run, whose, last, wanted, follow=follow, json=json)
         chosen = await reading.rank_of(client, run, node) if node is not None else rank or 0
         return await reading.show_logs(client, run, chosen, last, follow=follow, json=json)
 
-    return calls.call(address_of(ctx, connect, cluster), show)
+    return calls.call(address_of(ctx, connect, cluster), show, lead=everyone)

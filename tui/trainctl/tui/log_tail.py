@@ -5,8 +5,9 @@ the line before it in the same file. Of lines before the first time in a file on
 first that has one, or with when they were read.
 """
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -24,7 +25,9 @@ MOST_BEHIND_BYTES = 1_048_576
 """Of a log that grows faster than it is read the middle is left out, and that is said."""
 
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
-_BAD = re.compile(r"\b(error|exception|traceback|fatal|critical|killed|abort(ed)?|segmentation fault)\b", re.IGNORECASE)
+_BAD = re.compile(
+    r"(error|exception)\b|\b(traceback|fatal|critical|killed|aborted|segmentation fault)\b", re.IGNORECASE
+)
 _DOUBTFUL = re.compile(r"warn", re.IGNORECASE)
 
 
@@ -66,11 +69,13 @@ class LogTail:
     files: Mapping[int, File] = field(default_factory=lambda: MappingProxyType({}))  # by rank
     problems: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
     left_out: int = 0  # lines that were dropped for newer ones
+    most: int = MAX_LINES
+    most_behind_bytes: float = MOST_BEHIND_BYTES
 
     def next_offset(self, rank: int) -> int:
         """What to ask for: where the last part ended, or the file's end at first and where too much has come since."""
         file = self.files.get(rank, File())
-        return -FIRST_BYTES if file.offset is None or file.behind_bytes > MOST_BEHIND_BYTES else file.offset
+        return -FIRST_BYTES if file.offset is None or file.behind_bytes > self.most_behind_bytes else file.offset
 
 
 def take(tail: LogTail, node: str, rank: int, part: m.LogPart, asked_bytes: int, now: float) -> LogTail:
@@ -86,9 +91,18 @@ def take(tail: LogTail, node: str, rank: int, part: m.LogPart, asked_bytes: int,
         added.append(f"({part.offset_bytes - file.offset:,} bytes left out)")
         text, file = text.partition("\n")[2], replace(file, rest="")
     *whole, rest = (file.rest + text).split("\n")
+    if not text and rest:  # since the last time nothing came: a line without an end is one, too
+        whole, rest = [rest], ""
     end = max(part.offset_bytes, min(part.offset_bytes + asked_bytes, part.size_bytes))
     file = replace(file, offset=end, behind_bytes=part.size_bytes - end, rest=rest[-4 * MAX_CHARACTERS :])
     return _kept(tail, rank, file, _entries([*added, *whole], file, node, rank, now))
+
+
+def from_start(run: str, ranks: Iterable[int], most: int) -> LogTail:
+    """A tail that reads whole logs, and keeps the newest `most` lines."""
+    return LogTail(
+        run, files=MappingProxyType({rank: File(0) for rank in ranks}), most=most, most_behind_bytes=math.inf
+    )
 
 
 def failed(tail: LogTail, rank: int, why: str) -> LogTail:
@@ -128,7 +142,7 @@ def _kept(tail: LogTail, rank: int, file: File, made: list[Entry]) -> LogTail:
     if not made:
         return replace(tail, files=files, problems=problems)
     entries = _merged(tail.entries, made)
-    over = max(len(entries) - MAX_LINES, 0)
+    over = max(len(entries) - tail.most, 0)
     return replace(
         tail, files=files, problems=problems, entries=entries[over:], left_out=tail.left_out + over
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 import bisect
 import datetime
-import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from dataclasses import dataclass, replace
 from trainctl.tui import lines as ln
 from trainctl.tui.clock import Clock
 from trainctl.tui.glyphs import Glyphs
+from trainctl.tui.log_query import Query
 from trainctl.tui.log_tail import Entry, Key, LogTail
 from trainctl.tui.model import ViewState
 from trainctl.tui.themes import SERIES_ROLES
@@ -23,21 +23,11 @@ _NODE_CELLS = 12
 
 
 @dataclass(frozen=True)
-class Query:
-    """What is looked for: text in any case, or /a regular expression/; `node:NAME` keeps the logs of that node."""
-
-    text: str = ""
-    nodes: tuple[str, ...] = ()
-    pattern: re.Pattern[str] | None = None
-    problem: str = ""
-
-
-@dataclass(frozen=True)
 class View:
     """Where one looks: `top` is the first line shown, None while the end is followed; `at` the match that was jumped
     to; `shift` the cells of the text left out at its start."""
 
-    query: Query = Query()
+    query: Query = Query()  # noqa: RUF009  frozen itself
     only: bool = False  # lines without a match are left out
     top: Key | None = None
     at: Key | None = None
@@ -67,37 +57,6 @@ def names_of(state: ViewState) -> dict[int, Named]:
         )
         for place, view in enumerate(views)
     }
-
-
-def parse(text: str) -> Query:
-    """What was typed as a query; a regular expression that is none is named, and finds nothing."""
-    nodes, words = [], []
-    for word in text.split(" "):
-        if word.startswith("node:") and len(word) > 5:
-            nodes.append(word[5:])
-        else:
-            words.append(word)
-    wanted = " ".join(words).strip()
-    if not wanted:
-        return Query(text, tuple(nodes))
-    is_pattern = len(wanted) > 2 and wanted.startswith("/") and wanted.endswith("/")
-    try:
-        return Query(text, tuple(nodes), re.compile(wanted[1:-1] if is_pattern else re.escape(wanted), re.IGNORECASE))
-    except re.error as error:
-        return Query(text, tuple(nodes), re.compile(r"(?!)"), f"{wanted}: {error}")
-
-
-def kept(entries: Sequence[Entry], query: Query, *, only: bool) -> Sequence[Entry]:
-    """The lines that are shown: of the nodes asked for, and with `only` those with a match."""
-    if not query.nodes and (query.pattern is None or not only):
-        return entries
-    pattern = query.pattern if only else None
-    return [
-        entry
-        for entry in entries
-        if (not query.nodes or any(entry.node.startswith(node) for node in query.nodes))
-        and (pattern is None or pattern.search(entry.text))
-    ]
 
 
 def first_shown(view: View, entries: Sequence[Entry], rows: int) -> int:
@@ -227,15 +186,13 @@ def _when(at: float, clock: Clock, *, with_day: bool) -> str:
     return f"{when:%d %b %H:%M:%S}" if with_day else f"{when:%H:%M:%S}"
 
 
-def count_found(entries: Sequence[Entry], query: Query) -> int:
-    """How many lines have a match."""
-    return sum(1 for entry in entries if query.pattern.search(entry.text)) if query.pattern is not None else 0
-
-
 def title(tail: LogTail, view: View, entries: Sequence[Entry], found: int, names: Mapping[int, Named]) -> str:
     """What the rule above the log says."""
     who = next(iter(names.values())).label if len(names) == 1 else f"{len(names)} logs"
-    words = [f"log of {ln.clean(who)}" if len(names) == 1 else who, f"{len(entries):,} lines"]
+    words = [
+        f"log of {ln.clean(who)}" if len(names) == 1 else who,
+        f"{len(entries):,} line" + "s" * (len(entries) != 1),
+    ]
     if tail.left_out:
         words.append("older ones left out")
     words.append("follows" if view.top is None else "held")

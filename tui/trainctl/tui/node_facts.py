@@ -8,7 +8,7 @@ from trainctl.tui.bars import share_bar
 from trainctl.tui.clock import Clock
 from trainctl.tui.fleet_rows import Row
 from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.lines import Line, Piece, clean, fit, groups, line, shorten
+from trainctl.tui.lines import Line, Piece, clean, fit, groups, line, plain, shorten
 from trainctl.tui.model import ViewState
 
 _ROLES = ("trainer", "reducer", "standby", "keeper", "agent", "helper")
@@ -18,8 +18,9 @@ _ROLES = ("trainer", "reducer", "standby", "keeper", "agent", "helper")
 def facts(row: Row, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> list[Line]:
     """Five lines of `columns` cells."""
     made = [
-        _state(row, clock, columns, glyphs), _part(row, columns, glyphs), _agent(row.view.node, state, clock, columns),
-        _machine(row, columns), _processes(row, columns),
+        _state(row, clock, columns, glyphs), _part(row, columns, glyphs),
+        _agent(row.view.node, state, clock, columns, glyphs), _machine(row, columns),
+        _processes(row, columns),
     ]  # fmt: skip
     return [fit(pieces, columns) for pieces in made]
 
@@ -41,7 +42,7 @@ def _state(row: Row, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
             _labelled("rank", str(view.rank)),
             _labelled("on", clean(f"{view.backend or ''} {view.device or ''}".strip()) or f.NA),
             _labelled("pid", f.NA if view.pid is None else str(view.pid)),
-            _labelled("heard", f.NA if row.age is None else f"{f.age(row.age)} ago", "warning" if row.old else "text"),
+            () if row.out else _labelled("reported", _ago(row.age), "warning" if row.old else "text"),
         ],
         columns,
     )
@@ -60,7 +61,7 @@ def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
     return groups(
         [
             share,
-            line(Piece("micro ", "label"), *micro),
+            line(Piece("micro ", "label"), Piece(plain(micro).strip())),
             _labelled("own", f"{f.rate(row.own_rate)} tok/s" if row.own_rate else f.NA, "strong"),
             _labelled("wait", f.NA if row.wait is None else f.seconds(row.wait)),
             _labelled("last step", f.NA if step is None else f"{step.step:,}"),
@@ -71,7 +72,7 @@ def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
     )
 
 
-def _agent(node: str, state: ViewState, clock: Clock, columns: int) -> Line:
+def _agent(node: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
     """The line to the node's agent, and which it is."""
     now = clock.monotonic()
     view, quiet, connection, lag = _line_to(node, state, now)
@@ -79,16 +80,17 @@ def _agent(node: str, state: ViewState, clock: Clock, columns: int) -> Line:
     address = view.address if view else peer.address if peer else None
     reading = state.hosts.get(node)
     boot = view.boot if view else reading.value.boot if reading else ""
+    why = clean(connection.why) if connection and quiet is not None else ""
     leads = state.run is not None and state.run.lead == node
     return groups(
         [
             line(Piece("agent ", "label"), connection_word(connection, quiet, now)),
+            line(Piece(shorten(why, columns // 2, glyphs.ellipsis), "warning")),
             line(Piece("leads" if leads else "", "accent")),
             _labelled("at", clean(address) if address else f.NA),
+            _labelled("lag", f.seconds(lag)),
             _labelled("version", clean(view.version) if view else f.NA),
             _labelled("boot", clean(boot)[:8] or f.NA),
-            _labelled("loop lag", f.seconds(lag)),
-            line(Piece(clean(connection.why) if connection and quiet is not None else "", "dim")),
         ],
         columns,
     )
@@ -193,6 +195,10 @@ def _memory_line(name: str, used: float | None, whole: float | None, columns: in
         Piece("" if part is None else share_bar(min(part, 1.0), max(columns - 33, 0), glyphs).text,
               "warning" if full else "bar"),
     )  # fmt: skip
+
+
+def _ago(seconds: float | None) -> str:
+    return f.NA if seconds is None else f"{f.age(seconds)} ago"
 
 
 def _percent(value: float | None) -> str:

@@ -9,6 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
+from trainctl.tui import log_query as lq
 from trainctl.tui import log_view as lv
 from trainctl.tui.bottom import Bottom
 from trainctl.tui.lines import Line, rule, shorten
@@ -29,6 +30,7 @@ class LogScreen(BaseScreen):
         Binding("N", "jump(True)", "previous", tooltip="line found before", show=False),
         Binding("m", "matches", "only found", tooltip="only lines found, or all"),
         Binding("F", "hold", "follow", tooltip="follow the log's end, or hold"),
+        Binding("escape", "end_search", "end the search", show=False),
         Binding("down,j", "scroll_log(1)", "down", show=False),
         Binding("up,k", "scroll_log(-1)", "up", show=False),
         Binding("pagedown", "page_log(1)", "page down", show=False),
@@ -92,8 +94,8 @@ class LogScreen(BaseScreen):
         )
         if not same:
             mine = [entry for entry in tail.entries if entry.key.rank in names]
-            kept = lv.kept(mine, self.view.query, only=self.view.only)
-            self._kept = (key, kept, lv.count_found(kept, self.view.query))
+            kept = lq.kept(mine, self.view.query, only=self.view.only)
+            self._kept = (key, kept, lq.count_found(kept, self.view.query))
         return self._kept[1]
 
     def log_lines(self, columns: int, rows: int) -> list[Line]:
@@ -134,7 +136,7 @@ class LogScreen(BaseScreen):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         if event.input.id == "filter":
-            self.view = replace(self.view, query=lv.parse(event.value), at=None)
+            self.view = replace(self.view, query=lq.parse(event.value), at=None)
             self._jump(back=True)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
@@ -143,12 +145,12 @@ class LogScreen(BaseScreen):
             self.set_focus(None)
             self.paint()
 
-    def key_escape(self) -> None:
-        """Ends the search."""
+    def action_end_search(self) -> None:
+        """All lines again, and nothing marked."""
         box = self.query_one("#filter", Input)
         box.value, box.display = "", False
         self.set_focus(None)
-        self.view = replace(self.view, query=lv.Query(), only=False, at=None, shift=0)
+        self.view = replace(self.view, query=lq.Query(), only=False, at=None, shift=0)
         self.paint()
 
     def action_jump(self, back: bool) -> None:

@@ -16,8 +16,8 @@ class NodeScreen(LogScreen):
     """The node of the rank that is chosen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("right,tab", "turn(1)", "next node", key_display="→", tooltip="next node"),
-        Binding("left,shift+tab", "turn(-1)", "previous node", show=False),
+        Binding("tab,right", "turn(1)", "next node", key_display="tab", tooltip="next node"),
+        Binding("shift+tab,left", "turn(-1)", "previous node", show=False),
         Binding("escape", "back", "overview", show=False, tooltip="end the search, or back to the Overview"),
     ]
 
@@ -85,6 +85,6 @@ class NodeScreen(LogScreen):
 
     def action_back(self) -> None:
         if self.view.query.text or self.typing_rows:
-            self.key_escape()
+            self.action_end_search()
         else:
             self.owner.action_show("overview")
