@@ -210,7 +210,8 @@ def _celsius(read: _Read) -> str:
 def _facts(before: Typical, now: Typical) -> tuple[str, ...]:
     facts = []
     if before.busy and now.busy:
-        facts = [f"{name} {arrow(seconds(before.busy[name]), seconds(now.busy[name]))}" for name in PHASES]
+        phases = [f"{name} {arrow(seconds(before.busy[name]), seconds(now.busy[name]))}" for name in PHASES]
+        facts = [", ".join(phases)]
     return (*facts, *_machine_facts(_Read(now.gpu, now.host)))
 
 
@@ -218,12 +219,11 @@ def _machine_facts(read: _Read) -> tuple[str, ...]:
     facts = []
     gpu, host = read.gpu, read.host
     if gpu is not None:
-        parts = [f"{gpu.name}:"]
-        parts += [f"{gpu.utilization_percent:.0f} % used"] if gpu.utilization_percent is not None else []
+        parts = [f"{gpu.utilization_percent:.0f} % used"] if gpu.utilization_percent is not None else []
         parts += [f"{gigahertz(gpu.clock_mhz)} GHz"] if gpu.clock_mhz is not None else []
         parts += [f"{gpu.power_watts:.0f} W"] if gpu.power_watts is not None else []
         parts += [_celsius(read)] if _celsius(read) else []
-        facts.append(" ".join(parts))
+        facts += [f"{gpu.name}: {', '.join(parts)}"] if parts else []
     if host is not None:
         parts = [f"cpu {host.cpu_percent:.0f} %"] if host.cpu_percent is not None else []
         parts += [f"load {host.load_1min:.1f}"] if host.load_1min is not None else []
