@@ -43,7 +43,7 @@ KINDS: Final[dict[AlertKind, Kind]] = {
     "disk": Kind("warning", "a node's disk is nearly full"),
     "node-silent": Kind("warning", "a node's agent or trainer says nothing"),
     "node-lost": Kind("error", "a rank is lost, or has failed"),
-    "lead-silent": Kind("error", "the agent that conducts the run says nothing; told by each follower"),
+    "lead-silent": Kind("error", "a follower doesn't hear the agent that conducts the run"),
 }
 """Every kind there is."""
 

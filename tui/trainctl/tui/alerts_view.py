@@ -109,10 +109,11 @@ def _row(alert: m.AlertView, index: int, clock: Clock, columns: int, glyphs: Gly
     room = max(columns - ln.width(left) - ln.width(right) - bool(held), 1)
     body = Piece(ln.shorten(ln.clean(alert.text), room, glyphs.ellipsis), quiet if held else role)
     made = ln.fit(ln.spread((*left, body), right, columns) if held else (*left, body), columns)
-    ground = [piece._replace(action=f"screen.choose_at({index})") for piece in made]
-    return tuple(
-        piece._replace(role="cursor") if chosen and piece.role in ("text", "strong") else piece for piece in ground
-    )
+    made = tuple(piece._replace(action=f"screen.choose_at({index})") for piece in made)
+    if not chosen:
+        return made
+    # How bad it is keeps its colour; the rest is marked as the chosen line.
+    return tuple(piece if place in (0, 2) else piece._replace(role="cursor") for place, piece in enumerate(made))
 
 
 def _held(alert: m.AlertView, *, short: bool = False) -> str:
@@ -156,9 +157,9 @@ def detail_lines(alert: m.AlertView, state: ViewState, clock: Clock, columns: in
     made = [ln.line(Piece(text, role)) for text in ln.wrap(ln.clean(f"{alert.node} {alert.text}".strip()), columns)]
     made += [ln.line(Piece(text, "label")) for text in ln.wrap(_when(alert, clock), columns)]
     for index, fact in enumerate(alert.facts):
-        made += _labelled("then" if not index else "", fact, columns, "text")
+        made += _labelled("then" if not index else "", fact, columns, "label")
     for index, fact in enumerate(facts_now(alert, state)):
-        made += _labelled("now" if not index else "", fact, columns, "strong")
+        made += _labelled("now" if not index else "", fact, columns, "text")
     return made
 
 

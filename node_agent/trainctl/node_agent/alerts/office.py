@@ -50,8 +50,9 @@ class AlertOffice:
     # ------------------------------------------------------------ what is watched
 
     def heard(self, message: m.Live) -> None:
-        """Whatever this agent publishes; readings of other nodes come by `read`."""
-        if self._evaluator is None:
+        """Whatever this agent publishes; readings of other nodes come by `read`. Of a run that it follows, the lead
+        tells all but its own silence."""
+        if self._evaluator is None or self._session is None:
             return
         if isinstance(message, m.HostReading) or (
             isinstance(message, m.StepCommitted | m.RankStep) and message.run == self._run[0]
