@@ -68,6 +68,11 @@ class Hooks:
         self._budget, self._dropped = Budget(), 0
         self._told: set[str] = set()  # hooks whose failure was told
 
+    @property
+    def waiting(self) -> int:
+        """Calls that are still to be made."""
+        return self._queue.qsize()
+
     def call(self, call: Call) -> None:
         """Have the hooks called soon; returns at once."""
         if not (self._hooks.command or self._hooks.webhook):
