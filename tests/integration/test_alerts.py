@@ -51,22 +51,22 @@ def test_alerts_are_raised_called_about_and_kept(
 ) -> None:
     alpha, beta = pair
     # No disk has so much room, so that both nodes' readings are alerts; the follower's have to come to the lead first.
-    limits = {"disk_free_gb": 1e9, "disk_clear_gb": 2e9, "silent_seconds": 1, "clear_seconds": 1}
+    limits = {"disk_free_gb": 1e9, "disk_clear_gb": 2e9, "silent_seconds": 3, "clear_seconds": 1}
     config = run_config(run__steps=100_000, nodes=dict.fromkeys(NODES, TORCH), alerts=limits)
     with alpha.client(timeout_seconds=30) as client, beta.client(timeout_seconds=30) as other:
         until(lambda: all(peer.state == "connected" for peer in client.snapshot(0).peers), 20, "the follower")
         run = client.send("start-run", {"config": config}, wait="accepted").run
-        wait_for_step(client, 2)
+        # Readings come before the first step: all of this happens while the trainers load.
         until(lambda: {"disk:alpha", "disk:beta"} <= set(open_alerts(client)), 20, "both nodes' alerts")
-        raised = {id: alert.raised_at for id, alert in open_alerts(client).items()}
-        until(lambda: len(calls(tmp_path, "alpha")) == 2, 20, "the calls")
+        raised = {id: alert.raised_at for id, alert in open_alerts(client).items() if id.startswith("disk")}
+        until(lambda: len(calls(tmp_path, "alpha")) >= 2, 20, "the calls")
         assert client.send("acknowledge", {"id": "disk:beta"}).state == "applied"
         assert client.send("mute", {"kind": "disk"}, node="alpha").after == "disk for 60 min"
         assert client.send("acknowledge", {"id": "stall"}).field == "id"
 
         alpha.kill()
         until(lambda: set(open_alerts(other)) == {"lead-silent:beta"}, 20, "the follower's alert")
-        until(lambda: calls(tmp_path, "beta") == [["raised", "lead-silent:beta"]], 20, "the follower's call")
+        until(lambda: ["raised", "lead-silent:beta"] in calls(tmp_path, "beta"), 20, "the follower's call")
         assert other.send("acknowledge", {"id": "lead-silent:beta"}).state == "applied"
 
         alpha.start()
@@ -74,11 +74,11 @@ def test_alerts_are_raised_called_about_and_kept(
         again = open_alerts(client)
         assert {id: again[id].raised_at for id in raised} == raised
         assert (again["disk:beta"].acknowledged_by, again["disk:alpha"].muted) == ("tester", True)
-        wait_for_step(client, client.snapshot(0).run.step + 2)  # type: ignore[union-attr]
         until(lambda: not open_alerts(other), 20, "the lead's return")
         assert main(["alerts", "--json", "--connect", alpha.address]) == 0
         assert {"disk:alpha", "disk:beta"} <= {alert["id"] for alert in json.loads(capsys.readouterr().out)["alerts"]}
 
+        wait_for_step(client, 2, 120)
         client.send("stop", {"checkpoint": False})
         assert wait_for_end(client).run == run
         assert client.snapshot(0).alerts is None
@@ -87,6 +87,7 @@ def test_alerts_are_raised_called_about_and_kept(
         ]
         assert told.count(("warning", "disk:alpha")) == told.count(("warning", "disk:beta")) == 1
         assert told.count(("good", "disk:alpha")) == 1
+    until(lambda: ["cleared", "disk:beta"] in calls(tmp_path, "alpha"), 20, "the last call")
     assert sorted(call for call in calls(tmp_path, "alpha") if call[1].startswith("disk")) == [
-        ["raised", "disk:alpha"], ["raised", "disk:beta"],
+        ["cleared", "disk:beta"], ["raised", "disk:alpha"], ["raised", "disk:beta"],
     ]  # fmt: skip

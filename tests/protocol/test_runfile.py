@@ -134,7 +134,7 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("alerts.memory_clear_percent", 93, "must be at most alerts.memory_percent = 92"),
         ("alerts.disk_free_gb", 7, "must be at most alerts.disk_clear_gb = 6"),
         ("alerts.disk_clear_gb", -1, " of at least 0"),
-        ("alerts.silent_seconds", 0, " of at least 1"),
+        ("alerts.silent_seconds", 1, " of at least 3"),
     ],
 )  # fmt: skip
 def test_each_bad_field_is_named_with_its_file(tmp_path: Path, key: str, value: Any, says: str) -> None:

@@ -67,7 +67,7 @@ class AlertsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     memory_clear_percent: Percent = 88.0
     disk_free_gb: Annotated[float, Meta(ge=0)] = 5.0  # 10^9 bytes left where runs are kept
     disk_clear_gb: Annotated[float, Meta(ge=0)] = 6.0
-    silent_seconds: Annotated[float, Meta(ge=1, le=86400)] = 10.0  # of a node's agent, or of the lead's
+    silent_seconds: Annotated[float, Meta(ge=3, le=86400)] = 10.0  # of an agent, which speaks at 1 Hz
 
 
 class AlertHooks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -102,6 +102,8 @@ class AlertOffice:
         if session is self._session and self._evaluator is not None:
             for alert in self._evaluator.open.values():
                 self._note("good", f"{_where(alert)}{alert.kind} is over: the run has ended", alert.id)
+                if not self._is_muted(alert):
+                    self.hooks.call(Call("cleared", time.time(), self._node, *self._run, alert))
             self._evaluator, self._mutes = None, ()
             session.recorder.set_meta(ALERTS_KEY, msgspec.json.encode(Kept()).decode())
             self._show()
