@@ -22,6 +22,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "resume": {},
     "stop": {"checkpoint": False},
     "note": {"text": "a warm day"},
+    "acknowledge": {"id": "disk:mbp"},
+    "mute": {"kind": "memory", "minutes": 30.0},
 }
 
 

@@ -8,6 +8,7 @@ from trainctl.tui.cli import app
 
 FROZEN = {
     "": "--cluster --connect --help --install-completion --read-only --show-completion --version -h",
+    "alerts": "--cluster --connect --help --json -h",
     "attach": "--cluster --connect --help --read-only -h",
     "check": "--cluster --help --json --set -h RUN.toml",
     "demo": "--backend --folder --headless --help --json --keep --nodes --steps -h",

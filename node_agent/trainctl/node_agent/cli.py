@@ -3,12 +3,14 @@
 import asyncio
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from trainctl.protocol.alerting import AlertHooks, check_command, check_webhook
 from trainctl.protocol.cluster import Cluster, read_default
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.paths import node_name
@@ -40,6 +42,12 @@ def run(
     ] = None,
     live: Annotated[str | None, typer.Option(help="Where live messages go out; default: the port after.")] = None,
     state: Annotated[Path | None, typer.Option(help="Folder for this machine's nodes and runs.")] = None,
+    alert_command: Annotated[
+        str, typer.Option(help="A program and its arguments, called about alerts; instead of the cluster file's.")
+    ] = "",
+    alert_webhook: Annotated[
+        str, typer.Option(help="An http address that alerts are posted to; instead of the cluster file's.")
+    ] = "",
     leash: Annotated[
         bool, typer.Option("--leash", hidden=True, help="Leave once standard input has ended and no run is active.")
     ] = False,
@@ -49,7 +57,20 @@ def run(
     nodes = _cluster_of(node, cluster)
     if listen is None:
         listen = nodes.nodes[node].address if nodes.nodes else f"tcp://127.0.0.1:{DEFAULT_PORT}"
-    asyncio.run(_serve(node, listen, live, state, nodes, leash=leash))
+    hooks = _hooks(nodes, alert_command, alert_webhook)
+    asyncio.run(_serve(node, listen, live, state, nodes, hooks, leash=leash))
+
+
+def _hooks(cluster: Cluster, command: str, webhook: str) -> AlertHooks:
+    """What is called about alerts: as the options say, or else the cluster file. Raises InvalidInputError."""
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise InvalidInputError("--alert-command", str(error)) from None
+    check_command(AlertHooks(command=words), "--alert-command")
+    check_command(cluster.alerts, "cluster file: alerts.command")
+    check_webhook(AlertHooks(webhook=webhook), "--alert-webhook")
+    return AlertHooks(command=words or cluster.alerts.command, webhook=webhook or cluster.alerts.webhook)
 
 
 def _cluster_of(node: str, path: Path | None) -> Cluster:
@@ -64,11 +85,11 @@ def _cluster_of(node: str, path: Path | None) -> Cluster:
 
 
 async def _serve(
-    name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, *, leash: bool
+    name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks, *, leash: bool
 ) -> None:
     from trainctl.node_agent.daemon import Agent
 
-    async with Agent(name, listen, live, state, cluster, leashed=leash) as agent:
+    async with Agent(name, listen, live, state, cluster, leashed=leash, hooks=hooks) as agent:
         line = {"name": name, "listen": agent.address, "live": agent.live_address, "pid": os.getpid()}
         print(json.dumps(line), flush=True)
         await agent.serve()

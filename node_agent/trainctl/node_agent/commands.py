@@ -15,6 +15,7 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 
 Answer = Callable[[bytes, m.CommandReply], Awaitable[None]]
 StartRun = Callable[[m.Command, verbs.StartRun], Awaitable[str]]
+AboutAlerts = Callable[[m.Command, "verbs.Acknowledge | verbs.Mute"], d.CommandEnded]
 Promote = Callable[[m.Command, verbs.Promote], Awaitable[d.CommandEnded]]
 LEFT_SECONDS = 30.0
 """How long after a command's time is up another node's agent, which conducts its run now, may take to tell of it."""
@@ -39,6 +40,7 @@ class CommandOffice:
         self._askers: dict[str, list[_Asker]] = {}
         self.session: Session | None = None
         self.promote: Promote | None = None  # has this node conduct the run that it follows
+        self.alerts: AboutAlerts | None = None  # carries out what is about alerts, at once
 
     async def take(self, identity: bytes, command: m.Command) -> None:
         """One command from one client. The same id again gets the outcome that the first one had or will have."""
@@ -58,6 +60,8 @@ class CommandOffice:
                 self._ledger.set_run(command.id, await self._start_run(command, args))
             elif isinstance(args, verbs.Promote) and self.promote is not None:
                 await self.end(await self.promote(command, args))
+            elif isinstance(args, verbs.Acknowledge | verbs.Mute) and self.alerts is not None:
+                await self.end(self.alerts(command, args))
             else:
                 await self._conduct(command, args)
         except InvalidInputError as error:
@@ -98,7 +102,7 @@ class CommandOffice:
             under_way = row.verb == "promote" and row.id in self._askers  # it is by this that the run is conducted here
             if row.id in session.conductor.durable.carried or under_way:
                 continue
-            if row.run != session.run or row.verb == "start-run":
+            if row.run != session.run or row.verb in ("start-run", "acknowledge", "mute"):
                 reason = "the agent was restarted before it took effect"
                 await self.end(d.CommandEnded(row.id, "failed", reason=reason))
                 continue

@@ -15,6 +15,7 @@ import zmq
 import zmq.asyncio
 
 from trainctl.node_agent import binding, leash, requests
+from trainctl.node_agent.alerts.office import AlertOffice
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.follower import Follower
 from trainctl.node_agent.host import TrainerHost
@@ -28,6 +29,7 @@ from trainctl.node_agent.succession import Succession
 from trainctl.node_agent.trainer_link import TrainerLink
 from trainctl.protocol import codec, runfile, sockets
 from trainctl.protocol import messages as m
+from trainctl.protocol.alerting import AlertHooks
 from trainctl.protocol.cluster import Cluster
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError, VersionError
 from trainctl.protocol.paths import node_directory, runtime_directory
@@ -56,12 +58,14 @@ class Agent:
         cluster: Cluster = Cluster(),  # noqa: B008  frozen
         *,
         leashed: bool = False,
+        hooks: AlertHooks | None = None,
     ) -> None:
+        """`hooks`: what is called about alerts in the place of what the cluster file names."""
         if not re.fullmatch(runfile.NAME_PATTERN, node):
             raise InvalidInputError("--name", f"{node!r} is no node name: lower-case letters, digits, '.', '_' and '-'")
         if leashed:
             leash.check()
-        self._leashed = leashed
+        self._leashed, self._hooks = leashed, cluster.alerts if hooks is None else hooks
         sockets.check_bind(listen)
         self.node, self._cluster, self._wanted = node, cluster, (listen, live or binding.port_after(listen))
         sockets.check_bind(self._wanted[1])
@@ -94,7 +98,10 @@ class Agent:
         self._follower = Follower(equipment, self._reply, self._lead, self._lead.office.settle)
         succession = Succession(equipment, self._lead, self._follower)
         self._lead.office.promote, self._follower.reclaim = succession.promote, succession.reclaim
-        self._outlook = Outlook(equipment, self._lead, self._follower)
+        self._alerts = AlertOffice(self.node, self._hooks, self.publisher)
+        self._lead.on_end, self._lead.on_reading = self._alerts.ended, self._alerts.read
+        self._lead.office.alerts = self._alerts.obey
+        self._outlook = Outlook(equipment, self._lead, self._follower, self._alerts)
         self._reader = HostReader(self.node, self.directory)
         self._processes = ProcessMeter(lambda: self._outlook.run_directory(None))
         return self
@@ -128,7 +135,7 @@ class Agent:
             loop.add_signal_handler(number, self.stop)
         await self._take_up_run()
         workers = [self._serve_requests, self._serve_commands, self._serve_trainers, self._beat, self._watch]
-        workers += [self._follower.serve, self._lead.peers.serve]
+        workers += [self._follower.serve, self._lead.peers.serve, self._alerts.hooks.serve]
         workers += [self._heed_leash] if self._leashed else []
         tasks = [asyncio.create_task(worker(), name=worker.__name__) for worker in workers]
         stopping = asyncio.create_task(self._stopping.wait(), name="stopping")
@@ -200,6 +207,8 @@ class Agent:
         if command.verb == "promote":
             return self._other_node(command)
         followed = self._follower.followed
+        if self._alerts.knows(command):
+            return None
         known = followed.known if followed is not None else None
         resumed = command.args.get("resume")
         if known is None and command.verb == "start-run" and isinstance(resumed, str):
@@ -255,6 +264,15 @@ class Agent:
             await self._lead.watch()
             await self._follower.watch()
             await self._lead.office.give_up_left()
+            self._watch_for_alerts()
+
+    def _watch_for_alerts(self) -> None:
+        followed = self._follower.followed
+        if self._lead.session is None and followed is not None:
+            run, seconds = followed.config.run, self._follower.lead_silent_seconds(followed)
+            self._alerts.follow(followed.run, run.name, followed.config.alerts, followed.known.lead, seconds)
+        else:
+            self._alerts.watch(self._lead.session, self._lead.peers.silent)
 
     async def _heed_leash(self) -> None:
         """Leave a while after the run has ended, so that whoever watches it hears how."""
@@ -279,6 +297,7 @@ class Agent:
             reading = self._reader.read(time.time())
             self._outlook.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
             self.publisher.publish(self._outlook.host_reading)
+            self._follower.host_reading = reading
             session, followed, age = self._lead.session, self._follower.followed, None
             self._follower.loop_lag_seconds = lag_seconds
             if session is not None:

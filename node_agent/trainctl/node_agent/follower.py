@@ -49,6 +49,7 @@ class Follower:
         self._talks, self._conducting, self._settle = Talks(say), conducting, settle
         self._hosting = Hosting(equipment, lambda: conducting.run)
         self.loop_lag_seconds = 0.0
+        self.host_reading: m.HostReading | None = None  # this machine's newest, for its leads
         self.reclaim: Callable[[int], Awaitable[None]] | None = None  # conduct again, in a term above the one given
         self._handed_over: tuple[int, float] | None = None  # in which term, and until when its claimant is waited for
         self._orders: asyncio.Queue[tuple[str, Order]] = asyncio.Queue()
@@ -78,7 +79,8 @@ class Follower:
             await self._greet(identity, message)
         elif (lead := await self._talks.judge(identity, message)) is not None:
             if isinstance(message, m.PeerPing):
-                await self._talks.beat(lead, self._hosting.hosted_for(lead), self.loop_lag_seconds)
+                ranks = self._hosting.hosted_for(lead)
+                await self._talks.beat(lead, ranks, self.loop_lag_seconds, self.host_reading if ranks else None)
             else:
                 self._orders.put_nowait((lead, message))
 
@@ -321,10 +323,13 @@ class Follower:
             ),
         )
 
+    def lead_silent_seconds(self, followed: Followed) -> float:
+        """How long its lead has said nothing, as far as it was listened for."""
+        return time.monotonic() - max(self._talks.heard_monotonic(followed.known.lead), followed.since_monotonic)
+
     async def _look_for_lead(self, followed: Followed) -> None:
         """A trainer counts only its own agent; without the lead it would wait for ever."""
-        lead = followed.known.lead
-        silent_seconds = time.monotonic() - max(self._talks.heard_monotonic(lead), followed.since_monotonic)
+        lead, silent_seconds = followed.known.lead, self.lead_silent_seconds(followed)
         if silent_seconds > followed.config.run.orphan_seconds:
             await followed.end("failed", f"{lead}, which conducts it, has been silent for {silent_seconds:.0f} s")
 

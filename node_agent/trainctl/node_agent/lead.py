@@ -52,6 +52,10 @@ class Lead:
         self.is_beginning = False
         self.superseded = ""  # why another node must be conducting this agent's run, empty if none is known to
         self._idle = asyncio.Event()  # set when a run has just ended
+        self.on_end: Callable[[Session], None] = lambda _: None
+        """Told of a run that has ended here, while its record can still be written."""
+        self.on_reading: Callable[[m.HostReading], None] = lambda _: None
+        """Told of what other nodes' agents read of their machines."""
 
     @property
     def is_busy(self) -> bool:
@@ -253,6 +257,7 @@ class Lead:
             session.note(d.Happened("run", severity, "auto", text, session.conductor.progress.step))
             # A run that goes back no more is still shown as one that starts.
             self._own.publisher.publish(msgspec.structs.replace(session.view, state=state, reason=reason))
+        self.on_end(session)
         await session.copies.flush()
         await session.copies.close(FINISH_SECONDS)
         self.session = self.office.session = self._closing = None

@@ -1,5 +1,6 @@
 """What the agents of other nodes tell the lead: how they are, and what the ranks that they host say (its LeadEnd)."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from trainctl.node_agent import decisions as d
@@ -20,6 +21,8 @@ class Leading(Protocol):
     is_beginning: bool
     superseded: str
 
+    @property
+    def on_reading(self) -> Callable[[m.HostReading], None]: ...
     @property
     def run(self) -> str | None: ...
     def remote(self, session: Session) -> dict[int, str]: ...
@@ -106,6 +109,10 @@ class Neighbours:
         else:
             why = f"is not hosted again: {hosted.field}: {hosted.problem}"
             await self._lead.session.feed(d.RankEnded(hosted.rank, False, why))
+
+    def read(self, reading: m.HostReading) -> None:
+        """Another node's agent tells how its machine is."""
+        self._lead.on_reading(reading)
 
     async def superseded(self, refusal: m.PeerRefusal) -> None:
         """Another node knows a newer term of the run that this agent conducts: no more steps are made, until the one

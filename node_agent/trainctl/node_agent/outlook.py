@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+from trainctl.node_agent.alerts.office import AlertOffice
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.follower import Follower
 from trainctl.node_agent.lead import Lead
@@ -14,8 +15,8 @@ from trainctl.protocol import messages as m
 class Outlook:
     """An agent as its clients see it; changes nothing."""
 
-    def __init__(self, equipment: Equipment, lead: Lead, follower: Follower) -> None:
-        self._own, self._lead, self._follower = equipment, lead, follower
+    def __init__(self, equipment: Equipment, lead: Lead, follower: Follower, alerts: AlertOffice) -> None:
+        self._own, self._lead, self._follower, self._alerts = equipment, lead, follower, alerts
         self.publisher: Publisher = equipment.publisher
         self.host_reading: m.HostReading | None = None
 
@@ -44,9 +45,10 @@ class Outlook:
         """The run in a directory as it is now, None if it isn't active."""
         session, followed = self._lead.session, self._follower.followed
         if session is not None and session.paths.directory == directory:
-            return LiveRun(session.view, session.last_step, tuple(session.rank_steps.values()))
+            parts = tuple(session.rank_steps.values())
+            return LiveRun(session.view, session.last_step, parts, self._alerts.view)
         if followed is not None and followed.paths.directory == directory:
-            return LiveRun(followed.look(), None, ())
+            return LiveRun(followed.look(), None, (), self._alerts.view)
         return None
 
     def run_directory(self, run: str | None) -> Path | None:

@@ -35,6 +35,7 @@ class LeadEnd(Protocol):
     async def hosted(self, node: str, hosted: m.PeerHosted) -> None: ...
     async def superseded(self, refusal: m.PeerRefusal) -> None: ...
     def in_touch(self, node: str, why: str) -> None: ...
+    def read(self, reading: m.HostReading) -> None: ...
 
 
 class PeerLink:
@@ -225,6 +226,8 @@ class PeerLink:
                     await self.send(self._hosting[0])
             case m.PeerBeat():
                 self.ranks = message.ranks
+                if message.host is not None and message.host.node == self.node:
+                    self._lead.read(message.host)
             case m.PeerHosted():
                 self.ranks = self.ranks if message.hosted is None else (message.hosted,)
                 if self._hosting is not None and not self._hosting[1].done():

@@ -35,6 +35,11 @@ class Peers:
     def views(self) -> tuple[m.PeerView, ...]:
         return tuple(link.view for link in self.links.values())
 
+    @property
+    def silent(self) -> dict[str, str]:
+        """The nodes whose agents aren't in touch, and why."""
+        return {node: link.line.why for node, link in self.links.items() if link.line.state != "connected"}
+
     def lacking(self) -> str:
         """What is missing for a majority of the cluster's nodes, this one included, to be in reach; or empty."""
         count = len(self.links) + 1

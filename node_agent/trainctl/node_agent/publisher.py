@@ -1,6 +1,7 @@
 """Live messages out: each gets this boot's next sequence number and is kept a while for those who missed it."""
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -19,6 +20,8 @@ class Publisher:
     def __init__(self, socket: Any, boot: str) -> None:
         self._socket, self.boot, self.seq = socket, boot, 0
         self._kept: deque[m.Live] = deque(maxlen=KEPT_MESSAGES)
+        self.on_publish: Callable[[m.Live], None] = lambda _: None
+        """Told of each message that is published."""
 
     def publish(self, message: m.Live) -> None:
         """Number, keep and send. A subscriber that is too slow loses it and notices by the number."""
@@ -26,6 +29,7 @@ class Publisher:
         numbered = msgspec.structs.replace(message, boot=self.boot, seq=self.seq)
         self._kept.append(numbered)
         self._send(numbered)
+        self.on_publish(numbered)
 
     def beat(self, beat: m.Heartbeat) -> None:
         """Send a heartbeat carrying the last number given out."""

@@ -31,6 +31,7 @@ class LiveRun(NamedTuple):
     view: m.RunView
     last_step: m.StepCommitted | None
     rank_steps: tuple[m.RankStep, ...]
+    alerts: m.Alerts | None
 
 
 class Surroundings(Protocol):
@@ -93,7 +94,8 @@ async def _snapshot(request: m.SnapshotRequest, around: Surroundings) -> m.Snaps
     view = live.view if live is not None else _as_ended(kept, around)
     if live is not None and live.last_step is not None:
         last, parts = live.last_step, tuple(sorted(live.rank_steps, key=lambda part: part.rank))
-    return _snapshot_of(request, around, boot, seq, view, last, parts, events, series)
+    made = _snapshot_of(request, around, boot, seq, view, last, parts, events, series)
+    return msgspec.structs.replace(made, alerts=live.alerts) if live is not None else made
 
 
 def _as_ended(kept: m.RunView | None, around: Surroundings) -> m.RunView | None:

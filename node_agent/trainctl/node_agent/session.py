@@ -59,6 +59,7 @@ class Session:
         self.rank_steps: dict[int, m.RankStep] = {part.rank: part for part in state.rank_steps}
         self.last_commit_monotonic = time.monotonic()
         self.ended: d.Ended | None = None
+        self.doing: m.PlanKind = "train"  # kind of the newest plan
         self._kept_durable: Durable | None = None
         self._problem: str | None = None
         self._saw = saw
@@ -174,6 +175,7 @@ class Session:
         match decision:
             case d.Issue(plan, durable, held):
                 self._keep_durable(durable)
+                self.doing = plan.kind
                 self.recorder.plan(plan, time.time(), durable=bool(plan.commands))
                 await self.copies.flush()  # so that nobody has a plan without the settings it is made from
                 if not held:

@@ -66,11 +66,14 @@ class Talks:
         talk.identity = identity
         return lead
 
-    async def beat(self, lead: str, ranks: tuple[m.HostedRank, ...], loop_lag_seconds: float) -> None:
+    async def beat(
+        self, lead: str, ranks: tuple[m.HostedRank, ...], loop_lag_seconds: float, host: m.HostReading | None
+    ) -> None:
         """Answer a ping."""
         talk = self._talks[lead]
         link, seq = talk.numbers.link, talk.numbers.sent
-        await self._say(talk.identity, m.PeerBeat(link=link, seq=seq, ranks=ranks, loop_lag_seconds=loop_lag_seconds))
+        beat = m.PeerBeat(link=link, seq=seq, ranks=ranks, loop_lag_seconds=loop_lag_seconds, host=host)
+        await self._say(talk.identity, beat)
 
     async def answer(self, lead: str, make: Answer) -> bool:
         """Say something in the conversation with a lead; False if there is none."""

@@ -9,6 +9,7 @@ import platformdirs
 from msgspec import Meta
 
 from trainctl.protocol import sockets, tomlfile
+from trainctl.protocol.alerting import AlertHooks, check_webhook
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import NAME_PATTERN
 
@@ -24,6 +25,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     nodes: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], NodeEntry] = {}
     quorum: bool = False  # a lead makes no step while a majority of these nodes is out of its reach
+    alerts: AlertHooks = AlertHooks()  # what this machine's agents call
 
 
 def default_path() -> Path:
@@ -41,6 +43,7 @@ def read(path: Path) -> Cluster:
         if entry.address in seen:
             raise InvalidInputError(f"{path}: nodes.{name}.address", f"{entry.address} is {seen[entry.address]}'s too")
         seen[entry.address] = name
+    check_webhook(cluster.alerts, f"{path}: alerts.webhook")
     return cluster
 
 

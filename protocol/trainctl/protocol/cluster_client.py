@@ -22,7 +22,8 @@ async def attach_cluster(
     address: str, columns: int = 120, *, by: str | None = None, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
 ) -> AsyncGenerator[tuple[str, Item], None]:
     """(node, message): of the agent that conducts the active run all that `Client.attach` gives, of every other agent
-    of its cluster what it says of itself (NodeView), the host readings, the heartbeats and how the line to it is.
+    of its cluster what it says of itself (NodeView), the host readings, the heartbeats, the alerts and how the line to
+    it is.
 
     `address` is that of any agent of the cluster. Where no run is active, its agent counts as the conducting one; when
     another one begins to conduct, that one's snapshot follows. The node is empty until the agent has told its name.
@@ -97,8 +98,9 @@ class _Cluster:
             self._term = self._term if view is None else view.generation.term
             return [item]
         if isinstance(item, m.Snapshot):
-            return [item.node, *([item.node.host] if item.node.host is not None else [])]
-        return [item] if isinstance(item, m.HostReading | m.Heartbeat | Connection) else []
+            told = item.alerts or m.Alerts(node=item.node.node)
+            return [item.node, told, *([item.node.host] if item.node.host is not None else [])]
+        return [item] if isinstance(item, m.HostReading | m.Heartbeat | m.Alerts | Connection) else []
 
     def _meet(self, address: str, snapshot: m.Snapshot) -> None:
         """Learn the names, and attach to agents that are new."""

@@ -98,6 +98,20 @@ _EVENT = m.Event(
     step=121, generation=_GENERATION, command=_ID, verb="resize-batch", before="studio=8", after="studio=4",
     outcome="applied", boot=_BOOT, seq=905,
 )  # fmt: skip
+_ALERTS = m.Alerts(
+    node="studio", boot=_BOOT, seq=906,
+    alerts=(
+        m.AlertView(
+            id="clock:mbp:1", kind="clock", severity="warning", node="mbp", rank=1, step=121, raised_at=_AT,
+            text="+142 ms in backward: 84 °C, 1.62→1.38 GHz", facts=("backward 620→762 ms", "temperature 71→84 °C"),
+        ),
+        m.AlertView(
+            id="stall", kind="stall", severity="error", text="no step since step 121", raised_at=_AT + 71,
+            acknowledged_by="anna",
+        ),
+    ),
+    mutes=(m.MuteView(kind="disk", node=None, until_at=_AT + 3600, by="anna"),),
+)  # fmt: skip
 _SERIES = m.Series(
     metric="loss", rank=None, bucket_steps=10, steps=(1, 11, 31), minimum=(4.1, 3.0, 2.4), maximum=(5.5, 4.0, 2.9),
     mean=(4.8, 3.5, 2.6), last=(4.1, 3.0, 2.5),
@@ -132,6 +146,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
                     state="connected", since_at=_AT - 400,
                 ),
             ),
+            alerts=_ALERTS,
         ),
         "history": m.History(rid=_RID, series=(_SERIES,)),
         "gap-fill": m.GapFill(rid=_RID, complete=True, messages=(_STEP, _RANK_STEP)),
@@ -165,6 +180,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "rank-step": _RANK_STEP,
         "host-reading": _HOST,
         "event": _EVENT,
+        "alerts": _ALERTS,
         "heartbeat": m.Heartbeat(
             node="studio", at=_AT, step_age_seconds=0.4, loop_lag_seconds=0.0008, boot=_BOOT, seq=905
         ),
@@ -245,7 +261,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             link=_LINK, seq=3, run=_RUN, rank=1, clean=False, why="was ended by signal 9, out of memory",
             memory="the kernel killed it for memory (oom_kill 0 → 1)",
         ),
-        "peer-beat": m.PeerBeat(link=_LINK, seq=3, ranks=(_HOSTED,), loop_lag_seconds=0.0008),
+        "peer-beat": m.PeerBeat(link=_LINK, seq=3, ranks=(_HOSTED,), loop_lag_seconds=0.0008, host=_HOST),
         "peer-refusal": m.PeerRefusal(link=_LINK, code="unknown-link", text="this agent was restarted"),
         "peer-refusal-older-term": m.PeerRefusal(
             link=_LINK, code="older-term", text="mbp has seen term 2, studio leads in an older one", run=_RUN,

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from trainctl.protocol.alerting import AlertKind, AlertSeverity
 from trainctl.protocol.version import PROTOCOL_VERSION
 
 MAX_COUNT = 2**63 - 1
@@ -433,7 +434,7 @@ class Event(Message, tag="event", frozen=True):
 
     id: Count  # grows within a run's record
     at: float
-    kind: Name  # "command", "run", "rank", "checkpoint", "evaluation", "agent"
+    kind: Name  # "command", "run", "rank", "checkpoint", "evaluation", "agent", "alert" (`after` is its id)
     severity: Severity
     by: str  # who or what caused it: a user name, "auto", a node
     text: str
@@ -460,7 +461,42 @@ class Heartbeat(Message, tag="heartbeat", frozen=True):
     seq: Count = 0
 
 
-Live = RunView | StepCommitted | RankStep | HostReading | Event
+class AlertView(msgspec.Struct, frozen=True):
+    """An alert that has been raised and not cleared."""
+
+    id: Name  # kind, node and rank: "disk:studio", "memory:studio:0"; the same when it is raised again
+    kind: AlertKind
+    severity: AlertSeverity
+    text: str  # what is wrong and what is known of its cause, without the node
+    raised_at: float
+    node: str = ""  # empty: the run as a whole
+    rank: Count | None = None
+    step: Count | None = None  # last committed when it was raised
+    facts: tuple[str, ...] = ()  # phases and readings at hand then, a line each
+    acknowledged_by: str | None = None
+    muted: bool = False  # by a mute of its kind
+
+
+class MuteView(msgspec.Struct, frozen=True):
+    """A kind of alert that is still kept but calls nobody."""
+
+    kind: AlertKind
+    node: str | None  # None: on any node
+    until_at: float
+    by: str
+
+
+class Alerts(Message, tag="alerts", frozen=True):
+    """All open alerts of an agent, oldest first; published whenever one is raised, cleared, acknowledged or muted."""
+
+    node: str  # whose agent raised them
+    alerts: tuple[AlertView, ...] = ()
+    mutes: tuple[MuteView, ...] = ()
+    boot: str = ""
+    seq: Count = 0
+
+
+Live = RunView | StepCommitted | RankStep | HostReading | Event | Alerts
 """What is published with a sequence number of its own."""
 
 TOPICS: dict[type[Message], bytes] = {
@@ -469,6 +505,7 @@ TOPICS: dict[type[Message], bytes] = {
     RankStep: b"rank",
     HostReading: b"host",
     Event: b"event",
+    Alerts: b"alert",
     Heartbeat: b"beat",
 }
 """The first frame of what is published, by the type of the second."""
@@ -808,6 +845,7 @@ class PeerBeat(Message, tag="peer-beat", frozen=True):
     seq: Count  # last number sent
     ranks: tuple[HostedRank, ...] = ()
     loop_lag_seconds: float = 0.0
+    host: HostReading | None = None  # its machine's newest
 
 
 class PeerRefusal(Message, tag="peer-refusal", frozen=True):
@@ -880,6 +918,7 @@ class Snapshot(Reply, tag="snapshot", frozen=True):
     events: tuple[Event, ...]  # newest 100, oldest first
     series: tuple[Series, ...]
     peers: tuple[PeerView, ...] = ()  # the cluster's other nodes
+    alerts: Alerts | None = None  # open ones; None: of a run that isn't active
 
 
 class History(Reply, tag="history", frozen=True):

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from trainctl.protocol import inputs, tomlfile
+from trainctl.protocol.alerting import AlertsTable, check_thresholds
 from trainctl.protocol.errors import InvalidInputError
 
 PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
@@ -107,6 +108,7 @@ class RunFile(_Table, frozen=True):
     checkpoint: CheckpointTable = CheckpointTable()
     evaluate: EvaluateTable = EvaluateTable()
     group: GroupTable = GroupTable()
+    alerts: AlertsTable = AlertsTable()
     nodes: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], NodeTable] = {}
 
 
@@ -199,6 +201,7 @@ def _check_data(config: RunFile, where: str) -> None:
 
 def _check_sense(config: RunFile, where: str) -> None:
     optimizer, batch = config.optimizer, config.batch
+    check_thresholds(config.alerts, where)
     if optimizer.warmup_steps >= config.run.steps:
         raise InvalidInputError(
             f"{where}: optimizer.warmup_steps", f"{optimizer.warmup_steps} must be below run.steps = {config.run.steps}"

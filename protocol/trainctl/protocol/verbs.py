@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from trainctl.protocol import problems
+from trainctl.protocol.alerting import AlertKind
 from trainctl.protocol.errors import InvalidInputError
 
 MAX_SAMPLES = 1_048_576
@@ -87,6 +88,15 @@ class Note(Args, frozen=True):
     text: Annotated[str, Meta(min_length=1, max_length=500)]
 
 
+class Acknowledge(Args, frozen=True):
+    id: Annotated[str, Meta(min_length=1, max_length=200)]  # of an open alert, such as disk:studio
+
+
+class Mute(Args, frozen=True):
+    kind: AlertKind
+    minutes: Annotated[float, Meta(ge=0, le=43_200)] = 60.0  # from now on; 0: no longer
+
+
 @dataclasses.dataclass(frozen=True)
 class Verb:
     """One row of the table: what the CLI, the palette, the docs and the agent's dispatch are made from."""
@@ -115,6 +125,8 @@ VERBS: dict[str, Verb] = {
         Verb("resume", Resume, "go on from where the run was paused"),
         Verb("stop", Stop, "end the run, with a checkpoint first"),
         Verb("note", Note, "write a line into the run's events"),
+        Verb("acknowledge", Acknowledge, "have an open alert call nobody any more until it is raised again"),
+        Verb("mute", Mute, "have a kind of alert call nobody for a while, on one node or on all", True),
     )
 }
 """Every verb there is, by name."""

@@ -30,6 +30,8 @@ from trainctl.tui.glyphs import Glyphs, for_locale
 from trainctl.tui.lines import clean, plain
 from trainctl.tui.log_feed import LogFeed
 from trainctl.tui.palette import VerbProvider
+from trainctl.tui.ringer import Ringer
+from trainctl.tui.screens.alerts import AlertsScreen
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.screens.charts import ChartsScreen
 from trainctl.tui.screens.events import EventsScreen
@@ -39,6 +41,7 @@ from trainctl.tui.screens.logs import LogsScreen
 from trainctl.tui.screens.node import NodeScreen
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.screens.runs import RunsScreen
+from trainctl.tui.screens.why import WhyScreen
 from trainctl.tui.source import ClusterSource, Connect, Source
 from trainctl.tui.split_dialog import SplitDialog
 from trainctl.tui.themes import TERMINAL, THEMES
@@ -46,7 +49,7 @@ from trainctl.tui.themes import TERMINAL, THEMES
 REPAINT_SECONDS = 0.5
 HANGUP_SECONDS = 2.0
 
-_OWN_ACTIONS = frozenset({"show", "node", "dialog", "command_line", "help", "theme", "picture", "detach"})
+_OWN_ACTIONS = frozenset({"show", "node", "dialog", "command_line", "help", "theme", "picture", "detach", "why"})
 
 
 class Follower(Protocol):
@@ -67,12 +70,12 @@ class TrainctlApp(App[int]):
     TITLE = "trainctl"
     CSS = """
     Screen { layers: base; }
-    CommandDialog, SplitDialog, HelpScreen { align: center middle; background: $background 55%; }
-    #dialog, #split, #help { width: 68; max-width: 100%; height: auto; max-height: 100%; padding: 0 2;
+    CommandDialog, SplitDialog, HelpScreen, WhyScreen { align: center middle; background: $background 55%; }
+    #dialog, #split, #help, #why { width: 68; max-width: 100%; height: auto; max-height: 100%; padding: 0 2;
       border: round $accent; border-title-color: $accent; border-title-style: bold; background: $surface; }
-    #split, #help { width: 76; }
+    #split, #help, #why { width: 76; }
     #help VerticalScroll { height: auto; max-height: 100%; }
-    .ascii #dialog, .ascii #split, .ascii #help { border: ascii $accent; }
+    .ascii #dialog, .ascii #split, .ascii #help, .ascii #why { border: ascii $accent; }
     .field { height: 1; }
     .field .name { width: 18; color: $foreground 70%; }
     .field Input, #command, #filter { width: 1fr; background: $panel; }
@@ -92,6 +95,8 @@ class TrainctlApp(App[int]):
         Binding("l", "dialog('set-lr')", "lr", tooltip="learning rate", priority=True),
         Binding("c", "dialog('checkpoint')", "ckpt", tooltip="write a checkpoint", priority=True),
         Binding("p", "dialog('pause')", "pause", tooltip="pause or resume", priority=True),
+        Binding("a", "show('alerts')", "alerts", tooltip="what is wrong now", priority=True),
+        Binding("w", "why", "why", show=False, tooltip="why of the first alert", priority=True),
         Binding("x", "dialog('stop')", "stop", tooltip="stop the run", priority=True),
         Binding("n", "dialog('note')", "note", tooltip="write a note", priority=True),
         Binding("e", "dialog('evaluate')", "eval", tooltip="evaluate now", priority=True),
@@ -108,7 +113,7 @@ class TrainctlApp(App[int]):
 
     def __init__(
         self, connect: Connect, *, clock: Clock | None = None, read_only: bool = False, glyphs: Glyphs | None = None,
-        pictures: Path | None = None, theme: str | None = None, address: str = DEFAULT_ADDRESS,
+        pictures: Path | None = None, theme: str | None = None, address: str = DEFAULT_ADDRESS, bell: bool = True,
     ) -> None:  # fmt: skip
         no_color = os.environ.get("NO_COLOR") is not None
         super().__init__(ansi_color=True if no_color else None)
@@ -119,6 +124,7 @@ class TrainctlApp(App[int]):
         if no_color:
             self.glyphs = dataclasses.replace(self.glyphs, letters=True)
         self._pictures = pictures or Path()
+        self.ringer = Ringer(on=bell)
         self._pinned: md.ViewState | None = None
         self.selected: int | None = None
         self.logs = LogFeed(lambda: self.feed.client, self.clock, self.paint)
@@ -169,7 +175,7 @@ class TrainctlApp(App[int]):
 
     def on_mount(self) -> None:
         screens = (OverviewScreen(name="overview"), RunsScreen(name="runs"), ChartsScreen(name="charts"))
-        for screen in (*screens, EventsScreen(name="events")):
+        for screen in (*screens, EventsScreen(name="events"), AlertsScreen(name="alerts")):
             self.install_screen(screen, screen.name or "")
         self.install_screen(NodeScreen(name="node"), "node")
         self.install_screen(LogsScreen(name="logs"), "logs")
@@ -209,7 +215,9 @@ class TrainctlApp(App[int]):
         self.run_worker(self.feed.refine(), group="refine", exclusive=True)
 
     def paint(self) -> None:
-        """Brings the screen up to date, also the one under a dialog."""
+        """Brings the screen up to date, also the one under a dialog, and rings for a new alert."""
+        if self.ringer.rings(self.live):
+            self.bell()
         for screen in self.screen_stack:
             if isinstance(screen, BaseScreen | SplitDialog) and screen.is_mounted:
                 screen.paint()
@@ -259,6 +267,15 @@ class TrainctlApp(App[int]):
             return
         place = ranks.index(self.selected) + by if self.selected in ranks else 0 if by > 0 else len(ranks) - 1
         self.selected = ranks[min(max(place, 0), len(ranks) - 1)]
+
+    def action_why(self, id: str = "") -> None:
+        """What is known of an alert; without one, of the first that calls for somebody."""
+        open_alerts = self.shown.open_alerts
+        alert = next((alert for alert in open_alerts if id in ("", alert.id)), None)
+        if alert is None:
+            self.notify("no alert is open")
+        else:
+            self.push_screen(WhyScreen(alert, self.glyphs))
 
     def action_select(self, rank: int) -> None:
         self.selected = rank

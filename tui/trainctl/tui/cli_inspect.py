@@ -1,4 +1,4 @@
-"""The subcommands that only look: `ls`, `status`, `watch`, `events` and `logs`."""
+"""The subcommands that only look: `ls`, `status`, `alerts`, `watch`, `events` and `logs`."""
 
 from typing import Annotated, Any
 
@@ -39,10 +39,25 @@ def status(
     if json:
         output.emit_ok(
             node=snapshot.node, run=snapshot.run, last_step=snapshot.last_step, rank_steps=snapshot.rank_steps,
-            peers=snapshot.peers, hosts=hosts, at=snapshot.at,
+            peers=snapshot.peers, hosts=hosts, at=snapshot.at, alerts=snapshot.alerts.alerts if snapshot.alerts else (),
         )  # fmt: skip
     else:
         output.say(output.status_text(snapshot, hosts))
+    return 0
+
+
+@app.command()
+def alerts(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = None, json: Json = False) -> int:
+    """The open alerts of the active run, those that call for somebody first."""
+    snapshot = calls.call(address_of(ctx, connect, cluster), lambda client: client.snapshot(0), lead=True)
+    told = snapshot.alerts
+    found = told.alerts if told is not None else ()
+    if json:
+        output.emit_ok(alerts=found, mutes=told.mutes if told is not None else (), watched=told is not None)
+    elif found:
+        output.say(output.alerts_table(found))
+    else:
+        output.tell("no alert is open" if told is not None else "no run is active: nothing is watched")
     return 0
 
 

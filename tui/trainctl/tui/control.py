@@ -58,7 +58,7 @@ class Progress:
 _TITLES = {
     "resize-batch": "resize micro-batch", "set-lr": "learning rate", "set-global-batch": "global batch",
     "rebalance": "split of the global batch", "drain": "drain a node", "admit": "admit a node",
-    "promote": "have a node conduct the run",
+    "promote": "have a node conduct the run", "acknowledge": "acknowledge an alert", "mute": "mute a kind of alert",
 }  # fmt: skip
 """Dialog titles that say more than the verb."""
 _EFFECTS = {
@@ -75,6 +75,8 @@ _EFFECTS = {
     "pause": ("training waits after the step in progress", "the run, its plan and its memory; p resumes"),
     "resume": ("training goes on from where it was paused", "everything else"),
     "stop": ("the run ends after the step in progress", "its record and checkpoints; it can be taken up again"),
+    "acknowledge": ("the alert calls nobody any more until it is raised again", "that it is open, and kept"),
+    "mute": ("who is called: no bell, no hook, no count", "what is watched and kept in the record"),
     "note": ("a line in the run's events", "everything else"),
     "evaluate": ("the loss on held-out samples, at the next step boundary", "everything else"),
     "start-run": ("a run begins or is taken up again", "other runs' records"),
@@ -143,6 +145,15 @@ def _fields(verb: str, state: ViewState, rank: int | None) -> tuple[Field, ...]:
             return (Field("value", "samples a step", value), Field("schedule", "schedule", "set", ("set", "scale")))
         case "stop":
             return (Field("checkpoint", "checkpoint first", "true", ("true", "false")),)
+        case "acknowledge":
+            return (Field("id", "alert", next((alert.id for alert in state.calling), "")),)
+        case "mute":
+            alert = next(iter(state.calling), None)
+            return (
+                Field("kind", "kind", alert.kind if alert else ""),
+                Field("node", "node (empty: all)", alert.node if alert else ""),
+                Field("minutes", "minutes", "60"),
+            )
         case "note":
             return (Field("text", "text"),)
         case "start-run":

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainctl.protocol import messages as m
-from trainctl.tui import changes
+from trainctl.tui import alerts_view, changes
 from trainctl.tui import format as f
 from trainctl.tui import series as s
 from trainctl.tui.charts.marks import Mark
@@ -23,6 +23,8 @@ EFFECT_STEPS = 20
 _EFFECT_LEAST = 5
 _ALERTS = {"warning": ("ALERT ", "warning"), "error": ("ERROR ", "bad")}
 _WHO_CELLS = 7
+_UNMARKED = (None, "note", "acknowledge", "mute")
+"""Commands that leave the training alone get no number."""
 
 
 def numbered(state: ViewState) -> dict[int, str]:
@@ -30,7 +32,7 @@ def numbered(state: ViewState) -> dict[int, str]:
     effective = [
         event.id
         for event in state.run_events
-        if event.kind == "command" and changes.took_effect(event) and event.verb not in (None, "note")
+        if event.kind == "command" and changes.took_effect(event) and event.verb not in _UNMARKED
     ]
     return {event: str(index) for index, event in enumerate(effective[-MAX_MARKS:], 1)}
 
@@ -47,10 +49,11 @@ def marks(state: ViewState) -> tuple[Mark | Change, ...]:
 
 
 def lines(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """The newest events, newest first, in exactly `rows` lines."""
+    """The alerts that call for somebody, and after them the newest events, newest first, in exactly `rows` lines."""
     numbers = numbered(state)
-    newest = list(reversed(state.run_events))[:rows]
-    made = [event_line(event, state, clock, columns, glyphs, numbers.get(event.id, "")) for event in newest]
+    made = alerts_view.overview_lines(state, clock, columns, max(rows - 1, 1), glyphs)[:rows]
+    newest = list(reversed(alerts_view.without_open(state)))[: rows - len(made)]
+    made += [event_line(event, state, clock, columns, glyphs, numbers.get(event.id, "")) for event in newest]
     if not made and rows:
         made = [fit(line(Piece("nothing has happened yet", "dim")), columns)]
     return [*made, *([fit((), columns)] * (rows - len(made)))]

@@ -28,6 +28,8 @@ def state(row: Row, glyphs: Glyphs, size: int) -> Line:
         return line(Piece(_LOUD[row.view.state], "warning"))
     if row.lost:
         return line(Piece(shorten(row.view.state.upper(), size, glyphs.ellipsis), "bad"))
+    if row.hot and row.view.state == "run":
+        return line(Piece("HOT", "warning"))
     if row.slow_phase and row.view.state == "run":
         return line(Piece("SLOW", "warning"))
     return line(Piece(shorten(row.view.state, size, glyphs.ellipsis), _STATE_ROLES.get(row.view.state, "accent")))

@@ -33,6 +33,7 @@ class Row:
     slowest_seconds: float | None
     slow_phase: str = ""  # the others wait for this rank, and this phase makes them
     selected: bool = False
+    hot: bool = False  # its device runs at a lower clock than it did
 
     @property
     def lost(self) -> bool:
@@ -105,6 +106,7 @@ def _row(
         own_rates=state.lately("own_tokens_per_second", view.rank),
         waited=waited, global_batch=state.run.global_batch, slowest_seconds=slowest, slow_phase=slow_phase,
         selected=selected,
+        hot=any(alert.kind == "clock" and alert.rank == view.rank for alert in state.open_alerts),
     )  # fmt: skip
 
 

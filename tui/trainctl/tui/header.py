@@ -101,7 +101,17 @@ def _corner(state: ViewState, run: m.RunView, clock: Clock, columns: int, glyphs
     """The right end of the first line: who isn't heard, who leads, and what the screen is."""
     silent = connection_piece(state, clock)
     alone = silent and (columns < 100 or state.silent_for(clock.monotonic()) is not None)
-    return groups([silent, () if alone else _place(run, columns, glyphs), _badge(badge)], columns // 2)
+    called = alerts_piece(state)
+    return groups([silent, called, () if alone else _place(run, columns, glyphs), _badge(badge)], columns // 2)
+
+
+def alerts_piece(state: ViewState) -> Line:
+    """`2 ALERTS`, of those that call for somebody; a click shows them."""
+    calling = state.calling
+    if not calling:
+        return ()
+    role = "bad" if any(alert.severity == "error" for alert in calling) else "warning"
+    return line(Piece(f"{len(calling)} ALERT{'S' if len(calling) > 1 else ''}", role, "app.show('alerts')"))
 
 
 def _place(run: m.RunView, columns: int, glyphs: Glyphs) -> Line:

@@ -83,6 +83,7 @@ class ViewState:
     hosts: Mapping[str, Seen[m.HostReading]] = field(default_factory=lambda: MappingProxyType({}))
     heartbeat: Seen[m.Heartbeat] | None = None
     events: tuple[m.Event, ...] = ()  # oldest first
+    alerts: Mapping[str, m.Alerts] = field(default_factory=lambda: MappingProxyType({}))  # by the node that raised them
     windows: Mapping[SeriesKey, s.Window] = field(default_factory=lambda: MappingProxyType({}))  # the whole run
     recent: Mapping[SeriesKey, s.Window] = field(default_factory=lambda: MappingProxyType({}))  # its last steps
 
@@ -109,6 +110,17 @@ class ViewState:
         run = self.run.run if self.run else ""
         return tuple(event for event in self.events if event.run in ("", run))
 
+    @property
+    def open_alerts(self) -> tuple[m.AlertView, ...]:
+        """Those that call for somebody first, errors first among them, then the newest first."""
+        found = [alert for told in self.alerts.values() for alert in told.alerts]
+        return tuple(sorted(found, key=lambda alert: (not calls(alert), alert.severity != "error", -alert.raised_at)))
+
+    @property
+    def calling(self) -> tuple[m.AlertView, ...]:
+        """Open alerts that nobody has acknowledged or muted."""
+        return tuple(alert for alert in self.open_alerts if calls(alert))
+
     def window(self, metric: str, rank: int | None = None) -> s.Window:
         """The metric over the whole run; empty when it was never reported."""
         return self.windows.get((metric, rank)) or s.empty()
@@ -116,6 +128,11 @@ class ViewState:
     def lately(self, metric: str, rank: int | None = None) -> s.Window:
         """The metric's last steps at the finest resolution there is."""
         return self.recent.get((metric, rank)) or s.empty()
+
+
+def calls(alert: m.AlertView) -> bool:
+    """Whether it still calls for somebody."""
+    return alert.acknowledged_by is None and not alert.muted
 
 
 def apply(state: ViewState, message: Incoming, now: float) -> ViewState:
@@ -161,6 +178,8 @@ def apply_other(state: ViewState, node: str, message: Incoming, now: float) -> V
     state = replace(state, agents=_frozen({**state.agents, node: line}))
     if isinstance(message, m.HostReading):
         return replace(state, hosts=_frozen({**state.hosts, node: Seen(message, now)}))
+    if isinstance(message, m.Alerts):
+        return replace(state, alerts=_frozen({**state.alerts, node: message}))
     return state
 
 
@@ -221,9 +240,17 @@ def _open(state: ViewState, snapshot: m.Snapshot, now: float) -> ViewState:
         hosts=_frozen({**hosts, host.node: Seen(host, seen_at(host.read_at))} if host else hosts),
         heartbeat=None,
         events=snapshot.events[-MAX_EVENTS:],
+        alerts=_frozen(_alerts_after(state, snapshot)),
         windows=_frozen(windows),
         recent=_frozen({key: s.tail(window, newest - RECENT_STEPS + 1) for key, window in windows.items()}),
     )
+
+
+def _alerts_after(state: ViewState, snapshot: m.Snapshot) -> dict[str, m.Alerts]:
+    """What other agents have raised stays; of the one that tells of all there is what it says now."""
+    main = snapshot.node.node
+    others = {node: told for node, told in state.alerts.items() if node in state.agents and node != main}
+    return {**others, main: snapshot.alerts} if snapshot.alerts is not None else others
 
 
 def _live(state: ViewState, message: m.Live, now: float) -> ViewState:
@@ -232,6 +259,8 @@ def _live(state: ViewState, message: m.Live, now: float) -> ViewState:
             return _run_changed(state, message)
         case m.HostReading():
             return replace(state, hosts=_frozen({**state.hosts, message.node: Seen(message, now)}))
+        case m.Alerts():
+            return replace(state, alerts=_frozen({**state.alerts, message.node: message}))
         case m.Event():
             return replace(state, events=(*state.events, message)[-MAX_EVENTS:])
         case m.StepCommitted() if _ours(state, message.run):

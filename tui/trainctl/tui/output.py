@@ -165,11 +165,36 @@ def status_text(snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading] | None 
         f"learning rate {fmt.scientific(run.learning_rate)}",
         f"directory  {run.directory}",
         *machines,
+        *_alert_lines(snapshot.alerts),
         "",
         ranks_table(run.ranks, snapshot.rank_steps, run.global_batch),
         *_straggler_lines(run, snapshot.rank_steps),
     ]
     return "\n".join(lines)
+
+
+def alerts_table(alerts: Sequence[m.AlertView]) -> str:
+    """`trainctl alerts`: those that call for somebody first, the newest first among them."""
+
+    def held(alert: m.AlertView) -> str:
+        by = alert.acknowledged_by
+        return f"acknowledged by {by}" if by is not None else "muted" if alert.muted else "open"
+
+    ordered = sorted(alerts, key=lambda alert: (held(alert) != "open", -alert.raised_at))
+    rows = [
+        (alert.id, alert.severity, date_and_time(alert.raised_at), held(alert), arrowed(f"{alert.node} {alert.text}"))
+        for alert in ordered
+    ]
+    return table(("ID", "SEVERITY", "SINCE", "STATE", "WHAT"), rows)
+
+
+def _alert_lines(told: m.Alerts | None) -> list[str]:
+    """The alerts that call for somebody, a line each."""
+    return [
+        arrowed(f"alert      since {time_of_day(alert.raised_at)}  {one_line(f'{alert.node} {alert.text}')}")
+        for alert in (told.alerts if told is not None else ())
+        if alert.acknowledged_by is None and not alert.muted
+    ]
 
 
 def ranks_table(ranks: Sequence[m.RankView], parts: Sequence[m.RankStep], global_batch: int) -> str:

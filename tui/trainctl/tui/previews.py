@@ -134,6 +134,13 @@ def _promise(order: Order, state: ViewState, glyphs: Glyphs) -> str:
         case "stop":
             last = "with a checkpoint first" if order.args.get("checkpoint", True) else "WITHOUT a checkpoint"
             return f"ends after step {run.step + 1:,}, {last}"
+        case "acknowledge":
+            alert = next((alert for alert in state.open_alerts if alert.id == order.args["id"]), None)
+            return clean(f"{alert.node} {alert.text}".strip()) if alert else verbs.VERBS[order.verb].summary
+        case "mute":
+            where, minutes = f" of {clean(order.node)}" if order.node else "", float(order.args.get("minutes", 60))
+            calling = f"call nobody for {minutes:g} min; they are still kept" if minutes else "call again"
+            return f"{order.args['kind']} alerts{where} {calling}"
         case "checkpoint":
             return f"writes step {run.step:,} or the one after"
     return verbs.VERBS[order.verb].summary

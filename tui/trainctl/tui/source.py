@@ -97,8 +97,10 @@ class ClusterSource:
         self._client = await self._clients.enter_async_context(Client(node.address, by=self._by))
 
     def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
-        """Sent to the agent that conducts, but for `promote`: that is for the node's own, the lead's may be gone."""
-        address = self._addresses.get(options.get("node") or "") if verb == "promote" else None
+        """Sent to the agent that conducts, but for `promote` and what a follower says of its lead: that is for the
+        node's own, the lead's may be gone."""
+        node = options.get("node") or "" if verb == "promote" else _silent_lead_of(verb, args)
+        address = self._addresses.get(node) if node else None
         if address is None or address == self._client.address:
             return self._client.command(verb, args, **options)
         return self._elsewhere(address, verb, args, **options)
@@ -145,3 +147,9 @@ class ClusterSource:
             self._others[address] = made
             await self._clients.enter_async_context(made)
         return self._others[address]
+
+
+def _silent_lead_of(verb: str, args: dict[str, Any]) -> str:
+    """The follower whose alert is to be acknowledged, empty if it is another alert or command."""
+    kind, _, node = str(args.get("id", "")).partition(":")
+    return node if verb == "acknowledge" and kind == "lead-silent" else ""

@@ -1,0 +1,176 @@
+"""The evaluator: a run's steps, readings and states in, alerts raised and cleared out; pure, the clock is an argument.
+
+Watches judge each observation, a gate for each alert decides when that is told. What is kept is bounded by the ranks
+and nodes of the run.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from trainctl.node_agent.alerts import machines
+from trainctl.node_agent.alerts.findings import Finding
+from trainctl.node_agent.alerts.gate import Gate, rules
+from trainctl.node_agent.alerts.losses import LossWatch
+from trainctl.node_agent.alerts.machines import Scene, StallWatch
+from trainctl.node_agent.alerts.paces import PaceWatch
+from trainctl.protocol import messages as m
+from trainctl.protocol.alerting import KINDS, AlertsTable
+
+OUT_STATES = frozenset({"lost", "rejoining", "failed", "drained", "done"})
+BY_STEP = frozenset({"throughput", "memory", "clock"})
+"""Kinds that end when their rank takes part no more."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Raised:
+    alert: m.AlertView
+
+
+@dataclasses.dataclass(frozen=True)
+class Cleared:
+    alert: m.AlertView  # as it was raised
+
+
+Change = Raised | Cleared
+
+
+@dataclasses.dataclass
+class _Held:
+    gate: Gate
+    finding: Finding | None  # the newest
+
+
+class Evaluator:
+    """Of one run. `heard` and `look` take what happens; `look` also gives what has changed since the last one."""
+
+    def __init__(
+        self, table: AlertsTable, now: float, open_alerts: Iterable[m.AlertView] = (),
+        references: Mapping[str, tuple[float, ...]] | None = None,
+    ) -> None:  # fmt: skip
+        """`open_alerts` with their `references` are those of the agent before this one: they aren't raised again."""
+        self._table, self._rules = table, rules(table)
+        self._losses, self._paces, self._stalls = LossWatch(table), PaceWatch(table), StallWatch(table, now)
+        self._held: dict[str, _Held] = {}
+        self._open: dict[str, m.AlertView] = {}
+        self._hosts: dict[str, m.HostReading] = {}
+        self._ranks: dict[int, m.RankView] = {}
+        self._step: int | None = None
+        for alert in open_alerts:
+            self._open[alert.id] = alert
+            self._held[alert.id] = _Held(Gate(self._rules[alert.kind], is_open=True), None)
+            if alert.rank is not None:
+                self._paces.seed(alert.kind, alert.rank, (references or {}).get(alert.id, ()))
+
+    @property
+    def open(self) -> dict[str, m.AlertView]:
+        """Open alerts by id, in the order in which they were raised."""
+        return dict(self._open)
+
+    @property
+    def references(self) -> dict[str, tuple[float, ...]]:
+        """What open alerts are judged against, for the evaluator after this one."""
+        found = {
+            id: self._paces.reference(alert.kind, alert.rank)
+            for id, alert in self._open.items()
+            if alert.rank is not None
+        }
+        return {id: reference for id, reference in found.items() if reference}
+
+    @property
+    def held(self) -> int:
+        """How many conditions are being counted."""
+        return len(self._held)
+
+    # ------------------------------------------------------------ in
+
+    def heard(self, message: m.StepCommitted | m.RankStep | m.HostReading, now: float) -> None:
+        """A committed step, a rank's part of one, or a machine's reading."""
+        match message:
+            case m.StepCommitted():
+                self._step = message.step
+                self._stalls.committed(message, now)
+                self._judge(self._losses.step(message), now)
+            case m.RankStep():
+                view = self._ranks.get(message.rank)
+                device = view.device if view is not None else None
+                found = self._paces.part(message, self._hosts.get(message.node), device)
+                self._judge([*self._instead_of_clock(found), *machines.memory(message, self._table)], now)
+            case m.HostReading():
+                self._read(message, now)
+
+    def _read(self, reading: m.HostReading, now: float) -> None:
+        working = {rank: view.device for rank, view in self._ranks.items()
+                   if view.node == reading.node and view.state in ("run", "late")}  # fmt: skip
+        if reading.node in self._hosts or len(self._hosts) < 64:
+            self._hosts[reading.node] = reading
+        self._judge([*self._paces.reading(reading, working), *machines.disk(reading, self._table)], now)
+
+    def _instead_of_clock(self, found: list[Finding]) -> list[Finding]:
+        """A slower rank is told of once: not beside the lower clock that makes it so."""
+        return [
+            dataclasses.replace(finding, bad=False) if f"clock:{finding.node}:{finding.rank}" in self._open else finding
+            for finding in found
+        ]
+
+    def lead_silent(self, node: str, lead: str, silent_seconds: float, now: float, at: float) -> list[Change]:
+        """For a follower: how long its lead has said nothing."""
+        self._judge([machines.lead_silent(node, lead, silent_seconds, self._table)], now)
+        return self._turned(now, at)
+
+    def look(self, scene: Scene, now: float, at: float) -> list[Change]:
+        """The run as it is, `at` in Unix seconds: call it a few times a second."""
+        self._ranks = {view.rank: view for view in scene.view.ranks}
+        for rank, view in self._ranks.items():
+            if view.state in OUT_STATES:
+                self._paces.forget(rank)
+        self._judge([self._stalls.look(scene, now), *machines.nodes(scene)], now)
+        for id, alert in self._open.items():
+            gone = self._ranks.get(alert.rank) if alert.rank is not None else None
+            if alert.rank is not None and (gone is None or (alert.kind in BY_STEP and gone.state in OUT_STATES)):
+                self._held[id].gate.judge(bad=False, good=True, now=now)
+        return self._turned(now, at)
+
+    # ------------------------------------------------------------ out
+
+    def _judge(self, findings: Iterable[Finding], now: float) -> None:
+        for finding in findings:
+            if finding.kind in self._table.off and finding.id not in self._open:
+                continue
+            held = self._held.get(finding.id)
+            if held is None:
+                if not finding.bad:
+                    continue
+                held = self._held[finding.id] = _Held(Gate(self._rules[finding.kind]), finding)
+            off = finding.kind in self._table.off
+            held.finding = finding
+            held.gate.judge(bad=finding.bad and not off, good=finding.good or off, now=now)
+            if held.gate.is_idle:
+                del self._held[finding.id]
+
+    def _turned(self, now: float, at: float) -> list[Change]:
+        changes: list[Change] = []
+        for id, held in list(self._held.items()):
+            if not held.gate.turn(now):
+                continue
+            if held.gate.is_open and held.finding is not None:
+                alert = self._open[id] = self._made(held.finding, at)
+                changes.append(Raised(alert))
+            else:
+                del self._held[id]
+                changes.append(Cleared(self._open.pop(id)))
+        return changes
+
+    def _made(self, finding: Finding, at: float) -> m.AlertView:
+        said = finding.say()
+        return m.AlertView(
+            id=finding.id, kind=finding.kind, severity=KINDS[finding.kind].severity, text=said.text[:400],
+            raised_at=at, node=finding.node, rank=finding.rank, step=self._step, facts=said.facts[:16],
+        )  # fmt: skip
+
+    def acknowledge(self, id: str, by: str) -> m.AlertView | None:
+        """The alert as it is then, None if there is none of that id."""
+        if id in self._open:
+            self._open[id] = msgspec.structs.replace(self._open[id], acknowledged_by=by)
+        return self._open.get(id)

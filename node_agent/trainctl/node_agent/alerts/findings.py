@@ -1,0 +1,70 @@
+"""What a watch finds at one observation, and how figures are put into words."""
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterable
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.alerting import AlertKind
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """What an alert says: a line on what is wrong and why, and the facts at hand, a line each."""
+
+    text: str
+    facts: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One condition at one observation; `say` is asked only if it becomes an alert."""
+
+    kind: AlertKind
+    bad: bool
+    good: bool
+    say: Callable[[], Said]
+    node: str = ""
+    rank: int | None = None
+
+    @property
+    def id(self) -> str:
+        """The same for the same condition: kind, node and rank."""
+        parts = [self.kind, self.node, "" if self.rank is None else str(self.rank)]
+        return ":".join(part for part in parts if part)
+
+
+def gpu_of(reading: m.HostReading | None, device: str | None) -> m.GpuReading | None:
+    """A rank's device among its machine's: by the index in `cuda:1`, else the only one; None for a CPU."""
+    if reading is None or not reading.gpus or (device or "").startswith("cpu"):
+        return None
+    digits = (device or "").partition("cuda:")[2].split()
+    index = int(digits[0]) if digits and digits[0].isdigit() else 0
+    return reading.gpus[index] if index < len(reading.gpus) else None
+
+
+def seconds(value: float) -> str:
+    """`142 ms`, `3.06 s`."""
+    return f"{1000 * value:.0f} ms" if abs(value) < 1 else f"{value:.2f} s"
+
+
+def gigahertz(mhz: float) -> str:
+    return f"{mhz / 1000:.2f}"
+
+
+def gigabytes(value: float) -> str:
+    return f"{value / 1e9:.1f} GB"
+
+
+def number(value: float) -> str:
+    """A loss or a norm in four digits."""
+    return f"{value:.4g}"
+
+
+def arrow(before: str, after: str) -> str:
+    """`71→84`, or one of them where they are the same."""
+    return after if before == after else f"{before}→{after}"
+
+
+def median(values: Iterable[float]) -> float:
+    return statistics.median(values)

@@ -1,0 +1,181 @@
+"""Calls for help: the machine's command and webhook, given the alert as JSON, for a limited time, and not too often."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.alerting import AlertHooks
+
+HOOK_SECONDS = 10.0
+"""How long a command or a webhook may take; a command is then killed, with all that it started."""
+BURST, PER_SECONDS = 10, 60.0
+"""At most so many calls within so long; what is beyond is dropped, and told of."""
+WAITING_CALLS = 32
+OUTPUT_BYTES = 2000
+"""Of what a failing command says, so much is kept for the event."""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """What a hook is given."""
+
+    event: str  # "raised" or "cleared"
+    at: float  # Unix seconds
+    agent: str  # node that calls
+    run: str
+    name: str  # the run's name in its file
+    alert: m.AlertView
+
+    @property
+    def environment(self) -> dict[str, str]:
+        alert = self.alert
+        return {
+            "TRAINCTL_ALERT_EVENT": self.event, "TRAINCTL_ALERT_KIND": alert.kind, "TRAINCTL_ALERT_ID": alert.id,
+            "TRAINCTL_ALERT_SEVERITY": alert.severity, "TRAINCTL_ALERT_NODE": alert.node,
+            "TRAINCTL_ALERT_TEXT": alert.text, "TRAINCTL_RUN": self.run,
+        }  # fmt: skip
+
+
+class Budget:
+    """How often a hook may be called: pure."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+
+    def take(self, now: float) -> bool:
+        """Whether one more call is allowed at `now`."""
+        self._times = [at for at in self._times if now - at < PER_SECONDS]
+        if len(self._times) >= BURST:
+            return False
+        self._times.append(now)
+        return True
+
+
+class Hooks:
+    """Calls one after another; `failed` is told in one line what went wrong, once for each run of failures."""
+
+    def __init__(self, hooks: AlertHooks, failed: Callable[[str], None]) -> None:
+        self._hooks, self._failed = hooks, failed
+        self._queue: asyncio.Queue[Call] = asyncio.Queue(WAITING_CALLS)
+        self._budget, self._dropped = Budget(), 0
+        self._told: set[str] = set()  # hooks whose failure was told
+
+    @property
+    def waiting(self) -> int:
+        """Calls that are still to be made."""
+        return self._queue.qsize()
+
+    def call(self, call: Call) -> None:
+        """Have the hooks called soon; returns at once."""
+        if not (self._hooks.command or self._hooks.webhook):
+            return
+        if not self._budget.take(time.monotonic()) or self._queue.full():
+            self._dropped += 1
+            if self._dropped == 1:
+                self._failed(f"alert hooks: more than {BURST} calls a minute; the rest isn't passed on")
+            return
+        self._dropped = 0
+        self._queue.put_nowait(call)
+
+    async def serve(self) -> None:
+        """Make the calls; runs until it is cancelled."""
+        while True:
+            call = await self._queue.get()
+            body = msgspec.json.encode(call)
+            if self._hooks.command:
+                self._tell("command", await run_command(self._hooks.command, body, call.environment))
+            if self._hooks.webhook:
+                self._tell("webhook", await post(self._hooks.webhook, body))
+
+    def _tell(self, hook: str, problem: str) -> None:
+        if not problem:
+            self._told.discard(hook)
+        elif hook not in self._told:
+            self._told.add(hook)
+            self._failed(f"alert {hook} failed: {problem}")
+
+
+async def run_command(
+    command: tuple[str, ...], body: bytes, environment: Mapping[str, str], seconds: float = HOOK_SECONDS
+) -> str:
+    """Run a program with the body on its standard input; gives what went wrong in one line, empty if nothing did."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE, env={**os.environ, **environment}, start_new_session=True,
+        )  # fmt: skip
+    except (OSError, ValueError) as error:
+        return f"{command[0]}: {error}"
+    try:
+        async with asyncio.timeout(seconds):
+            said = await _converse(process, body)
+            status = await process.wait()
+    except TimeoutError:
+        return f"{command[0]} took longer than {seconds:g} s, and was killed"
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it left behind ends with it
+        await asyncio.shield(process.wait())
+    last = said.decode("utf-8", "replace").strip().splitlines()[-1:]
+    return f"{command[0]} ended with {status}{f': {last[0][:200]}' if last else ''}" if status else ""
+
+
+async def _converse(process: asyncio.subprocess.Process, body: bytes) -> bytes:
+    """Write the body and read what is said on standard error, up to OUTPUT_BYTES of it."""
+    assert process.stdin is not None
+    assert process.stderr is not None
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        process.stdin.write(body)
+        await process.stdin.drain()
+        process.stdin.close()
+    said = b""
+    while piece := await process.stderr.read(4096):
+        said = (said + piece)[-OUTPUT_BYTES:]
+    return said
+
+
+async def post(address: str, body: bytes, seconds: float = HOOK_SECONDS) -> str:
+    """Post a JSON body; gives what went wrong in one line, empty if nothing did.
+
+    In a thread of its own, which nobody waits for any longer than that: a server can answer a byte at a time.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[str] = loop.create_future()
+
+    def settle(problem: str) -> None:
+        if not answer.done():
+            answer.set_result(problem)
+
+    def work() -> None:
+        problem = _post(address, body, seconds)
+        with contextlib.suppress(RuntimeError):  # the loop is over
+            loop.call_soon_threadsafe(settle, problem)
+
+    threading.Thread(target=work, name="alert-webhook", daemon=True).start()
+    try:
+        async with asyncio.timeout(seconds):
+            return await answer
+    except TimeoutError:
+        return f"{address} did not answer within {seconds:g} s"
+
+
+def _post(address: str, body: bytes, seconds: float) -> str:
+    headers = {"Content-Type": "application/json", "User-Agent": "trainctl"}
+    request = urllib.request.Request(address, body, headers)  # noqa: S310  http or https: checked where it was set
+    try:
+        with urllib.request.urlopen(request, timeout=seconds):  # noqa: S310
+            return ""
+    except urllib.error.HTTPError as error:
+        return f"{address} answered {error.code} {error.reason}"
+    except (OSError, ValueError) as error:  # URLError and http.client's are of these, or told by their reason
+        return f"{address}: {getattr(error, 'reason', error)}"
+    except Exception as error:  # noqa: BLE001  what a broken server makes the library raise must not end the agent
+        return f"{address}: {error}"

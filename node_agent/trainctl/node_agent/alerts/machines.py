@@ -1,0 +1,139 @@
+"""Watches ranks and machines for their state: memory near its cap, a full disk, silence, loss, and a stalled run."""
+
+import dataclasses
+from collections import deque
+from collections.abc import Mapping
+
+from trainctl.node_agent.alerts.findings import Finding, Said, gigabytes, median, seconds
+from trainctl.protocol import messages as m
+from trainctl.protocol.alerting import AlertsTable
+
+WELL_STATES = frozenset({"ready", "run", "paused", "late", "draining", "drained", "done"})
+"""Of a rank that isn't lost, or on its way back."""
+STEPS_KEPT = 32
+FIRST_TIMES = 5.0
+"""The first step may take so many times longer: devices compile and warm up."""
+SIDE_TIMES = 10.0
+"""The same for an evaluation or a checkpoint, which commits no step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scene:
+    """The run and its machines at one look."""
+
+    view: m.RunView
+    silent: Mapping[str, str]  # nodes whose agents aren't heard, and why
+    doing: str = "train"  # kind of the newest plan
+
+
+def memory(part: m.RankStep, table: AlertsTable) -> list[Finding]:
+    """A rank's memory against its cap, both in bytes; nothing where one is unknown."""
+    used, cap = part.memory_bytes, part.memory_cap_bytes
+    if used is None or not cap:
+        return []
+    percent = 100 * used / cap
+
+    def say() -> Said:
+        peak = f"peak {gigabytes(part.memory_peak_bytes)}, " if part.memory_peak_bytes is not None else ""
+        replays = f", {part.replays} passes run again" if part.replays else ""
+        facts = (f"{peak}micro-batch {part.micro_batch} of {part.samples} samples{replays}",)
+        return Said(f"memory {percent:.0f} % of {gigabytes(cap)}", facts)
+
+    bad, good = percent > table.memory_percent, percent < table.memory_clear_percent
+    return [Finding("memory", bad, good, say, part.node, part.rank)]
+
+
+def disk(reading: m.HostReading, table: AlertsTable) -> list[Finding]:
+    """What is left on a machine's disk."""
+    free = reading.disk_free_bytes
+    if free is None:
+        return []
+    text = f"{gigabytes(free)} left on the disk that holds its runs"
+    facts = ("checkpoints and the record need room; without it the run goes on and neither is written",)
+    bad, good = free < table.disk_free_gb * 1e9, free > table.disk_clear_gb * 1e9
+    return [Finding("disk", bad, good, lambda: Said(text, facts), reading.node)]
+
+
+def nodes(scene: Scene) -> list[Finding]:
+    """Ranks that are lost or failed, and those that hang or whose agents aren't heard."""
+    found = []
+    for view in scene.view.ranks:
+        lost, quiet = view.state in ("lost", "failed"), view.state == "hung" or view.node in scene.silent
+        found.append(Finding("node-lost", lost, view.state in WELL_STATES, _rank_speaker(view), view.node, view.rank))
+        silent = Finding(
+            "node-silent", quiet and not lost, lost or not quiet, _silence(view, scene), view.node, view.rank
+        )
+        found.append(silent)
+    return found
+
+
+def _rank_speaker(view: m.RankView) -> "RankSpeaker":
+    return RankSpeaker(view.state, view.why, view)
+
+
+def _silence(view: m.RankView, scene: Scene) -> "RankSpeaker":
+    if view.state == "hung":
+        return RankSpeaker("hung", view.why, view)
+    return RankSpeaker("silent", scene.silent.get(view.node, ""), view)
+
+
+@dataclasses.dataclass(frozen=True)
+class RankSpeaker:
+    """Says how a rank is, and why."""
+
+    state: str
+    why: str
+    view: m.RankView
+
+    def __call__(self) -> Said:
+        view = self.view
+        pid = f", pid {view.pid}" if view.pid is not None else ""
+        facts = (f"rank {view.rank}: {view.state}, share {view.share}, micro-batch {view.micro_batch}{pid}",)
+        return Said(f"{self.state}: {self.why}" if self.why else self.state, facts)
+
+
+class StallWatch:
+    """How long a running run has committed nothing; `now` is a reading of a monotonic clock."""
+
+    def __init__(self, table: AlertsTable, now: float) -> None:
+        self._table, self._last, self._step = table, now, 0
+        self._seconds: deque[float] = deque(maxlen=STEPS_KEPT)
+
+    def committed(self, step: m.StepCommitted, now: float) -> None:
+        self._last, self._step = now, step.step
+        self._seconds.append(step.step_seconds)
+
+    def look(self, scene: Scene, now: float) -> Finding:
+        """A run that is meant to stand still doesn't stall."""
+        if scene.view.state != "running":
+            self._last = now
+        limit_seconds = self._limit_seconds(scene)
+        bad = now - self._last > limit_seconds
+        return Finding("stall", bad, not bad, lambda: self._say(scene, limit_seconds))
+
+    def _limit_seconds(self, scene: Scene) -> float:
+        table = self._table
+        if scene.doing != "train":
+            return SIDE_TIMES * table.stall_seconds
+        if not self._seconds:
+            return FIRST_TIMES * table.stall_seconds
+        return max(table.stall_seconds, table.stall_times * median(self._seconds))
+
+    def _say(self, scene: Scene, limit_seconds: float) -> Said:
+        doing = "" if scene.doing == "train" else f", {scene.doing} under way"
+        blamed = [f"{view.node} {view.state}" for view in scene.view.ranks if view.state not in ("run", "drained")]
+        blamed += [f"no word from the agent of {node}" for node in scene.silent]
+        cause = f": {', '.join(blamed)}" if blamed else f"{doing}; all ranks are in touch"
+        facts = [f"{view.node}: {view.state}{f', {view.why}' if view.why else ''}" for view in scene.view.ranks]
+        if self._seconds:
+            facts.insert(0, f"a step takes {seconds(median(self._seconds))} as a rule")
+        step = self._step or scene.view.step
+        return Said(f"no step in {limit_seconds:.0f} s since step {step:,}{cause}", tuple(facts))
+
+
+def lead_silent(node: str, lead: str, silent_seconds: float, table: AlertsTable) -> Finding:
+    """A follower's view of its lead."""
+    text = f"no word from {lead}, which conducts the run; the rank here waits"
+    facts = ("the run goes on by itself when the lead's agent is back; promote has this node conduct it",)
+    bad = silent_seconds > table.silent_seconds
+    return Finding("lead-silent", bad, not bad, lambda: Said(text, facts), node)

@@ -1,0 +1,212 @@
+"""The agent's alerts: evaluates the run it conducts, or its lead's silence; keeps, publishes and calls about them."""
+
+import time
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from trainctl.node_agent import decisions as d
+from trainctl.node_agent.alerts.evaluator import Change, Evaluator, Raised
+from trainctl.node_agent.alerts.hooks import Call, Hooks
+from trainctl.node_agent.alerts.machines import Scene
+from trainctl.node_agent.publisher import Publisher
+from trainctl.node_agent.session import Session
+from trainctl.protocol import messages as m
+from trainctl.protocol import verbs
+from trainctl.protocol.alerting import AlertHooks, AlertsTable
+from trainctl.protocol.errors import InvalidInputError
+
+ALERTS_KEY = "alerts"
+"""Where a run's record keeps what is open; the run's other nodes keep it too."""
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What an agent that restarts, or is promoted, goes on from."""
+
+    alerts: tuple[m.AlertView, ...] = ()
+    mutes: tuple[m.MuteView, ...] = ()
+    references: dict[str, tuple[float, ...]] = {}
+
+
+class AlertOffice:
+    """One an agent. Everything happens on its event loop."""
+
+    def __init__(self, node: str, hooks: AlertHooks, publisher: Publisher) -> None:
+        self._node, self._publisher = node, publisher
+        self.hooks = Hooks(hooks, self._hook_failed)
+        self._session: Session | None = None
+        self._run = ("", "")  # id and name of the run that is watched
+        self._evaluator: Evaluator | None = None
+        self._mutes: tuple[m.MuteView, ...] = ()
+        self._shown = m.Alerts(node=node)
+        self._kept = Kept()
+        publisher.on_publish = self.heard
+
+    @property
+    def view(self) -> m.Alerts | None:
+        """What is open, None while no run is watched."""
+        return self._shown if self._evaluator is not None else None
+
+    # ------------------------------------------------------------ what is watched
+
+    def heard(self, message: m.Live) -> None:
+        """Whatever this agent publishes; readings of other nodes come by `read`. Of a run that it follows, the lead
+        tells all but its own silence."""
+        if self._evaluator is None or self._session is None:
+            return
+        if isinstance(message, m.HostReading) or (
+            isinstance(message, m.StepCommitted | m.RankStep) and message.run == self._run[0]
+        ):
+            self._evaluator.heard(message, time.monotonic())
+
+    def read(self, reading: m.HostReading) -> None:
+        """Another node's reading, which its agent has told; kept in the record too."""
+        if self._session is not None and self._evaluator is not None:
+            self._session.recorder.host(reading)
+            self._evaluator.heard(reading, time.monotonic())
+
+    def watch(self, session: Session | None, silent: dict[str, str]) -> None:
+        """Look at the run that is conducted; `silent` are nodes whose agents aren't heard. A few times a second."""
+        was_following = session is None and self._evaluator is not None
+        if session is not self._session or was_following:
+            self._turn_to(session)
+        if session is None or self._evaluator is None:
+            return
+        ours = {view.node for view in session.view.ranks}
+        scene = Scene(session.view, {node: why for node, why in silent.items() if node in ours}, session.doing)
+        self._settle(self._evaluator.look(scene, time.monotonic(), time.time()))
+
+    def _turn_to(self, session: Session | None) -> None:
+        """Another run is conducted, or none any more: what is open stays in the old one's record."""
+        self._session, self._evaluator, self._mutes, self._kept = session, None, (), Kept()
+        if session is not None:
+            self._run = session.run, session.conductor.config.run.name
+            self._kept = _decoded(session.recorder.meta(ALERTS_KEY))
+            self._mutes = self._kept.mutes
+            self._evaluator = Evaluator(
+                session.conductor.config.alerts, time.monotonic(), self._kept.alerts, self._kept.references
+            )
+        self._show()
+
+    def follow(self, run: str, name: str, table: AlertsTable, lead: str, silent_seconds: float) -> None:
+        """Look whether the lead of a run that is followed is heard. A few times a second, instead of `watch`."""
+        if self._session is not None or self._run[0] != run or self._evaluator is None:
+            self._session, self._run, self._mutes, self._kept = None, (run, name), (), Kept()
+            self._evaluator = Evaluator(table, time.monotonic())
+            self._show()
+        changes = self._evaluator.lead_silent(self._node, lead, silent_seconds, time.monotonic(), time.time())
+        self._settle(changes)
+
+    def ended(self, session: Session) -> None:
+        """The run is over, for good or until it is taken up again: nothing of it calls for anybody any more."""
+        if session is self._session and self._evaluator is not None:
+            for alert in self._evaluator.open.values():
+                self._note("good", f"{_where(alert)}{alert.kind} is over: the run has ended", alert.id)
+                if not self._is_muted(alert):
+                    self.hooks.call(Call("cleared", time.time(), self._node, *self._run, alert))
+            self._evaluator, self._mutes = None, ()
+            session.recorder.set_meta(ALERTS_KEY, msgspec.json.encode(Kept()).decode())
+            self._show()
+
+    # ------------------------------------------------------------ what follows
+
+    def _settle(self, changes: Sequence[Change]) -> None:
+        before = self._mutes
+        self._mutes = tuple(mute for mute in before if mute.until_at > time.time())
+        for change in changes:
+            self._tell(change)
+        if changes or self._mutes != before:
+            self._keep()
+            self._show()
+
+    def _tell(self, change: Change) -> None:
+        raised, alert = isinstance(change, Raised), change.alert
+        muted = self._is_muted(alert)
+        if raised:
+            self._note(alert.severity, f"{_where(alert)}{alert.text}", alert.id)
+        else:
+            minutes = (time.time() - alert.raised_at) / 60
+            lasted = f"{minutes:.0f} min" if minutes >= 1 else f"{60 * minutes:.0f} s"
+            self._note("good", f"{_where(alert)}{alert.kind} is over after {lasted}", alert.id)
+        if not muted:
+            event = "raised" if raised else "cleared"
+            self.hooks.call(Call(event, time.time(), self._node, *self._run, alert))
+
+    def _note(self, severity: m.Severity, text: str, id: str = "") -> None:
+        """Into the run's record, by whoever conducts it: a follower's own would collide with its lead's."""
+        if self._session is not None:
+            step = self._session.conductor.progress.step
+            self._session.note(d.Happened("alert", severity, "auto", text, step, after=id or None))
+
+    def _hook_failed(self, problem: str) -> None:
+        self._note("warning", problem)
+
+    def _keep(self) -> None:
+        if self._session is None or self._evaluator is None:
+            return
+        kept = Kept(tuple(self._evaluator.open.values()), self._mutes, self._evaluator.references)
+        if kept != self._kept:
+            self._kept = kept
+            self._session.recorder.set_meta(ALERTS_KEY, msgspec.json.encode(kept).decode())
+
+    def _show(self) -> None:
+        found: Iterable[m.AlertView] = self._evaluator.open.values() if self._evaluator is not None else ()
+        alerts = tuple(msgspec.structs.replace(alert, muted=self._is_muted(alert)) for alert in found)
+        shown = m.Alerts(node=self._node, alerts=alerts, mutes=self._mutes)
+        if shown != self._shown:
+            self._shown = shown
+            self._publisher.publish(shown)
+
+    def _is_muted(self, alert: m.AlertView) -> bool:
+        return any(mute.kind == alert.kind and mute.node in (None, alert.node) for mute in self._mutes)
+
+    # ------------------------------------------------------------ commands
+
+    def knows(self, command: m.Command) -> bool:
+        """Whether a command is about an alert that this agent itself has raised."""
+        return command.verb == "acknowledge" and command.args.get("id") in {alert.id for alert in self._shown.alerts}
+
+    def obey(self, command: m.Command, args: verbs.Acknowledge | verbs.Mute) -> d.CommandEnded:
+        """Carry out a command about alerts. Raises InvalidInputError naming the argument at fault."""
+        if self._evaluator is None:
+            raise InvalidInputError("run", "no run is active")
+        if command.run is not None and command.run != self._run[0]:
+            raise InvalidInputError("run", f"no active run {command.run!r}; {self._run[0]} is")
+        before, after = (
+            self._acknowledge(command, args) if isinstance(args, verbs.Acknowledge) else self._mute(command, args)
+        )
+        self._keep()
+        self._show()
+        step = self._session.conductor.progress.step if self._session is not None else None
+        return d.CommandEnded(command.id, "applied", step, before=before, after=after)
+
+    def _acknowledge(self, command: m.Command, args: verbs.Acknowledge) -> tuple[str | None, str]:
+        assert self._evaluator is not None
+        alert = self._evaluator.acknowledge(args.id, command.by or "unknown")
+        if alert is None:
+            known = ", ".join(self._evaluator.open) or "none"
+            raise InvalidInputError("id", f"no open alert {args.id!r}; there are: {known}")
+        return None, args.id
+
+    def _mute(self, command: m.Command, args: verbs.Mute) -> tuple[str | None, str]:
+        nodes = {view.node for view in self._session.view.ranks} if self._session is not None else {self._node}
+        if command.node is not None and command.node not in nodes:
+            raise InvalidInputError("node", f"no node {command.node!r} in this run; there are {', '.join(nodes)}")
+        others = [mute for mute in self._mutes if (mute.kind, mute.node) != (args.kind, command.node)]
+        if args.minutes:
+            until_at = time.time() + 60 * args.minutes
+            others.append(m.MuteView(args.kind, command.node, until_at, command.by or "unknown"))
+        self._mutes = tuple(others)
+        return None, f"{args.kind} for {args.minutes:g} min" if args.minutes else f"{args.kind} no longer"
+
+
+def _where(alert: m.AlertView) -> str:
+    return f"{alert.node} " if alert.node else ""
+
+
+def _decoded(text: str | None) -> Kept:
+    """What was kept; of another version's nothing, and then what is still so is raised again."""
+    try:
+        return msgspec.json.decode(text, type=Kept) if text is not None else Kept()
+    except msgspec.MsgspecError:
+        return Kept()

@@ -1,0 +1,232 @@
+"""Watches how fast each rank is against itself: its own rate, the phase that grew, its device's clock under load."""
+
+import dataclasses
+from collections import deque
+from collections.abc import Mapping
+
+from trainctl.node_agent.alerts.findings import Finding, Said, arrow, gigahertz, gpu_of, median, seconds
+from trainctl.protocol import messages as m
+from trainctl.protocol.alerting import AlertsTable
+
+BLOCK_STEPS = 20
+"""Steps whose median is compared."""
+BLOCK_READINGS, RECENT_READINGS = 60, 15
+"""Readings, at 1 Hz, whose median is what a clock was at its best, and what it is now."""
+LOADED_PERCENT = 50.0
+"""A device that is used less may run slower because it can."""
+PHASES = ("data", "forward", "backward")
+
+
+@dataclasses.dataclass(frozen=True)
+class Typical:
+    """Medians over a block of one rank's steps, and its machine then; a restart forgets all but the rate."""
+
+    rate: float  # own tokens a second
+    busy: Mapping[str, float] | None = None  # seconds, by phase
+    gpu: m.GpuReading | None = None
+    host: m.HostReading | None = None
+
+
+class RankPace:
+    """One rank's own rate for as long as micro-batch and share stay."""
+
+    def __init__(self) -> None:
+        self.plan = (0, 0)  # micro-batch and samples
+        self.best: Typical | None = None
+        self._recent: deque[m.RankStep] = deque(maxlen=BLOCK_STEPS)
+        self._count = 0
+
+    def add(self, part: m.RankStep) -> None:
+        if (part.micro_batch, part.samples) != self.plan:
+            self.plan, self.best, self._count = (part.micro_batch, part.samples), None, 0
+            self._recent.clear()
+        self._recent.append(part)
+        self._count += 1
+
+    def now(self, gpu: m.GpuReading | None, host: m.HostReading | None) -> Typical | None:
+        """The block that ends with the newest step; None before there is one."""
+        if len(self._recent) < BLOCK_STEPS:
+            return None
+        rates = [part.own_tokens_per_second for part in self._recent]
+        known = [rate for rate in rates if rate is not None]
+        if not known:
+            return None
+        busy = {name: median(getattr(part.phases, name) for part in self._recent) for name in PHASES}
+        return Typical(median(known), busy, gpu, host)
+
+    def keep_best(self, typical: Typical) -> None:
+        """Call it after each step; every block is a candidate."""
+        if self._count % BLOCK_STEPS == 0 and (self.best is None or typical.rate > self.best.rate):
+            self.best = typical
+
+
+class PaceWatch:
+    """Own rates of all ranks and clocks of their devices."""
+
+    def __init__(self, table: AlertsTable) -> None:
+        self._table = table
+        self._paces: dict[int, RankPace] = {}
+        self._clocks: dict[int, _Clock] = {}
+        self._typical: dict[int, Typical] = {}
+
+    def part(self, part: m.RankStep, host: m.HostReading | None, device: str | None) -> list[Finding]:
+        """A rank's part of a step, with what was last read of its machine."""
+        pace = self._paces.setdefault(part.rank, RankPace())
+        pace.add(part)
+        typical = pace.now(gpu_of(host, device), host)
+        if typical is None:
+            return []
+        self._typical[part.rank] = typical
+        best = pace.best
+        pace.keep_best(typical)
+        if best is None:
+            # With another micro-batch or share there is nothing to be slower than.
+            return [Finding("throughput", False, True, lambda: Said(""), part.node, part.rank)]
+        slower = 1 - typical.rate / best.rate
+        bad, good = (
+            slower > self._table.throughput_drop_percent / 100,
+            slower < self._table.throughput_clear_percent / 100,
+        )
+        return [Finding("throughput", bad, good, lambda: _slower(best, typical), part.node, part.rank)]
+
+    def reading(self, reading: m.HostReading, ranks: Mapping[int, str | None]) -> list[Finding]:
+        """A machine's reading, with the devices of the ranks that are at work on it."""
+        found = []
+        for rank, device in ranks.items():
+            gpu = gpu_of(reading, device)
+            if gpu is None or gpu.clock_mhz is None or (gpu.utilization_percent or 100.0) < LOADED_PERCENT:
+                continue
+            clock = self._clocks.setdefault(rank, _Clock())
+            lower = clock.add(gpu.clock_mhz)
+            if lower is None:
+                continue
+            bad, good = lower > self._table.clock_drop_percent / 100, lower < self._table.clock_clear_percent / 100
+            say = self._speaker(rank, reading, gpu, clock.best, clock.now)
+            found.append(Finding("clock", bad, good, say, reading.node, rank))
+        return found
+
+    def _speaker(self, rank: int, reading: m.HostReading, gpu: m.GpuReading, best: float, now: float) -> "Speaker":
+        pace, typical = self._paces.get(rank), self._typical.get(rank)
+        before = pace.best if pace is not None else None
+        return Speaker(before, typical, _Read(gpu, reading), best, now)
+
+    def forget(self, rank: int) -> None:
+        """A rank that is out, or gone: what comes after is compared with nothing before."""
+        self._paces.pop(rank, None)
+        self._clocks.pop(rank, None)
+        self._typical.pop(rank, None)
+
+    # ------------------------------------------------------------ what a restart must not forget
+
+    def reference(self, kind: str, rank: int) -> tuple[float, ...]:
+        """What a rank is compared with, for `seed`."""
+        pace, clock = self._paces.get(rank), self._clocks.get(rank)
+        if kind == "throughput" and pace is not None and pace.best is not None:
+            return pace.best.rate, *map(float, pace.plan)
+        return (clock.best,) if kind == "clock" and clock is not None else ()
+
+    def seed(self, kind: str, rank: int, reference: tuple[float, ...]) -> None:
+        """Compare a rank with what it was compared with before."""
+        if kind == "throughput" and len(reference) == 3:
+            pace = self._paces.setdefault(rank, RankPace())
+            pace.best, pace.plan = Typical(reference[0]), (int(reference[1]), int(reference[2]))
+        elif kind == "clock" and len(reference) == 1:
+            self._clocks.setdefault(rank, _Clock()).best = reference[0]
+
+
+class _Clock:
+    """One device's clock under load, in MHz."""
+
+    def __init__(self) -> None:
+        self.best, self.now = 0.0, 0.0
+        self._block: deque[float] = deque(maxlen=BLOCK_READINGS)
+        self._count = 0
+
+    def add(self, mhz: float) -> float | None:
+        """The part by which it is lower than at its best; None before that is known."""
+        self._block.append(mhz)
+        self._count += 1
+        recent = list(self._block)[-RECENT_READINGS:]
+        lower = None
+        if self.best and len(recent) == RECENT_READINGS:
+            self.now = median(recent)
+            lower = 1 - self.now / self.best
+        if self._count % BLOCK_READINGS == 0:
+            self.best = max(self.best, median(self._block))
+        return lower
+
+
+@dataclasses.dataclass(frozen=True)
+class _Read:
+    gpu: m.GpuReading | None = None
+    host: m.HostReading | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Speaker:
+    """Says what a lower clock does: `+142 ms in backward: 84 °C, 1.62→1.38 GHz`."""
+
+    before: Typical | None
+    typical: Typical | None
+    read: _Read
+    best_mhz: float
+    now_mhz: float
+
+    def __call__(self) -> Said:
+        grew = _grown(self.before, self.typical)
+        state = [_celsius(self.read), f"{arrow(gigahertz(self.best_mhz), gigahertz(self.now_mhz))} GHz"]
+        words = ", ".join(word for word in state if word)
+        facts = _facts(self.before, self.typical) if self.before and self.typical else _machine_facts(self.read)
+        return Said(f"{grew}: {words}" if grew else f"clock under load: {words}", facts)
+
+
+def _slower(best: Typical, typical: Typical) -> Said:
+    percent = 100 * (typical.rate / best.rate - 1)
+    rates = f"own rate {best.rate:,.0f}→{typical.rate:,.0f} tok/s ({percent:+.0f} %)"
+    grew, read = _grown(best, typical), _Read(typical.gpu, typical.host)
+    clock = ""
+    if best.gpu and typical.gpu and best.gpu.clock_mhz and typical.gpu.clock_mhz:
+        clock = f"{arrow(gigahertz(best.gpu.clock_mhz), gigahertz(typical.gpu.clock_mhz))} GHz"
+    state = ", ".join(word for word in (_celsius(read), clock) if word)
+    text = f"{grew}: {state}" if grew and state else f"{grew}, {rates}" if grew else rates
+    return Said(text, (rates, *_facts(best, typical)))
+
+
+def _grown(before: Typical | None, now: Typical | None) -> str:
+    """The phase that grew most, and by how much."""
+    if before is None or now is None or before.busy is None or now.busy is None:
+        return ""
+    grew = {name: now.busy[name] - before.busy[name] for name in PHASES}
+    phase = max(grew, key=lambda name: grew[name])
+    return f"+{seconds(grew[phase])} in {phase}" if grew[phase] >= 0.0005 else ""
+
+
+def _celsius(read: _Read) -> str:
+    value = read.gpu.temperature_celsius if read.gpu is not None else None
+    value = value if value is not None or read.host is None else read.host.temperature_celsius
+    return f"{value:.0f} °C" if value is not None else ""
+
+
+def _facts(before: Typical, now: Typical) -> tuple[str, ...]:
+    facts = []
+    if before.busy and now.busy:
+        phases = [f"{name} {arrow(seconds(before.busy[name]), seconds(now.busy[name]))}" for name in PHASES]
+        facts = [", ".join(phases)]
+    return (*facts, *_machine_facts(_Read(now.gpu, now.host)))
+
+
+def _machine_facts(read: _Read) -> tuple[str, ...]:
+    facts = []
+    gpu, host = read.gpu, read.host
+    if gpu is not None:
+        parts = [f"{gpu.utilization_percent:.0f} % used"] if gpu.utilization_percent is not None else []
+        parts += [f"{gigahertz(gpu.clock_mhz)} GHz"] if gpu.clock_mhz is not None else []
+        parts += [f"{gpu.power_watts:.0f} W"] if gpu.power_watts is not None else []
+        parts += [_celsius(read)] if _celsius(read) else []
+        facts += [f"{gpu.name}: {', '.join(parts)}"] if parts else []
+    if host is not None:
+        parts = [f"cpu {host.cpu_percent:.0f} %"] if host.cpu_percent is not None else []
+        parts += [f"load {host.load_1min:.1f}"] if host.load_1min is not None else []
+        parts += [f"{host.temperature_celsius:.0f} °C"] if host.temperature_celsius is not None else []
+        facts += [f"{host.node}: {', '.join(parts)}"] if parts else []
+    return tuple(facts)

@@ -1,0 +1,106 @@
+"""Alerts: their kinds, the thresholds that a run file may set, and the hooks that a machine's settings may name.
+
+Each kind has a threshold that raises it and a lower one that clears it, so that a value at the edge does neither.
+Thresholds belong to a run; what is called when one is passed belongs to a machine, for a run file comes over the wire.
+"""
+
+import dataclasses
+import shutil
+from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from trainctl.protocol.errors import InvalidInputError
+
+AlertKind = Literal[
+    "nonfinite", "skipped", "loss-spike", "stall", "throughput", "clock", "memory", "disk", "node-silent", "node-lost",
+    "lead-silent",
+]  # fmt: skip
+AlertSeverity = Literal["warning", "error"]
+Percent = Annotated[float, Meta(ge=0, le=100)]
+Seconds = Annotated[float, Meta(ge=0, le=86400)]
+Steps = Annotated[int, Meta(ge=1, le=10_000)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What is watched, and how bad it is."""
+
+    severity: AlertSeverity
+    summary: str
+
+
+KINDS: Final[dict[AlertKind, Kind]] = {
+    "nonfinite": Kind("error", "the loss or the gradient's norm is NaN or infinite"),
+    "skipped": Kind("warning", "many steps are skipped: their gradients overflowed"),
+    "loss-spike": Kind("warning", "the loss is far above where its trend would have it"),
+    "stall": Kind("error", "a running run commits no step"),
+    "throughput": Kind("warning", "a rank is slower than it was with the same micro-batch and share"),
+    "clock": Kind("warning", "a device under load runs at a lower clock than it did"),
+    "memory": Kind("warning", "a rank's memory is near its cap"),
+    "disk": Kind("warning", "a node's disk is nearly full"),
+    "node-silent": Kind("warning", "a node's agent or trainer says nothing"),
+    "node-lost": Kind("error", "a rank is lost, or has failed"),
+    "lead-silent": Kind("error", "a follower doesn't hear the agent that conducts the run"),
+}
+"""Every kind there is."""
+
+
+class AlertsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[alerts]` of a run file: when an alert is raised and, lower, when it is cleared."""
+
+    off: tuple[AlertKind, ...] = ()  # kinds that are not watched
+    clear_seconds: Seconds = 30.0  # how long all must be well before an alert is cleared
+    skipped_steps: Steps = 3  # skipped, of the last 100, that raise "skipped"; cleared with none in the last 20
+    loss_spike_mads: Annotated[float, Meta(ge=1, le=1000)] = 6.0  # over the trend, in its scatter (scaled MAD)
+    loss_spike_percent: Percent = 5.0  # and over it by this much; cleared below half of either
+    loss_spike_steps: Steps = 3  # steps in a row
+    stall_seconds: Annotated[float, Meta(ge=1, le=86400)] = 60.0  # without a commit, and
+    stall_times: Annotated[float, Meta(ge=1, le=10_000)] = 10.0  # so many times the median step
+    throughput_drop_percent: Percent = 15.0  # of the last 20 steps' own rate under the best 20 before
+    throughput_clear_percent: Percent = 8.0
+    clock_drop_percent: Percent = 10.0  # of a device's clock under load, under the best minute before
+    clock_clear_percent: Percent = 5.0
+    memory_percent: Percent = 92.0  # of the cap
+    memory_clear_percent: Percent = 88.0
+    disk_free_gb: Annotated[float, Meta(ge=0)] = 5.0  # 10^9 bytes left where runs are kept
+    disk_clear_gb: Annotated[float, Meta(ge=0)] = 6.0
+    silent_seconds: Annotated[float, Meta(ge=3, le=86400)] = 10.0  # of an agent, which speaks at 1 Hz
+
+
+class AlertHooks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[alerts]` of cluster.toml: what an agent of that machine calls when an alert is raised or cleared."""
+
+    command: tuple[str, ...] = ()  # program and arguments, run without a shell, the alert as JSON on standard input
+    webhook: str = ""  # an http or https address that the same JSON is posted to
+
+
+def check_thresholds(table: AlertsTable, where: str) -> None:
+    """Raises InvalidInputError where an alert would be cleared at a worse value than it is raised at."""
+    rising = (("memory_clear_percent", "memory_percent"), ("throughput_clear_percent", "throughput_drop_percent"),
+              ("clock_clear_percent", "clock_drop_percent"), ("disk_free_gb", "disk_clear_gb"))  # fmt: skip
+    for lower, upper in rising:
+        low, high = getattr(table, lower), getattr(table, upper)
+        if low > high:
+            raise InvalidInputError(f"{where}: alerts.{lower}", f"{low:g} must be at most alerts.{upper} = {high:g}")
+
+
+def check_command(hooks: AlertHooks, where: str) -> None:
+    """Raises InvalidInputError, about the setting named by `where`, for a program that isn't on this machine."""
+    if hooks.command and (not hooks.command[0] or shutil.which(hooks.command[0]) is None):
+        raise InvalidInputError(where, f"no program {hooks.command[0]!r} to run on this machine")
+
+
+def check_webhook(hooks: AlertHooks, where: str) -> None:
+    """Raises InvalidInputError, about the setting named by `where`, for what is no address to post to."""
+    if not hooks.webhook:
+        return
+    try:
+        parts = urlsplit(hooks.webhook)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise InvalidInputError(where, f"{hooks.webhook!r} is no address such as http://host:8080/alerts")

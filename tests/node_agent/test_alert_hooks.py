@@ -1,0 +1,132 @@
+"""Hooks, with a real program and a real server: what they are given, how long they may take, and how they fail."""
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from trainctl.node_agent.alerts.hooks import BURST, Call, Hooks, post, run_command
+from trainctl.protocol import messages as m
+from trainctl.protocol.alerting import AlertHooks
+
+ALERT = m.AlertView(id="disk:mbp", kind="disk", severity="warning", text="4.2 GB left", raised_at=5.0, node="mbp")
+CALL = Call("raised", 5.0, "studio", "run-1", "run", ALERT)
+KEEP = """
+import json, os, sys
+with open(sys.argv[1], "a") as file:
+    print(json.dumps([json.load(sys.stdin), os.environ["TRAINCTL_ALERT_TEXT"]]), file=file)
+"""
+
+
+class Server:
+    """Keeps what is posted; answers with `status`, after `seconds`."""
+
+    def __init__(self) -> None:
+        self.posted: list[Any] = []
+        self.status, self.gate = 204, threading.Event()
+        self.gate.set()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                server.posted.append((self.headers["Content-Type"], json.loads(body)))
+                server.gate.wait(20)
+                self.send_response(server.status)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                return None
+
+        self._http = HTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self._http.server_port}/alerts"
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread.start()
+
+    def close(self) -> None:
+        self.gate.set()
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+async def called(hooks: Hooks, calls: int, done: Any) -> None:
+    task = asyncio.create_task(hooks.serve())
+    for _ in range(calls):
+        hooks.call(CALL)
+    async with asyncio.timeout(20):
+        while not done():
+            await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_both_hooks_get_the_alert_and_are_called_only_so_often(tmp_path: Path, server: Server) -> None:
+    script, kept = tmp_path / "keep.py", tmp_path / "kept"
+    script.write_text(KEEP)
+    problems: list[str] = []
+    hooks = Hooks(
+        AlertHooks(command=(sys.executable, "-S", str(script), str(kept)), webhook=server.address), problems.append
+    )
+    await called(hooks, 3, lambda: len(server.posted) == 3)
+    (given, text), *_ = (json.loads(line) for line in kept.read_text().splitlines())
+    assert server.posted[0] == ("application/json", given)
+    assert given["event"] == "raised"
+    assert given["alert"]["id"] == "disk:mbp"
+    assert given["alert"]["text"] == text == "4.2 GB left"
+    assert problems == []
+    for _ in range(2 * BURST):
+        hooks.call(CALL)
+    assert len(problems) == 1
+    assert "more than 10 calls a minute" in problems[0]
+
+
+async def test_failures_are_told_once_until_it_works_again(server: Server) -> None:
+    problems: list[str] = []
+    server.status = 500
+    hooks = Hooks(AlertHooks(webhook=server.address), problems.append)
+    await called(hooks, 3, lambda: len(server.posted) == 3)
+    assert problems == [f"alert webhook failed: {server.address} answered 500 Internal Server Error"]
+
+
+async def test_a_command_is_killed_with_all_that_it_started_when_its_time_is_up(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    script = f"sleep 60 & echo $! > {pid_file}; wait"
+    began = time.monotonic()
+    problem = await run_command(("sh", "-c", script), b"{}", {}, seconds=0.5)
+    assert time.monotonic() - began < 10
+    assert problem == "sh took longer than 0.5 s, and was killed"
+    pid = int(pid_file.read_text())
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def test_what_a_failing_command_says_is_told_in_one_line() -> None:
+    assert await run_command(("sh", "-c", "echo first >&2; echo no mail >&2; exit 3"), b"{}", {}) == (
+        "sh ended with 3: no mail"
+    )
+    assert "No such file" in await run_command(("/no/such/program",), b"{}", {})
+
+
+async def test_a_server_that_says_nothing_is_not_waited_for(server: Server) -> None:
+    server.gate.clear()
+    assert await post(server.address, b"{}", seconds=0.3) == f"{server.address} did not answer within 0.3 s"
+    server.gate.set()
+    assert "refused" in await post("http://127.0.0.1:9/", b"{}")

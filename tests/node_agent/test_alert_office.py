@@ -1,0 +1,136 @@
+"""The agent's alerts around a real session and record: kept, published, restored, acknowledged, muted, ended."""
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from tests.node_agent.test_session import Told
+
+from trainctl.node_agent.alerts.office import AlertOffice
+from trainctl.node_agent.publisher import Publisher
+from trainctl.protocol import messages as m
+from trainctl.protocol import verbs
+from trainctl.protocol.alerting import AlertHooks, AlertsTable
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.paths import RunPaths
+
+HOOKS = AlertHooks(command=(sys.executable,))
+
+
+class Agent:
+    """An office, the session that it watches, and what is published."""
+
+    def __init__(self, paths: RunPaths, context: zmq.Context[Any]) -> None:
+        self.published: list[m.Live] = []
+        publisher = Publisher(context.socket(zmq.PUB), "b" * 16)
+        self.told = Told(paths, publisher)
+        self.office = AlertOffice("a", HOOKS, publisher)
+        heard = self.office.heard
+        publisher.on_publish = lambda message: (self.published.append(message), heard(message))[1]
+        self.publisher, self.session = publisher, self.told.session
+        self.office.watch(self.session, {})
+
+    def commit(self, loss: float) -> None:
+        """A step as the session would publish it, and a look after it."""
+        self.publisher.publish(m.StepCommitted(
+            run="sim", generation=m.Generation(1, 1), step=1, committed_at=0, loss=loss, weight=1, samples=12,
+            learning_rate=1e-3, grad_norm=1, cursor=12, global_batch=12, plan_version=1, step_seconds=1, tokens_total=1,
+        ))  # fmt: skip
+        self.office.watch(self.session, {})
+
+    def obey(self, verb: str, node: str | None = None, **args: Any) -> Any:
+        command = m.Command(rid="r", id="0" * 36, verb=verb, args=args, by="anna", node=node)
+        return self.office.obey(command, verbs.check(verb, args, node))  # type: ignore[arg-type]
+
+    @property
+    def open(self) -> list[m.AlertView]:
+        view = self.office.view
+        return list(view.alerts) if view is not None else []
+
+    def events(self) -> list[tuple[str, str | None]]:
+        kept = self.session.recorder.last_state().events
+        return [(event.severity, event.after) for event in kept if event.kind == "alert"]
+
+
+def _full_disk() -> m.HostReading:
+    return m.HostReading(
+        node="a", read_at=0.0, cpu_percent=None, memory_used_bytes=None, memory_total_bytes=None, disk_free_bytes=1
+    )
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Any:
+    (tmp_path / "run-1").mkdir()
+    context = zmq.Context()
+    yield lambda: Agent(RunPaths(tmp_path / "run-1"), context)
+    context.destroy(linger=0)
+
+
+def test_an_alert_outlives_its_agent_with_who_has_seen_it(made: Any) -> None:
+    first = made()
+    first.commit(math.nan)
+    (alert,) = first.open
+    assert alert.id == "nonfinite"
+    assert [type(message) for message in first.published[-2:]] == [m.Event, m.Alerts]
+    assert first.obey("acknowledge", id="nonfinite").state == "applied"
+    assert first.obey("mute", "a", kind="memory", minutes=5.0).after == "memory for 5 min"
+    first.session.close()
+    second = made()
+    assert second.open == first.open
+    assert second.open[0].acknowledged_by == "anna"
+    assert second.office.view.mutes == first.office.view.mutes
+    second.commit(math.nan)
+    assert second.events() == [("error", "nonfinite")]
+    second.office.ended(second.session)
+    assert second.office.view is None
+    assert second.events()[-1] == ("good", "nonfinite")
+    assert second.published[-1].alerts == ()
+    second.session.close()
+    third = made()
+    assert third.open == []
+    third.session.close()
+
+
+def test_a_muted_kind_is_kept_and_calls_nobody(made: Any) -> None:
+    agent = made()
+    agent.obey("mute", kind="nonfinite")
+    agent.commit(math.nan)
+    assert agent.open[0].muted
+    assert agent.events() == [("error", "nonfinite")]
+    assert agent.office.hooks.waiting == 0
+    agent.obey("mute", kind="nonfinite", minutes=0.0)
+    assert not agent.open[0].muted
+    assert agent.office.view.mutes == ()
+    agent.session.close()
+
+
+def test_what_cannot_be_acknowledged_or_muted_is_named(made: Any) -> None:
+    agent = made()
+    agent.commit(math.nan)
+    assert agent.office.hooks.waiting == 1
+    with pytest.raises(InvalidInputError, match="no open alert 'disk:a'; there are: nonfinite"):
+        agent.obey("acknowledge", id="disk:a")
+    with pytest.raises(InvalidInputError, match="no node 'd' in this run"):
+        agent.obey("mute", "d", kind="disk")
+    agent.session.close()
+    idle = AlertOffice("a", AlertHooks(), agent.publisher)
+    with pytest.raises(InvalidInputError, match="no run is active"):
+        idle.obey(m.Command(rid="r", id="0" * 36, verb="mute"), verbs.Mute(kind="disk"))
+
+
+def test_a_follower_tells_of_its_lead_alone_and_forgets_it_with_the_run(made: Any) -> None:
+    agent = made()
+    office = agent.office
+    office.follow("sim", "sim", AlertsTable(), "b", 11.0)
+    agent.publisher.publish(_full_disk())
+    assert [alert.id for alert in agent.open] == ["lead-silent:a"]
+    assert office.knows(m.Command(rid="r", id="0" * 36, verb="acknowledge", args={"id": "lead-silent:a"}))
+    assert agent.obey("acknowledge", id="lead-silent:a").step is None
+    assert agent.open[0].acknowledged_by == "anna"
+    office.watch(None, {})
+    assert office.view is None
+    assert agent.published[-1].alerts == ()
+    agent.session.close()

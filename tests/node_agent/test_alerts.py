@@ -1,0 +1,369 @@
+"""The alerts' evaluator: what raises and clears each kind, what it says, and that it never flaps or grows."""
+
+import itertools
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainctl.node_agent.alerts.evaluator import Change, Cleared, Evaluator, Raised
+from trainctl.node_agent.alerts.gate import Gate, Rule
+from trainctl.node_agent.alerts.hooks import BURST, PER_SECONDS, Budget
+from trainctl.node_agent.alerts.machines import Scene
+from trainctl.protocol import messages as m
+from trainctl.protocol.alerting import KINDS, AlertsTable
+
+RUN, GENERATION = "run-1", m.Generation(1, 1)
+NODES = ("studio", "mbp")
+CALM = AlertsTable(clear_seconds=5.0)
+
+
+class World:
+    """A run of two ranks whose clock the test moves; a look after each thing that happens."""
+
+    def __init__(self, table: AlertsTable = CALM, **before: Any) -> None:
+        self.now, self.step_number, self.state, self.doing = 100.0, 0, "running", "train"
+        self.rank_states, self.whys, self.silent = ["run", "run"], ["", ""], dict[str, str]()
+        self.evaluator = Evaluator(table, self.now, **before)
+        self.changes: list[tuple[float, Change]] = []
+        self.look()
+
+    def look(self, seconds: float = 0.0) -> None:
+        self.now += seconds
+        ranks = tuple(
+            m.RankView(
+                rank=rank, node=node, state=self.rank_states[rank], since_at=0, share=8, micro_batch=4,  # type: ignore[arg-type]
+                why=self.whys[rank], device="gpu Apple M3 Max",
+            )
+            for rank, node in enumerate(NODES)
+        )  # fmt: skip
+        view = m.RunView(
+            run=RUN, name="run", state=self.state, lead="studio", engine="ring", generation=GENERATION,  # type: ignore[arg-type]
+            step=self.step_number, steps=10_000, plan_version=1, global_batch=16, samples=None, cursor=0,
+            learning_rate=1e-3, started_at=0, ranks=ranks, directory="",
+        )  # fmt: skip
+        found = self.evaluator.look(Scene(view, self.silent, self.doing), self.now, 1000 + self.now)
+        self.changes += [(self.now, change) for change in found]
+
+    def step(
+        self, loss: float = 2.0, *, seconds: float = 1.0, grad_norm: float = 1.0, skipped: str | None = None
+    ) -> None:
+        self.now += seconds
+        self.step_number += 1
+        step = m.StepCommitted(
+            run=RUN, generation=GENERATION, step=self.step_number, committed_at=0, loss=loss, weight=100, samples=16,
+            learning_rate=1e-3, grad_norm=grad_norm, cursor=0, global_batch=16, plan_version=1, step_seconds=seconds,
+            tokens_total=0, skipped=skipped,
+        )  # fmt: skip
+        self.evaluator.heard(step, self.now)
+        self.look()
+
+    def part(self, rank: int = 1, backward: float = 0.6, *, used: int | None = None, micro: int = 4) -> None:
+        part = m.RankStep(
+            run=RUN, generation=GENERATION, step=self.step_number, rank=rank, node=NODES[rank], tokens=1000, samples=8,
+            micro_batch=micro, replays=0, step_seconds=1.0, memory_bytes=used, memory_cap_bytes=100 if used else None,
+            phases=m.Phases(data=0.01, forward=0.3, backward=backward),
+        )  # fmt: skip
+        self.evaluator.heard(part, self.now)
+        self.look()
+
+    def reading(
+        self, *, free: float = 100e9, mhz: float = 1620.0, celsius: float = 71.0, percent: float = 98.0
+    ) -> None:
+        self.now += 1
+        gpu = m.GpuReading("Apple M3 Max", percent, mhz, 50.0, celsius)
+        reading = m.HostReading(
+            node="mbp", read_at=0, cpu_percent=20.0, memory_used_bytes=1, memory_total_bytes=2,
+            disk_free_bytes=int(free), load_1min=1.0, gpus=(gpu,),
+        )  # fmt: skip
+        self.evaluator.heard(reading, self.now)
+        self.look()
+
+    @property
+    def told(self) -> list[str]:
+        return [
+            f"{'raised' if isinstance(change, Raised) else 'cleared'} {change.alert.id}" for _, change in self.changes
+        ]
+
+    def text(self, id: str) -> str:
+        return self.evaluator.open[id].text
+
+
+def test_a_loss_that_is_no_number_is_told_at_once_and_is_over_after_twenty_that_are() -> None:
+    world = World()
+    world.step(math.nan, skipped="nan")
+    assert world.told == ["raised nonfinite"]
+    assert world.text("nonfinite") == "loss is nan at step 1; the step is skipped"
+    for _ in range(19):
+        world.step()
+    assert world.told == ["raised nonfinite"]
+    world.step()
+    assert world.told == ["raised nonfinite", "cleared nonfinite"]
+
+
+def test_an_overflow_now_and_then_is_nothing_and_three_are_told_of() -> None:
+    world = World()
+    for _ in range(2):
+        world.step(skipped="overflow", grad_norm=math.inf)
+        world.step()
+    assert world.told == []
+    world.step(skipped="overflow", grad_norm=math.inf)
+    assert world.told == ["raised skipped"]
+
+
+@pytest.mark.parametrize("slope", [-0.004, 0.0])
+def test_a_spike_that_stays_is_told_of_and_one_that_passes_is_not(slope: float) -> None:
+    world = World()
+
+    def usual() -> float:
+        return 3.0 + slope * world.step_number + 0.02 * math.sin(7 * world.step_number)
+
+    for _ in range(100):
+        world.step(usual())
+    world.step(usual() + 2)
+    world.step(usual())
+    assert world.told == []
+    for _ in range(3):
+        world.step(usual() + 2)
+    assert world.told == ["raised loss-spike"]
+    assert "by its trend" in world.text("loss-spike")
+    for _ in range(15):
+        world.step(usual())
+    assert world.told == ["raised loss-spike", "cleared loss-spike"]
+
+
+def test_a_run_that_commits_nothing_stalls_unless_it_is_paused() -> None:
+    world = World()
+    for _ in range(5):
+        world.step(seconds=2.0)
+    world.look(59)
+    assert world.told == []
+    world.rank_states[1], world.whys[1] = "late", "step 6 takes long"
+    world.look(2)
+    assert world.told == ["raised stall"]
+    assert world.text("stall") == "no step in 60 s since step 5: mbp late"
+    world.step()
+    world.look(5)
+    assert world.told[-1] == "cleared stall"
+    paused = World()
+    paused.step()
+    paused.state = "paused"
+    paused.look(1000)
+    paused.state = "running"
+    paused.look(30)
+    assert paused.told == []
+
+
+def test_steps_that_take_long_as_a_rule_and_a_checkpoint_get_their_time() -> None:
+    world = World()
+    for _ in range(5):
+        world.step(seconds=20.0)
+    world.look(190)
+    assert world.told == []
+    world.doing = "checkpoint"
+    world.look(300)
+    assert world.told == []
+    world.look(200)
+    assert world.text("stall").endswith("checkpoint under way; all ranks are in touch")
+
+
+def steps(world: World, count: int, backward: float, **part: Any) -> None:
+    for _ in range(count):
+        world.step()
+        world.part(backward=backward, **part)
+
+
+def test_a_slower_rank_is_told_with_the_phase_that_grew() -> None:
+    world = World()
+    steps(world, 60, 0.6)
+    steps(world, 40, 0.9)
+    assert world.told == ["raised throughput:mbp:1"]
+    assert world.text("throughput:mbp:1") == "+300 ms in backward, own rate 1,099→826 tok/s (-25 %)"
+    steps(world, 40, 0.6)
+    assert world.told[-1] == "cleared throughput:mbp:1"
+
+
+def test_another_micro_batch_is_compared_with_nothing_before() -> None:
+    world = World()
+    steps(world, 60, 0.6)
+    steps(world, 60, 0.9, micro=2)
+    assert world.told == []
+
+
+def test_a_lower_clock_is_told_with_what_it_costs_and_instead_of_the_slower_rank() -> None:
+    world = World()
+    for _ in range(70):
+        world.reading()
+        world.step()
+        world.part()
+    for _ in range(60):
+        world.reading(mhz=1380.0, celsius=84.0)
+        world.step()
+        world.part(backward=0.742)
+    assert world.told == ["raised clock:mbp:1"]
+    assert world.text("clock:mbp:1") == "+142 ms in backward: 84 °C, 1.62→1.38 GHz"
+    for _ in range(40):
+        world.reading()
+        world.step()
+        world.part()
+    assert world.told == ["raised clock:mbp:1", "cleared clock:mbp:1"]
+
+
+def test_a_device_without_work_may_slow_down() -> None:
+    world = World()
+    for mhz, percent in ((1620.0, 98.0), (300.0, 5.0)):
+        for _ in range(90):
+            world.reading(mhz=mhz, percent=percent)
+    assert world.told == []
+
+
+def test_memory_and_disk_have_two_edges() -> None:
+    world = World()
+    for used in (93, 93, 93, 93):
+        world.step()
+        world.part(used=used)
+    assert world.text("memory:mbp:1").startswith("memory 93 % of")
+    for _ in range(20):
+        world.step()
+        world.part(used=90)
+    assert world.told == ["raised memory:mbp:1"]
+    for _ in range(10):
+        world.step()
+        world.part(used=80)
+    for _ in range(5):
+        world.reading(free=4.2e9)
+    assert world.told == ["raised memory:mbp:1", "cleared memory:mbp:1", "raised disk:mbp"]
+    assert world.text("disk:mbp") == "4.2 GB left on the disk that holds its runs"
+
+
+def test_a_lost_rank_is_told_at_once_and_a_silent_one_after_a_while() -> None:
+    world = World()
+    world.silent = {"mbp": "no word from tcp://mbp:7474"}
+    for _ in range(8):
+        world.look(1)
+    assert world.told == []
+    world.look(3)
+    assert world.told == ["raised node-silent:mbp:1"]
+    world.rank_states[1], world.whys[1] = "lost", "was ended by signal 9"
+    world.look(1)
+    assert world.text("node-lost:mbp:1") == "lost: was ended by signal 9"
+    world.rank_states[1], world.silent = "rejoining", {}
+    world.look(60)
+    world.look(6)
+    assert world.told[-1] == "cleared node-silent:mbp:1"
+    world.rank_states[1] = "run"
+    world.look(1)
+    world.look(6)
+    assert world.told[-1] == "cleared node-lost:mbp:1"
+    assert world.evaluator.held == 0
+
+
+def test_a_follower_tells_of_its_lead() -> None:
+    evaluator = Evaluator(CALM, 0.0)
+    assert evaluator.lead_silent("mbp", "studio", 3.0, 1.0, 0.0) == []
+    (raised,) = evaluator.lead_silent("mbp", "studio", 11.0, 9.0, 0.0)
+    assert raised.alert.id == "lead-silent:mbp"
+    assert evaluator.lead_silent("mbp", "studio", 0.1, 10.0, 0.0) == []
+    (cleared,) = evaluator.lead_silent("mbp", "studio", 0.1, 15.0, 0.0)
+    assert isinstance(cleared, Cleared)
+
+
+def test_after_a_restart_nothing_is_raised_twice_and_all_of_it_can_end() -> None:
+    world = World()
+    steps(world, 60, 0.6)
+    steps(world, 40, 0.9)
+    world.step(math.inf)
+    open_alerts = tuple(world.evaluator.open.values())
+    again = World(open_alerts=open_alerts, references=world.evaluator.references)
+    steps(again, 40, 0.9)
+    assert again.told == ["cleared nonfinite"]
+    assert again.evaluator.open["throughput:mbp:1"].raised_at == open_alerts[0].raised_at
+    steps(again, 40, 0.6)
+    assert again.told[-1] == "cleared throughput:mbp:1"
+
+
+def test_kinds_that_are_off_are_not_watched() -> None:
+    world = World(AlertsTable(off=("nonfinite",)))
+    world.step(math.nan)
+    assert world.told == []
+
+
+def test_an_acknowledged_alert_stays_open() -> None:
+    world = World()
+    world.step(math.nan)
+    assert world.evaluator.acknowledge("stall", "anna") is None
+    found = world.evaluator.acknowledge("nonfinite", "anna")
+    assert found is not None
+    assert found.acknowledged_by == world.evaluator.open["nonfinite"].acknowledged_by == "anna"
+
+
+def test_every_kind_has_a_rule_and_a_place_on_the_wire() -> None:
+    table = AlertsTable()
+    from trainctl.node_agent.alerts.gate import rules
+
+    assert set(rules(table)) == set(KINDS) == set(m.AlertKind.__args__)  # type: ignore[attr-defined]
+    assert msgspec.convert({"off": list(KINDS)}, AlertsTable).off == tuple(KINDS)
+
+
+observed = st.tuples(st.booleans(), st.booleans(), st.floats(0, 20))
+
+
+@given(st.lists(observed, max_size=200), st.integers(1, 5), st.floats(0, 30), st.integers(1, 5), st.floats(0, 30))
+def test_a_gate_never_flaps(seen: list[Any], up: int, up_seconds: float, down: int, down_seconds: float) -> None:
+    gate, now, turns = Gate(Rule(up, up_seconds, down, down_seconds)), 0.0, [(-math.inf, False)]
+    for bad, good, seconds in seen:
+        now += seconds
+        gate.judge(bad=bad, good=good and not bad, now=now)
+        if gate.turn(now):
+            turns.append((now, gate.is_open))
+    for (before, was), (after, is_open) in itertools.pairwise(turns):
+        assert is_open is not was
+        assert after - before >= (up_seconds if is_open else down_seconds) - 1e-6
+
+
+happenings = st.one_of(
+    st.tuples(st.just("step"), st.sampled_from([2.0, 2.1, 9.0, math.nan, math.inf]), st.floats(0.01, 200)),
+    st.tuples(st.just("part"), st.floats(0.01, 3.0), st.sampled_from([None, 50, 90, 95])),
+    st.tuples(st.just("reading"), st.floats(0, 10e9), st.sampled_from([300.0, 1400.0, 1620.0])),
+    st.tuples(st.just("look"), st.floats(0, 100), st.sampled_from(["run", "lost", "hung", "rejoining", "drained"])),
+    st.tuples(st.just("silent"), st.floats(0, 20), st.booleans()),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(happenings, max_size=120))
+def test_alerts_alternate_stay_for_a_while_and_memory_is_bounded(happened: list[Any]) -> None:
+    world = World()
+    for what, one, other in happened:
+        if what == "step":
+            world.step(one, seconds=other)
+        elif what == "part":
+            world.part(backward=one, used=other)
+        elif what == "reading":
+            world.reading(free=one, mhz=other)
+        elif what == "look":
+            world.rank_states[1] = other
+            world.look(one)
+        else:
+            world.silent = {"mbp": "gone"} if other else {}
+            world.look(one)
+        assert world.evaluator.held <= len(KINDS) * len(NODES)
+    raised_at: dict[str, float] = {}
+    for now, change in world.changes:
+        id = change.alert.id
+        if isinstance(change, Raised):
+            assert id not in raised_at
+            assert change.alert.text
+            raised_at[id] = now
+        else:
+            assert now - raised_at.pop(id) >= CALM.clear_seconds - 1e-6
+    assert set(raised_at) == set(world.evaluator.open)
+
+
+def test_hooks_are_called_no_more_than_so_often() -> None:
+    budget = Budget()
+    assert sum(budget.take(now / 10) for now in range(100)) == BURST
+    assert budget.take(PER_SECONDS + 1)

@@ -1,0 +1,208 @@
+"""Alerts as lines: at the head of the Overview's events, in the panel with what is known of each, and why one is so."""
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.alerting import KINDS
+from trainctl.tui import format as f
+from trainctl.tui import lines as ln
+from trainctl.tui.clock import Clock
+from trainctl.tui.glyphs import Glyphs
+from trainctl.tui.lines import Line, Piece
+from trainctl.tui.model import ViewState
+
+WORDS = {"warning": ("ALERT", "warning"), "error": ("ERROR", "bad")}
+"""How bad it is, as the screen says it, with its role."""
+_LEAST_DETAIL = 9
+"""Rows that what is known of the chosen alert gets at least, where there are so many."""
+
+
+def overview_lines(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+    """At most `rows` lines of alerts that call for somebody; of more than that, the last line counts the rest."""
+    calling = state.calling
+    shown = calling if len(calling) <= rows else calling[: rows - 1]
+    made = [
+        overview_line(alert, clock, columns, glyphs, key="w " if not index else "") for index, alert in enumerate(shown)
+    ]
+    if len(shown) < len(calling) and rows:
+        text = f"{glyphs.ellipsis} {len(calling) - len(shown)} more alerts: a shows them"
+        made.append(ln.fit(ln.line(Piece(text, "warning", "app.show('alerts')")), columns))
+    return made
+
+
+def overview_line(alert: m.AlertView, clock: Clock, columns: int, glyphs: Glyphs, *, key: str = "") -> Line:
+    """`14:31 ALERT mbp +142 ms in backward: 84 °C, 1.62→1.38 GHz   w why`; a click asks why."""
+    word, role = WORDS[alert.severity]
+    why = f"app.why({alert.id!r})"
+    head = ln.line(
+        Piece(f"{f.clock(alert.raised_at, clock.wall(), clock.zone)} ", "dim", why), Piece(f"{word} ", role, why)
+    )
+    tail = ln.line(Piece(f"  {key}", "key", why), Piece("why", "label", why))
+    room = max(columns - ln.width(head) - ln.width(tail) - 1, 1)
+    body = Piece(ln.shorten(ln.clean(f"{alert.node} {alert.text}".strip()), room, glyphs.ellipsis), role, why)
+    return ln.fit(ln.spread((*head, body), tail, columns), columns)
+
+
+def without_open(state: ViewState) -> tuple[m.Event, ...]:
+    """The run's events, but for those that raised the alerts that are shown above them."""
+    above = {alert.id: alert.raised_at - 1.0 for alert in state.calling}
+    return tuple(
+        event
+        for event in state.run_events
+        if not (
+            event.kind == "alert"
+            and event.severity != "good"
+            and event.at >= above.get(event.after or "", event.at + 1)
+        )
+    )
+
+
+# ---------------------------------------------------------------- the panel
+
+
+def panel_lines(
+    state: ViewState, cursor: int, clock: Clock, columns: int, rows: int, glyphs: Glyphs, *, bell: bool
+) -> list[Line]:
+    """Exactly `rows` lines: the open alerts, and below them what is known of the one at the cursor."""
+    alerts = state.open_alerts
+    if not alerts:
+        made = _nothing(state)
+    else:
+        cursor = min(max(cursor, 0), len(alerts) - 1)
+        room = min(len(alerts), max(rows - 2 - _LEAST_DETAIL, 1))
+        start = min(max(cursor - room + 1, 0), len(alerts) - room)
+        made = [_head(columns)]
+        for index, alert in enumerate(alerts[start : start + room], start):
+            made.append(_row(alert, index, clock, columns, glyphs, chosen=index == cursor))
+        title = f"{glyphs.horizontal} {ln.clean(alerts[cursor].id)} "
+        made.append(ln.rule(columns, glyphs.horizontal, (0, title, "title")))
+        made += [(Piece("  "), *pieces) for pieces in detail_lines(alerts[cursor], state, clock, columns - 2)]
+    made = [*made, *([()] * rows)][: rows - 1]
+    made.append(_foot(state, clock, bell=bell, any_open=bool(alerts), columns=columns))
+    return [ln.fit(pieces, columns) for pieces in made]
+
+
+def _sizes(columns: int) -> tuple[int, int]:
+    """Cells for the node and the kind."""
+    return (9, 12) if columns < 100 else (14, 12)
+
+
+def _head(columns: int) -> Line:
+    node, kind = _sizes(columns)
+    text = f"  {'':<6}{'SINCE':<13}{'NODE':<{node}}{'KIND':<{kind}}WHAT"
+    return ln.line(Piece(text, "label"))
+
+
+def _row(alert: m.AlertView, index: int, clock: Clock, columns: int, glyphs: Glyphs, *, chosen: bool) -> Line:
+    word, role = WORDS[alert.severity]
+    node_cells, kind_cells = _sizes(columns)
+    held = _held(alert, short=columns < 100)
+    quiet = "dim" if held else "text"
+    since = f.clock(alert.raised_at, clock.wall(), clock.zone)
+    age = f.age(max(clock.wall() - alert.raised_at, 0.0))
+    node = ln.shorten(ln.clean(alert.node or "run"), node_cells - 1, glyphs.ellipsis)
+    head = f"{since} {age}"
+    left = (
+        Piece(glyphs.cursor if chosen else " ", "key"), Piece(" "), Piece(f"{word:<6}", "dim" if held else role),
+        Piece(f"{ln.shorten(head, 12):<13}", "label"), Piece(f"{node:<{node_cells}}", "dim" if held else "strong"),
+        Piece(f"{alert.kind:<{kind_cells}}", quiet),
+    )  # fmt: skip
+    right = ln.line(Piece(f"  {held}" if held else "", "dim"))
+    room = max(columns - ln.width(left) - ln.width(right) - bool(held), 1)
+    body = Piece(ln.shorten(ln.clean(alert.text), room, glyphs.ellipsis), quiet if held else role)
+    made = ln.fit(ln.spread((*left, body), right, columns) if held else (*left, body), columns)
+    made = tuple(piece._replace(action=f"screen.choose_at({index})") for piece in made)
+    if not chosen:
+        return made
+    # How bad it is keeps its colour; the rest is marked as the chosen line.
+    return tuple(piece if place in (0, 2) else piece._replace(role="cursor") for place, piece in enumerate(made))
+
+
+def _held(alert: m.AlertView, *, short: bool = False) -> str:
+    """Why it calls nobody, empty if it does."""
+    if alert.acknowledged_by is not None:
+        return f"{'ack' if short else 'acknowledged by'} {ln.clean(alert.acknowledged_by)}"
+    return "muted" if alert.muted else ""
+
+
+def _nothing(state: ViewState) -> list[Line]:
+    """No alert is open: what is watched, where there is room to say it."""
+    if state.run is None or not state.active:
+        return [ln.line(Piece("no run is active: nothing is watched", "dim"))]
+    made: list[Line] = [ln.line(Piece("no alert is open", "good")), (), ln.line(Piece("watched", "label"))]
+    made += [ln.line(Piece(f"  {name:<13}", "text"), Piece(kind.summary, "dim")) for name, kind in KINDS.items()]
+    return made
+
+
+def _foot(state: ViewState, clock: Clock, *, bell: bool, any_open: bool, columns: int) -> Line:
+    """What the screen's own keys do, whether the bell rings, and what is muted until when."""
+    keys = [("enter", "why", "screen.why"), ("k", "acknowledge", "screen.acknowledge"),
+            ("m", "mute an hour", "screen.mute")] if any_open else []  # fmt: skip
+    keys.append(("B", f"bell {'on' if bell else 'off'}", "screen.bell"))
+    parts = [ln.line(Piece(key, "key", action), Piece(f" {words}", "label", action)) for key, words, action in keys]
+    mutes = [mute for told in state.alerts.values() for mute in told.mutes]
+    parts += [ln.line(Piece(_mute_words(mute, clock), "dim")) for mute in mutes]
+    return ln.groups(parts, columns)
+
+
+def _mute_words(mute: m.MuteView, clock: Clock) -> str:
+    where = f" on {ln.clean(mute.node)}" if mute.node else ""
+    return f"{mute.kind}{where} muted till {f.clock(mute.until_at, clock.wall(), clock.zone)} by {ln.clean(mute.by)}"
+
+
+# ---------------------------------------------------------------- why
+
+
+def detail_lines(alert: m.AlertView, state: ViewState, clock: Clock, columns: int) -> list[Line]:
+    """All that is known of an alert: what it says, what was at hand when it was raised, and what is so now."""
+    _, role = WORDS[alert.severity]
+    made = [ln.line(Piece(text, role)) for text in ln.wrap(ln.clean(f"{alert.node} {alert.text}".strip()), columns)]
+    made += [ln.line(Piece(text, "label")) for text in ln.wrap(_when(alert, clock), columns)]
+    for index, fact in enumerate(alert.facts):
+        made += _labelled("then" if not index else "", fact, columns, "label")
+    for index, fact in enumerate(facts_now(alert, state)):
+        made += _labelled("now" if not index else "", fact, columns, "text")
+    return made
+
+
+def _when(alert: m.AlertView, clock: Clock) -> str:
+    at = f.clock(alert.raised_at, clock.wall(), clock.zone)
+    step = f" after step {alert.step:,}" if alert.step is not None else ""
+    age = f.duration(max(clock.wall() - alert.raised_at, 0.0))
+    held = _held(alert)
+    return f"raised {at}{step}, {age} ago: {KINDS[alert.kind].summary}{f'; {held}' if held else ''}"
+
+
+def _labelled(name: str, text: str, columns: int, role: str) -> list[Line]:
+    rows = ln.wrap(ln.clean(text), max(columns - 6, 10))
+    return [
+        ln.line(Piece(f"{name if not index else '':<6}", "label"), Piece(row, role)) for index, row in enumerate(rows)
+    ]
+
+
+def facts_now(alert: m.AlertView, state: ViewState) -> list[str]:
+    """The phases of the rank's last step and the machine's newest reading."""
+    made = []
+    seen = state.ranks.get(alert.rank) if alert.rank is not None else None
+    if seen is not None:
+        phases = seen.value.phases
+        parts = [f"{name} {f.seconds(getattr(phases, name))}" for name in ("data", "forward", "backward", "sync")]
+        own = seen.value.own_tokens_per_second
+        made.append(f"step {seen.value.step:,}: {', '.join(parts)}" + (f"; own rate {own:,.0f} tok/s" if own else ""))
+        if seen.value.memory_bytes is not None:
+            used = f.used_of(seen.value.memory_bytes, seen.value.memory_cap_bytes)
+            made.append(f"memory {used} GB, micro-batch {seen.value.micro_batch} of {seen.value.samples} samples")
+    host = state.hosts.get(alert.node)
+    return made + (_machine(host.value) if host is not None else [])
+
+
+def _machine(host: m.HostReading) -> list[str]:
+    parts = [f"cpu {host.cpu_percent:.0f} %"] if host.cpu_percent is not None else []
+    parts += [f"load {host.load_1min:.1f}"] if host.load_1min is not None else []
+    parts += [f"disk free {f.gigabytes(host.disk_free_bytes)} GB"] if host.disk_free_bytes is not None else []
+    made = [", ".join(parts)] if parts else []
+    for gpu in host.gpus:
+        words = [f"{gpu.utilization_percent:.0f} %"] if gpu.utilization_percent is not None else []
+        words += [f"{gpu.clock_mhz / 1000:.2f} GHz"] if gpu.clock_mhz is not None else []
+        words += [f"{gpu.power_watts:.0f} W"] if gpu.power_watts is not None else []
+        words += [f"{gpu.temperature_celsius:.0f} °C"] if gpu.temperature_celsius is not None else []
+        made.append(f"{gpu.name}: {', '.join(words)}")
+    return made

@@ -1,0 +1,76 @@
+"""The open alerts: what is wrong, on which node, since when, and what is known of it."""
+
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+
+from trainctl.protocol import messages as m
+from trainctl.tui import alerts_view, header
+from trainctl.tui.alert_orders import acknowledge, mute
+from trainctl.tui.lines import Line, rule
+from trainctl.tui.screens.base import BaseScreen
+
+
+class AlertsScreen(BaseScreen):
+    """Open alerts; acknowledges and mutes them, and shows why they are."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down,j", "move(1)", "next alert", show=False),
+        Binding("up", "move(-1)", "previous alert", show=False),
+        Binding("enter", "why", "why", show=False, tooltip="what is known of it"),
+        Binding("k", "acknowledge", "acknowledge", show=False, tooltip="acknowledge the alert"),
+        Binding("m", "mute", "mute", show=False, tooltip="mute its kind there for an hour, or no longer"),
+        Binding("B", "bell", "bell", show=False, tooltip="the terminal's bell on or off"),
+    ]
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+        self._chosen = ""  # an alert's id, so that the cursor stays with it
+
+    @property
+    def cursor(self) -> int:
+        ids = [alert.id for alert in self.owner.shown.open_alerts]
+        return ids.index(self._chosen) if self._chosen in ids else 0
+
+    @property
+    def chosen(self) -> m.AlertView | None:
+        alerts = self.owner.shown.open_alerts
+        return alerts[self.cursor] if alerts else None
+
+    def lines(self, columns: int, rows: int) -> list[Line]:
+        owner = self.owner
+        state = owner.shown
+        head = header.lines(state, owner.clock, columns, owner.glyphs, rows=2, badge=owner.badge)[:1]
+        count = len(state.open_alerts)
+        title = f"{owner.glyphs.horizontal} alerts{f': {count} open' if count else ''} "
+        body = alerts_view.panel_lines(
+            state, self.cursor, owner.clock, columns, rows - 2, owner.glyphs, bell=owner.ringer.on
+        )
+        return [*head, rule(columns, owner.glyphs.horizontal, (0, title, "title")), *body]
+
+    def action_move(self, by: int) -> None:
+        self.action_choose_at(self.cursor + by)
+
+    def action_choose_at(self, index: int) -> None:
+        """The cursor to a place; a click on the chosen one asks why."""
+        alerts = self.owner.shown.open_alerts
+        if alerts:
+            self._chosen = alerts[min(max(index, 0), len(alerts) - 1)].id
+            self.paint()
+
+    def action_why(self) -> None:
+        if self.chosen is not None:
+            self.owner.action_why(self.chosen.id)
+
+    def action_acknowledge(self) -> None:
+        if self.chosen is not None:
+            acknowledge(self.owner, self.chosen)
+
+    def action_mute(self) -> None:
+        if self.chosen is not None:
+            mute(self.owner, self.chosen)
+
+    def action_bell(self) -> None:
+        """The bell on or off, for this session."""
+        self.owner.ringer.on = not self.owner.ringer.on
+        self.paint()
