@@ -33,6 +33,8 @@ class Row:
     slowest_seconds: float | None
     slow_phase: str = ""  # the others wait for this rank, and this phase makes them
     selected: bool = False
+    link: str = ""  # to its node's agent: up or silent; empty where there is none to speak of
+    link_seconds: float | None = None  # since a silent one was heard
 
     @property
     def lost(self) -> bool:
@@ -104,8 +106,19 @@ def _row(
         own_rate=None if out else own_rate(state, view.rank, seen),
         own_rates=state.lately("own_tokens_per_second", view.rank),
         waited=waited, global_batch=state.run.global_batch, slowest_seconds=slowest, slow_phase=slow_phase,
-        selected=selected,
+        selected=selected, link=_link(state, view.node, now)[0], link_seconds=_link(state, view.node, now)[1],
     )  # fmt: skip
+
+
+def _link(state: ViewState, node: str, now: float) -> tuple[str, float | None]:
+    """How the line to a node's agent is, and for how long it has been silent."""
+    if state.node is not None and state.node.node == node:
+        quiet = state.silent_for(now)
+    elif node in state.agents:
+        quiet = state.agents[node].silent_for(now)
+    else:
+        return "", None
+    return ("up" if quiet is None else "silent"), quiet
 
 
 def own_rate(state: ViewState, rank: int, seen: Seen[m.RankStep] | None) -> float | None:
