@@ -232,12 +232,11 @@ def events(view: m.RunView) -> tuple[m.Event, ...]:
     return (
         event(1, 12600, "run", f"{view.name} started", severity="good"),
         event(2, 11000, "evaluation", f"evaluated: {view.eval_loss}", step=max(start - 118, 0)),
-        event(3, 9000, "command", "resize-batch", by="anna", step=max(start - 70, 1), verb="resize-batch",
-        before="micro 4",
-              after="micro 8", outcome="applied", command="a"),
+        event(3, 9000, "command", f"resize-batch {view.lead} 4 → 8", by="anna", step=max(start - 70, 1),
+              verb="resize-batch", before="4", after="8", outcome="applied", command="a"),
         event(4, 700, "checkpoint", f"checkpoint step-{start - 18}, 0.3 GB, loop paid 14 ms", step=start - 18),
-        event(5, 660, "command", "set-lr", by="anna", step=start - 30, verb="set-lr", before="1.8e-4", after="1.62e-4",
-              outcome="applied", command="b"),
+        event(5, 660, "command", "set-lr 1.8e-4 → 1.62e-4 scaled", by="anna", step=start - 30, verb="set-lr",
+              before="1.8e-4", after="1.62e-4 scaled", outcome="applied", command="b"),
         event(6, 5, "rank", f"{view.ranks[-1].node} slowed by 142 ms in backward", severity="warning", step=start),
     )  # fmt: skip
 

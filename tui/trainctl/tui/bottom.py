@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.suggester import SuggestFromList
@@ -18,7 +19,7 @@ from trainctl.tui.widgets import Field, Lines
 if TYPE_CHECKING:
     from trainctl.tui.app import TrainctlApp
 
-_LAST = ("command_line", "help", "detach")
+_LAST = ("command_line", "filter", "help", "detach")
 """Actions that stay at the right end whatever else fits."""
 
 
@@ -32,7 +33,7 @@ class KeyHint(NamedTuple):
 
 
 def keys_line(keys: list[KeyHint], columns: int) -> Line:
-    """The keys as one line: what fits of the first ones, and always `:`, `?` and `q`. A click presses the key."""
+    """The keys as one line: what fits of the first ones, and always `:`, `/`, `?` and `q`. A click presses the key."""
     parts = {}
     for hint in keys:
         press = f"app.press({hint.key!r})"
@@ -143,8 +144,9 @@ class Bottom(Vertical):
         event.input.value = ""
         self._owner.send_order(order, self)
 
-    def key_escape(self) -> None:
+    def key_escape(self, event: events.Key) -> None:
         if self.open:
+            event.stop()
             self.close()
 
     @property

@@ -77,7 +77,9 @@ def test_of(field: Field[R], operator: str, text: str) -> Test:
     if field.kind is not None:
         return _number_test(field, operator, text)
     if operator not in (":", "=", "!="):
-        raise ValueProblem(f"{field.name} is no number, so {operator} says nothing of it; : = != ~ do", at_operator=True)
+        raise ValueProblem(
+            f"{field.name} is no number, so {operator} says nothing of it; : = != ~ do", at_operator=True
+        )
     return _state_test(field, operator, text) if field.states else _text_test(operator, text)
 
 

@@ -35,6 +35,10 @@ class Row:
     selected: bool = False
     link: str = ""  # to its node's agent: up or silent; empty where there is none to speak of
     link_seconds: float | None = None  # since a silent one was heard
+    members: tuple[int, ...] = ()  # of a row that stands for a node of several devices: the ranks that it shows
+    open: bool = False  # such a row, with its ranks below it
+    child: bool = False  # one of those ranks
+    micro: tuple[int, int] | None = None  # such a row's passes, where those of all its ranks are alike
 
     @property
     def lost(self) -> bool:
@@ -49,6 +53,16 @@ class Row:
     def says_why(self) -> bool:
         """Whether the why of its state is of more use than where its last step went."""
         return self.step is None or self.view.state == "late"
+
+    @property
+    def passes(self) -> tuple[int, int] | None:
+        """Micro-batch and how many of them its share takes; None where it has no share."""
+        if self.members:
+            return self.micro
+        count, whole = self.view.micro_batch, self.view.share
+        if not count or not whole or self.out:
+            return None
+        return min(count, whole), -(-whole // min(count, whole))
 
     @property
     def wait(self) -> float | None:

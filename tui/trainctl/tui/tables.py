@@ -75,7 +75,7 @@ FLEET: Table[Row] = Table(
         Field("device", "such as cpu or cuda:0", lambda row: row.view.device),
         Field("backend", "torch or mlx", lambda row: row.view.backend),
         Field("share", "samples of the global batch", lambda row: row.view.share, Kinds.COUNT),
-        Field("share%", "the same in percent", lambda row: _percent_of(row.view.share, row.global_batch), Kinds.PERCENT),
+        Field("share%", "in percent", lambda row: _percent_of(row.view.share, row.global_batch), Kinds.PERCENT),
         Field("micro", "micro-batch, samples", lambda row: row.view.micro_batch, Kinds.COUNT),
         Field("tok/s", "own rate, tokens a second", lambda row: row.own_rate, Kinds.COUNT, aliases=("own",)),
         Field("step", "its last step", _of_step(lambda step: step.step_seconds), Kinds.SECONDS),
