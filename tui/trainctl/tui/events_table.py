@@ -36,7 +36,7 @@ def head(columns: int, rows: Sequence[EventRow], order: sorting.Order, context: 
         titles += [("effect", "EFFECT", _EFFECT + 3)]
     else:
         step = _step_cells(rows)
-        room = columns - when - _WHO - _WHAT - step - _OUTCOME - _EFFECT - 8
+        room = columns - when - _WHO - _WHAT - step - _OUTCOME - _EFFECT - 9
         titles = [("age", "WHEN", when + 1), ("by", "WHO", _WHO), ("verb", "WHAT", _WHAT), ("step", "STEP", step + 2),
                   ("", f"BEFORE {context.glyphs.arrow} AFTER", room), ("outcome", "OUTCOME", _OUTCOME + 1),
                   ("effect", "EFFECT", _EFFECT + 1), ("", "MARK", 4)]  # fmt: skip
@@ -99,7 +99,7 @@ def _narrow(row: EventRow, columns: int, when: int, context: Context) -> Line:
 def _wide(row: EventRow, columns: int, when: int, step: int, context: Context) -> Line:
     event, glyphs = row.event, context.glyphs
     alert, role = events_panel.ALERTS.get(event.severity, ("", "text"))
-    room = columns - when - _WHO - _WHAT - step - _OUTCOME - _EFFECT - 8
+    room = columns - when - _WHO - _WHAT - step - _OUTCOME - _EFFECT - 9
     told = shorten(alert + change_text(event, glyphs) + _undoes(event, context), room - 1, glyphs.ellipsis)
     outcome = "undone" if row.undone else event.outcome or ""
     what = shorten(clean(event.verb if event.kind == "command" and event.verb else event.kind), _WHAT - 1,

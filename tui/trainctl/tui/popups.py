@@ -71,10 +71,10 @@ class Chooser(Popup[int]):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down,j", "move(1)", "next", priority=True),
-        Binding("up,k", "move(-1)", "previous", priority=True),
+        Binding("down,j", "move(1)", "next", show=False, priority=True),
+        Binding("up,k", "move(-1)", "previous", show=False, priority=True),
         Binding("enter", "take", "take", priority=True),
-        *(Binding(digit, f"press({digit!r})", digit, priority=True) for digit in "123456789"),
+        *(Binding(digit, f"press({digit!r})", digit, show=False, priority=True) for digit in "123456789"),
     ]
 
     def __init__(
