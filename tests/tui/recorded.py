@@ -369,11 +369,31 @@ def under_way(view: m.RunView, steps: int = 5) -> list["Message"]:
 CONNECTED = Connection("connected", CLOCK.at_monotonic)
 RUNS = (
     m.RunSummary(
-        "stdlib-20261120-142900", "stdlib", "running", 118, 150, 2.153, NOW - 95, "/runs/stdlib-20261120-142900",
-        "atlas", ("atlas",), NOW - 0.2,
+        "stdlib-20261120-142900",
+        "stdlib",
+        "running",
+        118,
+        150,
+        2.153,
+        NOW - 95,
+        "/runs/stdlib-20261120-142900",
+        "atlas",
+        ("atlas",),
+        NOW - 0.2,
     ),
-    m.RunSummary("sft-1b-20261119-090000", "sft-1b", "stopped", 18_240, 60_000, 1.842, NOW - 90000, "/runs/sft-1b",
-                 "studio", ("studio", "mbp", "forge", "mini"), NOW - 34200),
+    m.RunSummary(
+        "sft-1b-20261119-090000",
+        "sft-1b",
+        "stopped",
+        18_240,
+        60_000,
+        1.842,
+        NOW - 90000,
+        "/runs/sft-1b",
+        "studio",
+        ("studio", "mbp", "forge", "mini"),
+        NOW - 34200,
+    ),
     m.RunSummary("tiny-20261101-120000", "tiny", "failed", 3, 2_000, None, NOW - 1_650_000, "/runs/tiny"),
 )
 

@@ -47,6 +47,12 @@ def arranged(rows: Sequence[Row], wanted: Arrangement) -> list[Row]:
     return made
 
 
+def count(run: m.RunView | None, opened: frozenset[str]) -> int:
+    """How many rows there are without a filter."""
+    nodes = [view.node for view in run.ranks] if run is not None else []
+    return len(set(nodes)) + sum(1 for node in nodes if node in opened and nodes.count(node) > 1)
+
+
 def _several(nodes: Iterable[str], rows: Sequence[Row]) -> set[str]:
     """Nodes with more than one rank, be they filtered or not."""
     counts: dict[str, int] = {}

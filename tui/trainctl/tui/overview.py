@@ -4,7 +4,7 @@ import math
 import string
 from dataclasses import dataclass, replace
 
-from trainctl.tui import events_panel, fleet, header, pace
+from trainctl.tui import events_panel, fleet, fleet_groups, header, pace
 from trainctl.tui import format as f
 from trainctl.tui import lines as ln
 from trainctl.tui.charts import panel as p
@@ -85,7 +85,7 @@ def lines(
     wanted: Arrangement = Arrangement(),  # noqa: B008  frozen
 ) -> list[ln.Line]:
     """Exactly `rows` lines of `columns` cells."""
-    plan = layout(columns, rows, len(arranged(fleet_rows(state, clock), replace(wanted, filter=None))))
+    plan = layout(columns, rows, fleet_groups.count(state.run, wanted.opened))
     made = header.lines(state, clock, columns, glyphs, rows=plan.head, badge=badge, address=address)
     made += fleet_lines(state, clock, columns, plan.fleet, glyphs, rows=rows, selected=selected, wanted=wanted)
     made += (cache or ChartCache()).lines(state, columns, plan.charts, glyphs)

@@ -84,12 +84,12 @@ def row(item: RunRow, chosen: bool, marked: bool, clock: Clock, columns: int, gl
 
 
 def detail(run: m.RunSummary, marked: int, columns: int, glyphs: Glyphs) -> list[ln.Line]:
-    """The chosen run's id and directory, and what can be done with it."""
+    """The chosen run's id and directory, and what can be done with it; `marked` counts it with those marked."""
     again = run.state not in m.ACTIVE_RUN_STATES
     keys = [("enter", "opens it", "open"), *([("s", "takes it up again", "resume_run")] if again else []),
             ("space", "marks it", "mark")]  # fmt: skip
-    if marked:
-        keys.append(("c", f"compares {marked} marked" if marked > 1 else "compares it with the marked", "compare"))
+    if marked > 1:
+        keys.append(("c", f"compares {marked} runs", "compare"))
     keys.append(("N", "starts a run", "start"))
     hints = [
         ln.line(ln.Piece(key, "key", f"screen.{action}"), ln.Piece(f" {words}", "label", f"screen.{action}"))
@@ -138,8 +138,8 @@ def _node(name: str, busy: bool, state: ViewState, clock: Clock, columns: int, g
         ln.fit((ln.Piece(ln.shorten(ln.clean(name), 14, glyphs.ellipsis), "strong"),), 14),
         ln.fit((ln.Piece(ln.shorten(doing[0], 20, glyphs.ellipsis), doing[1]),), 20),
         _figure("cpu", f"{host.cpu_percent:.0f}%" if host and host.cpu_percent is not None else f.NA, 4),
-        _figure("ram", f.used_of(host.memory_used_bytes, host.memory_total_bytes) if host else f.NA, 8),
-        _figure("disk free", f.gigabytes(host.disk_free_bytes) if host else f.NA, 5),
+        _figure("ram", f.used_of(host.memory_used_bytes, host.memory_total_bytes) if host else f.NA, 7, " GB"),
+        _figure("disk free", f.gigabytes(host.disk_free_bytes) if host else f.NA, 4, " GB"),
         ln.line(ln.Piece(f"{len(gpus)}{glyphs.times}{ln.clean(gpus[0].name)}" if gpus else "", "label")),
         ln.line(ln.Piece(f"{ln.clean(own.address)}  trainctl {ln.clean(own.version)}" if own else "", "dim")),
     ]  # fmt: skip
@@ -152,8 +152,10 @@ def _doing(name: str, busy: bool, state: ViewState) -> tuple[str, str]:
     return f"{'leads' if state.run.lead == name else 'in'} {ln.clean(state.run.name)}", "text"
 
 
-def _figure(name: str, value: str, size: int) -> ln.Line:
-    return ln.line(ln.Piece(f"{name} ", "label"), ln.Piece(value.ljust(size), "dim" if value == f.NA else "text"))
+def _figure(name: str, value: str, size: int, unit: str = "") -> ln.Line:
+    known = value != f.NA
+    text = f"{value}{unit if known else ''}".ljust(size + len(unit))
+    return ln.line(ln.Piece(f"{name} ", "label"), ln.Piece(text, "text" if known else "dim"))
 
 
 def nothing(runs: Sequence[m.RunSummary] | None, hidden: int, problem: str) -> ln.Line:

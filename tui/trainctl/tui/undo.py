@@ -162,7 +162,10 @@ def _node_of(event: m.Event) -> str | None:
 def _former_size(event: m.Event, run: m.RunView) -> Order:
     if event.kind != "command":
         raise NoInverse("the node was out of memory at that size; resize-batch sets another")
-    before = {node: int(size) for node, size in _PAIR.findall(event.before or "")}
+    pairs = _PAIR.findall(event.before or "")
+    before = {node: int(size) for node, size in pairs}
+    if any(int(size) != before[node] for node, size in pairs):
+        raise NoInverse("the ranks of one node had several sizes, and a command gives them one")
     live = [view.node for view in live_ranks(run)]
     node = _node_of(event)
     if not before:

@@ -38,7 +38,7 @@ class EventsScreen(TableScreen):
         self.older: tuple[m.Event, ...] = ()
         self.first, self.chosen_id = 0, -1
         self.rows: list[EventRow] = []
-        self._measured: dict[tuple[str, int], effects.Effect] = {}  # by run and event id, from the record
+        self._measured: dict[tuple[str, int], effects.Effect] = {}  # by run and event id
 
     def on_screen_resume(self) -> None:
         super().on_screen_resume()
@@ -88,20 +88,23 @@ class EventsScreen(TableScreen):
         known = {(event.run, event.id, event.at): event for event in both if event.run in ("", run)}
         return sorted(known.values(), key=lambda event: (event.at, event.id))
 
-    def effect(self, event: m.Event) -> effects.Effect | None:
-        """As measured in the live windows, or else from the record."""
+    def effect(self, event: m.Event, events: Sequence[m.Event]) -> effects.Effect | None:
+        """As measured in the live windows, or else from the record; once all its steps are there it is kept."""
+        key = (event.run, event.id)
+        if not changes.changes_speed(event) or key in self._measured:
+            return self._measured.get(key)
         rates = self.owner.shown.lately("tokens_per_second")
-        if not changes.changes_speed(event):
-            return None
-        if event.step is not None and effects.covered(rates, event.step):
-            return effects.measured(rates, self.events(), event)
-        return self._measured.get((event.run, event.id)) or effects.measured(rates, self.events(), event)
+        found = effects.measured(rates, events, event)
+        last = (event.step or 0) + effects.EFFECT_STEPS
+        if found is not None and effects.covered(rates, event.step or 0) and rates.newest_step >= last:
+            self._measured[key] = found
+        return found
 
     def _arrange(self) -> None:
         events = self.events()
         run = self.owner.shown.run
         nodes = tuple(dict.fromkeys(view.node for view in run.ranks)) if run else ()
-        found = {event.id: self.effect(event) for event in events if changes.changes_speed(event)}
+        found = {event.id: self.effect(event, events) for event in events if changes.changes_speed(event)}
         shares = {id: effect.change for id, effect in found.items() if effect is not None}
         every = events_table.rows_of(events, self.owner.clock, nodes, shares)[::-1]
         kept = self.bar.filter.kept(every)
@@ -179,8 +182,8 @@ class EventsScreen(TableScreen):
         owner = self.owner
 
         def made(columns: int) -> list[Line]:
-            undid = undo.undid(self.events()).get(event.id)
-            found = self.effect(event)
+            events = self.events()
+            undid, found = undo.undid(events).get(event.id), self.effect(event, events)
             return event_details.lines(event, found, self.undoing(event), owner.clock, columns, owner.glyphs, undid)
 
         self.app.push_screen(event_details.EventDetails(made, owner.glyphs), self._after_details)

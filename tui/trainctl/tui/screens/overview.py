@@ -36,7 +36,7 @@ class OverviewScreen(TableScreen):
 
     def lines(self, columns: int, rows: int) -> list[Line]:
         owner = self.owner
-        known = self._rows()
+        known = self._rows() if self.bar.rows else []
         self.total, self.hidden = len(known), len(known) - len(self.bar.filter.kept(known))
         return overview.lines(
             owner.shown,
