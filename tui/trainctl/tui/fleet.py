@@ -38,17 +38,30 @@ class Column:
 def lines(
     state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, *, total: bool, selected: int | None = None,
     wanted: Arrangement = Arrangement(),  # noqa: B008  frozen
+    room: int | None = None,
 ) -> list[Line]:  # fmt: skip
-    """The table: head, a line a node or an opened one's rank, and with `total` a FLEET line; each `columns` wide."""
+    """The table: head, a line a node or an opened one's rank, and with `total` a FLEET line; each `columns` wide.
+
+    Where that is more than `room` lines, those around the selected one are shown and the others counted.
+    """
     table = rows(state, clock, selected)
     shown = layout(columns, any(row.gpu for row in table), _seconds_title(state), clock)
-    made = [_head(shown, columns, wanted.order, glyphs)]
-    made += [_body(row, shown, columns, glyphs) for row in arranged(table, wanted)]
-    if table and len(made) == 1:
-        made.append(fit((Piece("no rank is left by the filter; esc clears it", "dim"),), columns))
-    if total and table:
-        made.append(fit(_total(state, table, shown), columns))
-    return made
+    body = arranged(table, wanted)
+    low = _last_lines(state, table, body, shown, columns, total)
+    if room is not None and 1 + len(body) + len(low) > room:
+        keep = max(room - 2, 0)
+        at = next((at for at, row in enumerate(body) if row.selected and not row.open), 0)
+        start = min(max(at - keep + 1, 0), len(body) - keep)
+        more = Piece(f"{glyphs.ellipsis} {len(body) - keep} more ranks (up and down show them)", "dim")
+        body, low = body[start : start + keep], [fit((more,), columns)]
+    return [_head(shown, columns, wanted.order, glyphs), *(_body(row, shown, columns, glyphs) for row in body), *low]
+
+
+def _last_lines(
+    state: ViewState, table: list[Row], body: list[Row], shown: list[Column], columns: int, total: bool
+) -> list[Line]:
+    made = [fit((Piece("no rank is left by the filter; esc clears it", "dim"),), columns)] if table and not body else []
+    return [*made, fit(_total(state, table, shown), columns)] if total and table else made
 
 
 def sortable(state: ViewState, clock: Clock, columns: int) -> list[str]:
@@ -116,7 +129,7 @@ def _body(row: Row, shown: list[Column], columns: int, glyphs: Glyphs) -> Line:
         cell = pad_left(cell, column.size) if column.right else fit(cell, column.size)
         parts += [Piece(" " * column.gap), *cell]
     press = f"screen.toggle_node({row.view.rank})" if row.members else f"app.select({row.view.rank})"
-    made = tuple(piece._replace(action=press) for piece in fit([piece for piece in parts if piece.text], columns))
+    made = tuple(Piece(piece.text, piece.role, press) for piece in fit([p for p in parts if p.text], columns))
     if row.old or row.out:
         keep = ("bad", "warning", "cursor")
         made = tuple(piece if piece.role in keep else piece._replace(role="old") for piece in made)

@@ -9,9 +9,8 @@ from trainctl.tui import format as f
 from trainctl.tui import lines as ln
 from trainctl.tui.charts import panel as p
 from trainctl.tui.clock import Clock
-from trainctl.tui.fleet_groups import Arrangement, arranged
+from trainctl.tui.fleet_groups import Arrangement
 from trainctl.tui.fleet_rows import BAD_STATES
-from trainctl.tui.fleet_rows import rows as fleet_rows
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.model import ViewState
 from trainctl.tui.themes import SERIES_ROLES
@@ -137,15 +136,7 @@ def fleet_lines(
         )
         return [ln.fit(waiting if row == 0 else (), columns) for row in range(room)]
     total = _with_total(rows, len(state.run.ranks))
-    table = fleet.lines(state, clock, columns, glyphs, total=total, selected=selected, wanted=wanted)
-    if len(table) > room:
-        body = table[1:-1] if total else table[1:]
-        keep = room - 2
-        order = arranged(fleet_rows(state, clock, selected), wanted)
-        place = next((at for at, row in enumerate(order) if row.selected and not row.open), 0)
-        start = min(max(place - keep + 1, 0), max(len(body) - keep, 0))
-        more = ln.line(ln.Piece(f"{glyphs.ellipsis} {len(body) - keep} more ranks (up and down show them)", "dim"))
-        table = [table[0], *body[start : start + keep], ln.fit(more, columns)]
+    table = fleet.lines(state, clock, columns, glyphs, total=total, selected=selected, wanted=wanted, room=room)
     return (table + [ln.fit((), columns)] * room)[:room]
 
 
