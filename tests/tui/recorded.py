@@ -233,12 +233,11 @@ def events(view: m.RunView) -> tuple[m.Event, ...]:
     return (
         event(1, 12600, "run", f"{view.name} started", severity="good"),
         event(2, 11000, "evaluation", f"evaluated: {view.eval_loss}", step=max(start - 118, 0)),
-        event(3, 9000, "command", "resize-batch", by="anna", step=max(start - 70, 1), verb="resize-batch",
-        before="micro 4",
-              after="micro 8", outcome="applied", command="a"),
+        event(3, 9000, "command", f"resize-batch {view.lead} 4 → 8", by="anna", step=max(start - 70, 1),
+              verb="resize-batch", before="4", after="8", outcome="applied", command="a"),
         event(4, 700, "checkpoint", f"checkpoint step-{start - 18}, 0.3 GB, loop paid 14 ms", step=start - 18),
-        event(5, 660, "command", "set-lr", by="anna", step=start - 30, verb="set-lr", before="1.8e-4", after="1.62e-4",
-              outcome="applied", command="b"),
+        event(5, 660, "command", "set-lr 1.8e-4 → 1.62e-4 scaled", by="anna", step=start - 30, verb="set-lr",
+              before="1.8e-4", after="1.62e-4 scaled", outcome="applied", command="b"),
         event(6, 5, "rank", f"{view.ranks[-1].node} slowed by 142 ms in backward", severity="warning", step=start),
     )  # fmt: skip
 
@@ -373,9 +372,31 @@ def under_way(view: m.RunView, steps: int = 5) -> list["Message"]:
 CONNECTED = Connection("connected", CLOCK.at_monotonic)
 RUNS = (
     m.RunSummary(
-        "stdlib-20261120-142900", "stdlib", "running", 118, 150, 2.153, NOW - 95, "/runs/stdlib-20261120-142900"
+        "stdlib-20261120-142900",
+        "stdlib",
+        "running",
+        118,
+        150,
+        2.153,
+        NOW - 95,
+        "/runs/stdlib-20261120-142900",
+        "atlas",
+        ("atlas",),
+        NOW - 0.2,
     ),
-    m.RunSummary("sft-1b-20261119-090000", "sft-1b", "stopped", 18_240, 60_000, 1.842, NOW - 90000, "/runs/sft-1b"),
+    m.RunSummary(
+        "sft-1b-20261119-090000",
+        "sft-1b",
+        "stopped",
+        18_240,
+        60_000,
+        1.842,
+        NOW - 90000,
+        "/runs/sft-1b",
+        "studio",
+        ("studio", "mbp", "forge", "mini"),
+        NOW - 34200,
+    ),
     m.RunSummary("tiny-20261101-120000", "tiny", "failed", 3, 2_000, None, NOW - 1_650_000, "/runs/tiny"),
 )
 

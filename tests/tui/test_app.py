@@ -33,7 +33,7 @@ async def test_it_opens_on_the_overview_of_a_running_run() -> None:
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         assert isinstance(app.screen, OverviewScreen)
         assert "118/150" in body(app)
-        assert hint(app).startswith("0 runs")
+        assert hint(app).startswith("04 view")
         assert hint(app).endswith("q detach")
 
     await driven(source_of(1), play)
@@ -401,7 +401,7 @@ async def test_a_burst_of_keys_lands_where_the_first_one_led() -> None:
         await until(pilot, lambda: len(source.commands) == 2)
         await pilot.press("escape", "4")
         burst(app, "slash", *"anna")
-        await until(pilot, lambda: "with 'anna'" in body(app))
+        await until(pilot, lambda: "of 2" in body(app))
         assert isinstance(app.screen, EventsScreen)
 
     await driven(source, play)

@@ -23,6 +23,7 @@ from tests.tui.recorded import (
     source_of,
     under_way,
 )
+from tests.tui.test_tables import SEVERAL
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
@@ -158,6 +159,29 @@ def test_dialog_with_a_mistake(snap_compare: Compare) -> None:
 
 def test_dialog_applied(snap_compare: Compare) -> None:
     assert snap_compare(app_of(source_of(1)), terminal_size=(80, 24), run_before=still(("b", "4", "enter")))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("keys", [("4", "j", "j", "j"), ("0", "space", "j")], ids=["events", "runs"])
+def test_tables(snap_compare: Compare, keys: tuple[str, ...], size: tuple[int, int]) -> None:
+    assert snap_compare(app_of(source_of(4)), terminal_size=size, run_before=still(keys))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("slash", *"tok/s<2k or state:out", "enter", "o"), ("slash", *"tok/s<2k age<3x"), ("4", "slash", *"by:anna"),
+        ("4", "j", "j", "j", "enter"), ("u",), ("u", "1"), ("y",), ("0", "N"),
+    ],
+    ids=["filtered", "mistake", "filter_of_events", "event", "undo_which", "undo", "copy", "start"],
+)  # fmt: skip
+def test_over_a_table(snap_compare: Compare, keys: tuple[str, ...]) -> None:
+    assert snap_compare(app_of(source_of(4)), terminal_size=(80, 24), run_before=still(keys))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_a_node_of_several_devices(snap_compare: Compare, size: tuple[int, int]) -> None:
+    assert snap_compare(app_of(Recorded(list(SEVERAL))), terminal_size=size, run_before=still(("down", "right")))
 
 
 @pytest.mark.parametrize(

@@ -84,14 +84,15 @@ def _global_batch(settings: Settings, args: verbs.SetGlobalBatch, config: RunFil
 def _learning_rate(settings: Settings, args: verbs.SetLr, step: int, config: RunFile) -> Edit:
     steps = config.run.steps
     before = rate(settings.lr, config.optimizer, steps, step)
+    former = f"{before:.7g} constant" if settings.lr.kind == "constant" else f"{before:.7g}"
     if args.schedule == "set":
         lr = msgspec.structs.replace(settings.lr, kind="constant", number=args.value)
-        return Edit(settings.edited(lr=lr), f"{before:.4g}", f"{args.value:.4g} constant")
+        return Edit(settings.edited(lr=lr), former, f"{args.value:.7g} constant")
     if before == 0:
         raise InvalidInputError("schedule", "the learning rate is 0 here and can't be scaled; use schedule=set")
     lr = settings.lr.scaled(args.value / before)
     _check_rate(lr, "value", config)
-    return Edit(settings.edited(lr=lr), f"{before:.4g}", f"{args.value:.4g} scaled")
+    return Edit(settings.edited(lr=lr), former, f"{args.value:.7g} scaled")
 
 
 def _check_rate(rule: LrRule, field: str, config: RunFile) -> None:

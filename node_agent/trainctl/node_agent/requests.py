@@ -191,7 +191,9 @@ def _summary(run: str, name: str, directory: str, state: str, started_at: float)
     return m.RunSummary(
         run=run, name=name, state=state, step=last.step if last else view.step if view else 0,  # type: ignore[arg-type]
         steps=view.steps if view else 0, last_loss=last.loss if last and math.isfinite(last.loss) else None,
-        started_at=started_at, directory=directory,
+        started_at=started_at, directory=directory, lead=view.lead if view else "",
+        nodes=tuple(dict.fromkeys(rank.node for rank in view.ranks)) if view else (),
+        last_step_at=last.committed_at if last else None,
     )  # fmt: skip
 
 

@@ -155,7 +155,8 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
             runs=(
                 m.RunSummary(
                     run=_RUN, name="sft-1b", state="running", step=121, steps=60_000, last_loss=2.15,
-                    started_at=_AT - 400, directory=_VIEW.directory,
+                    started_at=_AT - 400, directory=_VIEW.directory, lead="studio", nodes=("studio",),
+                    last_step_at=_AT - 1,
                 ),
             ),
         ),

@@ -943,6 +943,9 @@ class RunSummary(msgspec.Struct, frozen=True):
     last_loss: float | None
     started_at: float
     directory: str
+    lead: str = ""  # node that conducts it, or did last
+    nodes: tuple[str, ...] = ()  # of its ranks
+    last_step_at: float | None = None  # when the last step was committed
 
 
 class Runs(Reply, tag="runs", frozen=True):

@@ -19,7 +19,7 @@ from textual.dom import DOMNode
 from textual.widgets import Input
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
-from trainctl.tui import control, picture, split
+from trainctl.tui import control, copying, events_panel, picture, split, undo, undo_dialog
 from trainctl.tui import model as md
 from trainctl.tui.bottom import Bottom, KeyHint
 from trainctl.tui.calls import DEFAULT_ADDRESS, Order
@@ -27,9 +27,10 @@ from trainctl.tui.clock import Clock
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.feed import SNAPSHOT_COLUMNS, Feed
 from trainctl.tui.glyphs import Glyphs, for_locale
-from trainctl.tui.lines import clean, plain
+from trainctl.tui.lines import clean, plain, shorten
 from trainctl.tui.log_feed import LogFeed
 from trainctl.tui.palette import VerbProvider
+from trainctl.tui.popups import Chooser
 from trainctl.tui.ringer import Ringer
 from trainctl.tui.screens.alerts import AlertsScreen
 from trainctl.tui.screens.base import BaseScreen
@@ -49,7 +50,9 @@ from trainctl.tui.themes import TERMINAL, THEMES
 REPAINT_SECONDS = 0.5
 HANGUP_SECONDS = 2.0
 
-_OWN_ACTIONS = frozenset({"show", "node", "dialog", "command_line", "help", "theme", "picture", "detach", "why"})
+_OWN_ACTIONS = frozenset(
+    {"show", "node", "dialog", "command_line", "help", "theme", "picture", "detach", "why", "undo", "copy"}
+)
 
 
 class Follower(Protocol):
@@ -101,6 +104,8 @@ class TrainctlApp(App[int]):
         Binding("n", "dialog('note')", "note", tooltip="write a note", priority=True),
         Binding("e", "dialog('evaluate')", "eval", tooltip="evaluate now", priority=True),
         Binding("g", "dialog('set-global-batch')", "global batch", show=False, tooltip="samples a step", priority=True),
+        Binding("u", "undo", "undo", tooltip="undo a change", priority=True),
+        Binding("y", "copy", "copy", show=False, tooltip="copy a value (OSC 52)", priority=True),
         Binding("colon", "command_line", "cmd", key_display=":", tooltip="any verb, as typed", priority=True),
         Binding("question_mark", "help", "help", key_display="?", tooltip="this", priority=True),
         Binding("t", "theme", "theme", show=False, tooltip="next theme", priority=True),
@@ -128,6 +133,7 @@ class TrainctlApp(App[int]):
         self._pinned: md.ViewState | None = None
         self.selected: int | None = None
         self.logs = LogFeed(lambda: self.feed.client, self.clock, self.paint)
+        self.compare_runs: tuple[str, ...] = ()  # that Charts is to overlay
         self._opened = False
         self.hung_up = threading.Event()
         self.animation_level = "none"
@@ -228,8 +234,8 @@ class TrainctlApp(App[int]):
         """The program's own keys are text while something is typed, and rest while a dialog is open."""
         if action not in _OWN_ACTIONS:
             return True
-        if parameters == ("rebalance",) and isinstance(self.screen, RunsScreen):
-            return False  # there the key is the screen's own
+        if parameters in (("rebalance",), ("checkpoint",)) and isinstance(self.screen, RunsScreen):
+            return False  # there the keys are the screen's own
         if isinstance(self.screen, LogScreen) and self.screen.own_keys.intersection(map(str, parameters)):
             return False
         return isinstance(self.screen, BaseScreen) and not isinstance(self.focused, Input)
@@ -331,6 +337,52 @@ class TrainctlApp(App[int]):
         text = f"{progress.order.verb}: {plain(control.progress_line(progress, self.glyphs))}"
         failed = progress.reply is None or progress.reply.state != "applied"
         self.notify(text, severity="error" if failed else "information", markup=False)
+
+    def action_undo(self) -> None:
+        if isinstance(self.screen, BaseScreen):
+            self.screen.undo()
+
+    def offer_undo(self) -> None:
+        """Lets a person choose among the newest changes that can be undone."""
+        state = self.shown
+        found = undo.newest(state.run, state.run_events)
+        if not found:
+            self.notify("nothing to undo: no change of this run has an inverse now", severity="warning")
+            return
+        words = [undo_dialog.line_of(inverse, self.clock) for inverse in found]
+        numbers = events_panel.numbered(state)
+        keys = [numbers.get(inverse.event.id, "") for inverse in found]
+        chooser = Chooser("undo which change?", words, "opens its dialog", self.glyphs, keys=keys)
+        self.push_screen(chooser, lambda index: self.open_undo(found[index]) if index is not None else None)
+
+    def open_undo(self, inverse: undo.Inverse) -> None:
+        """The dialog of the command that undoes an event, filled."""
+        form = undo_dialog.form(inverse, self.shown)
+        if form.verb == "rebalance":
+            made = undo_dialog.split_of(inverse, split.opened(self.shown, self.selected))
+            self.push_screen(SplitDialog(form, made, self.glyphs))
+        else:
+            self.push_screen(CommandDialog(form, self.glyphs))
+
+    def action_copy(self) -> None:
+        if isinstance(self.screen, BaseScreen):
+            self.copy_value(self.screen.values())
+
+    def copy_value(self, values: copying.Values) -> None:
+        """Copies a value, or lets a person choose one of several."""
+        if not values:
+            self.notify("nothing to copy here", severity="warning")
+        elif len(values) == 1:
+            self._copy(*values[0])
+        else:
+            words = [f"{name:<11} {clean(value)}" for name, value in values]
+            chooser = Chooser("copy what?", words, "copies it", self.glyphs)
+            self.push_screen(chooser, lambda index: self._copy(*values[index]) if index is not None else None)
+
+    def _copy(self, name: str, value: str) -> None:
+        """By OSC 52, so that it reaches the clipboard of the terminal that a person sits at, over SSH too."""
+        self.copy_to_clipboard(value)
+        self.notify(f"copied {name}: {shorten(clean(value), 60, self.glyphs.ellipsis)}", markup=False)
 
     def action_command_line(self) -> None:
         if isinstance(self.screen, BaseScreen):

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.suggester import SuggestFromList
@@ -18,7 +19,7 @@ from trainctl.tui.widgets import Field, Lines
 if TYPE_CHECKING:
     from trainctl.tui.app import TrainctlApp
 
-_LAST = ("command_line", "help", "detach")
+_LAST = ("command_line", "filter", "help", "detach")
 """Actions that stay at the right end whatever else fits."""
 
 
@@ -32,14 +33,22 @@ class KeyHint(NamedTuple):
 
 
 def keys_line(keys: list[KeyHint], columns: int) -> Line:
-    """The keys as one line: what fits of the first ones, and always `:`, `?` and `q`. A click presses the key."""
-    parts = {}
-    for hint in keys:
-        press = f"app.press({hint.key!r})"
-        parts[hint.action] = line(Piece(hint.display, "key", press), Piece(f" {hint.words}", "label", press))
+    """The keys as one line: what fits of the first ones, and always `:`, `/`, `?` and `q`; where not all fit, the
+    screens share one word. A click presses the key."""
+    parts = {hint.action: _key(hint, f" {hint.words}") for hint in keys}
     right = groups([parts[name] for name in _LAST if name in parts], columns, gap=" ")
-    left = groups([part for name, part in parts.items() if name not in _LAST], columns - width(right) - 1, gap=" ")
+    room = columns - width(right) - 1
+    if sum(width(part) + 1 for name, part in parts.items() if name not in _LAST) > room + 1:
+        screens = [hint for hint in keys if hint.action.startswith("show(")]
+        short = line(*(piece for hint in screens for piece in _key(hint, "")), Piece(" view", "label"))
+        parts = {"show": short if screens else (), **{k: part for k, part in parts.items() if "show(" not in k}}
+    left = groups([part for name, part in parts.items() if name not in _LAST], room, gap=" ")
     return spread(left, right, columns)
+
+
+def _key(hint: KeyHint, words: str) -> Line:
+    press = f"app.press({hint.key!r})"
+    return line(Piece(hint.display, "key", press), Piece(words, "label", press))
 
 
 class Bottom(Vertical):
@@ -143,8 +152,9 @@ class Bottom(Vertical):
         event.input.value = ""
         self._owner.send_order(order, self)
 
-    def key_escape(self) -> None:
+    def key_escape(self, event: events.Key) -> None:
         if self.open:
+            event.stop()
             self.close()
 
     @property

@@ -38,6 +38,8 @@ class Form:
     if_plan: int | None
     ask_yes: bool = False  # only `y` sends
     blocked: str = ""  # why it can't be sent at all
+    id: str | None = None  # the command's; None: the client makes one
+    remarks: tuple[str, ...] = ()  # what else there is to be said of it
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,12 @@ def form(verb: str, state: ViewState, rank: int | None = None, values: Mapping[s
         if_plan=run.plan_version if run and verb in _PLAN_VERBS else None,
         ask_yes=verb in ("stop", "promote"), blocked=blocked,
     )  # fmt: skip
+
+
+def start_form(path: str = "") -> Form:
+    """The dialog that starts a run from a file."""
+    changes, keeps = _EFFECTS["start-run"]
+    return Form("start-run", "start a run", (Field("file", "run file", path),), changes, keeps, run=None, if_plan=None)
 
 
 _PLAN_VERBS = frozenset({"resize-batch", "rebalance", "set-lr", "set-global-batch"})
@@ -183,7 +191,7 @@ def order_of(asked: Form, values: Mapping[str, str]) -> Order:
     args = verbs.parse_args(asked.verb, texts)
     node = values.get("node") or None
     verbs.check(asked.verb, args, node)
-    return Order(asked.verb, args, node, asked.run, asked.if_plan)
+    return Order(asked.verb, args, node, asked.run, asked.if_plan, asked.id)
 
 
 def spoken(order: Order) -> str:

@@ -110,11 +110,19 @@ class CommandDialog(ModalScreen[None]):
             return
         self.order = None
         try:
-            self.order = control.order_of(self.form, self.values())
+            self.order = self.made_order()
         except InvalidInputError as error:
             self._say(Piece(str(error), "bad"))
             return
-        self._say(preview(self.order, self._owner.shown, self._glyphs))
+        self._say(self.finding(self.order))
+
+    def made_order(self) -> Order:
+        """The command that the fields mean. Raises InvalidInputError naming the one that is wrong."""
+        return control.order_of(self.form, self.values())
+
+    def finding(self, order: Order) -> Piece:
+        """What the command would do."""
+        return preview(order, self._owner.shown, self._glyphs)
 
     def _say(self, finding: Piece) -> None:
         self.query_one("#dialog-text", Lines).show(self._text(finding))
@@ -123,6 +131,7 @@ class CommandDialog(ModalScreen[None]):
         form = self.form
         made: list[Line] = [()]
         made += [line(Piece(text, finding.role)) for text in wrap(finding.text, _TEXT_CELLS)]
+        made += [line(Piece(text, "warning")) for said in form.remarks for text in wrap(said, _TEXT_CELLS)]
         made += labelled("changes  ", form.changes) + labelled("leaves   ", form.keeps)
         if form.if_plan is not None:
             made.append(line(Piece(f"computed against plan v{form.if_plan}; refused if that has moved on", "dim")))

@@ -1,14 +1,10 @@
 """Events as lines: when, by whom, what, before and after, at which step, and what a command did to the speed."""
 
 import math
-from collections.abc import Sequence
-
-import numpy as np
 
 from trainctl.protocol import messages as m
-from trainctl.tui import alerts_view, changes
+from trainctl.tui import alerts_view, changes, effects
 from trainctl.tui import format as f
-from trainctl.tui import series as s
 from trainctl.tui.charts.marks import Mark
 from trainctl.tui.clock import Clock
 from trainctl.tui.events_text import words
@@ -18,10 +14,7 @@ from trainctl.tui.lines import Line, Piece, clean, fit, line, shorten, spread, w
 from trainctl.tui.model import ViewState
 
 MAX_MARKS = 9
-EFFECT_STEPS = 20
-"""Steps before and after a command over which its effect on the rate is measured."""
-_EFFECT_LEAST = 5
-_ALERTS = {"warning": ("ALERT ", "warning"), "error": ("ERROR ", "bad")}
+ALERTS = {"warning": ("ALERT ", "warning"), "error": ("ERROR ", "bad")}
 _WHO_CELLS = 7
 _UNMARKED = (None, "note", "acknowledge", "mute")
 """Commands that leave the training alone get no number."""
@@ -61,14 +54,14 @@ def lines(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyph
 
 def event_line(event: m.Event, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, number: str = "") -> Line:
     """One event in `columns` cells; its end carries the measured effect and the number of its mark."""
-    alert, role = _ALERTS.get(event.severity, ("", "text"))
+    alert, role = ALERTS.get(event.severity, ("", "text"))
     head = line(
         Piece(f"{f.clock(event.at, clock.wall(), clock.zone)} ", "dim"),
         Piece(shorten(clean(event.by or "-"), _WHO_CELLS, glyphs.ellipsis).ljust(_WHO_CELLS) + " ", "label"),
         Piece(alert, role),
     )
     measured = effect(state, event) if number else None
-    tail = line(Piece(f"  {_effect_text(measured)}" if measured is not None else "", _effect_role(measured)),
+    tail = line(Piece(f"  {effect_text(measured)}" if measured is not None else "", effect_role(measured)),
                 Piece(f"  {number}" if number else "", "mark"))  # fmt: skip
     room = max(columns - width(head) - width(tail) - 1, 1)
     body = Piece(shorten(clean(words(event, glyphs.arrow)), room, glyphs.ellipsis), role)
@@ -78,42 +71,15 @@ def event_line(event: m.Event, state: ViewState, clock: Clock, columns: int, gly
 def effect(state: ViewState, event: m.Event) -> float | None:
     """Relative change of the fleet's rate: medians of up to 20 steps after and before, as far as nothing else changed
     the plan there; None with fewer than 5 on a side, or where it left all as it was."""
-    rates = state.lately("tokens_per_second")
-    if event.step is None or rates.bucket_steps > 2 or not changes.took_effect(event):
-        return None
-    first, last = _undisturbed(state, event, event.step)
-    before = _median(s.tail(rates, first), last_step=event.step - 1)
-    after = _median(s.tail(rates, event.step), last_step=last)
-    return after / before - 1 if before and after else None
+    found = effects.measured(state.lately("tokens_per_second"), state.run_events, event)
+    return found.change if found is not None and changes.changes_speed(event) else None
 
 
-def _undisturbed(state: ViewState, event: m.Event, step: int) -> tuple[int, int]:
-    """First and last step around the event's up to which it alone changed the plan."""
-    others = [
-        other.step
-        for other in state.run_events
-        if other.id != event.id and other.step is not None and changes.changes_speed(other)
-    ]
-    first = max([step - EFFECT_STEPS, *(other for other in others if other <= step)])
-    last = min([step + EFFECT_STEPS - 1, *(other - 1 for other in others if other >= step)])
-    return first, last
-
-
-def _median(window: s.Window, last_step: int) -> float | None:
-    values = window.last[window.first <= last_step]
-    values = values[np.isfinite(values)]
-    return float(np.median(values)) if len(values) >= _EFFECT_LEAST else None
-
-
-def _effect_text(change: float) -> str:
+def effect_text(change: float) -> str:
+    """A relative change in words; nothing for one that is no number."""
     return "" if not math.isfinite(change) else f"tok/s {100 * change:+.0f}%" if abs(change) >= 0.005 else "tok/s +0%"
 
 
-def _effect_role(change: float | None) -> str:
+def effect_role(change: float | None) -> str:
+    """How a relative change of the rate looks."""
     return "dim" if change is None or abs(change) < 0.02 else "good" if change > 0 else "warning"
-
-
-def all_lines(events: Sequence[m.Event], state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> list[Line]:
-    """Every event given, newest first."""
-    numbers = numbered(state)
-    return [event_line(event, state, clock, columns, glyphs, numbers.get(event.id, "")) for event in reversed(events)]

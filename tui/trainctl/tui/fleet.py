@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from trainctl.tui import fleet_cells as c
 from trainctl.tui import format as f
 from trainctl.tui.clock import Clock
+from trainctl.tui.fleet_groups import Arrangement, arranged
 from trainctl.tui.fleet_rows import BAD_STATES, Row, fleet_rate, rows, sum_of_own_rates
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, fit, line, pad_left, plain, width
 from trainctl.tui.model import ViewState
+from trainctl.tui.sorting import Order
 
 _NEVER = 10_000
 """More columns than any screen has."""
@@ -21,7 +23,8 @@ _NEVER = 10_000
 
 @dataclass(frozen=True)
 class Column:
-    """`least` is the screen width from which it is shown; `right` aligns to the right."""
+    """`least` is the screen width from which it is shown; `right` aligns to the right; `field` is what it is sorted
+    by."""
 
     title: str
     size: int
@@ -29,42 +32,66 @@ class Column:
     right: bool = False
     least: int = 60
     gap: int = 1
+    field: str = ""
 
 
 def lines(
-    state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, *, total: bool, selected: int | None = None
-) -> list[Line]:
-    """The table: head, a line a rank, and with `total` a FLEET line; each `columns` wide."""
+    state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, *, total: bool, selected: int | None = None,
+    wanted: Arrangement = Arrangement(),  # noqa: B008  frozen
+    room: int | None = None,
+) -> list[Line]:  # fmt: skip
+    """The table: head, a line a node or an opened one's rank, and with `total` a FLEET line; each `columns` wide.
+
+    Where that is more than `room` lines, those around the selected one are shown and the others counted.
+    """
     table = rows(state, clock, selected)
     shown = layout(columns, any(row.gpu for row in table), _seconds_title(state), clock)
-    made = [_head(shown, columns)]
-    made += [_body(row, shown, columns, glyphs) for row in table]
-    if total and table:
-        made.append(fit(_total(state, table, shown), columns))
-    return made
+    body = arranged(table, wanted)
+    low = _last_lines(state, table, body, shown, columns, total)
+    if room is not None and 1 + len(body) + len(low) > room:
+        keep = max(room - 2, 0)
+        at = next((at for at, row in enumerate(body) if row.selected and not row.open), 0)
+        start = min(max(at - keep + 1, 0), len(body) - keep)
+        more = Piece(f"{glyphs.ellipsis} {len(body) - keep} more ranks (up and down show them)", "dim")
+        body, low = body[start : start + keep], [fit((more,), columns)]
+    return [_head(shown, columns, wanted.order, glyphs), *(_body(row, shown, columns, glyphs) for row in body), *low]
+
+
+def _last_lines(
+    state: ViewState, table: list[Row], body: list[Row], shown: list[Column], columns: int, total: bool
+) -> list[Line]:
+    made = [fit((Piece("no rank is left by the filter; esc clears it", "dim"),), columns)] if table and not body else []
+    return [*made, fit(_total(state, table, shown), columns)] if total and table else made
+
+
+def sortable(state: ViewState, clock: Clock, columns: int) -> list[str]:
+    """The fields of the columns that a screen of that width shows, in their order."""
+    has_gpu = any(row.gpu for row in rows(state, clock))
+    return [column.field for column in layout(columns, has_gpu, "", clock) if column.field]
 
 
 def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock) -> list[Column]:
     """The columns that fit, the step bar stretched over what is left."""
     used_percent = ("GPU", c.gpu_percent) if has_gpu else ("CPU", c.cpu_percent)
     chosen = [
-        Column("NODE", 7, c.node, gap=0),
-        Column("STATE", 7, c.state),
+        Column("NODE", 7, c.node, gap=0, field="node"),
+        Column("STATE", 7, c.state, field="state"),
         Column("SINCE", 9, lambda row, glyphs, size: c.since(row, clock), least=150),
-        Column("DEVICE", 9, c.device, least=116),
-        Column("SHARE", 10, c.share),
-        Column("MICRO", 6, c.micro),
-        Column("OWN T/S", 7, c.own, True),
+        Column("DEVICE", 9, c.device, least=116, field="device"),
+        Column("SHARE", 10, c.share, field="share"),
+        Column("MICRO", 6, c.micro, field="micro"),
+        Column("OWN T/S", 7, c.own, True, field="tok/s"),
         Column("TREND", 8, c.trend, least=112, gap=2),
-        Column(bar_title, 0, c.bar, gap=2),
-        Column("WAIT", 6, c.wait, True, 100),
-        Column("MEM GB", 7, c.memory, True, 70, gap=2),
-        Column("PEAK", 5, c.peak, True, 132),
-        Column(used_percent[0], 4, used_percent[1], True, 76),
-        Column("CLK", 5, c.clock_rate, True, 118 if has_gpu else _NEVER),
-        Column("W", 4, c.watts, True, 118 if has_gpu else _NEVER),
-        Column("°C", 4, c.celsius, True, 104),
-        Column("AGE", 3, c.age, True),
+        Column(bar_title, 0, c.bar, gap=2, field="busy"),
+        Column("WAIT", 6, c.wait, True, 100, field="wait"),
+        Column("MEM GB", 7, c.memory, True, 70, gap=2, field="mem"),
+        Column("PEAK", 5, c.peak, True, 132, field="peak"),
+        Column(used_percent[0], 4, used_percent[1], True, 76, field=used_percent[0].lower()),
+        Column("CLK", 5, c.clock_rate, True, 118 if has_gpu else _NEVER, field="clock"),
+        Column("W", 4, c.watts, True, 118 if has_gpu else _NEVER, field="power"),
+        Column("°C", 4, c.celsius, True, 104, field="temp"),
+        Column("LINK", 10, c.link, least=132, gap=2),
+        Column("AGE", 3, c.age, True, field="age"),
     ]
     chosen = [column for column in chosen if columns >= column.least]
     used = sum(column.size + column.gap for column in chosen)
@@ -82,12 +109,17 @@ def _seconds_title(state: ViewState) -> str:
     return f"STEP {f.seconds(last.value.step_seconds)}" if last else "STEP"
 
 
-def _head(shown: list[Column], columns: int) -> Line:
-    parts = []
+def _head(shown: list[Column], columns: int, order: Order, glyphs: Glyphs) -> Line:
+    """The titles; that of the column that the table is sorted by with an arrow, in its gap where it has no room."""
+    parts: list[Piece] = []
     for column in shown:
-        text = column.title.rjust(column.size) if column.right else column.title.ljust(column.size)
-        parts.append(" " * column.gap + text[: column.size])
-    return fit((Piece("".join(parts), "label"),), columns)
+        arrow = order.arrow(column.field, glyphs.up, glyphs.down)
+        title = f"{arrow}{column.title}" if column.right else f"{column.title[: column.size - len(arrow)]}{arrow}"
+        size = column.gap + column.size
+        text = title.rjust(size) if column.right else " " * column.gap + title.ljust(column.size)
+        action = f"screen.sort({column.field!r})" if column.field else ""
+        parts.append(Piece(text[:size], "strong" if arrow else "label", action))
+    return fit(parts, columns)
 
 
 def _body(row: Row, shown: list[Column], columns: int, glyphs: Glyphs) -> Line:
@@ -96,7 +128,8 @@ def _body(row: Row, shown: list[Column], columns: int, glyphs: Glyphs) -> Line:
         cell = column.cell(row, glyphs, column.size)
         cell = pad_left(cell, column.size) if column.right else fit(cell, column.size)
         parts += [Piece(" " * column.gap), *cell]
-    made = fit([piece for piece in parts if piece.text], columns)
+    press = f"screen.toggle_node({row.view.rank})" if row.members else f"app.select({row.view.rank})"
+    made = tuple(Piece(piece.text, piece.role, press) for piece in fit([p for p in parts if p.text], columns))
     if row.old or row.out:
         keep = ("bad", "warning", "cursor")
         made = tuple(piece if piece.role in keep else piece._replace(role="old") for piece in made)

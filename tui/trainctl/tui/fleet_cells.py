@@ -19,7 +19,10 @@ def _na(text: str, role: str = "text") -> Line:
 def node(row: Row, glyphs: Glyphs, size: int) -> Line:
     """In the colour of its line in the charts."""
     role = "cursor" if row.selected else "strong" if row.out else SERIES_ROLES[row.place % len(SERIES_ROLES)]
-    return line(Piece(shorten(clean(row.view.node), size, glyphs.ellipsis), role))
+    if row.child:
+        return line(Piece(f"  :{row.view.rank}", role))
+    mark = (f"{glyphs.opened} " if row.open else f"{glyphs.cursor} ") if row.members else ""
+    return line(Piece(mark, "key"), Piece(shorten(clean(row.view.node), size - len(mark), glyphs.ellipsis), role))
 
 
 def state(row: Row, glyphs: Glyphs, size: int) -> Line:
@@ -41,6 +44,8 @@ def device(row: Row, glyphs: Glyphs, size: int) -> Line:
     for maker in ("NVIDIA ", "Apple ", "GeForce "):
         name = name.removeprefix(maker)
     short = name or kind
+    if row.members:
+        short, backend = f"{len(row.members)}{glyphs.times}{short}", backend if size > 12 else ""
     whole = f"{backend} {short}".strip() if size >= len(backend) + len(short) + 1 else short
     return _na(shorten(whole, size, glyphs.ellipsis) or f.NA, "label")
 
@@ -55,11 +60,10 @@ def share(row: Row, glyphs: Glyphs, size: int) -> Line:
 
 def micro(row: Row, glyphs: Glyphs, size: int) -> Line:
     """Micro-batch and passes: 8x3."""
-    count, whole = row.view.micro_batch, row.view.share
-    if not count or not whole or row.out:
+    passes = row.passes
+    if passes is None:
         return line(Piece("-".center(5), "dim"))
-    count = min(count, whole)
-    return line(Piece(str(count)), Piece(f"{glyphs.times}{-(-whole // count)}", "label"))
+    return line(Piece(str(passes[0])), Piece(f"{glyphs.times}{passes[1]}", "label"))
 
 
 def own(row: Row, glyphs: Glyphs, size: int) -> Line:
@@ -134,3 +138,10 @@ def age(row: Row, glyphs: Glyphs, size: int) -> Line:
 def since(row: Row, clock: Clock) -> Line:
     """When the rank came to its state."""
     return _na(f.clock(row.view.since_at, clock.wall(), clock.zone) if row.view.since_at > 0 else f.NA, "label")
+
+
+def link(row: Row, glyphs: Glyphs, size: int) -> Line:
+    """Whether the node's agent is heard, or for how long it hasn't been."""
+    if row.link_seconds is not None:
+        return line(Piece(f"silent {f.age(row.link_seconds)}", "warning"))
+    return _na(row.link or f.NA, "good")

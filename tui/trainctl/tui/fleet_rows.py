@@ -34,6 +34,12 @@ class Row:
     slow_phase: str = ""  # the others wait for this rank, and this phase makes them
     selected: bool = False
     hot: bool = False  # its device runs at a lower clock than it did
+    link: str = ""  # to its node's agent: up or silent; empty where there is none to speak of
+    link_seconds: float | None = None  # since a silent one was heard
+    members: tuple[int, ...] = ()  # of a row that stands for a node of several devices: the ranks that it shows
+    open: bool = False  # such a row, with its ranks below it
+    child: bool = False  # one of those ranks
+    micro: tuple[int, int] | None = None  # such a row's passes, where those of all its ranks are alike
 
     @property
     def lost(self) -> bool:
@@ -48,6 +54,16 @@ class Row:
     def says_why(self) -> bool:
         """Whether the why of its state is of more use than where its last step went."""
         return self.step is None or self.view.state == "late"
+
+    @property
+    def passes(self) -> tuple[int, int] | None:
+        """Micro-batch and how many of them its share takes; None where it has no share."""
+        if self.members:
+            return self.micro
+        count, whole = self.view.micro_batch, self.view.share
+        if not count or not whole or self.out:
+            return None
+        return min(count, whole), -(-whole // min(count, whole))
 
     @property
     def wait(self) -> float | None:
@@ -105,9 +121,20 @@ def _row(
         own_rate=None if out else own_rate(state, view.rank, seen),
         own_rates=state.lately("own_tokens_per_second", view.rank),
         waited=waited, global_batch=state.run.global_batch, slowest_seconds=slowest, slow_phase=slow_phase,
-        selected=selected,
-        hot=any(alert.kind == "clock" and alert.rank == view.rank for alert in state.open_alerts),
+        selected=selected, hot=any(alert.kind == "clock" and alert.rank == view.rank for alert in state.open_alerts),
+        link=_link(state, view.node, now)[0], link_seconds=_link(state, view.node, now)[1],
     )  # fmt: skip
+
+
+def _link(state: ViewState, node: str, now: float) -> tuple[str, float | None]:
+    """How the line to a node's agent is, and for how long it has been silent."""
+    if state.node is not None and state.node.node == node:
+        quiet = state.silent_for(now)
+    elif node in state.agents:
+        quiet = state.agents[node].silent_for(now)
+    else:
+        return "", None
+    return ("up" if quiet is None else "silent"), quiet
 
 
 def own_rate(state: ViewState, rank: int, seen: Seen[m.RankStep] | None) -> float | None:

@@ -4,12 +4,13 @@ import math
 import string
 from dataclasses import dataclass, replace
 
-from trainctl.tui import events_panel, fleet, header, pace
+from trainctl.tui import events_panel, fleet, fleet_groups, header, pace
 from trainctl.tui import format as f
 from trainctl.tui import lines as ln
 from trainctl.tui.charts import panel as p
 from trainctl.tui.charts.row import side_by_side
 from trainctl.tui.clock import Clock
+from trainctl.tui.fleet_groups import Arrangement
 from trainctl.tui.fleet_rows import BAD_STATES
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.model import ViewState
@@ -81,12 +82,12 @@ def lines(
     badge: str = "",
     address: str = "",
     cache: ChartCache | None = None,
+    wanted: Arrangement = Arrangement(),  # noqa: B008  frozen
 ) -> list[ln.Line]:
     """Exactly `rows` lines of `columns` cells."""
-    ranks = len(state.run.ranks) if state.run else 0
-    plan = layout(columns, rows, ranks)
+    plan = layout(columns, rows, fleet_groups.count(state.run, wanted.opened))
     made = header.lines(state, clock, columns, glyphs, rows=plan.head, badge=badge, address=address)
-    made += fleet_lines(state, clock, columns, plan.fleet, glyphs, rows=rows, selected=selected)
+    made += fleet_lines(state, clock, columns, plan.fleet, glyphs, rows=rows, selected=selected, wanted=wanted)
     made += (cache or ChartCache()).lines(state, columns, plan.charts, glyphs)
     if plan.events:
         made.append(_events_rule(state, clock, columns, glyphs, selected))
@@ -124,8 +125,9 @@ def _straggler(state: ViewState, glyphs: Glyphs) -> tuple[str, str] | None:
 
 
 def fleet_lines(
-    state: ViewState, clock: Clock, columns: int, room: int, glyphs: Glyphs, *, rows: int, selected: int | None
-) -> list[ln.Line]:
+    state: ViewState, clock: Clock, columns: int, room: int, glyphs: Glyphs, *, rows: int, selected: int | None,
+    wanted: Arrangement = Arrangement(),  # noqa: B008  frozen
+) -> list[ln.Line]:  # fmt: skip
     """The table in exactly `room` lines; ranks that don't fit are counted, the selected one is always among those
     shown."""
     if state.run is None:
@@ -135,15 +137,7 @@ def fleet_lines(
         )
         return [ln.fit(waiting if row == 0 else (), columns) for row in range(room)]
     total = _with_total(rows, len(state.run.ranks))
-    table = fleet.lines(state, clock, columns, glyphs, total=total, selected=selected)
-    if len(table) > room:
-        body = table[1:-1] if total else table[1:]
-        keep = room - 2
-        order = [view.rank for view in sorted(state.run.ranks, key=lambda view: view.rank)]
-        place = order.index(selected) if selected in order else 0
-        start = min(max(place - keep + 1, 0), max(len(body) - keep, 0))
-        more = ln.line(ln.Piece(f"{glyphs.ellipsis} {len(body) - keep} more ranks (up and down show them)", "dim"))
-        table = [table[0], *body[start : start + keep], ln.fit(more, columns)]
+    table = fleet.lines(state, clock, columns, glyphs, total=total, selected=selected, wanted=wanted, room=room)
     return (table + [ln.fit((), columns)] * room)[:room]
 
 

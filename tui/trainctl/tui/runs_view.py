@@ -1,6 +1,8 @@
-"""The Runs screen as lines: every run the agent knows, newest first, and the machine it knows them from."""
+"""The Runs screen as lines: every run that the cluster knows, the chosen one's place and keys, and the nodes with what
+they are doing."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from trainctl.protocol import messages as m
 from trainctl.tui import format as f
@@ -9,89 +11,160 @@ from trainctl.tui.clock import Clock
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.header import STATE_ROLES
 from trainctl.tui.model import ViewState
+from trainctl.tui.sorting import Order
+from trainctl.tui.tables import RunRow
+
+SORTED_BY = ("name", "state", "step", "loss", "age", "duration", "lead")
+_LEAST_NAME = 12
 
 
-def lines(
-    runs: Sequence[m.RunSummary] | None, cursor: int, problem: str, state: ViewState, clock: Clock, columns: int,
-    rows: int,
-    glyphs: Glyphs,
-) -> list[ln.Line]:  # fmt: skip
-    """Exactly `rows` lines; `runs` is None until the agent has answered, `problem` says why it hasn't."""
-    made = [_head(columns)]
-    if problem:
-        made.append(ln.line(ln.Piece(ln.clean(problem), "bad")))
-    if runs is None and not problem:
-        made.append(ln.line(ln.Piece("asking the agent for its runs", "dim")))
-    elif runs is not None and not runs:
-        made.append(
-            ln.line(ln.Piece("no run yet: `trainctl run RUN.toml` starts one, `trainctl demo` shows one", "dim"))
-        )
-    detail = _detail(runs[cursor], columns, glyphs) if runs and 0 <= cursor < len(runs) else []
-    room = max(rows - len(made) - 2 - len(detail), 1)
-    start = min(max(cursor - room + 1, 0), max(len(runs or ()) - room, 0))
-    for index, run in enumerate((runs or ())[start : start + room], start):
-        made.append(_row(run, index == cursor, clock, columns, glyphs))
-    made += [ln.EMPTY] * (rows - len(made) - 1 - len(detail)) + detail
-    made.append(_node(state, clock, columns))
-    return [ln.fit(pieces, columns) for pieces in made[:rows]]
+@dataclass(frozen=True)
+class Column:
+    """`field` is what it is sorted by; it is shown from `least` columns on."""
+
+    field: str
+    title: str
+    size: int
+    right: bool = False
+    least: int = 60
 
 
-def _head(columns: int) -> ln.Line:
-    return ln.line(ln.Piece(_cells("", "RUN", "STATE", "STEPS", "LOSS", "STARTED", columns), "label"))
+_COLUMNS = (
+    Column("name", "RUN", 0), Column("state", "STATE", 9), Column("step", "STEPS", 16, True),
+    Column("loss", "LOSS", 8, True), Column("age", "STARTED", 14, True), Column("duration", "LASTED", 10, True, 76),
+    Column("lead", "  LEAD", 11, least=100), Column("", "  NODES", 30, least=120),
+)  # fmt: skip
 
 
-def _cells(mark: str, name: str, state: str, steps: str, loss: str, started: str, columns: int) -> str:
-    size = max(columns - 2 - 10 - 16 - 8 - 14 - 1, 8)
-    return f"{mark:<2}{name:<{size}} {state:<9}{steps:>16}{loss:>8}{started:>14}"
+def row_of(run: m.RunSummary, clock: Clock) -> RunRow:
+    """A run with its ages; a run that has ended lasted until its last step."""
+    now = clock.wall()
+    end = now if run.state in m.ACTIVE_RUN_STATES else run.last_step_at
+    lasted = max(end - run.started_at, 0.0) if end is not None else None
+    return RunRow(run, max(now - run.started_at, 0.0), lasted)
 
 
-def _row(run: m.RunSummary, chosen: bool, clock: Clock, columns: int, glyphs: Glyphs) -> ln.Line:
-    size = max(columns - 51, 8)
-    name = ln.shorten(ln.clean(run.name), size, glyphs.ellipsis)
-    text = _cells(
-        glyphs.cursor if chosen else "", name, run.state.upper() if run.state == "failed" else run.state,
-        f"{run.step:,}/{run.steps:,}", f.loss(run.last_loss), f.clock(run.started_at, clock.wall(), clock.zone),
-        columns,
-    )  # fmt: skip
-    if chosen:
-        return ln.fit((ln.Piece(text, "cursor"),), columns, "cursor")
-    head = 3 + size
-    return ln.line(ln.Piece(text[:head]), ln.Piece(text[head : head + 9], STATE_ROLES[run.state]), text[head + 9 :])
+def columns_of(columns: int) -> list[tuple[Column, int]]:
+    """The columns that fit, with their sizes: names get what is left, up to what a name may need."""
+    shown = [column for column in _COLUMNS if columns >= column.least]
+    left = columns - 3 - sum(column.size + 1 for column in shown)
+    name = max(min(left, 48), _LEAST_NAME)
+    return [(column, column.size or name) for column in shown]
 
 
-def _detail(run: m.RunSummary, columns: int, glyphs: Glyphs) -> list[ln.Line]:
-    resumable = run.state not in m.ACTIVE_RUN_STATES
-    keys = "enter opens it" + (", s takes it up again" if resumable else "")
+def head(columns: int, order: Order, glyphs: Glyphs) -> ln.Line:
+    """The titles, to be clicked; the one that the table is sorted by carries an arrow."""
+    made = [ln.Piece("   ")]
+    for column, size in columns_of(columns):
+        arrow = order.arrow(column.field, glyphs.up, glyphs.down)
+        text = f"{arrow}{column.title}" if column.right else f"{column.title}{arrow}"
+        text = text.rjust(size) if column.right else text.ljust(size)
+        action = f"screen.sort({column.field!r})" if column.field else ""
+        made += [ln.Piece(text[:size], "strong" if arrow else "label", action), ln.Piece(" ")]
+    return ln.fit(made, columns)
+
+
+def row(item: RunRow, chosen: bool, marked: bool, clock: Clock, columns: int, glyphs: Glyphs) -> ln.Line:
+    """One run; `marked` for a comparison."""
+    run = item.run
+    texts = {
+        "RUN": ln.clean(run.name),
+        "STATE": run.state.upper() if run.state == "failed" else run.state,
+        "STEPS": f"{run.step:,}/{run.steps:,}", "LOSS": f.loss(run.last_loss),
+        "STARTED": f.clock(run.started_at, clock.wall(), clock.zone), "LASTED": f.duration(item.duration_seconds),
+        "  LEAD": f"  {ln.clean(run.lead) or f.NA}", "  NODES": "  " + (" ".join(map(ln.clean, run.nodes)) or f.NA),
+    }  # fmt: skip
+    mark = f"{glyphs.cursor if chosen else ' '}{'*' if marked else ' '} "
+    made = [ln.Piece(mark, "mark")]
+    for column, size in columns_of(columns):
+        text = ln.shorten(texts[column.title], size, glyphs.ellipsis)
+        role = STATE_ROLES[run.state] if column.title == "STATE" else "dim" if f.NA in text else "text"
+        made += [ln.Piece(text.rjust(size) if column.right else text.ljust(size), role), ln.Piece(" ")]
+    return tuple(piece._replace(role="cursor") for piece in ln.fit(made, columns)) if chosen else ln.fit(made, columns)
+
+
+def detail(run: m.RunSummary, marked: int, columns: int, glyphs: Glyphs) -> list[ln.Line]:
+    """The chosen run's id and directory, and what can be done with it; `marked` counts it with those marked."""
+    again = run.state not in m.ACTIVE_RUN_STATES
+    keys = [("enter", "opens it", "open"), *([("s", "takes it up again", "resume_run")] if again else []),
+            ("space", "marks it", "mark")]  # fmt: skip
+    if marked > 1:
+        keys.append(("c", f"compares {marked} runs", "compare"))
+    keys.append(("N", "starts a run", "start"))
+    hints = [
+        ln.line(ln.Piece(key, "key", f"screen.{action}"), ln.Piece(f" {words}", "label", f"screen.{action}"))
+        for key, words, action in keys
+    ]
+    name = f"{glyphs.horizontal} {ln.clean(run.run)} "
     return [
-        ln.rule(columns, glyphs.horizontal, (0, f"{glyphs.horizontal} {ln.clean(run.run)} ", "title")),
-        ln.line(ln.Piece(ln.shorten(ln.clean(run.directory), columns, glyphs.ellipsis), "dim")),
-        ln.line(ln.Piece(keys, "label")),
+        ln.rule(columns, glyphs.horizontal, (0, name, "title")),
+        ln.fit((ln.Piece(ln.shorten(ln.clean(run.directory), columns, glyphs.ellipsis), "dim"),), columns),
+        ln.fit(ln.groups(hints, columns), columns),
     ]
 
 
-def _node(state: ViewState, clock: Clock, columns: int) -> ln.Line:
-    node = state.node
-    if node is None:
-        return ln.EMPTY
-    seen = state.hosts.get(node.node)
-    host = seen.value if seen else None
+def nodes(state: ViewState, clock: Clock, columns: int, room: int, glyphs: Glyphs) -> list[ln.Line]:
+    """The cluster's nodes, idle ones first, in at most `room` lines with their rule; those that don't fit are
+    counted."""
+    names = [*([state.node.node] if state.node else []), *state.agents]
+    busy = busy_nodes(state)
+    names.sort(key=lambda name: name in busy)
+    if room < 2 or not names:
+        return []
+    idle = sum(1 for name in names if name not in busy)
+    title = f"{glyphs.horizontal} nodes: {idle} idle of {len(names)} "
+    made = [ln.rule(columns, glyphs.horizontal, (0, title, "title"))]
+    fits = len(names) if len(names) < room else room - 2
+    made += [_node(name, name in busy, state, clock, columns, glyphs) for name in names[:fits]]
+    if fits < len(names):
+        made.append(ln.fit((ln.Piece(f"{glyphs.ellipsis} {len(names) - fits} more", "dim"),), columns))
+    return made
+
+
+def busy_nodes(state: ViewState) -> Collection[str]:
+    """Nodes that have a rank of the active run."""
+    return {view.node for view in state.run.ranks} if state.run is not None and state.active else set()
+
+
+def _node(name: str, busy: bool, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> ln.Line:
+    """What it does, and how its machine is as far as that was heard lately."""
+    own = state.node if state.node is not None and state.node.node == name else None
+    quiet = state.silent_for(clock.monotonic()) if own else state.agents[name].silent_for(clock.monotonic())
+    seen = state.hosts.get(name)
+    host = seen.value if seen is not None and quiet is None else None
+    doing = (f"silent {f.duration(quiet)}", "warning") if quiet is not None else _doing(name, busy, state)
+    gpus = host.gpus if host else ()
     parts = [
-        ln.line(ln.Piece("node ", "label"), ln.Piece(ln.clean(node.node), "strong")),
-        ln.line(ln.Piece("at ", "label"), ln.clean(node.address)),
-        ln.line(
-            ln.Piece("cpu ", "label"), f.NA if host is None or host.cpu_percent is None else f"{host.cpu_percent:.0f}%"
-        ),
-        ln.line(
-            ln.Piece("ram ", "label"), f.used_of(host.memory_used_bytes, host.memory_total_bytes) if host else f.NA
-        ),
-        ln.line(ln.Piece("trainctl ", "label"), ln.clean(node.version)),
-        *(_other(name, clock, state) for name in state.agents),
-    ]
-    return ln.groups(parts, columns)
+        ln.fit((ln.Piece(ln.shorten(ln.clean(name), 14, glyphs.ellipsis), "strong"),), 14),
+        ln.fit((ln.Piece(ln.shorten(doing[0], 20, glyphs.ellipsis), doing[1]),), 20),
+        _figure("cpu", f"{host.cpu_percent:.0f}%" if host and host.cpu_percent is not None else f.NA, 4),
+        _figure("ram", f.used_of(host.memory_used_bytes, host.memory_total_bytes) if host else f.NA, 7, " GB"),
+        _figure("disk free", f.gigabytes(host.disk_free_bytes) if host else f.NA, 4, " GB"),
+        ln.line(ln.Piece(f"{len(gpus)}{glyphs.times}{ln.clean(gpus[0].name)}" if gpus else "", "label")),
+        ln.line(ln.Piece(f"{ln.clean(own.address)}  trainctl {ln.clean(own.version)}" if own else "", "dim")),
+    ]  # fmt: skip
+    return ln.fit(ln.groups(parts, columns), columns)
 
 
-def _other(name: str, clock: Clock, state: ViewState) -> ln.Line:
-    """Another node of the cluster: there, or silent for how long."""
-    quiet = state.silent_agents(clock.monotonic()).get(name)
-    silent = ln.Piece(f" silent {f.duration(quiet)}", "warning") if quiet is not None else ln.Piece("")
-    return ln.line(ln.Piece("+ ", "label"), ln.Piece(ln.clean(name), "strong"), silent)
+def _doing(name: str, busy: bool, state: ViewState) -> tuple[str, str]:
+    if not busy or state.run is None:
+        return "idle", "good"
+    return f"{'leads' if state.run.lead == name else 'in'} {ln.clean(state.run.name)}", "text"
+
+
+def _figure(name: str, value: str, size: int, unit: str = "") -> ln.Line:
+    known = value != f.NA
+    text = f"{value}{unit if known else ''}".ljust(size + len(unit))
+    return ln.line(ln.Piece(f"{name} ", "label"), ln.Piece(text, "text" if known else "dim"))
+
+
+def nothing(runs: Sequence[m.RunSummary] | None, hidden: int, problem: str) -> ln.Line:
+    """What stands in the place of rows."""
+    if problem:
+        return ln.line(ln.Piece(ln.clean(problem), "bad"))
+    if runs is None:
+        return ln.line(ln.Piece("asking the agent for its runs", "dim"))
+    words = "the filter hides all runs; esc clears it" if hidden else (
+        "no run yet: N or `trainctl run RUN.toml` starts one, `trainctl demo` shows one"
+    )  # fmt: skip
+    return ln.line(ln.Piece(words, "dim"))

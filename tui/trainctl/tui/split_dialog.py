@@ -143,7 +143,9 @@ class SplitDialog(ModalScreen[None]):
             self._remark = "nothing to send: this is the plan's split"
             self._show()
         else:
-            self._owner.send_order(Order("rebalance", split.args, None, self.form.run, self.form.if_plan), self)
+            self._owner.send_order(
+                Order("rebalance", split.args, None, self.form.run, self.form.if_plan, self.form.id), self
+            )
 
     @property
     def watching(self) -> bool:
@@ -199,6 +201,7 @@ class SplitDialog(ModalScreen[None]):
             version = run.plan_version if run is not None else 0
             said.insert(0, (f"the plan is v{version} now, this was computed against v{self.form.if_plan}: u reloads",
                             "warning"))  # fmt: skip
+        said += [(text, "warning") for text in self.form.remarks]
         return [(text, role) for text, role in said if text]
 
     def _last_lines(self, cells: int) -> list[Line]:

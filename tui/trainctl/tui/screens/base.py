@@ -7,7 +7,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.screen import Screen
 
-from trainctl.tui import overview
+from trainctl.tui import copying, overview
 from trainctl.tui.bottom import Bottom
 from trainctl.tui.lines import Line, line
 from trainctl.tui.widgets import Lines
@@ -47,8 +47,20 @@ class BaseScreen(Screen[None]):
         if small is not None:
             body.show([line(small)])
         elif rows and columns:
-            body.show(self.lines(columns, rows - bottom.rows))
+            body.show(self.lines(columns, rows - bottom.rows - self.rows_between()))
             bottom.paint()
+
+    def rows_between(self) -> int:
+        """Rows that a screen needs between its body and the bottom line."""
+        return 0
+
+    def values(self) -> copying.Values:
+        """What `y` copies: the likeliest first."""
+        return copying.of_fleet(self.owner.shown, None)
+
+    def undo(self) -> None:
+        """Offers the newest changes that can be undone."""
+        self.owner.offer_undo()
 
     @abc.abstractmethod
     def lines(self, columns: int, rows: int) -> list[Line]:

@@ -1,48 +1,44 @@
-"""Every event of a run: who did what, when, at which step, and what it did."""
+"""Every event of a run: who did what, when, at which step, how it ended, and what it did to the speed."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.widgets import Input
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui import events_panel, header
-from trainctl.tui.bottom import Bottom
-from trainctl.tui.lines import Line, fit, rule
-from trainctl.tui.screens.base import BaseScreen
-from trainctl.tui.widgets import Field, Lines
+from trainctl.tui import changes, copying, effects, event_details, events_panel, events_table, header, sorting, undo
+from trainctl.tui import format as f
+from trainctl.tui import series as s
+from trainctl.tui.lines import Line, Piece, fit, line, rule
+from trainctl.tui.screens.table import TableScreen
+from trainctl.tui.tables import EVENTS, EventRow
 
 EVENTS_PAGE = 500
+_MOST_ASKED = 12
+"""Old events whose effect is asked of the record in one go."""
 
 
-class EventsScreen(BaseScreen):
-    """Every event of the run, newest first, as the record has them; `/` keeps those with a text in them."""
+class EventsScreen(TableScreen):
+    """Every event of the run, newest first, as the record has them; one is always chosen."""
 
+    TABLE = EVENTS
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("slash", "filter", "filter", key_display="/", priority=True),
-        Binding("down,j", "scroll_lines(1)", "down", show=False),
-        Binding("up,k", "scroll_lines(-1)", "up", show=False),
-        Binding("pagedown", "scroll_pages(1)", "page down", show=False),
-        Binding("pageup", "scroll_pages(-1)", "page up", show=False),
-        Binding("home", "scroll_pages(-1000)", "newest", show=False),
-        Binding("end", "scroll_pages(1000)", "oldest", show=False),
+        Binding("down,j", "move(1)", "next event", show=False),
+        Binding("up,k", "move(-1)", "previous event", show=False),
+        Binding("pagedown", "move_pages(1)", "page down", show=False),
+        Binding("pageup", "move_pages(-1)", "page up", show=False),
+        Binding("home", "move_pages(-1000)", "newest", show=False),
+        Binding("end", "move_pages(1000)", "oldest", show=False),
+        Binding("enter", "details", "details", tooltip="all of the chosen event"),
     ]
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
         self.older: tuple[m.Event, ...] = ()
-        self.wanted = ""
-
-    def compose(self) -> ComposeResult:
-        yield Lines(self.owner.glyphs, id="body")
-        yield Field(id="filter", placeholder="show events with...", compact=True)
-        yield Bottom(self.owner.glyphs)
-
-    def on_mount(self) -> None:
-        self.first = 0
-        self.query_one("#filter").display = False
+        self.first, self.chosen_id = 0, -1
+        self.rows: list[EventRow] = []
+        self._measured: dict[tuple[str, int], effects.Effect] = {}  # by run and event id
 
     def on_screen_resume(self) -> None:
         super().on_screen_resume()
@@ -57,63 +53,159 @@ class EventsScreen(BaseScreen):
         except TrainctlError as error:
             self.app.notify(str(error), severity="error", markup=False)
         self.paint()
+        await self._measure_old()
 
-    def found(self) -> list[m.Event]:
-        """Events of the record and those that came since, once each, oldest first, after the filter."""
+    async def _measure_old(self) -> None:
+        """Asks the record for the steps around changes that the live windows don't reach back to."""
+        client, run = self.owner.client, self.owner.shown.run
+        rates, events = self.owner.shown.lately("tokens_per_second"), self.events()
+        old = [event for event in reversed(events) if changes.changes_speed(event) and event.step is not None
+               and not effects.covered(rates, event.step) and (event.run, event.id) not in self._measured]  # fmt: skip
+        for event in old[:_MOST_ASKED]:
+            step = event.step or 0
+            first, last = max(step - effects.EFFECT_STEPS, 1), step + effects.EFFECT_STEPS - 1
+            if client is None or run is None:
+                return
+            try:
+                history = await client.history(run.run, ("tokens_per_second",), first, last, 2 * effects.EFFECT_STEPS)
+            except TrainctlError:
+                return  # the events stand without it
+            window = next(
+                (s.from_series(one, last) for one in history.series if one.metric == "tokens_per_second"), None
+            )
+            found = effects.measured(window, events, event) if window is not None else None
+            if found is not None:
+                self._measured[event.run, event.id] = found
+        self.paint()
+
+    # ------------------------------------------------------------ what there is
+
+    def events(self) -> list[m.Event]:
+        """Events of the record and those that came since, once each, oldest first."""
         state = self.owner.shown
         run = state.run.run if state.run else ""
         both = [*self.older, *state.run_events]
         known = {(event.run, event.id, event.at): event for event in both if event.run in ("", run)}
-        kept = sorted(known.values(), key=lambda event: (event.at, event.id))
-        wanted = self.wanted.lower()
-        return [event for event in kept if wanted in f"{event.by} {event.kind} {event.verb or ''} {event.text}".lower()]
+        return sorted(known.values(), key=lambda event: (event.at, event.id))
+
+    def effect(self, event: m.Event, events: Sequence[m.Event]) -> effects.Effect | None:
+        """As measured in the live windows, or else from the record; once all its steps are there it is kept."""
+        key = (event.run, event.id)
+        if not changes.changes_speed(event) or key in self._measured:
+            return self._measured.get(key)
+        rates = self.owner.shown.lately("tokens_per_second")
+        found = effects.measured(rates, events, event)
+        last = (event.step or 0) + effects.EFFECT_STEPS
+        if found is not None and effects.covered(rates, event.step or 0) and rates.newest_step >= last:
+            self._measured[key] = found
+        return found
+
+    def _arrange(self) -> None:
+        events = self.events()
+        run = self.owner.shown.run
+        nodes = tuple(dict.fromkeys(view.node for view in run.ranks)) if run else ()
+        found = {event.id: self.effect(event, events) for event in events if changes.changes_speed(event)}
+        shares = {id: effect.change for id, effect in found.items() if effect is not None}
+        every = events_table.rows_of(events, self.owner.clock, nodes, shares)[::-1]
+        kept = self.bar.filter.kept(every)
+        self.total, self.hidden = len(every), len(every) - len(kept)
+        self.rows = sorting.in_order(kept, self.order, EVENTS)
+
+    @property
+    def cursor(self) -> int:
+        """Where the chosen event is among the rows; the first one where it isn't among them."""
+        return next((at for at, row in enumerate(self.rows) if row.event.id == self.chosen_id), 0)
+
+    @property
+    def chosen(self) -> m.Event | None:
+        return self.rows[self.cursor].event if self.rows else None
+
+    # ------------------------------------------------------------ drawing
 
     def lines(self, columns: int, rows: int) -> list[Line]:
         owner = self.owner
-        found = self.found()
-        if self.query_one("#filter").display:
-            rows -= 1
-        room = max(rows - 2, 1)
-        self.first = min(max(self.first, 0), max(len(found) - room, 0))
-        shown = list(reversed(found))[self.first : self.first + room]
-        head = header.lines(owner.shown, owner.clock, columns, owner.glyphs, rows=2, badge=owner.badge)[:1]
-        what = f" with {self.wanted!r}" if self.wanted else ""
-        part = f"{min(self.first + 1, len(found))}-{self.first + len(shown)} of {len(found)}"
-        title = f"{owner.glyphs.horizontal} events{what}: {part} "
-        made = [*head, rule(columns, owner.glyphs.horizontal, (0, title, "title"))]
-        made += events_panel.all_lines(shown[::-1], owner.shown, owner.clock, columns, owner.glyphs)
+        self._arrange()
+        room = max(rows - 3, 1)
+        self.first = min(max(self.first, self.cursor - room + 1), self.cursor, max(len(self.rows) - room, 0))
+        shown = range(self.first, min(self.first + room, len(self.rows)))
+        top = header.lines(owner.shown, owner.clock, columns, owner.glyphs, rows=2, badge=owner.badge)[:1]
+        part = f"{min(self.first + 1, len(self.rows))}-{shown.stop} of {len(self.rows)}" if self.rows else "none"
+        title = (0, f"{owner.glyphs.horizontal} events: {part} ", "title")
+        events = self.events()
+        context = events_table.Context(
+            owner.clock, owner.glyphs, events_panel.numbered(owner.shown), undo.undid(events)
+        )
+        made = [*top, rule(columns, owner.glyphs.horizontal, title)]
+        made.append(events_table.head(columns, self.rows, self.order, context))
+        made += events_table.lines(self.rows, shown, self.cursor, columns, context)
+        if not self.rows:
+            words = "the filter hides all events; esc clears it" if self.hidden else "nothing has happened yet"
+            made.append(fit(line(Piece(words, "dim")), columns))
         return (made + [fit((), columns)] * rows)[:rows]
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """`/` is text while something is typed."""
-        return action != "filter" or not isinstance(self.focused, Input)
+    def sort_fields(self) -> Sequence[str]:
+        return events_table.SORTED_BY
 
-    def action_filter(self) -> None:
-        box = self.query_one("#filter", Input)
-        box.display = True
-        self.set_focus(box)
+    # ------------------------------------------------------------ actions
 
-    def on_input_changed(self, event: Input.Changed) -> None:
-        if event.input.id == "filter":
-            self.wanted, self.first = event.value, 0
-            self.paint()
+    def action_move(self, by: int) -> None:
+        if self.rows:
+            self.action_pick(min(max(self.cursor + by, 0), len(self.rows) - 1))
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        if event.input.id == "filter":
-            event.input.display = bool(event.value)
-            self.set_focus(None)
-            self.paint()
+    def action_move_pages(self, by: int) -> None:
+        self.action_move(by * max(self.size.height - 5, 1))
 
-    def key_escape(self) -> None:
-        box = self.query_one("#filter", Input)
-        box.value, box.display = "", False
-        self.set_focus(None)
+    def action_pick(self, index: int) -> None:
+        """A click on a row; on the chosen one it opens it."""
+        if not 0 <= index < len(self.rows):
+            return
+        self.chosen_id = self.rows[index].event.id
         self.paint()
 
-    def action_scroll_lines(self, by: int) -> None:
-        self.first += by
-        self.paint()
+    def on_mouse_scroll_down(self) -> None:
+        self.action_move(3)
 
-    def action_scroll_pages(self, by: int) -> None:
-        self.first += by * max(self.size.height - 4, 1)
-        self.paint()
+    def on_mouse_scroll_up(self) -> None:
+        self.action_move(-3)
+
+    def undoing(self, event: m.Event) -> undo.Inverse | str:
+        """What undoes the event now, or why nothing does."""
+        try:
+            return undo.of(event, self.owner.shown.run, self.events())
+        except undo.NoInverse as reason:
+            return str(reason)
+
+    def action_details(self) -> None:
+        event = self.chosen
+        if event is None:
+            return
+        owner = self.owner
+
+        def made(columns: int) -> list[Line]:
+            events = self.events()
+            undid, found = undo.undid(events).get(event.id), self.effect(event, events)
+            return event_details.lines(event, found, self.undoing(event), owner.clock, columns, owner.glyphs, undid)
+
+        self.app.push_screen(event_details.EventDetails(made, owner.glyphs), self._after_details)
+
+    def _after_details(self, wish: str | None) -> None:
+        if wish == "undo":
+            self.undo()
+        elif wish == "copy":
+            self.owner.copy_value(self.values())
+
+    def undo(self) -> None:
+        """Opens the dialog of what undoes the chosen event, or says why nothing does."""
+        event = self.chosen
+        if event is not None:
+            found = self.undoing(event)
+            if isinstance(found, str):
+                self.app.notify(f"no undo: {found}", severity="warning", markup=False)
+            else:
+                self.owner.open_undo(found)
+
+    def values(self) -> copying.Values:
+        event = self.chosen
+        if event is None:
+            return ()
+        return copying.of_event(event, f.clock(event.at, self.owner.clock.wall(), self.owner.clock.zone))

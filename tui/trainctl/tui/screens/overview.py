@@ -1,29 +1,43 @@
 """The Overview: one run on one page."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.tui import overview
+from trainctl.tui import copying, fleet, fleet_groups, overview
+from trainctl.tui.fleet_rows import Row, rows
 from trainctl.tui.lines import Line
-from trainctl.tui.screens.base import BaseScreen
+from trainctl.tui.screens.table import TableScreen
+from trainctl.tui.tables import FLEET
 
 
-class OverviewScreen(BaseScreen):
+class OverviewScreen(TableScreen):
     """One run on one page."""
 
+    TABLE = FLEET
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "choose(1)", "next node", show=False),
         Binding("up,k", "choose(-1)", "previous node", show=False),
         Binding("enter", "app.node", "open the node", show=False, tooltip="the chosen node in full, as 2"),
+        Binding("right", "open_node(True)", "open a node", show=False, tooltip="a row for each rank"),
+        Binding("left", "open_node(False)", "close a node", show=False, tooltip="a row for the whole node"),
     ]
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
         self._charts = overview.ChartCache()
+        self.opened: frozenset[str] = frozenset()
+
+    @property
+    def wanted(self) -> fleet_groups.Arrangement:
+        """The fleet table as it was filtered, sorted and opened."""
+        return fleet_groups.Arrangement(self.bar.filter, self.order, self.opened)
 
     def lines(self, columns: int, rows: int) -> list[Line]:
         owner = self.owner
+        known = self._rows() if self.bar.rows else []
+        self.total, self.hidden = len(known), len(known) - len(self.bar.filter.kept(known))
         return overview.lines(
             owner.shown,
             owner.clock,
@@ -34,9 +48,36 @@ class OverviewScreen(BaseScreen):
             badge=owner.badge,
             address=owner.address,
             cache=self._charts,
+            wanted=self.wanted,
         )
 
+    def _rows(self) -> list[Row]:
+        return rows(self.owner.shown, self.owner.clock, self.owner.selected)
+
+    def sort_fields(self) -> Sequence[str]:
+        return fleet.sortable(self.owner.shown, self.owner.clock, self.size.width)
+
     def action_choose(self, by: int) -> None:
-        """Moves the choice among the ranks; dialogs start from the chosen one."""
-        self.owner.choose(by)
+        """Moves the choice among the rows; dialogs start from the chosen one."""
+        rank = fleet_groups.chosen(fleet_groups.arranged(self._rows(), self.wanted), by)
+        if rank is not None:
+            self.owner.selected = rank
         self.paint()
+
+    def action_open_node(self, wide: bool) -> None:
+        """Opens the chosen node into its ranks, or closes it."""
+        row = next((row for row in self._rows() if row.selected), None)
+        if row is not None:
+            self.opened = self.opened | {row.view.node} if wide else self.opened - {row.view.node}
+            self.paint()
+
+    def action_toggle_node(self, rank: int) -> None:
+        """A click on a node of several ranks."""
+        node = next((row.view.node for row in self._rows() if row.view.rank == rank), "")
+        self.opened ^= {node}
+        self.paint()
+
+    def values(self) -> copying.Values:
+        """What `y` copies of the chosen node, or else of the run."""
+        chosen = next((row for row in self._rows() if row.selected), None)
+        return copying.of_fleet(self.owner.shown, chosen)

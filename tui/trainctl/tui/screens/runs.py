@@ -1,26 +1,35 @@
-"""The runs that the cluster knows, to open one or take one up again."""
+"""The runs that the cluster knows and its nodes: to open a run, take one up again, start or compare them."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui import header, runs_view
-from trainctl.tui.lines import Line, rule
-from trainctl.tui.screens.base import BaseScreen
+from trainctl.tui import control, copying, header, runs_view, sorting
+from trainctl.tui.lines import EMPTY, Line, fit, rule
+from trainctl.tui.screens.table import TableScreen
+from trainctl.tui.start_dialog import StartDialog
+from trainctl.tui.tables import RUNS, RunRow
 
 RUNS_REFRESH_SECONDS = 5.0
+_MOST_NODES = 10
+"""Rows for nodes at most, their rule included."""
 
 
-class RunsScreen(BaseScreen):
-    """The runs the agent knows; opens one, or takes one up again."""
+class RunsScreen(TableScreen):
+    """The runs the agent knows, newest first; one is always chosen."""
 
+    TABLE = RUNS
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "move(1)", "next run", show=False),
         Binding("up,k", "move(-1)", "previous run", show=False),
         Binding("enter", "open", "open"),
         Binding("s", "resume_run", "resume run"),
+        Binding("space", "mark", "mark", tooltip="mark a run to compare"),
+        Binding("c", "compare", "compare", tooltip="marked runs in Charts"),
+        Binding("N", "start", "new run", tooltip="start a run from a file"),
         Binding("r", "reload", "refresh", show=False),
     ]
 
@@ -28,7 +37,9 @@ class RunsScreen(BaseScreen):
         super().__init__(name)
         self.runs: tuple[m.RunSummary, ...] | None = None
         self.problem = ""
-        self.cursor = 0
+        self.rows: list[RunRow] = []
+        self.chosen_run = ""
+        self.marked: frozenset[str] = frozenset()
 
     def on_mount(self) -> None:
         self.action_reload()
@@ -38,13 +49,64 @@ class RunsScreen(BaseScreen):
         super().on_screen_resume()
         self.action_reload()
 
+    # ------------------------------------------------------------ drawing
+
     def lines(self, columns: int, rows: int) -> list[Line]:
         owner = self.owner
+        self._arrange()
         head = header.lines(owner.live, owner.clock, columns, owner.glyphs, rows=2, badge=owner.badge)[:1]
-        title = rule(columns, owner.glyphs.horizontal, (0, f"{owner.glyphs.horizontal} runs ", "title"))
-        return [*head, title, *runs_view.lines(
-            self.runs, self.cursor, self.problem, owner.live, owner.clock, columns, rows - 2, owner.glyphs
-        )]  # fmt: skip
+        title = f"{owner.glyphs.horizontal} runs: {len(self.rows)} " if self.runs is not None else ""
+        made = [*head, rule(columns, owner.glyphs.horizontal, (0, title, "title"))]
+        made.append(runs_view.head(columns, self.order, owner.glyphs))
+        low = self._low(columns, rows)
+        room = max(rows - len(made) - len(low), 1)
+        body = self._body(columns, room)
+        return [fit(line, columns) for line in [*made, *body, *([EMPTY] * (room - len(body))), *low][:rows]]
+
+    def _arrange(self) -> None:
+        every = [runs_view.row_of(run, self.owner.clock) for run in self.runs or ()]
+        kept = self.bar.filter.kept(every)
+        self.total, self.hidden = len(every), len(every) - len(kept)
+        self.rows = sorting.in_order(kept, self.order, RUNS)
+
+    def _body(self, columns: int, room: int) -> list[Line]:
+        if self.problem or not self.rows:
+            return [runs_view.nothing(self.runs, self.hidden, self.problem)]
+        start = min(max(self.cursor - room + 1, 0), max(len(self.rows) - room, 0))
+        made = []
+        for index, item in enumerate(self.rows[start : start + room], start):
+            pieces = runs_view.row(
+                item, index == self.cursor, item.run.run in self.marked, self.owner.clock, columns, self.owner.glyphs
+            )
+            made.append(tuple(piece._replace(action=f"screen.pick({index})") for piece in pieces))
+        return made
+
+    def _low(self, columns: int, rows: int) -> list[Line]:
+        """The chosen run and the nodes, as far as they leave some rows to the runs."""
+        owner = self.owner
+        room = min(rows // 2 - 3, _MOST_NODES)
+        nodes = runs_view.nodes(owner.live, owner.clock, columns, room, owner.glyphs)
+        chosen = self.chosen
+        detail = runs_view.detail(chosen, len(self.marked - {chosen.run}) + 1 if self.marked else 0, columns,
+                                  owner.glyphs) if chosen is not None else []  # fmt: skip
+        return [*detail, *nodes]
+
+    # ------------------------------------------------------------ what there is
+
+    @property
+    def cursor(self) -> int:
+        """Where the chosen run is among the rows; the first one where it isn't among them."""
+        return next((at for at, item in enumerate(self.rows) if item.run.run == self.chosen_run), 0)
+
+    @property
+    def chosen(self) -> m.RunSummary | None:
+        return self.rows[self.cursor].run if self.rows else None
+
+    def sort_fields(self) -> Sequence[str]:
+        return runs_view.SORTED_BY
+
+    def values(self) -> copying.Values:
+        return copying.of_run(self.chosen) if self.chosen is not None else ()
 
     def action_reload(self) -> None:
         if self.is_current:
@@ -58,15 +120,17 @@ class RunsScreen(BaseScreen):
             self.runs, self.problem = (await client.runs()).runs, ""
         except TrainctlError as error:
             self.problem = str(error)
-        self.cursor = min(self.cursor, max(len(self.runs or ()) - 1, 0))
         self.paint()
 
-    @property
-    def chosen(self) -> m.RunSummary | None:
-        return self.runs[self.cursor] if self.runs and self.cursor < len(self.runs) else None
+    # ------------------------------------------------------------ actions
 
     def action_move(self, by: int) -> None:
-        self.cursor = min(max(self.cursor + by, 0), max(len(self.runs or ()) - 1, 0))
+        self.action_pick(min(max(self.cursor + by, 0), len(self.rows) - 1))
+
+    def action_pick(self, index: int) -> None:
+        """A click on a row."""
+        if 0 <= index < len(self.rows):
+            self.chosen_run = self.rows[index].run.run
         self.paint()
 
     def action_open(self) -> None:
@@ -76,3 +140,22 @@ class RunsScreen(BaseScreen):
     def action_resume_run(self) -> None:
         if self.chosen is not None:
             self.owner.open_dialog("start-run", {"resume": self.chosen.run})
+
+    def action_start(self) -> None:
+        self.app.push_screen(StartDialog(control.start_form(), self.owner.glyphs))
+
+    def action_mark(self) -> None:
+        """Marks the chosen run, or no longer."""
+        if self.chosen is not None:
+            self.marked ^= {self.chosen.run}
+            self.action_move(1)
+
+    def action_compare(self) -> None:
+        """Opens Charts with the marked runs and the chosen one, oldest mark first."""
+        chosen = self.chosen
+        wanted = self.marked | ({chosen.run} if chosen is not None else set())
+        if len(wanted) < 2:
+            self.app.notify("mark another run with space first", severity="warning")
+            return
+        self.owner.compare_runs = tuple(item.run.run for item in self.rows if item.run.run in wanted)
+        self.owner.action_show("charts")

@@ -1,0 +1,42 @@
+"""What `y` copies from each screen: (what it is, the text), the most likely first."""
+
+import math
+
+from trainctl.protocol import messages as m
+from trainctl.tui import events_text
+from trainctl.tui import format as f
+from trainctl.tui.fleet_rows import Row
+from trainctl.tui.model import ViewState
+
+Values = tuple[tuple[str, str], ...]
+
+
+def of_fleet(state: ViewState, row: Row | None) -> Values:
+    """Of the chosen node, and of the run."""
+    made: list[tuple[str, str]] = []
+    if row is not None:
+        why = (("why", row.view.why),) if row.view.why else ()
+        rate = (("own tok/s", f"{row.own_rate:.1f}"),) if row.own_rate is not None else ()
+        address = state.node.address if state.node is not None and state.node.node == row.view.node else ""
+        pid = (("pid", str(row.view.pid)),) if row.view.pid is not None else ()
+        made += [("node", row.view.node), *([("address", address)] if address else []), *rate, *pid, *why]
+    if state.run is not None:
+        made += [("run", state.run.run), ("directory", state.run.directory), ("step", str(state.run.step))]
+        last = state.last_step
+        if last is not None and math.isfinite(last.value.loss):
+            made.append(("loss", f"{last.value.loss:.6g}"))
+    return tuple(made)
+
+
+def of_event(event: m.Event, at: str) -> Values:
+    """Of an event; `at` is its time as it is shown."""
+    made = [("line", f"{at} {event.by} {events_text.words(event)}"), ("text", event.text)]
+    made += [("step", str(event.step))] if event.step is not None else []
+    made += [(name, value) for name, value in (("before", event.before), ("after", event.after)) if value]
+    return tuple([*made, ("command id", event.command)] if event.command else made)
+
+
+def of_run(run: m.RunSummary) -> Values:
+    """Of a run in the list."""
+    loss = (("loss", f.loss(run.last_loss)),) if run.last_loss is not None else ()
+    return (("run", run.run), ("directory", run.directory), ("name", run.name), *loss)

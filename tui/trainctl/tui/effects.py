@@ -1,0 +1,86 @@
+"""What a change did to the fleet's rate, as measured: medians over the steps before and after it, pure.
+
+Only throughput is attributed: shares, micro-batches and members change it at once, while a loss goes on changing by
+itself, so that no difference of it could honestly be laid to a command.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainctl.protocol import messages as m
+from trainctl.tui import changes
+from trainctl.tui import format as f
+from trainctl.tui import series as s
+from trainctl.tui.glyphs import Glyphs
+
+EFFECT_STEPS = 20
+"""Steps before and after a change over which its effect is measured."""
+LEAST_STEPS = 5
+_COARSEST = 2
+"""Steps a bucket at most, for a median of them to say something."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Medians of tokens/s of so many undisturbed steps on each side; None with fewer than 5 of them."""
+
+    before: float | None
+    after: float | None
+    steps_before: int
+    steps_after: int
+
+    @property
+    def change(self) -> float | None:
+        """Relative: 0.26 is 26 % faster."""
+        return self.after / self.before - 1 if self.before and self.after else None
+
+
+def measured(rates: s.Window, events: Sequence[m.Event], event: m.Event) -> Effect | None:
+    """The effect of an event on a window of tokens/s; None where it changed nothing, or the window is too coarse."""
+    if event.step is None or rates.bucket_steps > _COARSEST or not changes.took_effect(event):
+        return None
+    first, last = _undisturbed(events, event, event.step)
+    before, after = _values(rates, first, event.step - 1), _values(rates, event.step, last)
+    return Effect(_median(before), _median(after), len(before), len(after))
+
+
+def _undisturbed(events: Sequence[m.Event], event: m.Event, step: int) -> tuple[int, int]:
+    """First and last step around the event's up to which it alone changed the plan."""
+    others = [
+        other.step
+        for other in events
+        if other.id != event.id and other.step is not None and changes.changes_speed(other)
+    ]
+    first = max([step - EFFECT_STEPS, *(other for other in others if other <= step)])
+    last = min([step + EFFECT_STEPS - 1, *(other - 1 for other in others if other >= step)])
+    return first, last
+
+
+def _values(rates: s.Window, first: int, last: int) -> list[float]:
+    window = s.tail(rates, first)
+    values = window.last[window.first <= last]
+    return [float(value) for value in values[np.isfinite(values)]]
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if len(values) >= LEAST_STEPS else None
+
+
+def covered(rates: s.Window, step: int) -> bool:
+    """Whether a window reaches back to all that an effect at `step` is measured from, step by step."""
+    return bool(len(rates)) and rates.bucket_steps <= _COARSEST and int(rates.first[0]) <= max(step - EFFECT_STEPS, 1)
+
+
+def figures(effect: Effect | None, event: m.Event, glyphs: Glyphs) -> str:
+    """The effect with its figures, or why there are none."""
+    if not changes.changes_speed(event):
+        return "not measured: it changes no speed, and a loss that changes can't be laid to one command"
+    if effect is None:
+        return "not measured: its steps are not at hand one by one"
+    if effect.change is None:
+        side, steps = ("before", effect.steps_before) if effect.before is None else ("after", effect.steps_after)
+        return f"not measured: {steps} undisturbed steps {side} it, {LEAST_STEPS} are needed"
+    values = f"{f.rate(effect.before)} {glyphs.arrow} {f.rate(effect.after)} tokens/s"
+    return f"{values}, {100 * effect.change:+.1f} % (medians of {effect.steps_before} and {effect.steps_after} steps)"

@@ -1,0 +1,92 @@
+"""One event with all that is known of it: every field in full, the measured effect, and its undoing."""
+
+import datetime
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual.binding import Binding, BindingType
+
+from trainctl.protocol import messages as m
+from trainctl.tui import control, effects, undo
+from trainctl.tui.clock import Clock
+from trainctl.tui.glyphs import Glyphs
+from trainctl.tui.lines import Line, Piece, clean, line, wrap
+from trainctl.tui.popups import Popup
+
+if TYPE_CHECKING:
+    from trainctl.tui.app import TrainctlApp
+
+_NAME_CELLS = 12
+
+
+def lines(
+    event: m.Event, effect: effects.Effect | None, undoing: undo.Inverse | str, clock: Clock, columns: int,
+    glyphs: Glyphs, undid: m.Event | None = None,
+) -> list[Line]:  # fmt: skip
+    """Every field that is set, wrapped; `undoing` is the inverse command or why there is none."""
+    at = datetime.datetime.fromtimestamp(event.at, clock.zone or datetime.UTC)
+    at = at if clock.zone is not None else at.astimezone()
+    fields = [
+        ("when", f"{at:%A %d %B %Y, %H:%M:%S}"), ("who", event.by), ("what", event.verb or event.kind),
+        ("text", event.text.replace("→", glyphs.arrow)),
+        ("step", f"{event.step:,}" if event.step is not None else ""),
+        ("generation", str(event.generation) if event.generation is not None else ""),
+        ("before", event.before or ""), ("after", event.after or ""), ("outcome", event.outcome or ""),
+        ("severity", "" if event.severity == "info" else event.severity),
+        ("undoes", f"{undid.verb} @{undid.step or 0:,}" if undid is not None else ""),
+        ("effect", effects.figures(effect, event, glyphs) if event.kind == "command" or effect is not None else ""),
+        ("command id", event.command or ""),
+    ]  # fmt: skip
+    made: list[Line] = [()]
+    for name, value in fields:
+        made += _labelled(name, value, columns) if value else []
+    return [*made, (), *_undo_lines(undoing, columns), (), _keys(isinstance(undoing, undo.Inverse))]
+
+
+def _labelled(name: str, value: str, columns: int, role: str = "text") -> list[Line]:
+    rows = wrap(clean(value), columns - _NAME_CELLS)
+    return [line(Piece((name if not at else "").ljust(_NAME_CELLS), "label"), Piece(row, role)) for at, row in
+            enumerate(rows)]  # fmt: skip
+
+
+def _undo_lines(undoing: undo.Inverse | str, columns: int) -> list[Line]:
+    if isinstance(undoing, str):
+        return _labelled("undo", f"none: {undoing}", columns, "dim")
+    made = _labelled("undo", control.spoken(undoing.order), columns, "strong")
+    for remark in undoing.remarks:
+        made += _labelled("", remark, columns, "warning")
+    return made
+
+
+def _keys(can_undo: bool) -> Line:
+    undoing = [Piece("u", "key", "screen.undo"), Piece(" undoes it  ", "label", "screen.undo")] if can_undo else []
+    return line(*undoing, Piece("y", "key", "screen.copy"), Piece(" copies  ", "label", "screen.copy"),
+                Piece("esc", "key", "screen.close"), Piece(" closes", "label", "screen.close"))  # fmt: skip
+
+
+class EventDetails(Popup[str]):
+    """Shows one event; `made` gives its lines for a width, anew at each repaint. Gives "undo" or "copy" when that is
+    what comes next."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "close", "close", priority=True),
+        Binding("u", "undo", "undo it", priority=True),
+        Binding("y", "copy", "copy", priority=True),
+    ]
+
+    def __init__(self, made: Callable[[int], list[Line]], glyphs: Glyphs) -> None:
+        super().__init__("event", glyphs)
+        self._made = made
+
+    @property
+    def owner(self) -> "TrainctlApp":
+        return cast("TrainctlApp", self.app)
+
+    def text(self) -> list[Line]:
+        return self._made(self.cells)
+
+    def action_undo(self) -> None:
+        self.dismiss("undo")
+
+    def action_copy(self) -> None:
+        self.dismiss("copy")

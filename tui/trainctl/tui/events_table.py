@@ -1,0 +1,151 @@
+"""The Events screen as lines: a head, and a row an event with who, when, what, before and after, how it ended, and what
+it did to the speed. Wide screens give each a column; narrow ones have them in one sentence."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trainctl.protocol import messages as m
+from trainctl.tui import changes, events_panel, events_text, sorting, undo
+from trainctl.tui import format as f
+from trainctl.tui.clock import Clock
+from trainctl.tui.glyphs import Glyphs
+from trainctl.tui.lines import Line, Piece, clean, fit, line, shorten, spread, width
+from trainctl.tui.tables import EventRow
+
+WIDE_COLUMNS = 116
+"""From here on each part has a column of its own."""
+SORTED_BY = ("age", "by", "verb", "step", "outcome", "effect")
+_WHO, _WHAT, _OUTCOME, _EFFECT = 8, 17, 9, 10
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all rows are drawn with: their marks' numbers by event id, and which events undid which."""
+
+    clock: Clock
+    glyphs: Glyphs
+    numbers: Mapping[int, str] = field(default_factory=dict)
+    undid: Mapping[int, m.Event] = field(default_factory=dict)
+
+
+def head(columns: int, rows: Sequence[EventRow], order: sorting.Order, context: Context) -> Line:
+    """The titles, to be clicked; the one that the table is sorted by carries an arrow."""
+    when = _when_cells(rows, context)
+    if columns < WIDE_COLUMNS:
+        titles = [("age", "WHEN", when + 1), ("by", "WHO", _WHO), ("verb", "WHAT", columns - when - _WHO - _EFFECT - 4)]
+        titles += [("effect", "EFFECT", _EFFECT + 3)]
+    else:
+        step = _step_cells(rows)
+        room = columns - when - _WHO - _WHAT - step - _OUTCOME - _EFFECT - 9
+        titles = [("age", "WHEN", when + 1), ("by", "WHO", _WHO), ("verb", "WHAT", _WHAT), ("step", "STEP", step + 2),
+                  ("", f"BEFORE {context.glyphs.arrow} AFTER", room), ("outcome", "OUTCOME", _OUTCOME + 1),
+                  ("effect", "EFFECT", _EFFECT + 1), ("", "MARK", 4)]  # fmt: skip
+    return fit([_title(*title, order, context.glyphs) for title in titles], columns)
+
+
+def _title(name: str, text: str, size: int, order: sorting.Order, glyphs: Glyphs) -> Piece:
+    arrow = order.arrow(name, glyphs.up, glyphs.down)
+    return Piece(f"{text}{arrow}".ljust(size)[:size], "strong" if arrow else "label",
+                 f"screen.sort({name!r})" if name else "")  # fmt: skip
+
+
+def lines(rows: Sequence[EventRow], shown: range, cursor: int, columns: int, context: Context) -> list[Line]:
+    """The rows of `shown`, the one at `cursor` marked; widths are those that all `rows` need."""
+    when, step = _when_cells(rows, context), _step_cells(rows)
+    made = []
+    for index in shown:
+        row = rows[index]
+        drawn = (
+            _wide(row, columns, when, step, context)
+            if columns >= WIDE_COLUMNS
+            else _narrow(row, columns, when, context)
+        )
+        role = "cursor" if index == cursor else ""
+        made.append(tuple(Piece(p.text, role or p.role, f"screen.pick({index})") for p in fit(drawn, columns)))
+    return made
+
+
+def _when_cells(rows: Sequence[EventRow], context: Context) -> int:
+    return max((len(_when(row, context)) for row in rows), default=5)
+
+
+def _step_cells(rows: Sequence[EventRow]) -> int:
+    return max(max((len(f.count(row.event.step)) for row in rows if row.event.step is not None), default=0), 4)
+
+
+def _when(row: EventRow, context: Context) -> str:
+    return f.clock(row.event.at, context.clock.wall(), context.clock.zone)
+
+
+def _ends(row: EventRow, context: Context) -> Line:
+    """The measured effect and the number of the mark on the charts, both where they would be."""
+    number = context.numbers.get(row.event.id, "")
+    effect = Piece(events_panel.effect_text(row.effect) if row.effect is not None else "",
+                   events_panel.effect_role(row.effect))  # fmt: skip
+    return (*fit(line(effect), _EFFECT), Piece(f"  {number:1}", "mark"))
+
+
+def _narrow(row: EventRow, columns: int, when: int, context: Context) -> Line:
+    event, glyphs = row.event, context.glyphs
+    alert, role = events_panel.ALERTS.get(event.severity, ("", "text"))
+    start = line(Piece(f"{_when(row, context):<{when}} ", "dim"), _who(event, glyphs), Piece(alert, role))
+    tail = _ends(row, context)
+    room = max(columns - width(start) - width(tail) - 1, 1)
+    text = clean(events_text.words(event, glyphs.arrow)) + _undoes(event, context)
+    struck = "dim" if row.undone else role
+    return spread((*start, Piece(shorten(text, room, glyphs.ellipsis), struck)), tail, columns)
+
+
+def _wide(row: EventRow, columns: int, when: int, step: int, context: Context) -> Line:
+    event, glyphs = row.event, context.glyphs
+    alert, role = events_panel.ALERTS.get(event.severity, ("", "text"))
+    room = columns - when - _WHO - _WHAT - step - _OUTCOME - _EFFECT - 9
+    told = shorten(alert + change_text(event, glyphs) + _undoes(event, context), room - 1, glyphs.ellipsis)
+    outcome = "undone" if row.undone else event.outcome or ""
+    what = shorten(clean(event.verb if event.kind == "command" and event.verb else event.kind), _WHAT - 1,
+                   glyphs.ellipsis)  # fmt: skip
+    return line(
+        Piece(f"{_when(row, context):<{when}} ", "dim"), _who(event, glyphs),
+        Piece(what.ljust(_WHAT), "strong" if event.kind == "command" else "text"),
+        Piece(f"{f.count(event.step) if event.step is not None else '-':>{step}}  ", "label"),
+        *fit(line(Piece(told, "dim" if row.undone else role)), room),
+        Piece(f"{outcome:<{_OUTCOME}} ", _outcome_role(event, row.undone)), *_ends(row, context),
+    )  # fmt: skip
+
+
+def _outcome_role(event: m.Event, undone: bool) -> str:
+    if undone or event.outcome is None:
+        return "dim"
+    return "good" if event.outcome == "applied" else "bad"
+
+
+def _who(event: m.Event, glyphs: Glyphs) -> Piece:
+    return Piece(shorten(clean(event.by or "-"), _WHO - 1, glyphs.ellipsis).ljust(_WHO), "label")
+
+
+def _undoes(event: m.Event, context: Context) -> str:
+    undone = context.undid.get(event.id)
+    return f", undoes @{undone.step or 0:,}" if undone is not None else ""
+
+
+def change_text(event: m.Event, glyphs: Glyphs) -> str:
+    """The event's text without the verb that has a column of its own, its before and after always in it."""
+    text = clean(event.text).removeprefix(event.verb or "\0").strip(" :")
+    if event.before and event.after and not (event.before in text and event.after in text):
+        text = f"{text} {event.before} {glyphs.arrow} {event.after}".strip()
+    return clean(text.replace("→", glyphs.arrow))
+
+
+def rows_of(
+    events: Sequence[m.Event], clock: Clock, nodes: Sequence[str], effects: Mapping[int, float | None]
+) -> list[EventRow]:
+    """The events as the filter sees them; `effects` has relative changes of the rate by event id."""
+    now, undone = clock.wall(), undo.undone_by(events)
+    return [
+        EventRow(
+            event, max(now - event.at, 0.0), tuple(node for node in nodes if node in event.text),
+            effects.get(event.id) if changes.changes_speed(event) else None,
+            undone=event.verb is not None and undo.token(event) in undone,
+        )
+        for event in events
+    ]  # fmt: skip

@@ -1,0 +1,113 @@
+"""The `/` line: a filter as it is typed, what is wrong with it, and how many rows the one in effect hides."""
+
+from typing import TYPE_CHECKING, Any, cast
+
+from textual import events
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.message import Message
+from textual.widgets import Input
+
+from trainctl.tui import filters
+from trainctl.tui.fields import Table
+from trainctl.tui.glyphs import Glyphs
+from trainctl.tui.lines import Line, Piece, clean, ellipsized, fit, line, spread
+from trainctl.tui.widgets import Field, Lines
+
+if TYPE_CHECKING:
+    from trainctl.tui.app import TrainctlApp
+
+
+class FilterBar(Vertical):
+    """Two rows while a filter is typed, one while one is in effect, none else. What can't be understood says why, and
+    the last filter that could stays in effect."""
+
+    DEFAULT_CSS = """
+    FilterBar { height: auto; display: none; } FilterBar Lines, FilterBar Field { height: 1; }
+    FilterBar Field { background: $panel; }
+    """
+
+    class Changed(Message):
+        """Another filter is in effect, or the bar takes more rows or fewer."""
+
+    def __init__(self, table: Table[Any], glyphs: Glyphs) -> None:
+        super().__init__()
+        self.table, self._glyphs = table, glyphs
+        self.filter: filters.Filter[Any] = filters.parse("", table)
+        self.problem = ""
+        self.typing = False
+
+    @property
+    def rows(self) -> int:
+        return 2 if self.typing else 1 if self.filter.text else 0
+
+    def compose(self) -> ComposeResult:
+        yield Lines(self._glyphs, id="filter-note")
+        yield Field(id="filter", placeholder="a word, or field<value: the line above says which fields", compact=True)
+
+    def on_mount(self) -> None:
+        self.query_one("#filter").display = False
+
+    def start(self) -> None:
+        """Opens the line, the filter in effect in it."""
+        self.typing = True
+        self._rearrange()
+        self.screen.set_focus(self.query_one("#filter"))
+
+    def clear(self) -> None:
+        """Without any filter."""
+        self.filter, self.problem = filters.parse("", self.table), ""
+        box = self.query_one("#filter", Input)
+        with box.prevent(Input.Changed):
+            box.value = ""
+        self._close()
+
+    def _close(self) -> None:
+        self.typing = False
+        if self.screen.focused is self.query_one("#filter"):
+            self.screen.set_focus(None)
+        self._rearrange()
+
+    def _rearrange(self) -> None:
+        self.query_one("#filter").display = self.typing
+        self.display = self.rows > 0
+        self.post_message(self.Changed())
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        event.stop()
+        if not self.typing:
+            return
+        try:
+            self.filter, self.problem = filters.parse(event.value, self.table), ""
+        except filters.FilterError as error:
+            self.problem = str(error)
+        self.post_message(self.Changed())
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        if not self.problem:
+            self._close()
+
+    def key_escape(self, event: events.Key) -> None:
+        event.stop()
+        self.clear()
+
+    def paint(self, hidden: int, total: int) -> None:
+        """Says how many of `total` rows the filter in effect hides."""
+        columns = self.size.width or cast("TrainctlApp", self.app).size.width
+        made = self._words(f"{hidden} of {total} hidden", columns)
+        self.query_one("#filter-note", Lines).show([fit(made, columns)])
+
+    def _words(self, hidden: str, columns: int) -> Line:
+        dots = self._glyphs.ellipsis
+        if self.problem:
+            return ellipsized(line(Piece(clean(self.problem), "bad")), columns, dots)
+        if not self.filter.text:
+            return ellipsized(line(Piece(f"fields: {self.table.names}", "dim")), columns, dots)
+        press = "screen.clear_filter"
+        right = line(Piece(hidden, "warning"), Piece("  esc", "key", press), Piece(" clears", "label", press))
+        text = Piece(clean(self.filter.text), "strong", "screen.filter")
+        left = line(Piece("/", "key", "screen.filter"), text)
+        if self.typing:
+            left = line(Piece("enter", "key"), Piece(" keeps it", "label"))
+        return spread(ellipsized(left, columns - sum(len(piece.text) for piece in right) - 1, dots), right, columns)

@@ -1,0 +1,126 @@
+"""Which rows the fleet table has, and in which order: a node of several devices is one row that opens into its ranks.
+
+The filter keeps ranks; a node stands for those of its ranks that it keeps.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+
+from trainctl.protocol import messages as m
+from trainctl.tui import series as s
+from trainctl.tui import sorting
+from trainctl.tui.filters import Filter
+from trainctl.tui.fleet_rows import Row
+from trainctl.tui.tables import FLEET
+
+_WORST_FIRST = (
+    "failed", "lost", "hung", "late", "rejoining", "draining", "drained", "starting", "ready", "paused", "run", "done"
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How a person wants the table: filtered, sorted, and which nodes opened into their ranks."""
+
+    filter: Filter[Row] | None = None
+    order: sorting.Order = sorting.Order()  # noqa: RUF009  frozen itself
+    opened: frozenset[str] = frozenset()
+
+
+def arranged(rows: Sequence[Row], wanted: Arrangement) -> list[Row]:
+    """The rows to be shown."""
+    kept = wanted.filter.kept(rows) if wanted.filter is not None else list(rows)
+    several = _several({row.view.node: 0 for row in kept}, rows)
+    tops = [
+        _node([row for row in kept if row.view.node == node], node in wanted.opened) if node in several else row
+        for node, row in _firsts(kept)
+    ] if several else kept  # fmt: skip
+    made = []
+    for top in sorting.in_order(tops, wanted.order, FLEET):
+        made.append(top)
+        if top.open:
+            own = [replace(row, child=True) for row in kept if row.view.node == top.view.node]
+            made += sorting.in_order(own, wanted.order, FLEET)
+    return made
+
+
+def count(run: m.RunView | None, opened: frozenset[str]) -> int:
+    """How many rows there are without a filter."""
+    nodes = [view.node for view in run.ranks] if run is not None else []
+    return len(set(nodes)) + sum(1 for node in nodes if node in opened and nodes.count(node) > 1)
+
+
+def _several(nodes: Iterable[str], rows: Sequence[Row]) -> set[str]:
+    """Nodes with more than one rank, be they filtered or not."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row.view.node] = counts.get(row.view.node, 0) + 1
+    return {node for node in nodes if counts[node] > 1}
+
+
+def _firsts(rows: Sequence[Row]) -> list[tuple[str, Row]]:
+    """Each node with the first of its rows; a row of its own for every rank of a node that has only one."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        found.setdefault(row.view.node, row)
+    return list(found.items())
+
+
+def _node(members: Sequence[Row], is_open: bool) -> Row:
+    """One row for the ranks of a node: sums of shares, rates and memory, the slowest one's step, the worst state."""
+    working = [row for row in members if row.step is not None]
+    slowest = max(working, key=lambda row: row.step.phases.busy if row.step else 0.0, default=members[0])
+    worst = min(members, key=lambda row: _WORST_FIRST.index(row.view.state))
+    rates = [row.own_rate for row in members if not row.out]
+    view = msgspec.structs.replace(
+        members[0].view, state=worst.view.state, since_at=worst.view.since_at, share=sum(r.view.share for r in members),
+        why=f"rank {worst.view.rank}: {worst.view.why}" if worst.view.why else "",
+    )  # fmt: skip
+    ages = [row.age for row in members if row.age is not None]
+    return replace(
+        slowest, view=view, place=members[0].place, step=_together(slowest, working), age=max(ages, default=None),
+        old=any(row.old for row in members), own_rates=_sum([row.own_rates for row in working]),
+        own_rate=sum(r for r in rates if r is not None) if rates and None not in rates else None,
+        slow_phase=next((row.slow_phase for row in members if row.slow_phase), ""),
+        selected=not is_open and any(row.selected for row in members),
+        members=tuple(row.view.rank for row in members), open=is_open,
+        micro=next(iter({row.passes for row in members})) if len({row.passes for row in members}) == 1 else None,
+    )  # fmt: skip
+
+
+def _together(slowest: Row, working: Sequence[Row]) -> m.RankStep | None:
+    """The slowest rank's step with the memory of all."""
+    if slowest.step is None:
+        return None
+
+    def total(name: str) -> int | None:
+        values = [getattr(row.step, name) for row in working]
+        return None if None in values else sum(values)
+
+    names = ("memory_bytes", "memory_peak_bytes", "memory_cap_bytes")
+    return msgspec.structs.replace(slowest.step, **{name: total(name) for name in names})
+
+
+def _sum(windows: Sequence[s.Window]) -> s.Window:
+    """The sum of rates over the steps that all have; empty where they aren't of the same steps."""
+    if not windows or any(not np.array_equal(window.first, windows[0].first) for window in windows):
+        return s.empty()
+    return replace(windows[0], last=np.sum([window.last for window in windows], axis=0))
+
+
+def choices(shown: Sequence[Row]) -> list[int]:
+    """The ranks that can be chosen, from top to bottom; a closed node is chosen by its first rank."""
+    return [row.view.rank for row in shown if not row.open]
+
+
+def chosen(shown: Sequence[Row], by: int) -> int | None:
+    """The rank that lies `by` rows from the selected one, None where the table is empty."""
+    ranks = choices(shown)
+    at = next((row.view.rank for row in shown if row.selected and not row.open), None)
+    if not ranks:
+        return None
+    place = ranks.index(at) + by if at in ranks else 0 if by > 0 else len(ranks) - 1
+    return ranks[min(max(place, 0), len(ranks) - 1)]

@@ -1,0 +1,112 @@
+"""Small windows over a screen: one that shows lines, and one in which one of a few is chosen."""
+
+from collections.abc import Sequence
+from typing import ClassVar, TypeVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
+
+from trainctl.tui.glyphs import Glyphs
+from trainctl.tui.lines import Line, Piece, fit, line
+from trainctl.tui.widgets import Lines
+
+POPUP_CELLS = 70
+"""Of text in a popup of full width."""
+_SIDES = 6
+T = TypeVar("T")
+
+
+class Popup(ModalScreen[T]):
+    """A titled box of lines; escape closes it."""
+
+    DEFAULT_CSS = """
+    Popup { align: center middle; background: $background 55%; }
+    Popup #popup { width: 76; max-width: 100%; height: auto; max-height: 100%; padding: 0 2; border: round $accent;
+      border-title-color: $accent; border-title-style: bold; background: $surface; }
+    Popup.ascii #popup { border: ascii $accent; }
+    Popup VerticalScroll { height: auto; max-height: 100%; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "close", "close", priority=True)]
+
+    def __init__(self, title: str, glyphs: Glyphs) -> None:
+        super().__init__()
+        self._box_title, self._glyphs = title, glyphs
+
+    def compose(self) -> ComposeResult:
+        box = Vertical(id="popup")
+        box.border_title = self._box_title
+        with box, VerticalScroll(can_focus=False):
+            yield Lines(self._glyphs, id="popup-text", grow=True)
+
+    def on_mount(self) -> None:
+        self.set_class(self._glyphs.ascii_only, "ascii")
+        self.refresh_text()
+
+    @property
+    def cells(self) -> int:
+        """Columns that the text has."""
+        return min(POPUP_CELLS, self.app.size.width - _SIDES)
+
+    def refresh_text(self) -> None:
+        """Shows what `text` gives now."""
+        if self.query("#popup-text"):
+            self.query_one("#popup-text", Lines).show(self.text())
+
+    def text(self) -> list[Line]:
+        raise NotImplementedError
+
+    def on_resize(self) -> None:
+        self.refresh_text()
+
+    def action_close(self) -> None:
+        self.dismiss()
+
+
+class Chooser(Popup[int]):
+    """One of up to nine lines, by its key, by up, down and enter, or a click; gives its index, None for none.
+
+    `keys` are digits, the lines' own numbers by default; one may be empty.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down,j", "move(1)", "next", show=False, priority=True),
+        Binding("up,k", "move(-1)", "previous", show=False, priority=True),
+        Binding("enter", "take", "take", priority=True),
+        *(Binding(digit, f"press({digit!r})", digit, show=False, priority=True) for digit in "123456789"),
+    ]
+
+    def __init__(
+        self, title: str, choices: Sequence[str], verb: str, glyphs: Glyphs, keys: Sequence[str] = "123456789"
+    ) -> None:
+        super().__init__(title, glyphs)
+        self.choices, self._verb, self.cursor = tuple(choices[:9]), verb, 0
+        self._keys = tuple(keys)
+
+    def text(self) -> list[Line]:
+        made = []
+        for index, choice in enumerate(self.choices):
+            press, role = f"screen.pick({index})", "cursor" if index == self.cursor else "text"
+            row = fit(
+                line(Piece(f" {self._keys[index]:1} ", "key", press), Piece(choice, role, press)), self.cells, role
+            )
+            made.append(tuple(piece._replace(action=press) for piece in row))
+        keys = line(Piece("enter", "key"), Piece(f" or a number {self._verb}  ", "label"), Piece("esc", "key"),
+                    Piece(" closes", "label"))  # fmt: skip
+        return [(), *made, (), keys]
+
+    def action_move(self, by: int) -> None:
+        self.cursor = min(max(self.cursor + by, 0), len(self.choices) - 1)
+        self.refresh_text()
+
+    def action_press(self, digit: str) -> None:
+        if digit in self._keys:
+            self.action_pick(self._keys.index(digit))
+
+    def action_pick(self, index: int) -> None:
+        if index < len(self.choices):
+            self.dismiss(index)
+
+    def action_take(self) -> None:
+        self.action_pick(self.cursor)

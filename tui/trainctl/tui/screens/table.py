@@ -1,0 +1,85 @@
+"""What the screens with a table share: `/` filters it, `o` and `O` sort it, esc clears the filter."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.widgets import Input
+
+from trainctl.tui import sorting
+from trainctl.tui.bottom import Bottom
+from trainctl.tui.fields import Table
+from trainctl.tui.filter_bar import FilterBar
+from trainctl.tui.screens.base import BaseScreen
+from trainctl.tui.widgets import Lines
+
+_WHILE_TYPING = frozenset({"filter", "sort_next", "sort_reverse"})
+
+
+class TableScreen(BaseScreen):
+    """A body whose rows are filtered and sorted. `TABLE` has the fields; `hidden` and `total` count what the filter in
+    effect hides, set by `lines`."""
+
+    TABLE: ClassVar[Table[Any]]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("slash", "filter", "filter", key_display="/", tooltip="only rows such as ...", priority=True),
+        Binding("o", "sort_next", "sort", show=False, tooltip="sort by the next column", priority=True),
+        Binding("O", "sort_reverse", "reverse", show=False, tooltip="the other way round", priority=True),
+        Binding("escape", "clear_filter", "all rows", show=False, tooltip="clear the filter"),
+    ]
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+        self.order = sorting.Order()
+        self.hidden = self.total = 0
+
+    def compose(self) -> ComposeResult:
+        yield Lines(self.owner.glyphs, id="body")
+        yield FilterBar(self.TABLE, self.owner.glyphs)
+        yield Bottom(self.owner.glyphs)
+
+    @property
+    def bar(self) -> FilterBar:
+        return self.query_one(FilterBar)
+
+    def rows_between(self) -> int:
+        return self.bar.rows
+
+    def paint(self) -> None:
+        super().paint()
+        if self.query(FilterBar):
+            self.bar.paint(self.hidden, self.total)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """These keys are text while something is typed."""
+        return action not in _WHILE_TYPING or not isinstance(self.focused, Input)
+
+    def on_filter_bar_changed(self) -> None:
+        self.paint()
+
+    def action_filter(self) -> None:
+        self.bar.start()
+        self.paint()
+
+    def action_clear_filter(self) -> None:
+        if self.bar.rows:
+            self.bar.clear()
+            self.paint()
+
+    def sort_fields(self) -> Sequence[str]:
+        """What `o` goes through."""
+        raise NotImplementedError
+
+    def action_sort_next(self) -> None:
+        self.order = sorting.turned(self.order, self.sort_fields())
+        self.paint()
+
+    def action_sort_reverse(self) -> None:
+        self.order = sorting.reversed_(self.order)
+        self.paint()
+
+    def action_sort(self, field: str) -> None:
+        """A click on a column's head."""
+        self.order = sorting.picked(self.order, field)
+        self.paint()

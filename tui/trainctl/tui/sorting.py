@@ -1,0 +1,49 @@
+"""The order of a table's rows: by one of its fields, either way, or the order they come in."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from trainctl.tui.fields import Table
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Order:
+    """`field` is empty for the table's own order."""
+
+    field: str = ""
+    falling: bool = False
+
+    def arrow(self, field: str, up: str, down: str) -> str:
+        """What a column's head carries: the way it is sorted, nothing for another column."""
+        return "" if not field or field != self.field else down if self.falling else up
+
+
+def turned(order: Order, fields: Sequence[str]) -> Order:
+    """By the next of `fields`, and after the last one in the table's own order."""
+    at = fields.index(order.field) + 1 if order.field in fields else 0
+    return Order(fields[at]) if at < len(fields) else Order()
+
+
+def reversed_(order: Order) -> Order:
+    return Order(order.field, not order.falling)
+
+
+def picked(order: Order, field: str) -> Order:
+    """By a column's head: first rising, then falling, then the table's own order again."""
+    if order.field != field:
+        return Order(field)
+    return Order() if order.falling else Order(field, falling=True)
+
+
+def in_order(rows: Sequence[R], order: Order, table: Table[R]) -> list[R]:
+    """The rows in that order; equal ones keep theirs, and what is unknown comes last either way."""
+    field = table.find(order.field) if order.field else None
+    if field is None:
+        return list(reversed(rows)) if order.falling else list(rows)
+    keyed = [(field.sort_key(row), row) for row in rows]
+    known = [item for item in keyed if item[0][0] < 2]
+    known.sort(key=lambda item: item[0], reverse=order.falling)
+    return [row for _, row in known] + [row for key, row in keyed if key[0] == 2]

@@ -1,0 +1,38 @@
+"""The dialog that starts a run from a run file of this machine."""
+
+from pathlib import Path
+from typing import Any
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui.calls import Order
+from trainctl.tui.dialogs import CommandDialog
+from trainctl.tui.lines import Piece, clean
+from trainctl.tui.places import is_local, run_file
+
+
+class StartDialog(CommandDialog):
+    """Reads the file as it is named, and says what it would start or what is wrong with it."""
+
+    def made_order(self) -> Order:
+        """Raises InvalidInputError naming the file, and the setting that is wrong in it."""
+        text = self.values()["file"].strip()
+        if not text:
+            raise InvalidInputError("run file", "its path, such as examples/run.toml")
+        path = Path(text).expanduser()
+        if not path.is_file():
+            raise InvalidInputError(text, "no such file on this machine")
+        return Order("start-run", {"config": run_file(path, {}, local=self._agent_is_here()).config})
+
+    def _agent_is_here(self) -> bool:
+        try:
+            return is_local(self._owner.address)
+        except InvalidInputError:
+            return False
+
+    def finding(self, order: Order) -> Piece:
+        """What the file would start."""
+        config: dict[str, Any] = order.args["config"]
+        run, batch = config.get("run", {}), config.get("batch", {})
+        nodes = ", ".join(config.get("nodes", {})) or "every node of the cluster"
+        told = f"{run.get('name')}: {run.get('steps'):,} steps of {batch.get('global')} samples on {nodes}"
+        return Piece(clean(told), "strong")

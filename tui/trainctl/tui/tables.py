@@ -1,0 +1,154 @@
+"""The three tables that `/` filters and `o` sorts: the fields of the fleet, of events and of runs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import get_args
+
+from trainctl.protocol import messages as m
+from trainctl.tui import events_text
+from trainctl.tui.fields import Field, Table
+from trainctl.tui.fleet_rows import Row
+from trainctl.tui.quantities import Kinds
+
+_RANK_STATES = (*get_args(m.RankState), "slow", "stale", "out")
+_LINK_STATES = ("up", "silent")
+
+
+@dataclass(frozen=True)
+class EventRow:
+    """An event with what is known of it beside the record: its age in seconds, the nodes that its text names, and the
+    relative change of the fleet's rate that it made (None: not measured)."""
+
+    event: m.Event
+    age_seconds: float
+    nodes: tuple[str, ...]
+    effect: float | None = None
+    undone: bool = False
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run with how long ago it began and how long it lasted, in seconds (None: not known)."""
+
+    run: m.RunSummary
+    age_seconds: float
+    duration_seconds: float | None
+
+
+def _percent_of(part: float | None, whole: float | None) -> float | None:
+    return 100 * part / whole if part is not None and whole else None
+
+
+def _states(row: Row) -> tuple[str, ...]:
+    """The rank's own state, and what the table makes of it."""
+    more = (("slow", bool(row.slow_phase)), ("stale", row.old), ("out", row.out))
+    return (row.view.state, *(name for name, holds in more if holds))
+
+
+def _of_step(get: Callable[[m.RankStep], float | None]) -> Callable[[Row], float | None]:
+    return lambda row: get(row.step) if row.step is not None else None
+
+
+def _of_host(get: Callable[[m.HostReading], float | None]) -> Callable[[Row], float | None]:
+    return lambda row: get(row.host) if row.host is not None else None
+
+
+def _of_gpu(get: Callable[[m.GpuReading], float | None]) -> Callable[[Row], float | None]:
+    return lambda row: get(row.gpu) if row.gpu is not None else None
+
+
+def _celsius(row: Row) -> float | None:
+    if row.gpu is not None:
+        return row.gpu.temperature_celsius
+    return row.host.temperature_celsius if row.host is not None else None
+
+
+FLEET: Table[Row] = Table(
+    "fleet",
+    (
+        Field("node", "name of the machine", lambda row: row.view.node),
+        Field(
+            "state", "of the rank; slow: waited for, stale: its figures are old, out: takes no part now", _states,
+            states=_RANK_STATES,
+        ),
+        Field("rank", "its number in the run", lambda row: row.view.rank, Kinds.COUNT),
+        Field("device", "such as cpu or cuda:0", lambda row: row.view.device),
+        Field("backend", "torch or mlx", lambda row: row.view.backend),
+        Field("share", "samples of the global batch", lambda row: row.view.share, Kinds.COUNT),
+        Field("share%", "in percent", lambda row: _percent_of(row.view.share, row.global_batch), Kinds.PERCENT),
+        Field("micro", "micro-batch, samples", lambda row: row.view.micro_batch, Kinds.COUNT),
+        Field("tok/s", "own rate, tokens a second", lambda row: row.own_rate, Kinds.COUNT, aliases=("own",)),
+        Field("step", "its last step", _of_step(lambda step: step.step_seconds), Kinds.SECONDS),
+        Field("busy", "data, forward and backward of it", _of_step(lambda step: step.phases.busy), Kinds.SECONDS),
+        Field("wait", "for slower ranks and for the plan", lambda row: row.wait, Kinds.SECONDS),
+        Field("phase", "that makes it slow", lambda row: row.slow_phase or None),
+        Field("mem", "held on its device", _of_step(lambda step: step.memory_bytes), Kinds.BYTES),
+        Field(
+            "mem%", "of what it may hold",
+            _of_step(lambda step: _percent_of(step.memory_bytes, step.memory_cap_bytes)), Kinds.PERCENT,
+        ),
+        Field("peak", "most it held", _of_step(lambda step: step.memory_peak_bytes), Kinds.BYTES),
+        Field("gpu", "use of its GPU", _of_gpu(lambda gpu: gpu.utilization_percent), Kinds.PERCENT),
+        Field("cpu", "use of its machine's CPUs", _of_host(lambda host: host.cpu_percent), Kinds.PERCENT),
+        Field(
+            "clock", "of its GPU", _of_gpu(lambda gpu: gpu.clock_mhz * 1e6 if gpu.clock_mhz is not None else None),
+            Kinds.HERTZ,
+        ),
+        Field("power", "of its GPU", _of_gpu(lambda gpu: gpu.power_watts), Kinds.WATTS),
+        Field("temp", "of its GPU, or else of its CPU", _celsius, Kinds.CELSIUS),
+        Field("disk", "free on its machine", _of_host(lambda host: host.disk_free_bytes), Kinds.BYTES),
+        Field("age", "since its last report, or since it is out", lambda row: row.age, Kinds.SECONDS),
+        Field("link", "to its node's agent", lambda row: (row.link,) if row.link else None, states=_LINK_STATES),
+        Field("why", "of a state that is not run", lambda row: row.view.why or None),
+    ),
+    lambda row: " ".join((row.view.node, *_states(row), row.view.backend or "", row.view.device or "", row.view.why)),
+)  # fmt: skip
+
+EVENTS: Table[EventRow] = Table(
+    "events",
+    (
+        Field("by", "who caused it", lambda row: row.event.by or None),
+        Field("kind", "command, run, rank, checkpoint, evaluation, agent, alert", lambda row: row.event.kind),
+        Field("verb", "of a command, or of what happened by itself", lambda row: row.event.verb),
+        Field("text", "what it says", lambda row: row.event.text or None),
+        Field("node", "a node that it names", lambda row: " ".join(row.nodes) or None),
+        Field("step", "at which it took effect", lambda row: row.event.step, Kinds.COUNT),
+        Field(
+            "severity", "how bad it is", lambda row: (row.event.severity,), states=get_args(m.Severity),
+        ),
+        Field(
+            "outcome", "of a command", lambda row: (row.event.outcome,) if row.event.outcome else None,
+            states=get_args(m.CommandState),
+        ),
+        Field("before", "what it changed", lambda row: row.event.before),
+        Field("after", "what it changed it to", lambda row: row.event.after),
+        Field(
+            "effect", "measured change of tokens a second",
+            lambda row: 100 * row.effect if row.effect is not None else None, Kinds.PERCENT,
+        ),
+        Field("age", "how long ago", lambda row: row.age_seconds, Kinds.SECONDS),
+        Field(
+            "is", "undone: by a later command", lambda row: ("undone",) if row.undone else (), states=("undone",),
+        ),
+    ),
+    lambda row: f"{row.event.by} {row.event.kind} {row.event.verb or ''} {events_text.words(row.event)}",
+)  # fmt: skip
+
+RUNS: Table[RunRow] = Table(
+    "runs",
+    (
+        Field("name", "as in its run file", lambda row: row.run.name),
+        Field("run", "its id", lambda row: row.run.run),
+        Field("state", "running, finished ...", lambda row: (row.run.state,), states=get_args(m.RunState)),
+        Field("step", "last committed", lambda row: row.run.step, Kinds.COUNT),
+        Field("steps", "in all", lambda row: row.run.steps, Kinds.COUNT),
+        Field("done", "of its steps", lambda row: _percent_of(row.run.step, row.run.steps), Kinds.PERCENT),
+        Field("loss", "last one", lambda row: row.run.last_loss, Kinds.COUNT),
+        Field("age", "since it began", lambda row: row.age_seconds, Kinds.SECONDS),
+        Field("duration", "from its beginning to its end", lambda row: row.duration_seconds, Kinds.SECONDS),
+        Field("lead", "node that conducts it", lambda row: row.run.lead or None),
+        Field("node", "nodes of it", lambda row: " ".join(row.run.nodes) or None),
+    ),
+    lambda row: " ".join((row.run.name, row.run.run, row.run.state, row.run.lead, *row.run.nodes)),
+)
+TABLES = (FLEET, EVENTS, RUNS)

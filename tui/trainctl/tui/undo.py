@@ -1,0 +1,274 @@
+"""What would undo an event: the inverse command, or why there is none, pure.
+
+An undoing command says which one it undoes in its own id: a UUID of version 8 (RFC 9562) whose last 48 bits are a
+digest of the event's identity. So every viewer of the record can tell, and the protocol needs no word for it.
+"""
+
+import hashlib
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from trainctl.protocol import messages as m
+from trainctl.tui import changes, events_text
+from trainctl.tui.calls import Order
+from trainctl.tui.pace import HELD_STATES, live_ranks
+
+_MARK = "8d0e"
+"""Third group of an undoing command's id: version 8, and ours."""
+_SHARES = frozenset({"rebalance", "drain", "admit", "set-global-batch"})
+_RATES = frozenset({"set-lr", "set-global-batch"})
+_TOUCHES = {**dict.fromkeys(_SHARES, _SHARES), "set-lr": _RATES, "set-global-batch": _SHARES | _RATES,
+            "resize-batch": frozenset({"resize-batch"})}  # fmt: skip
+"""By verb, the verbs that change the same thing."""
+_WITHOUT = {
+    "checkpoint": "a checkpoint that was written stays", "evaluate": "an evaluation changes nothing",
+    "note": "a note stays in the record", "start-run": "stop ends a run",
+}  # fmt: skip
+_PAIR = re.compile(r"(\S+)=(\d+)")
+
+
+class NoInverse(ValueError):  # noqa: N818  a finding, not a failure
+    """Why an event can't be undone."""
+
+
+@dataclass(frozen=True)
+class Inverse:
+    """The command that undoes `event`; `since` are the later ones that changed the same thing."""
+
+    event: m.Event
+    order: Order
+    since: tuple[m.Event, ...] = ()
+
+    @property
+    def says(self) -> str:
+        """What it undoes."""
+        return f"undoes {events_text.words(self.event)}"
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What came since, newest first, and what won't be quite as it was."""
+        made = [f"changed since: {events_text.words(event)} by {event.by}" for event in reversed(self.since[-2:])]
+        if len(self.since) > 2:
+            made.append(f"and {len(self.since) - 2} more")
+        if self.order.verb == "set-lr" and self.order.args["schedule"] == "scale":
+            made.append("as of the step it is applied at; the rest of the schedule is scaled by the same factor")
+        if self.order.verb == "admit":
+            made.append("it comes back with a share by its last rate, which need not be the one it had")
+        return tuple(made)
+
+
+def of(event: m.Event, run: m.RunView | None, events: Sequence[m.Event]) -> Inverse:
+    """What undoes the event now. Raises NoInverse with the reason."""
+    if event.verb is None:
+        raise NoInverse("it is no change that a command could take back")
+    if event.verb in _WITHOUT:
+        raise NoInverse(_WITHOUT[event.verb])
+    if event.outcome not in (None, "applied") or not changes.took_effect(event):
+        raise NoInverse(f"it changed nothing: {event.outcome or 'all was so already'}")
+    if run is None or event.run not in ("", run.run):
+        raise NoInverse("it is of another run")
+    by = undone_by(events).get(token(event))
+    if by is not None:
+        raise NoInverse(f"{by.by} undid it already, @{by.step or 0:,}; that can be undone in its turn")
+    order = _inverse(event, run)
+    return Inverse(event, Order(order.verb, order.args, order.node, id=_id_for(event)), _since(event, events))
+
+
+def newest(run: m.RunView | None, events: Sequence[m.Event], most: int = 9) -> list[Inverse]:
+    """The newest events that can be undone, newest first."""
+    made: list[Inverse] = []
+    for event in reversed(events):
+        try:
+            made.append(of(event, run, events))
+        except NoInverse:
+            continue
+        if len(made) == most:
+            break
+    return made
+
+
+# ---------------------------------------------------------------- which command undid which
+
+
+def token(event: m.Event) -> str:
+    """48 bits in hexadecimal that stand for the event."""
+    name = event.command or f"{event.run}/{event.id}"
+    return hashlib.blake2b(name.encode(), digest_size=6).hexdigest()
+
+
+def _id_for(event: m.Event) -> str:
+    own = secrets.token_hex(6)
+    return f"{own[:8]}-{own[8:]}-{_MARK}-{0x8000 | secrets.randbits(14):04x}-{token(event)}"
+
+
+def undone_by(events: Iterable[m.Event]) -> dict[str, m.Event]:
+    """By its token, each event that was undone, and the event that did it."""
+    undoing = (event for event in events if (event.command or "")[14:18] == _MARK and changes.took_effect(event))
+    return {(event.command or "")[-12:]: event for event in undoing}
+
+
+def undid(events: Sequence[m.Event]) -> dict[int, m.Event]:
+    """By the id of an undoing event, the event that it undid."""
+    by_token = {token(event): event for event in events}
+    return {by.id: by_token[key] for key, by in undone_by(events).items() if key in by_token}
+
+
+def _since(event: m.Event, events: Sequence[m.Event]) -> tuple[m.Event, ...]:
+    touches = _TOUCHES.get(event.verb or "", frozenset())
+    node = _node_of(event) if event.verb == "resize-batch" else None
+    return tuple(
+        other
+        for other in events
+        if (other.at, other.id) > (event.at, event.id)
+        and other.verb in touches
+        and changes.took_effect(other)
+        and (node is None or other.verb != "resize-batch" or _node_of(other) in (None, node))
+    )
+
+
+# ---------------------------------------------------------------- the inverse of each verb
+
+
+def _inverse(event: m.Event, run: m.RunView) -> Order:
+    if event.verb != "stop" and run.state not in m.ACTIVE_RUN_STATES:
+        raise NoInverse("the run has ended")
+    match event.verb:
+        case "resize-batch":
+            return _former_size(event, run)
+        case "rebalance":
+            return _former_shares(event, run)
+        case "set-lr":
+            return _former_rate(event, run)
+        case "set-global-batch":
+            return _former_batch(event, run)
+        case "drain" | "admit":
+            return _membership(event, run)
+        case "promote":
+            return _former_lead(event, run)
+        case "pause" | "resume" | "stop":
+            return _going_on(event, run)
+    raise NoInverse(f"{event.verb} has no inverse")
+
+
+def _node_of(event: m.Event) -> str | None:
+    """The node that a command was for, as its event's text has it."""
+    change = f"{event.before} → {event.after}" if event.before and event.after else event.after or ""
+    found = re.match(rf"{re.escape(event.verb or '')} (\S+)(?: {re.escape(change)})?", event.text)
+    return found[1] if found and found[1] != (event.before or "") and "=" not in found[1] else None
+
+
+def _former_size(event: m.Event, run: m.RunView) -> Order:
+    if event.kind != "command":
+        raise NoInverse("the node was out of memory at that size; resize-batch sets another")
+    pairs = _PAIR.findall(event.before or "")
+    before = {node: int(size) for node, size in pairs}
+    if any(int(size) != before[node] for node, size in pairs):
+        raise NoInverse("the ranks of one node had several sizes, and a command gives them one")
+    live = [view.node for view in live_ranks(run)]
+    node = _node_of(event)
+    if not before:
+        digits = re.search(r"\d+", event.before or "")
+        if digits is None:
+            raise NoInverse("the former size isn't known")
+        node = node or (live[0] if len(set(live)) == 1 else None)
+        return Order("resize-batch", {"micro": int(digits[0])}, _taking_part(node, live))
+    if len(before) == 1:
+        node, size = next(iter(before.items()))
+        return Order("resize-batch", {"micro": size}, _taking_part(node, live))
+    if len(set(before.values())) > 1 or set(before) != set(live):
+        each = ", ".join(f"{name} {size}" for name, size in before.items())
+        raise NoInverse(f"no one command gives the nodes their former sizes again: {each}")
+    return Order("resize-batch", {"micro": next(iter(before.values()))})
+
+
+def _taking_part(node: str | None, live: Sequence[str]) -> str:
+    if node is None:
+        raise NoInverse("the record doesn't say which node it was for")
+    if node not in live:
+        raise NoInverse(f"{node} takes no part now")
+    return node
+
+
+def _former_shares(event: m.Event, run: m.RunView) -> Order:
+    before = {node: int(share) for node, share in _PAIR.findall(event.before or "") if int(share)}
+    now: dict[str, int] = {}
+    for view in live_ranks(run):
+        now[view.node] = now.get(view.node, 0) + view.share
+    gone, come = before.keys() - now.keys(), now.keys() - before.keys()
+    if not before:
+        raise NoInverse("the former shares aren't known")
+    if gone or come:
+        who = ", ".join(sorted(gone or come))
+        raise NoInverse(f"{who} {'takes no part now' if gone else 'had no share then'}: rebalance deals anew")
+    if sum(before.values()) != run.global_batch:
+        raise NoInverse(f"those were shares of {sum(before.values())} samples, the batch has {run.global_batch} now")
+    if before == now:
+        raise NoInverse("the shares are those again already")
+    return Order("rebalance", {"shares": before})
+
+
+def _former_rate(event: m.Event, run: m.RunView) -> Order:
+    before, after = _number(event.before), _number(event.after)
+    if before is None or after is None:
+        raise NoInverse("the former learning rate isn't known")
+    if "constant" in (event.before or ""):
+        return Order("set-lr", {"value": before, "schedule": "set"})
+    if "constant" in (event.after or ""):
+        raise NoInverse("it made the rate constant, and there is no way back to the schedule")
+    if not before or not after or not run.learning_rate:
+        raise NoInverse("a learning rate of 0 can't be scaled back")
+    return Order("set-lr", {"value": run.learning_rate * before / after, "schedule": "scale"})
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float((text or "").split()[0])
+    except (ValueError, IndexError):
+        return None
+
+
+def _former_batch(event: m.Event, run: m.RunView) -> Order:
+    before = _number(event.before)
+    if before is None or before < 1:
+        raise NoInverse("the former global batch isn't known")
+    if int(before) == run.global_batch:
+        raise NoInverse(f"the global batch is {run.global_batch} again already")
+    return Order(
+        "set-global-batch", {"value": int(before), "schedule": "scale" if "scaled" in (event.after or "") else "set"}
+    )
+
+
+def _membership(event: m.Event, run: m.RunView) -> Order:
+    node = _node_of(event)
+    views = [view for view in run.ranks if view.node == node]
+    if event.kind != "command" or node is None or not views:
+        raise NoInverse("it happened by itself")
+    if event.verb == "admit":
+        if all(view.state in HELD_STATES for view in views):
+            raise NoInverse(f"{node} is out again already")
+        return Order("drain", {}, node)
+    if not any(view.state in HELD_STATES for view in views):
+        raise NoInverse(f"{node} is {views[0].state}, not drained")
+    return Order("admit", {}, node)
+
+
+def _former_lead(event: m.Event, run: m.RunView) -> Order:
+    before = (event.before or "").removesuffix(" conducts")
+    if before == run.lead:
+        raise NoInverse(f"{before} conducts the run again already")
+    if all(view.node != before for view in run.ranks):
+        raise NoInverse(f"{before or 'the former lead'} has no rank of the run")
+    return Order("promote", {}, before)
+
+
+def _going_on(event: m.Event, run: m.RunView) -> Order:
+    if event.verb == "stop":
+        if run.state in m.ACTIVE_RUN_STATES:
+            raise NoInverse("the run goes on already")
+        return Order("start-run", {"resume": run.run})
+    held = run.state in ("pausing", "paused")
+    if held != (event.verb == "pause"):
+        raise NoInverse(f"the run is {run.state} already")
+    return Order("resume" if held else "pause")

@@ -1,0 +1,36 @@
+"""The dialogs in which a change is undone: its verb's own, filled with the inverse, saying what it undoes."""
+
+from dataclasses import replace
+
+from trainctl.tui import control, undo
+from trainctl.tui import format as f
+from trainctl.tui.clock import Clock
+from trainctl.tui.lines import clean
+from trainctl.tui.model import ViewState
+from trainctl.tui.split import Split
+
+
+def form(inverse: undo.Inverse, state: ViewState) -> control.Form:
+    """The dialog's form; its command's id says which event it undoes."""
+    order = inverse.order
+    args = {name: f"{value:.7g}" if isinstance(value, float) else str(value) for name, value in order.args.items()}
+    values = {**args, **({"node": order.node} if order.node else {})}
+    made = control.form(order.verb, state, None, values)
+    if order.node is None:  # for all nodes at once: the dialog would ask for one
+        made = replace(made, fields=tuple(field for field in made.fields if field.name != "node"))
+    remarks = (clean(inverse.says), *(clean(text) for text in inverse.remarks))
+    return replace(made, title=f"undo: {made.title}", id=order.id, remarks=remarks)
+
+
+def split_of(inverse: undo.Inverse, opened: Split) -> Split:
+    """The split dialog's shares, those from before the event proposed."""
+    wanted = dict(inverse.order.args["shares"])
+    shares = tuple(wanted.get(seat.node, seat.share) for seat in opened.seats)
+    return replace(opened, shares=shares) if sum(shares) == opened.total else opened
+
+
+def line_of(inverse: undo.Inverse, clock: Clock) -> str:
+    """One line of the list of changes: when, by whom, at which step, and what would be sent."""
+    event = inverse.event
+    at = f.clock(event.at, clock.wall(), clock.zone)
+    return f"{at} {clean(event.by)} @{event.step or 0:,}: {clean(control.spoken(inverse.order))}"
