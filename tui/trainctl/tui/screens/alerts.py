@@ -19,8 +19,8 @@ class AlertsScreen(BaseScreen):
         Binding("up", "move(-1)", "previous alert", show=False),
         Binding("enter", "why", "why", show=False, tooltip="what is known of it"),
         Binding("k", "acknowledge", "acknowledge", show=False, tooltip="acknowledge the alert"),
-        Binding("m", "mute", "mute", show=False, tooltip="mute its kind there for an hour, or no longer"),
-        Binding("B", "bell", "bell", show=False, tooltip="the terminal's bell on or off"),
+        Binding("m", "mute", "mute", show=False, tooltip="mute its kind for an hour"),
+        Binding("B", "bell", "bell", show=False, tooltip="bell on or off"),
     ]
 
     def __init__(self, name: str | None = None) -> None:
