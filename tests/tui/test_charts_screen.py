@@ -48,7 +48,7 @@ async def test_each_zoom_asks_for_about_as_many_buckets_as_there_are_columns() -
         assert run is not None
         await pilot.press("left", "plus", "plus", "plus")
         await until(pilot, lambda: asked_of(source, run.run)[-1].first_step > 1)
-        await until(pilot, lambda: screen.data[run.run].fine is not screen.data[run.run].coarse)
+        await until(pilot, lambda: not screen._missing())
         fine = screen.data[run.run].fine
         assert fine is not None
         dots = 2 * screen._drawn.columns
