@@ -417,7 +417,7 @@ class Recorded:
         self.gate: asyncio.Event | None = None
         self.refuses = False
         self.logs: dict[int, str] = {}  # by rank; a rank that isn't there has no agent that answers
-        self.asked: list[tuple[str, int, int]] = []  # (node, rank, offset) of each part of a log
+        self.asked_logs: list[tuple[str, int, int]] = []  # (node, rank, offset) of each part of a log
 
     async def __aenter__(self) -> Self:
         return self
@@ -472,7 +472,7 @@ class Recorded:
         return m.Events(rid="r", run=run, events=events(view) if view else (), more=False)
 
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart:
-        self.asked.append((node, rank, offset_bytes))
+        self.asked_logs.append((node, rank, offset_bytes))
         if rank not in self.logs:
             raise UnreachableError(f"no answer from {node} within 3 s")
         data = self.logs[rank].encode()

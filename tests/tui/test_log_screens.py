@@ -90,21 +90,22 @@ async def test_logs_are_read_by_offset_and_only_while_they_are_shown(monkeypatch
     source = logging_source()
 
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        assert source.asked == []
+        assert source.asked_logs == []
         await opened(pilot, app, "5", "28 lines")
         size = len(source.logs[0].encode())
         source.logs[0] += write(NOW, "INFO", "newly written") + "\n"
         await until(pilot, lambda: any("newly written" in entry.text for entry in app.logs.tail.entries))
-        assert {at for node, rank, at in source.asked if rank == 0} <= {-131_072, size, len(source.logs[0].encode())}
+        offsets = {at for _, rank, at in source.asked_logs if rank == 0}
+        assert offsets <= {-131_072, size, len(source.logs[0].encode())}
         await pilot.press("1")
         await pilot.pause()
-        known = len(source.asked)
+        known = len(source.asked_logs)
         await asyncio.sleep(0.1)
-        assert len(source.asked) == known
+        assert len(source.asked_logs) == known
         await pilot.press("2")
-        await until(pilot, lambda: len(source.asked) > known)
-        assert {rank for _, rank, _ in source.asked[known:]} == {0}
-        assert -131_072 not in [at for _, _, at in source.asked[known:]]
+        await until(pilot, lambda: len(source.asked_logs) > known)
+        assert {rank for _, rank, _ in source.asked_logs[known:]} == {0}
+        assert -131_072 not in [at for _, _, at in source.asked_logs[known:]]
 
     await driven(source, play)
 

@@ -123,8 +123,10 @@ def lines(
 def _why_empty(tail: LogTail, view: View, names: Mapping[int, Named]) -> str:
     if not names:
         return "no run, so no logs"
-    if tail.entries:
+    if any(entry.key.rank in names for entry in tail.entries):
         return "no line is of that"
+    if all(rank in tail.problems and rank not in tail.files for rank in names):
+        return "nothing could be read"
     return "nothing has been written yet" if any(rank in tail.files for rank in names) else "reading the logs"
 
 
