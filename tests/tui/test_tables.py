@@ -32,7 +32,9 @@ from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.event_details import EventDetails
 from trainctl.tui.glyphs import UNICODE
 from trainctl.tui.popups import Chooser
+from trainctl.tui.screens.charts import ChartsScreen
 from trainctl.tui.screens.events import EventsScreen
+from trainctl.tui.screens.node import NodeScreen
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.screens.runs import RunsScreen
 from trainctl.tui.split_dialog import SplitDialog
@@ -101,7 +103,9 @@ async def test_the_fleet_is_sorted_by_keys_and_by_its_heads() -> None:
         await pilot.press("down", "down")
         assert app.selected == 0, "down goes along the rows as they are sorted"
         await pilot.click("#body", offset=(2, line + 1))
+        await until(pilot, lambda: isinstance(app.screen, NodeScreen))
         assert app.selected == 2
+        await pilot.press("1")
         await pilot.click("#body", offset=(head.index("OWN T/S") + 2, line))
         assert nodes(app) == ["studio", "mbp", "forge", "mini"]
 
@@ -168,7 +172,7 @@ async def test_right_opens_a_node_and_left_closes_it() -> None:
         await pilot.press("down")
         assert app.selected == 2
         await pilot.click("#body", offset=(1, 3))
-        assert nodes(app)[0] == "▾"
+        await until(pilot, lambda: nodes(app)[0] == "▾")
 
     await driven(Recorded(list(SEVERAL)), play)
 
@@ -313,11 +317,12 @@ async def test_runs_are_filtered_sorted_marked_and_compared() -> None:
         assert any("mark another run" in str(item.message) for item in app._notifications)
         await pilot.press("home", "k", "k", "space")
         assert "* " in body(app)
-        shown: list[str] = []
-        app.action_show = shown.append  # type: ignore[method-assign]
         await pilot.press("c")
-        assert shown == ["charts"]
-        assert app.compare_runs == ("sft-1b-20261119-090000", "stdlib-20261120-142900")
+        await until(pilot, lambda: isinstance(app.screen, ChartsScreen) and bool(app.screen.view.runs))
+        assert isinstance(app.screen, ChartsScreen)
+        assert app.shown.run is not None
+        assert (app.shown.run.run, *app.screen.view.runs) == ("sft-1b-20261119-090000", "stdlib-20261120-142900")
+        await pilot.press("0")
         await pilot.click("#body", offset=(10, 5))
         assert screen.chosen is not None
         assert screen.chosen.name == "tiny"

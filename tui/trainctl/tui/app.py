@@ -89,8 +89,8 @@ class TrainctlApp(App[int]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("0", "show('runs')", "runs", tooltip="every run the agent knows", priority=True),
         Binding("1", "show('overview')", "view", tooltip="the run on one page", priority=True),
-        Binding("2", "node", "node", tooltip="one node: its charts, phases, memory and log", priority=True),
-        Binding("3", "show('charts')", "charts", tooltip="any metrics, zoomed and read", priority=True),
+        Binding("2", "node", "node", tooltip="one node in full", priority=True),
+        Binding("3", "show('charts')", "charts", tooltip="metrics, zoomed and read", priority=True),
         Binding("4", "show('events')", "events", tooltip="all events, / filters", priority=True),
         Binding("5", "show('logs')", "logs", tooltip="all nodes' logs, merged", priority=True),
         Binding("b", "dialog('resize-batch')", "batch", tooltip="micro-batch of a node", priority=True),

@@ -19,7 +19,7 @@ from trainctl.tui.widgets import Field, Lines
 if TYPE_CHECKING:
     from trainctl.tui.app import TrainctlApp
 
-_LAST = ("command_line", "filter", "help", "detach")
+_LAST = ("command_line", "filter", "search", "help", "detach")
 """Actions that stay at the right end whatever else fits."""
 
 
@@ -39,9 +39,10 @@ def keys_line(keys: list[KeyHint], columns: int) -> Line:
     right = groups([parts[name] for name in _LAST if name in parts], columns, gap=" ")
     room = columns - width(right) - 1
     if sum(width(part) + 1 for name, part in parts.items() if name not in _LAST) > room + 1:
-        screens = [hint for hint in keys if hint.action.startswith("show(")]
+        screens = [hint for hint in keys if hint.display.isdigit()]
         short = line(*(piece for hint in screens for piece in _key(hint, "")), Piece(" view", "label"))
-        parts = {"show": short if screens else (), **{k: part for k, part in parts.items() if "show(" not in k}}
+        others = {hint.action: parts[hint.action] for hint in keys if hint not in screens}
+        parts = {"screens": short if screens else (), **others}
     left = groups([part for name, part in parts.items() if name not in _LAST], room, gap=" ")
     return spread(left, right, columns)
 

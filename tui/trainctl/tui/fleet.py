@@ -128,13 +128,12 @@ def _body(row: Row, shown: list[Column], columns: int, glyphs: Glyphs) -> Line:
         cell = column.cell(row, glyphs, column.size)
         cell = pad_left(cell, column.size) if column.right else fit(cell, column.size)
         parts += [Piece(" " * column.gap), *cell]
-    press = f"screen.toggle_node({row.view.rank})" if row.members else f"app.select({row.view.rank})"
-    made = tuple(Piece(piece.text, piece.role, press) for piece in fit([p for p in parts if p.text], columns))
-    if row.old or row.out:
-        keep = ("bad", "warning", "cursor")
-        made = tuple(piece if piece.role in keep else piece._replace(role="old") for piece in made)
-    opens = f"app.node({row.view.rank})"
-    return tuple(piece._replace(action=opens) for piece in made)
+    opens = f"screen.toggle_node({row.view.rank})" if row.members else f"app.node({row.view.rank})"
+    keep = ("bad", "warning", "cursor") if row.old or row.out else ()
+    return tuple(
+        Piece(piece.text, piece.role if not keep or piece.role in keep else "old", opens)
+        for piece in fit([piece for piece in parts if piece.text], columns)
+    )
 
 
 def _with_room_for_why(row: Row, shown: list[Column], glyphs: Glyphs) -> list[Column]:

@@ -1,5 +1,6 @@
 """The Charts screen: any metrics of any nodes and runs, zoomed, panned and read at a crosshair, by keys and mouse."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -104,6 +105,7 @@ class ChartsScreen(BaseScreen):
     def lines(self, columns: int, rows: int) -> list[Line]:
         owner, state = self.owner, self.owner.shown
         self._turn_to(state.run)
+        self._compare()
         head = header.lines(state, owner.clock, columns, owner.glyphs, rows=2, badge=owner.badge)[:_HEAD_ROWS]
         if state.run is None:
             words = line(Piece("no run yet: trainctl run RUN.toml starts one", "dim"))
@@ -121,6 +123,13 @@ class ChartsScreen(BaseScreen):
             self.view = ChartView(self.view.charts, self.view.x, focus=self.view.focus, runs=runs)
             self._run, self.data, self._tails, self._asked = name, {}, {}, {}
             self._under_way, self._drawn = {}, Drawn([], ())
+
+    def _compare(self) -> None:
+        """Lays the runs that were chosen elsewhere over the one shown."""
+        chosen, self.owner.compare_runs = self.owner.compare_runs, ()
+        if chosen:
+            others = tuple(run for run in chosen if run != self._run)
+            self.view = replace(self.view, runs=others[-pk.MOST_RUNS :])
 
     def _draw(self, columns: int, rows: int, glyphs: Glyphs) -> None:
         """Draws again only when something that it shows has changed."""

@@ -151,11 +151,21 @@ class RunsScreen(TableScreen):
             self.action_move(1)
 
     def action_compare(self) -> None:
-        """Opens Charts with the marked runs and the chosen one, oldest mark first."""
+        """Opens Charts with the marked runs and the chosen one."""
         chosen = self.chosen
         wanted = self.marked | ({chosen.run} if chosen is not None else set())
         if len(wanted) < 2:
             self.app.notify("mark another run with space first", severity="warning")
             return
-        self.owner.compare_runs = tuple(item.run.run for item in self.rows if item.run.run in wanted)
-        self.owner.action_show("charts")
+        runs = tuple(item.run.run for item in self.rows if item.run.run in wanted)
+        self.run_worker(self._compare(runs), group="open", exclusive=True)
+
+    async def _compare(self, runs: tuple[str, ...]) -> None:
+        """Charts shows one of them, and lays the others over it."""
+        shown = self.owner.shown.run
+        if shown is None or shown.run not in runs:
+            await self.owner.open_run(runs[0])
+            shown = self.owner.shown.run
+        if shown is not None and shown.run in runs:
+            self.owner.compare_runs = runs
+            self.owner.action_show("charts")
