@@ -157,7 +157,8 @@ class TrainctlApp(App[int]):
     @property
     def badge(self) -> str:
         """Words about the screen itself, for its upper right corner."""
-        words = ["FROM RECORD"] if self._pinned is not None else []
+        words = ["RECORDING"] if self.shown.run is not None and self.shown.run.recording else []
+        words += ["FROM RECORD"] if self._pinned is not None else []
         return " ".join([*words, "READ-ONLY"] if self.read_only else words)
 
     def key_hints(self) -> list[KeyHint]:

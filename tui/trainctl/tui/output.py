@@ -157,7 +157,7 @@ def status_text(snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading] | None 
         return "\n".join([f"no run on {snapshot.node.node} yet", *machines])
     why = f": {one_line(run.reason)}" if run.reason else ""
     lines = [
-        f"run        {run.run}  {run.state.upper()}{why}",
+        f"run        {run.run}  {run.state.upper()}{'  RECORDING' if run.recording else ''}{why}",
         f"step       {run.step:,}/{run.steps:,} ({fmt.percent(run.step / run.steps if run.steps else None)})"
         f"  lead {run.lead}  engine {run.engine}{' (mixed)' if run.mixed else ''}  {run.generation}",
         f"training   {_training(run, snapshot.last_step)}",
