@@ -11,7 +11,7 @@ FROZEN = {
     "alerts": "--cluster --connect --help --json -h",
     "attach": "--cluster --connect --help --read-only -h",
     "check": "--cluster --help --json --set -h RUN.toml",
-    "demo": "--backend --folder --headless --help --json --keep --nodes --steps -h",
+    "demo": "--backend --cluster --folder --headless --help --json --keep --nodes --scripted --speed --steps -h",
     "events": "--cluster --connect --follow --help --json --last --run -f -h -n",
     "logs": "--all --cluster --connect --follow --grep --help --json --last --node --rank --run -f -h -n",
     "ls": "--cluster --connect --help --json -h",

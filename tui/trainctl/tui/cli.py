@@ -19,6 +19,8 @@ from trainctl.tui.cli_runs import INTERRUPTED
 
 BROKEN_PIPE = 141
 """128 + SIGPIPE, as a shell tells it."""
+MOST_DEMO_NODES = 8
+"""That train on one machine."""
 
 
 class _Group(TyperGroup):
@@ -126,11 +128,31 @@ def demo(
         Path | None, typer.Option(help="Where model, text and runs go [the user's cache folder].", show_default=False)
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep this demo's run when a later demo starts.")] = False,
+    scripted: Annotated[
+        bool, typer.Option("--scripted", help="Play a recorded run with scripted faults instead; nothing is trained.")
+    ] = False,
+    cluster: Annotated[
+        int | None, typer.Option(min=1, max=64, help="As --nodes; of a recording up to 64 [8].", show_default=False)
+    ] = None,
+    speed: Annotated[
+        float | None,
+        typer.Option(min=0.01, max=200, help="With --scripted: times as fast as recorded.", show_default=False),
+    ] = None,
 ) -> int:
     """A small real model trained on real text: a few agents, a run and the screen, all on this machine."""
+    without_screen = headless or json or not _has_screen()
+    if scripted:
+        from trainctl.tui import demo_recording as played
+
+        asked = played.Wanted(cluster or nodes or played.NODES, steps, speed)
+        return played.headless(asked) if without_screen else played.on_screen(asked)
+    if speed is not None:
+        raise InvalidInputError("--speed", "only a recording has one: add --scripted")
+    if (nodes or cluster or 1) > MOST_DEMO_NODES:
+        raise InvalidInputError("--cluster", f"{cluster} agents train nothing here; at most {MOST_DEMO_NODES}")
     from trainctl.tui import demo as program
 
-    without_screen = headless or json or not _has_screen()
+    nodes = nodes or cluster
     count = steps or (program.HEADLESS_STEPS if without_screen else program.SCREEN_STEPS)
     wanted = program.Wanted(steps=count, nodes=nodes, backend=backend, folder=folder, keep=keep)
     return program.headless(wanted) if without_screen else program.on_screen(wanted)
