@@ -23,6 +23,7 @@ def reading(recording: Recording, script: Script, node: str, rank: int, number: 
         node=node, read_at=at, cpu_percent=_less(found.cpu_percent, 6 * wander),
         memory_used_bytes=found.memory_used_bytes, memory_total_bytes=found.memory_total_bytes,
         disk_free_bytes=found.disk_free_bytes, load_1min=found.load_1min,
+        temperature_celsius=round(script.heat(rank, step).celsius + wander, 1),
         gpus=(_device(script, rank, step, wander),),
     )  # fmt: skip
 

@@ -10,12 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
+from rich.console import RenderableType
 from textual import events
+from textual._compositor import ChopsUpdate
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
+from textual.screen import Screen
 from textual.widgets import Input
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
@@ -30,6 +33,7 @@ from trainctl.tui.glyphs import Glyphs, for_locale
 from trainctl.tui.lines import clean, plain
 from trainctl.tui.log_feed import LogFeed
 from trainctl.tui.palette import VerbProvider
+from trainctl.tui.rhythm import Rhythm
 from trainctl.tui.ringer import Ringer
 from trainctl.tui.screens.alerts import AlertsScreen
 from trainctl.tui.screens.base import BaseScreen
@@ -43,6 +47,7 @@ from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.screens.runs import RunsScreen
 from trainctl.tui.screens.why import WhyScreen
 from trainctl.tui.source import ClusterSource, Connect, Source
+from trainctl.tui.spans import SpanUpdate
 from trainctl.tui.split_dialog import SplitDialog
 from trainctl.tui.themes import TERMINAL, THEMES
 
@@ -129,6 +134,7 @@ class TrainctlApp(App[int]):
         self.selected: int | None = None
         self.logs = LogFeed(lambda: self.feed.client, self.clock, self.paint)
         self._opened = False
+        self._rhythm = Rhythm(REPAINT_SECONDS)
         self.hung_up = threading.Event()
         self.animation_level = "none"
         for item in THEMES:
@@ -182,7 +188,7 @@ class TrainctlApp(App[int]):
         self.install_screen(LogsScreen(name="logs"), "logs")
         self.push_screen("overview")
         self.run_worker(self.feed.keep_up(), group="follow")
-        self.set_interval(REPAINT_SECONDS, self.paint)
+        self.set_timer(self._rhythm.seconds, self._repaint)
         self._leave_on_hangup()
 
     def _leave_on_hangup(self) -> None:
@@ -215,6 +221,10 @@ class TrainctlApp(App[int]):
         self.paint()
         self.run_worker(self.feed.refine(), group="refine", exclusive=True)
 
+    def _repaint(self) -> None:
+        self.paint()
+        self.set_timer(self._rhythm.after(time.process_time(), time.monotonic()), self._repaint)
+
     def paint(self) -> None:
         """Brings the screen up to date, also the one under a dialog, and rings for a new alert."""
         if self.ringer.rings(self.live):
@@ -222,6 +232,9 @@ class TrainctlApp(App[int]):
         for screen in self.screen_stack:
             if isinstance(screen, BaseScreen | SplitDialog) and screen.is_mounted:
                 screen.paint()
+
+    def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
+        super()._display(screen, SpanUpdate(renderable) if isinstance(renderable, ChopsUpdate) else renderable)
 
     # ------------------------------------------------------------ actions
 
