@@ -1,14 +1,14 @@
 """What a change on the screen costs a terminal, and that it shows what Textual itself would have."""
 
 import pytest
+from benchmarks.pseudo_terminal import Screen
 from rich.color import ColorSystem
 from rich.style import Style
+from tests.tui.driving import driven
+from tests.tui.recorded import source_of
 from textual.app import App
 from textual.strip import Strip
 
-from benchmarks.pseudo_terminal import Screen
-from tests.tui.driving import driven
-from tests.tui.recorded import source_of
 from trainctl.tui import spans
 from trainctl.tui.app import TrainctlApp
 from trainctl.tui.rhythm import SLOWEST_SECONDS, Rhythm

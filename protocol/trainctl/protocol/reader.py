@@ -12,8 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from trainctl.protocol import codec
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, ProtocolError
 from trainctl.protocol.metrics import EVALUATION_METRIC, LIVE_RANK_STEPS, RUN_RANK, WITHOUT_ROLLUPS, Evaluation
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.record import open_for_reading
@@ -146,6 +147,15 @@ class RecordReader:
         )
         kept = rows[:limit]
         return tuple(self._event(row) for row in (reversed(kept) if newest else kept)), len(rows) > limit
+
+    def host_reading(self, at: float) -> m.HostReading | None:
+        """The newest reading of this record's machine up to a time (Unix seconds), if one was kept."""
+        rows = self._rows("SELECT body FROM host WHERE at <= ? ORDER BY at DESC LIMIT 1", (at,))
+        try:
+            found = codec.decode_live(rows[0][0]) if rows else None
+        except ProtocolError:
+            return None  # of another version of this program
+        return found if isinstance(found, m.HostReading) else None
 
     def evaluations(self) -> tuple[Evaluation, ...]:
         """The newest evaluation of each step, ascending."""

@@ -36,7 +36,7 @@ from trainctl.tui.palette import VerbProvider
 from trainctl.tui.rhythm import Rhythm
 from trainctl.tui.ringer import Ringer
 from trainctl.tui.screens.alerts import AlertsScreen
-from trainctl.tui.screens.base import BaseScreen
+from trainctl.tui.screens.base import Bar, BaseScreen
 from trainctl.tui.screens.charts import ChartsScreen
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.help import HelpScreen
@@ -177,6 +177,10 @@ class TrainctlApp(App[int]):
                 words = "resume" if paused and binding.action == "dialog('pause')" else binding.description
                 made.append(KeyHint(self.get_key_display(binding), words, binding.action, binding.key))
         return made
+
+    def above_bottom(self) -> list[Bar]:
+        """Lines of this program's own that each screen has above its bottom line."""
+        return []
 
     # ------------------------------------------------------------ following the agent
 

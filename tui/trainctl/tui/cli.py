@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
-from trainctl.tui import calls, cli_inspect, cli_runs, cli_send, output, places
+from trainctl.tui import calls, cli_inspect, cli_record, cli_runs, cli_send, output, places
 from trainctl.tui.cli_options import ClusterFile, Connect, ReadOnly, where
 from trainctl.tui.cli_runs import INTERRUPTED
 
@@ -53,7 +53,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 applied, 1 an unexpected system error, 2 usage, 3 rejected or failed, 4 expired or not "
     "applied in time, 5 unreachable or another version, 6 not authorised, 130 interrupted.",
 )
-for commands in (cli_runs, cli_inspect, cli_send):
+for commands in (cli_runs, cli_inspect, cli_send, cli_record):
     app.add_typer(commands.app)
 
 
@@ -85,7 +85,7 @@ def attach(
 
 
 def _full_screen(at: places.Where, *, read_only: bool) -> int:
-    if not _has_screen():
+    if not output.has_screen():
         raise InvalidInputError(
             "terminal", "the full screen needs a terminal on standard input, output and error; "
             "try trainctl status or watch",
@@ -99,11 +99,6 @@ def _full_screen(at: places.Where, *, read_only: bool) -> int:
     except UnreachableError:
         address = at.addresses[0]  # the screen waits for it, and says so
     return run_app(address, by=user_name(), read_only=read_only)
-
-
-def _has_screen() -> bool:
-    """Whether a person sees all three streams; the full screen is drawn on standard error."""
-    return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
 @app.command()
@@ -140,7 +135,7 @@ def demo(
     ] = None,
 ) -> int:
     """A small real model trained on real text: a few agents, a run and the screen, all on this machine."""
-    without_screen = headless or json or not _has_screen()
+    without_screen = headless or json or not output.has_screen()
     if scripted:
         from trainctl.tui import demo_recording as played
 

@@ -34,6 +34,11 @@ ERROR_CODES: tuple[tuple[type[TrainctlError], str], ...] = (
 """The `error.code` of each exception, first match."""
 
 
+def has_screen() -> bool:
+    """Whether a person sees all three streams; the full screen is drawn on standard error."""
+    return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+
+
 def emit(value: Any) -> None:
     """One JSON value on one line of standard output; NaN and infinities become null."""
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
