@@ -28,6 +28,30 @@ def test_a_scripted_demo_plays_the_same_each_time() -> None:
     assert one["error"] == 1 and one["warning"] == 2 and one["generation"] == "g1.3"
 
 
+def test_tables_of_a_run_come_through_its_agent() -> None:
+    command = [sys.executable, "-m", "trainctl.node_agent.cli", "play", "--nodes=3", "--begin=40", "--rate=0.1"]
+    with subprocess.Popen([*command, "--leash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as player:
+        assert player.stdout is not None and player.stdin is not None
+        try:
+            address = json.loads(player.stdout.readline())["listen"]
+            tables = {}
+            for what in ("steps", "ranks", "events"):
+                done = trainctl("export", "demo-recording", "--what", what, "--format=jsonl", "--connect", address)
+                assert done.returncode == 0, done.stderr
+                tables[what] = [json.loads(line) for line in done.stdout.splitlines()]
+            refused = trainctl("export", "demo-recording", "--what=hosts", "--connect", address)
+            unknown = trainctl("export", "another", "--connect", address)
+        finally:
+            player.stdin.close()
+    assert 40 <= len(tables["steps"]) <= 45
+    assert len(tables["ranks"]) >= 3 * 40
+    assert {type(row["rank"]) for row in tables["ranks"]} == {int}
+    assert all(row["busy_seconds"] > 0 for row in tables["ranks"])
+    assert any(row["verb"] == "start-run" for row in tables["events"])
+    assert refused.returncode == 2 and "run directory" in refused.stderr
+    assert unknown.returncode == 3 and unknown.stderr.count("\n") == 1
+
+
 def test_what_only_a_recording_can_do_is_refused_without_one() -> None:
     for arguments, wrong in ((("--speed=2",), "--speed"), (("--cluster=9",), "--cluster")):
         done = trainctl("demo", "--headless", *arguments)

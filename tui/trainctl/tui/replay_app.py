@@ -52,9 +52,7 @@ class ReplayApp(TrainctlApp):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("space", "replay_play", "play/pause", tooltip="play or pause the replay"),
         Binding("left,left_square_bracket", "replay_step(-1)", "step back", show=False, tooltip="a step back"),
-        Binding(
-            "right,right_square_bracket", "replay_step(1)", "step", key_display="[ ]", tooltip="a step on"
-        ),  # fmt: skip
+        Binding("right,right_square_bracket", "replay_step(1)", "step", key_display="[ ]", tooltip="a step on"),
         Binding("shift+left,left_curly_bracket", "replay_far(-1)", "back", show=False, tooltip="a twentieth back"),
         Binding("shift+right,right_curly_bracket", "replay_far(1)", "on", show=False, tooltip="a twentieth on"),
         Binding("home", "replay_end(-1)", "start", show=False, tooltip="to the first step"),
