@@ -40,6 +40,7 @@ bench: $(VENV)/.ready-dev
 	$(BIN)/python benchmarks/equal.py
 	$(BIN)/python benchmarks/unequal.py
 	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/terminal_cost.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

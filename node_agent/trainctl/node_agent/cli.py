@@ -1,6 +1,7 @@
 """`trainctl-agent`: the command line of a node's agent."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shlex
@@ -90,9 +91,71 @@ async def _serve(
     from trainctl.node_agent.daemon import Agent
 
     async with Agent(name, listen, live, state, cluster, leashed=leash, hooks=hooks) as agent:
-        line = {"name": name, "listen": agent.address, "live": agent.live_address, "pid": os.getpid()}
-        print(json.dumps(line), flush=True)
+        _say_bound(name, agent.address, agent.live_address)
         await agent.serve()
+
+
+def _say_bound(name: str, listen: str, live: str) -> None:
+    print(json.dumps({"name": name, "listen": listen, "live": live, "pid": os.getpid()}), flush=True)
+
+
+@app.command()
+def play(
+    recording: Annotated[
+        Path | None, typer.Argument(help="The recording [the one that comes with the program].", show_default=False)
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=64, help="How many [those recorded]; further ones repeat them.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.01, max=200, help="Steps a second [as recorded]. Beats --speed.")
+    ] = None,
+    speed: Annotated[float, typer.Option(min=0.01, max=200, help="Times as fast as recorded.")] = 1.0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="How many [those recorded]; past them its last third comes again.")
+    ] = None,
+    begin: Annotated[int, typer.Option(min=0, help="Steps that are there at once.")] = 0,
+    readings: Annotated[float, typer.Option(min=0.1, max=10, help="Readings of each machine a second.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of how repeated ranks differ.")] = 0,
+    faults: Annotated[bool, typer.Option("--faults/--no-faults", help="With the scripted faults.")] = True,
+    folder: Annotated[
+        Path | None, typer.Option(help="The run directory, gone on with if it has a record [one that is dropped].")
+    ] = None,
+    listen: Annotated[str, typer.Option(help="Where the first node takes requests.")] = "tcp://127.0.0.1:0",
+    leash: Annotated[bool, typer.Option("--leash", hidden=True, help="Leave once standard input has ended.")] = False,
+) -> None:
+    """Play a recorded run as a cluster on loopback, with scripted faults; it takes no commands."""
+    from trainctl.node_agent import recording as recordings
+    from trainctl.node_agent.player import Pace, Player, passing_folder
+
+    played = recordings.read(recording or recordings.shipped())
+    pace = Pace(rate, speed, steps, begin, readings)
+
+    async def serve(directory: Path) -> None:
+        count = nodes or len(played.ranks)
+        async with Player(
+            played, directory, count, pace, listen=listen, seed=seed, faults=faults, leashed=leash
+        ) as player:  # fmt: skip
+            first = player.agents[0]
+            _say_bound(first.node, first.address, first.live_address)
+            await player.serve()
+
+    with contextlib.nullcontext(folder) if folder is not None else passing_folder(played.name) as directory:
+        asyncio.run(serve(directory))
+
+
+@app.command()
+def record(
+    run_directory: Annotated[Path, typer.Argument(help="A finished run's, on the node that conducted it.")],
+    output: Annotated[Path, typer.Argument(help="The recording to write.")],
+) -> None:
+    """Make a recording, which `play` plays, from a finished run."""
+    from trainctl.node_agent import recording as recordings
+    from trainctl.node_agent.recording_maker import of_run
+
+    body = recordings.packed(of_run(run_directory))
+    output.write_bytes(body)
+    print(f"{output}: {len(body):,} bytes")
 
 
 def main() -> None:

@@ -337,6 +337,7 @@ class RunView(Message, tag="run-view", frozen=True):
     eval_step: Count | None = None
     reason: str = ""  # of a failed or stopped run
     mixed: bool = False  # whether its live ranks are of unlike backends
+    recording: bool = False  # whether it is played from a recording: no trainer is behind it, and it takes no commands
     boot: str = ""
     seq: Count = 0
 

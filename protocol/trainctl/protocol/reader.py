@@ -7,13 +7,14 @@ cannot be read. Steps that were retracted are left out everywhere.
 import math
 import sqlite3
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from trainctl.protocol import codec
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, ProtocolError
 from trainctl.protocol.metrics import EVALUATION_METRIC, LIVE_RANK_STEPS, RUN_RANK, WITHOUT_ROLLUPS, Evaluation
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.record import open_for_reading
@@ -130,6 +131,11 @@ class RecordReader:
         rows = self._rows(f"SELECT {_RANK_COLUMNS} FROM {LIVE_RANK_STEPS} WHERE r.step = ? ORDER BY r.rank", (step,))  # noqa: S608
         return tuple(self._rank_step(row) for row in rows)
 
+    def parts_between(self, first: int, last: int) -> tuple[m.RankStep, ...]:
+        """The ranks' parts of the committed steps first..last, by step and rank."""
+        sql = f"SELECT {_RANK_COLUMNS} FROM {LIVE_RANK_STEPS} WHERE r.step BETWEEN ? AND ? ORDER BY r.step, r.rank"  # noqa: S608
+        return tuple(self._rank_step(row) for row in self._rows(sql, (first, last)))
+
     def ranks(self) -> tuple[int, ...]:
         """Every rank that had a part in a step, ascending."""
         return tuple(rank for (rank,) in self._rows(_RANKS))
@@ -146,6 +152,18 @@ class RecordReader:
         )
         kept = rows[:limit]
         return tuple(self._event(row) for row in (reversed(kept) if newest else kept)), len(rows) > limit
+
+    def host_reading(self, at: float) -> m.HostReading | None:
+        """The newest reading of this record's machine up to a time (Unix seconds), if one was kept."""
+        rows = self._rows("SELECT body FROM host WHERE at <= ? ORDER BY at DESC LIMIT 1", (at,))
+        return _reading(rows[0][0]) if rows else None
+
+    def host_readings(self, page: int = 500) -> Iterator[tuple[m.HostReading, ...]]:
+        """All readings of this record's machine that are of this program's version, in pages, oldest first."""
+        after = -1
+        while rows := self._rows("SELECT rowid, body FROM host WHERE rowid > ? ORDER BY rowid LIMIT ?", (after, page)):
+            after = rows[-1][0]
+            yield tuple(found for _, body in rows if (found := _reading(body)) is not None)
 
     def evaluations(self) -> tuple[Evaluation, ...]:
         """The newest evaluation of each step, ascending."""
@@ -228,6 +246,15 @@ def _check_series(metric: str, rank: int | None, columns: int) -> None:
         )
     if columns < 1:
         raise InvalidInputError("columns", f"{columns} is below 1")
+
+
+def _reading(body: bytes) -> m.HostReading | None:
+    """None for one of another version of this program."""
+    try:
+        found = codec.decode_live(body)
+    except ProtocolError:
+        return None
+    return found if isinstance(found, m.HostReading) else None
 
 
 def _number(value: float | None) -> float:

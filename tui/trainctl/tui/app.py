@@ -10,12 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
+from rich.console import RenderableType
 from textual import events
+from textual._compositor import ChopsUpdate
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
+from textual.screen import Screen
 from textual.widgets import Input
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
@@ -31,9 +34,10 @@ from trainctl.tui.lines import clean, plain, shorten
 from trainctl.tui.log_feed import LogFeed
 from trainctl.tui.palette import VerbProvider
 from trainctl.tui.popups import Chooser
+from trainctl.tui.rhythm import Rhythm
 from trainctl.tui.ringer import Ringer
 from trainctl.tui.screens.alerts import AlertsScreen
-from trainctl.tui.screens.base import BaseScreen
+from trainctl.tui.screens.base import Bar, BaseScreen
 from trainctl.tui.screens.charts import ChartsScreen
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.help import HelpScreen
@@ -44,6 +48,7 @@ from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.screens.runs import RunsScreen
 from trainctl.tui.screens.why import WhyScreen
 from trainctl.tui.source import ClusterSource, Connect, Source
+from trainctl.tui.spans import SpanUpdate
 from trainctl.tui.split_dialog import SplitDialog
 from trainctl.tui.themes import TERMINAL, THEMES
 
@@ -135,6 +140,7 @@ class TrainctlApp(App[int]):
         self.logs = LogFeed(lambda: self.feed.client, self.clock, self.paint)
         self.compare_runs: tuple[str, ...] = ()  # that Charts is to overlay
         self._opened = False
+        self._rhythm = Rhythm(REPAINT_SECONDS)
         self.hung_up = threading.Event()
         self.animation_level = "none"
         for item in THEMES:
@@ -163,7 +169,8 @@ class TrainctlApp(App[int]):
     @property
     def badge(self) -> str:
         """Words about the screen itself, for its upper right corner."""
-        words = ["FROM RECORD"] if self._pinned is not None else []
+        words = ["RECORDING"] if self.shown.run is not None and self.shown.run.recording else []
+        words += ["FROM RECORD"] if self._pinned is not None else []
         return " ".join([*words, "READ-ONLY"] if self.read_only else words)
 
     def key_hints(self) -> list[KeyHint]:
@@ -177,6 +184,10 @@ class TrainctlApp(App[int]):
                 made.append(KeyHint(self.get_key_display(binding), words, binding.action, binding.key))
         return made
 
+    def above_bottom(self) -> list[Bar]:
+        """Lines of this program's own that each screen has above its bottom line."""
+        return []
+
     # ------------------------------------------------------------ following the agent
 
     def on_mount(self) -> None:
@@ -187,7 +198,7 @@ class TrainctlApp(App[int]):
         self.install_screen(LogsScreen(name="logs"), "logs")
         self.push_screen("overview")
         self.run_worker(self.feed.keep_up(), group="follow")
-        self.set_interval(REPAINT_SECONDS, self.paint)
+        self.set_timer(self._rhythm.seconds, self._repaint)
         self._leave_on_hangup()
 
     def _leave_on_hangup(self) -> None:
@@ -220,6 +231,10 @@ class TrainctlApp(App[int]):
         self.paint()
         self.run_worker(self.feed.refine(), group="refine", exclusive=True)
 
+    def _repaint(self) -> None:
+        self.paint()
+        self.set_timer(self._rhythm.after(time.process_time(), time.monotonic()), self._repaint)
+
     def paint(self) -> None:
         """Brings the screen up to date, also the one under a dialog, and rings for a new alert."""
         if self.ringer.rings(self.live):
@@ -227,6 +242,9 @@ class TrainctlApp(App[int]):
         for screen in self.screen_stack:
             if isinstance(screen, BaseScreen | SplitDialog) and screen.is_mounted:
                 screen.paint()
+
+    def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
+        super()._display(screen, SpanUpdate(renderable) if isinstance(renderable, ChopsUpdate) else renderable)
 
     # ------------------------------------------------------------ actions
 

@@ -13,12 +13,14 @@ import typer
 from typer.core import TyperGroup
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
-from trainctl.tui import calls, cli_inspect, cli_runs, cli_send, output, places
+from trainctl.tui import calls, cli_inspect, cli_record, cli_runs, cli_send, output, places
 from trainctl.tui.cli_options import ClusterFile, Connect, ReadOnly, where
 from trainctl.tui.cli_runs import INTERRUPTED
 
 BROKEN_PIPE = 141
 """128 + SIGPIPE, as a shell tells it."""
+MOST_DEMO_NODES = 8
+"""That train on one machine."""
 
 
 class _Group(TyperGroup):
@@ -51,7 +53,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 applied, 1 an unexpected system error, 2 usage, 3 rejected or failed, 4 expired or not "
     "applied in time, 5 unreachable or another version, 6 not authorised, 130 interrupted.",
 )
-for commands in (cli_runs, cli_inspect, cli_send):
+for commands in (cli_runs, cli_inspect, cli_send, cli_record):
     app.add_typer(commands.app)
 
 
@@ -83,7 +85,7 @@ def attach(
 
 
 def _full_screen(at: places.Where, *, read_only: bool) -> int:
-    if not _has_screen():
+    if not output.has_screen():
         raise InvalidInputError(
             "terminal", "the full screen needs a terminal on standard input, output and error; "
             "try trainctl status or watch",
@@ -97,11 +99,6 @@ def _full_screen(at: places.Where, *, read_only: bool) -> int:
     except UnreachableError:
         address = at.addresses[0]  # the screen waits for it, and says so
     return run_app(address, by=user_name(), read_only=read_only)
-
-
-def _has_screen() -> bool:
-    """Whether a person sees all three streams; the full screen is drawn on standard error."""
-    return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
 @app.command()
@@ -126,11 +123,31 @@ def demo(
         Path | None, typer.Option(help="Where model, text and runs go [the user's cache folder].", show_default=False)
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep this demo's run when a later demo starts.")] = False,
+    scripted: Annotated[
+        bool, typer.Option("--scripted", help="Play a recorded run with scripted faults instead; nothing is trained.")
+    ] = False,
+    cluster: Annotated[
+        int | None, typer.Option(min=1, max=64, help="As --nodes; of a recording up to 64 [8].", show_default=False)
+    ] = None,
+    speed: Annotated[
+        float | None,
+        typer.Option(min=0.01, max=200, help="With --scripted: times as fast as recorded.", show_default=False),
+    ] = None,
 ) -> int:
     """A small real model trained on real text: a few agents, a run and the screen, all on this machine."""
+    without_screen = headless or json or not output.has_screen()
+    if scripted:
+        from trainctl.tui import demo_recording as played
+
+        asked = played.Wanted(cluster or nodes or played.NODES, steps, speed)
+        return played.headless(asked) if without_screen else played.on_screen(asked)
+    if speed is not None:
+        raise InvalidInputError("--speed", "only a recording has one: add --scripted")
+    if (nodes or cluster or 1) > MOST_DEMO_NODES:
+        raise InvalidInputError("--cluster", f"{cluster} agents train nothing here; at most {MOST_DEMO_NODES}")
     from trainctl.tui import demo as program
 
-    without_screen = headless or json or not _has_screen()
+    nodes = nodes or cluster
     count = steps or (program.HEADLESS_STEPS if without_screen else program.SCREEN_STEPS)
     wanted = program.Wanted(steps=count, nodes=nodes, backend=backend, folder=folder, keep=keep)
     return program.headless(wanted) if without_screen else program.on_screen(wanted)

@@ -6,7 +6,8 @@ A role says what a piece means ("good", "phase_forward"); themes.py says how tha
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rich.cells import cell_len, chop_cells, set_cell_size
+from rich.cells import cell_len as _cell_len
+from rich.cells import chop_cells, set_cell_size
 
 
 class Piece(NamedTuple):
@@ -37,9 +38,14 @@ def plain(pieces: Iterable[Piece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
+def cell_len(text: str) -> int:
+    """Terminal cells the text takes; measured often, and most of it is ASCII."""
+    return len(text) if text.isascii() else _cell_len(text)
+
+
 def width(pieces: Iterable[Piece]) -> int:
     """Terminal cells the line takes."""
-    return sum(cell_len(piece.text) for piece in pieces)
+    return sum([cell_len(piece.text) for piece in pieces])
 
 
 def crop(pieces: Sequence[Piece], columns: int) -> Line:

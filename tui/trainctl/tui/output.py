@@ -34,6 +34,11 @@ ERROR_CODES: tuple[tuple[type[TrainctlError], str], ...] = (
 """The `error.code` of each exception, first match."""
 
 
+def has_screen() -> bool:
+    """Whether a person sees all three streams; the full screen is drawn on standard error."""
+    return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+
+
 def emit(value: Any) -> None:
     """One JSON value on one line of standard output; NaN and infinities become null."""
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
@@ -157,7 +162,7 @@ def status_text(snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading] | None 
         return "\n".join([f"no run on {snapshot.node.node} yet", *machines])
     why = f": {one_line(run.reason)}" if run.reason else ""
     lines = [
-        f"run        {run.run}  {run.state.upper()}{why}",
+        f"run        {run.run}  {run.state.upper()}{'  RECORDING' if run.recording else ''}{why}",
         f"step       {run.step:,}/{run.steps:,} ({fmt.percent(run.step / run.steps if run.steps else None)})"
         f"  lead {run.lead}  engine {run.engine}{' (mixed)' if run.mixed else ''}  {run.generation}",
         f"training   {_training(run, snapshot.last_step)}",

@@ -1,8 +1,9 @@
 """A metric over a run in bounded memory: buckets of min, max, mean and last that fold to half the resolution when
 full."""
 
+import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ CAPACITY = 512
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Number = TypeVar("Number", np.float64, np.int64)
 _COLUMNS = ("minimum", "maximum", "total", "count", "last")
 
 
@@ -61,9 +63,11 @@ def add(window: Window, step: int, value: float) -> Window:
     """The window with one more value; a step seen before adds to its bucket, for a redo must not hide what it redid."""
     start = _bucket(step, window.bucket_steps)
     place = int(np.searchsorted(window.first, start))
-    finite = bool(np.isfinite(value))
+    finite = math.isfinite(value)
     if place < len(window) and window.first[place] == start:
         return _merge_value(window, place, value, finite)
+    if place == len(window):
+        return fold(_appended(window, start, value, finite))
     made = Window(
         bucket_steps=window.bucket_steps,
         first=np.insert(window.first, place, start),
@@ -76,6 +80,29 @@ def add(window: Window, step: int, value: float) -> Window:
         capacity=window.capacity,
     )
     return fold(made)
+
+
+def _appended(window: Window, start: int, value: float, finite: bool) -> Window:
+    """With a bucket after the last: what nearly every value is, so it takes no general insertion."""
+    shown = value if finite else math.nan
+    return Window(
+        bucket_steps=window.bucket_steps,
+        first=_longer(window.first, start),
+        minimum=_longer(window.minimum, shown),
+        maximum=_longer(window.maximum, shown),
+        total=_longer(window.total, value if finite else 0.0),
+        count=_longer(window.count, 1.0 if finite else 0.0),
+        last=_longer(window.last, shown),
+        broken=_longer(window.broken, 0 if finite else 1),
+        capacity=window.capacity,
+    )
+
+
+def _longer(values: NDArray[Number], value: float) -> NDArray[Number]:
+    made = np.empty(len(values) + 1, values.dtype)
+    made[:-1] = values
+    made[-1] = value
+    return made
 
 
 def from_series(series: m.Series, newest_step: int, capacity: int = CAPACITY) -> Window:

@@ -41,6 +41,10 @@ def changed_spans(old: Line, new: Line) -> list[tuple[int, int]]:
     return spans
 
 
+_MOST_LOOKS = 1024
+"""Roles and clicks whose styles are kept; past that they are made anew."""
+
+
 class Lines(Widget):
     """Shows lines as they are given; `show` repaints no more than what differs from what is there."""
 
@@ -50,6 +54,8 @@ class Lines(Widget):
         super().__init__(id=id)
         self._glyphs, self._grow = glyphs, grow
         self._lines: list[Line] = []
+        self._ground: Style | None = None
+        self._looks: dict[tuple[str, str], Style] = {}
 
     @property
     def shown(self) -> list[str]:
@@ -72,20 +78,28 @@ class Lines(Widget):
 
     def render_line(self, y: int) -> Strip:
         pieces = self._lines[y] if y < len(self._lines) else ()
-        theme = self.app.theme
-        ground = Style(bgcolor=self.rich_style.bgcolor)
-        segments = [self._segment(piece, theme, ground) for piece in pieces]
+        if self._ground is None:
+            self._ground = Style(bgcolor=self.rich_style.bgcolor)
+        ground = self._ground
+        segments = [self._segment(piece, ground) for piece in pieces]
         return Strip(segments).adjust_cell_length(self.size.width, ground)
 
-    def _segment(self, piece: Piece, theme: str, ground: Style) -> Segment:
+    def _segment(self, piece: Piece, ground: Style) -> Segment:
         text = to_ascii(piece.text) if self._glyphs.ascii_only else piece.text
-        style = ground + style_of(piece.role, theme)
-        if piece.action:
-            style += Style.from_meta({"@click": piece.action})
+        style = self._looks.get(piece[1:])
+        if style is None:
+            style = ground + style_of(piece.role, self.app.theme)
+            if piece.action:
+                style += Style.from_meta({"@click": piece.action})
+            if len(self._looks) > _MOST_LOOKS:
+                self._looks.clear()
+            self._looks[piece[1:]] = style
         return Segment(text, style)
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
+        self._ground = None
+        self._looks.clear()
         self.refresh()
 
 

@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from trainctl.tui.app import TrainctlApp
 
 
+class Bar(Lines):
+    """A line of a program's own between the body and the bottom line."""
+
+    DEFAULT_CSS = "Bar { height: 1; }"
+
+    def paint(self) -> None:
+        """Shows the present state."""
+
+
 class BaseScreen(Screen[None]):
     """A body of lines over the bottom line; `paint` brings both up to date."""
 
@@ -27,6 +36,7 @@ class BaseScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         yield Lines(self.owner.glyphs, id="body")
+        yield from self.owner.above_bottom()
         yield Bottom(self.owner.glyphs)
 
     def on_resize(self, event: events.Resize) -> None:
@@ -47,7 +57,10 @@ class BaseScreen(Screen[None]):
         if small is not None:
             body.show([line(small)])
         elif rows and columns:
-            body.show(self.lines(columns, rows - bottom.rows - self.rows_between()))
+            bars = self.query(Bar)
+            body.show(self.lines(columns, rows - bottom.rows - self.rows_between() - len(bars)))
+            for bar in bars:
+                bar.paint()
             bottom.paint()
 
     def rows_between(self) -> int:

@@ -1,0 +1,273 @@
+"""What the full-screen program costs a terminal and a machine, in a real pseudo-terminal.
+
+    python benchmarks/terminal_cost.py [--seconds 30] [--minutes 1] [--record-steps 1000000] [--folder DIR]
+
+Three parts, each over agents that play the shipped recording on loopback: `steady`, 8 nodes at 120x40 with every value
+changing once a second; `first`, the first full frame on a long record, of which the best of several starts counts; and
+`many`, 64 nodes at 2 Hz, with keys pressed all the while. btop and `wandb leet symon` are measured beside the first
+where they are installed. Prints a table and one JSON object; exits 1 if a bar is missed.
+"""
+
+import argparse
+import itertools
+import json
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import long_record
+from pseudo_terminal import Screen, Terminal
+
+COLUMNS, ROWS = 120, 40
+SETTLE_SECONDS = 8.0
+STARTS = 7
+DEADLINE_SECONDS = 60.0
+
+
+class Bar(NamedTuple):
+    """One measured value, in the unit of its bar."""
+
+    name: str
+    value: float
+    most: float
+    unit: str
+
+    @property
+    def held(self) -> bool:
+        return self.value <= self.most
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=30.0, help="of the steady part, and of each peer")
+    parser.add_argument("--minutes", type=float, default=1.0, help="of the part with 64 nodes")
+    parser.add_argument("--record-steps", type=int, default=1_000_000)
+    parser.add_argument("--record-ranks", type=int, default=8)
+    parser.add_argument("--folder", type=Path, help="where the long record is kept; else it is made anew and dropped")
+    parser.add_argument("--only", choices=("steady", "first", "many", "peers"), action="append")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    print(f"this machine's cores: {contention():.2f} times slower than at their best (others use them)")
+    parts = options.only or ["steady", "first", "many", "peers"]
+    bars: list[Bar] = []
+    beside: dict[str, Any] = {}
+    if "steady" in parts:
+        bars += steady(options.seconds)
+    if "first" in parts:
+        bars += first_frame(options)
+    if "many" in parts:
+        bars += many(options.minutes)
+    if "peers" in parts:
+        beside = peers(options.seconds)
+    tell(bars, beside)
+    return 0 if all(bar.held for bar in bars) else 1
+
+
+def contention() -> float:
+    """How much slower a core is than at its best here: shared ones make CPU figures grow by that, or up to it."""
+
+    def work() -> float:
+        begun = time.process_time()
+        sum(number * number % 7 for number in range(200_000))
+        return time.process_time() - begun
+
+    took = [work() for _ in range(60)]
+    return statistics.median(took) / min(took)
+
+
+def tell(bars: Sequence[Bar], beside: dict[str, Any]) -> None:
+    for bar in bars:
+        print(f"{bar.name:42} {bar.value:10.2f} {bar.unit:9} bar {bar.most:g}{'' if bar.held else '   MISSED'}")
+    for name, found in beside.items():
+        words = found if isinstance(found, str) else "  ".join(f"{key} {value}" for key, value in found.items())
+        print(f"{name:42} {words}")
+    values = {bar.name: {"value": round(bar.value, 3), "bar": bar.most, "unit": bar.unit} for bar in bars}
+    print(json.dumps({"ok": all(bar.held for bar in bars), "values": values, "beside": beside}))
+
+
+# ---------------------------------------------------------------- the two sides
+
+
+@contextmanager
+def playing(*options: str) -> Iterator[str]:
+    """The address of the first of the agents that play."""
+    command = [sys.executable, "-m", "trainctl.node_agent.cli", "play", "--leash", *options]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as player:
+        assert player.stdout is not None and player.stdin is not None
+        try:
+            yield json.loads(player.stdout.readline())["listen"]
+        finally:
+            player.stdin.close()
+
+
+def trainctl(address: str) -> Terminal:
+    return Terminal([sys.executable, "-m", "trainctl.tui.cli", "attach", "--connect", address], COLUMNS, ROWS)
+
+
+def whole(*words: str) -> Any:
+    """Whether a screen shows all of these."""
+    return lambda screen: all(word in screen.text for word in words)
+
+
+# ---------------------------------------------------------------- the parts
+
+
+def steady(seconds: float) -> list[Bar]:
+    """Bytes, CPU, memory and how old a step is when it is shown, with 8 nodes and all changing once a second."""
+    play = ("--nodes=8", "--rate=1", "--begin=60", "--steps=100000", "--no-faults")
+    with playing(*play) as address, trainctl(address) as terminal:
+        terminal.until(whole("RUNNING", "torch-h", "detach"), DEADLINE_SECONDS)
+        terminal.run(SETTLE_SECONDS)
+        before, cpu, begun = terminal.bytes_read, terminal.cpu_seconds, time.monotonic()
+        seen: list[float] = []
+        steps: list[str] = [step_of(terminal.screen)]
+
+        def look() -> None:
+            if (step := step_of(terminal.screen)) != steps[-1]:
+                steps.append(step)
+                seen.append(time.monotonic())
+
+        terminal.run(seconds, look)
+        took = time.monotonic() - begun
+        between = [after - before for before, after in itertools.pairwise(seen)]
+        now = terminal.memory_bytes
+        return [
+            Bar("bytes/s, 8 nodes at 1 Hz, 120x40", (terminal.bytes_read - before) / took, 6000, "B/s"),
+            Bar("CPU, 8 nodes at 1 Hz", 100 * (terminal.cpu_seconds - cpu) / took, 3.0, "% of core"),
+            Bar("steps not shown within their second", max(int(took) - 1 - len(seen), 0), 1, "steps"),
+            Bar("between two steps shown, p95", percentile(between, 0.95), 2.0, "s"),
+            Bar("peak memory, 8 nodes", max(terminal.peak_bytes, now) / 1e6, 120, "MB"),
+        ]
+
+
+def step_of(screen: Screen) -> str:
+    """What the head says of the step."""
+    return next((word for word in screen.line(0).split() if "/" in word and word[0].isdigit()), "")
+
+
+def first_frame(options: Any) -> list[Bar]:
+    """Wall time from the start of the command to the first full frame, the best of several; and the peak memory."""
+    with tempfile.TemporaryDirectory() as passing:
+        directory = long_record.make(options.folder or Path(passing), options.record_steps, options.record_ranks)
+        play = (f"--folder={directory}", f"--nodes={options.record_ranks}", "--rate=1", "--no-faults")
+        with playing(*play, f"--steps={2 * options.record_steps}") as address:
+            walls, cpus, peaks = zip(*(start(address) for _ in range(STARTS)), strict=True)
+    print(
+        f"first frame: wall {' '.join(f'{wall:.2f}' for wall in walls)} s; CPU {' '.join(f'{c:.2f}' for c in cpus)} s"
+    )
+    name = f"first full frame, {options.record_steps:,} steps"
+    return [
+        Bar(f"{name}, best of {STARTS}", min(walls), 0.8, "s"),
+        Bar(f"{name}, CPU of trainctl", min(cpus), 0.8, "s"),
+        Bar("peak memory, that record", max(peaks) / 1e6, 120, "MB"),
+    ]
+
+
+def start(address: str) -> tuple[float, float, float]:
+    with trainctl(address) as terminal:
+        terminal.until(whole("RUNNING", "torch-a", "detach", "loss", "events", "tok/s"), DEADLINE_SECONDS)
+        wall, cpu = time.monotonic() - terminal.begun, terminal.cpu_seconds
+        terminal.run(1.0)
+        now = terminal.memory_bytes
+        return wall, cpu, max(now, terminal.peak_bytes)
+
+
+def many(minutes: float) -> list[Bar]:
+    """64 nodes at 2 Hz: how long a key takes to the screen, and whether memory stays."""
+    chance = random.Random(5)
+    waits: list[float] = []
+    memory: list[tuple[float, int]] = []
+    play = ("--nodes=64", "--rate=2", "--readings=2", "--begin=60", "--steps=100000", "--no-faults")
+    with playing(*play) as address, trainctl(address) as terminal:
+        terminal.until(whole("RUNNING", "torch-h", "detach"), DEADLINE_SECONDS)
+        terminal.run(SETTLE_SECONDS)
+        cpu, before, begun = terminal.cpu_seconds, terminal.bytes_read, time.monotonic()
+        while time.monotonic() - begun < 60 * minutes:
+            waits += typed(terminal, chance)
+            waits += switched(terminal, chance)
+            memory.append((time.monotonic() - begun, terminal.memory_bytes))
+        took = time.monotonic() - begun
+        early = [size for at, size in memory if at <= took / 3]
+        late = [size for at, size in memory if at >= 2 * took / 3]
+        growth = (statistics.median(late) - statistics.median(early)) / 1e6
+        print(f"64 nodes: {len(waits)} keys, median {1e3 * statistics.median(waits):.0f} ms, "
+              f"worst {1e3 * max(waits):.0f} ms; CPU {100 * (terminal.cpu_seconds - cpu) / took:.1f} %, "
+              f"{(terminal.bytes_read - before) / took:,.0f} B/s")  # fmt: skip
+        return [
+            Bar("key to screen, 64 nodes at 2 Hz, p95", 1e3 * percentile(waits, 0.95), 100, "ms"),
+            Bar(f"memory's growth over {minutes:g} min", growth, 3.0, "MB"),
+            Bar("peak memory, 64 nodes", terminal.peak_bytes / 1e6, 160, "MB"),
+        ]
+
+
+def typed(terminal: Terminal, chance: random.Random) -> list[float]:
+    """Into the command line, a letter at a time; each is waited for."""
+    terminal.press(":")
+    terminal.until(lambda screen: screen.line(ROWS - 1).lstrip().startswith(":"), DEADLINE_SECONDS)
+    waits, words = [], ""
+    for _ in range(6):
+        terminal.run(chance.uniform(0.05, 0.4))
+        letter = chance.choice("abcdefghijklmnopqrstuvwxyz")
+        words += letter
+        terminal.press(letter)
+        waits.append(terminal.until(lambda screen, words=words: words in screen.text, DEADLINE_SECONDS))  # type: ignore[misc]
+    terminal.press("\x1b")
+    terminal.until(lambda screen: words not in screen.text, DEADLINE_SECONDS)
+    return waits
+
+
+def switched(terminal: Terminal, chance: random.Random) -> list[float]:
+    """To another screen and back."""
+    waits = []
+    for key, title in (("?", "keys"), ("\x1b", "RUNNING"), ("0", "runs"), ("1", "NODE")):
+        terminal.run(chance.uniform(0.2, 0.6))
+        terminal.press(key)
+        waits.append(terminal.until(whole(title), DEADLINE_SECONDS))
+    return waits
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    return sorted(values)[min(int(part * len(values)), len(values) - 1)] if values else float("inf")
+
+
+# ---------------------------------------------------------------- peers
+
+
+def peers(seconds: float) -> dict[str, Any]:
+    """Bytes and CPU of other full-screen programs, each at its own pace."""
+    commands = {"btop": ["btop"], "wandb leet symon": ["wandb", "leet", "symon"]}
+    return {name: _peer(command, seconds) for name, command in commands.items()}
+
+
+def _peer(command: list[str], seconds: float) -> dict[str, float] | str:
+    found = shutil.which(command[0]) or shutil.which(str(Path(sys.executable).parent / command[0]))
+    if found is None:
+        return "not installed"
+    with Terminal([found, *command[1:]], COLUMNS, ROWS) as terminal:
+        terminal.run(SETTLE_SECONDS)
+        if terminal.process.poll() is not None:
+            return f"ended with {terminal.process.returncode}"
+        before, cpu = terminal.bytes_read, _tree_cpu(terminal)
+        terminal.run(seconds)
+        return {
+            "B/s": round((terminal.bytes_read - before) / seconds),
+            "CPU %": round(100 * (_tree_cpu(terminal) - cpu) / seconds, 2),
+        }
+
+
+def _tree_cpu(terminal: Terminal) -> float:
+    family = [terminal.usage, *terminal.usage.children(recursive=True)]
+    return sum(sum(process.cpu_times()[:2]) for process in family)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""One node of a played recording: real sockets and the real handlers of requests over the record that is played."""
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import zmq
+
+from trainctl.node_agent import binding, requests
+from trainctl.node_agent.publisher import Publisher
+from trainctl.node_agent.requests import LiveRun
+from trainctl.protocol import codec, sockets
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError, ProtocolError, VersionError
+from trainctl.protocol.paths import RunPaths
+
+NO_COMMANDS = "a recording takes no commands"
+
+
+class Played(Protocol):
+    """What a node sees of the recording that is played."""
+
+    paths: RunPaths
+    started_at: float
+
+    @property
+    def live(self) -> LiveRun: ...
+    def peers_of(self, node: str) -> tuple[m.PeerView, ...]: ...
+
+
+class PlayedAgent:
+    """Answers and publishes as an agent does, but for commands, which it refuses. While `mute` it does neither."""
+
+    def __init__(
+        self, node: str, played: Played, control: Any, live: Any, listen: str, boot: str, version: str
+    ) -> None:  # fmt: skip
+        """Binds both sockets. Raises InvalidInputError if `listen` can't be."""
+        self.node, self._played, self._control, self._live = node, played, control, live
+        self.address = binding.bind(control, listen)
+        self.live_address = binding.bind(live, "tcp://127.0.0.1:0")
+        self.publisher = Publisher(live, boot)
+        self.mute = False
+        self.host: m.HostReading | None = None
+        self._version = version
+
+    def boot_anew(self, boot: str) -> None:
+        """As an agent that was started again: its messages are numbered from 1."""
+        self.publisher = Publisher(self._live, boot)
+
+    def publish(self, message: m.Live) -> None:
+        if not self.mute:
+            self.publisher.publish(message)
+
+    def beat(self, beat: m.Heartbeat) -> None:
+        if not self.mute:
+            self.publisher.beat(beat)
+
+    async def serve(self) -> None:
+        """Answer until cancelled."""
+        pending: set[asyncio.Task[None]] = set()
+        while True:
+            frames = await sockets.receive(self._control)
+            if self.mute or len(frames) != 2:
+                continue
+            task = asyncio.create_task(self._take(*frames))
+            pending.add(task)
+            task.add_done_callback(pending.discard)
+
+    async def _take(self, identity: bytes, frame: bytes) -> None:
+        try:
+            reply = await self._answer(codec.decode_request(frame))
+        except ProtocolError as error:
+            code: Any = "version" if isinstance(error, VersionError) else "malformed"
+            reply = m.Refusal(rid=codec.peek_rid(frame), code=code, text=str(error))
+        with contextlib.suppress(zmq.Again, zmq.ZMQError):  # who asked has gone
+            await self._control.send_multipart([identity, codec.encode(reply)], zmq.DONTWAIT)
+
+    async def _answer(self, request: m.ClientRequest) -> m.AgentReply:
+        if isinstance(request, m.Command):
+            run = self._played.live.view.run
+            return m.CommandReply(rid=request.rid, id=request.id, state="rejected", reason=NO_COMMANDS, run=run)
+        refusals: tuple[tuple[type[InvalidInputError], Any], ...] = (
+            (requests.UnknownRunError, "unknown-run"), (requests.UnknownRankError, "unknown-rank"),
+            (InvalidInputError, "malformed"),
+        )  # fmt: skip
+        try:
+            return await requests.answer(request, self)
+        except InvalidInputError as error:
+            code = next(code for kind, code in refusals if isinstance(error, kind))
+            return m.Refusal(rid=request.rid, code=code, text=str(error))
+
+    # ------------------------------------------------------------ what the handlers see
+
+    def now(self) -> float:
+        return time.time()
+
+    def node_view(self) -> m.NodeView:
+        return m.NodeView(
+            node=self.node, boot=self.publisher.boot, address=self.address, live_address=self.live_address,
+            host=self.host, version=self._version,
+        )  # fmt: skip
+
+    def peer_views(self) -> tuple[m.PeerView, ...]:
+        return self._played.peers_of(self.node)
+
+    def address_of(self, node: str) -> str | None:
+        return next((peer.address for peer in self.peer_views() if peer.node == node), None)
+
+    def live_run(self, directory: Path) -> LiveRun | None:
+        return self._played.live if directory == self._played.paths.directory else None
+
+    def run_directory(self, run: str | None) -> Path | None:
+        directory = self._played.paths.directory
+        return directory if run in (None, directory.name) else None
+
+    def run_summaries(self) -> list[tuple[str, str, str, str, float]]:
+        view = self._played.live.view
+        return [(view.run, view.name, view.directory, view.state, self._played.started_at)]
+
+    def ended_as(self, run: str) -> tuple[m.RunState, str]:
+        view = self._played.live.view
+        return view.state, view.reason

@@ -1,0 +1,276 @@
+"""Plays a recording as a cluster: an agent for each node on loopback, the steps at a chosen pace into a real record.
+
+There is no trainer behind it and it changes nothing. Every RunView it sends says that it is a recording.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from trainctl.node_agent import leash, played_machine
+from trainctl.node_agent.copies import VIEW_KEY
+from trainctl.node_agent.played_agent import PlayedAgent
+from trainctl.node_agent.recorder import RunRecorder
+from trainctl.node_agent.recording import Happened, Recording
+from trainctl.node_agent.requests import LiveRun
+from trainctl.node_agent.story import Scene, Story
+from trainctl.protocol import messages as m
+from trainctl.protocol import sockets
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.paths import RunPaths
+
+MOST_NODES = 64
+
+
+class Pace(NamedTuple):
+    """How fast, and how far: `rate` steps a second, or as recorded times `speed` where it is None."""
+
+    rate: float | None = None
+    speed: float = 1.0
+    steps: int | None = None  # None: as many as were recorded
+    begin: int = 0  # steps that are there at once
+    readings: float = 1.0  # of each machine, a second
+
+
+class Player:
+    """`async with` binds the agents; `serve` plays until `stop`, a signal, or the end of its leash."""
+
+    def __init__(
+        self, recording: Recording, folder: Path, nodes: int, pace: Pace, *, listen: str = "tcp://127.0.0.1:0",
+        seed: int = 0, faults: bool = True, leashed: bool = False,
+    ) -> None:  # fmt: skip
+        """`folder` becomes the run directory, or is one whose record is gone on with. Raises InvalidInputError."""
+        if not 1 <= nodes <= MOST_NODES:
+            raise InvalidInputError("--nodes", f"{nodes} is not from 1 to {MOST_NODES}")
+        sockets.check_bind(listen)
+        if leashed:
+            leash.check()
+        self.paths = RunPaths(folder.absolute())
+        self.story = Story(recording, self.paths.directory.name, nodes, seed=seed, faults=faults)
+        self._pace, self._listen, self._leashed = pace, listen, leashed
+        self._stopping = asyncio.Event()
+        self._readings = 0
+
+    # ------------------------------------------------------------ life
+
+    async def __aenter__(self) -> "Player":
+        self.paths.logs.mkdir(parents=True, exist_ok=True)
+        for rank in range(len(self.story.nodes)):
+            known = self.story.recording.ranks
+            self.paths.log(rank).write_text(known[rank % len(known)].log)
+        self._recorder = RunRecorder(self.paths, resumable=False)
+        self._context, self._plain = zmq.asyncio.Context(), zmq.Context()
+        for context in (self._context, self._plain):
+            context.set(zmq.MAX_SOCKETS, 4096)
+        try:
+            self.agents = [self._agent(number, node) for number, node in enumerate(self.story.nodes)]
+        except InvalidInputError:
+            self._close()
+            raise
+        self._begin()
+        return self
+
+    def _agent(self, number: int, node: str) -> PlayedAgent:
+        control = sockets.new_socket(self._context, zmq.ROUTER, control=True)
+        live = sockets.new_socket(self._plain, zmq.PUB)
+        listen = self._listen if number == 0 else "tcp://127.0.0.1:0"
+        return PlayedAgent(node, self, control, live, listen, secrets.token_hex(8), version("trainctl"))
+
+    async def __aexit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        self._recorder.close()
+        self._context.destroy(linger=0)
+        self._plain.destroy(linger=0)
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def serve(self) -> None:
+        """Play, and answer until told to stop; an error in one of these ends it and is raised."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
+        work: list[Any] = [agent.serve() for agent in self.agents]
+        work += [self._beat(), self._stopping.wait()] + ([leash.let_go()] if self._leashed else [])
+        tasks = [asyncio.ensure_future(item) for item in work]
+        playing = asyncio.ensure_future(self._play())
+        try:
+            done, _ = await asyncio.wait([*tasks, playing], return_when=asyncio.FIRST_COMPLETED)
+            if done == {playing} and playing.exception() is None:  # the end was played: what there is stays to be seen
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (*tasks, playing):
+                task.cancel()
+            await asyncio.gather(*tasks, playing, return_exceptions=True)
+
+    # ------------------------------------------------------------ the run
+
+    @property
+    def live(self) -> LiveRun:
+        return LiveRun(self._view, self._last, self._parts, None)
+
+    def peers_of(self, node: str) -> tuple[m.PeerView, ...]:
+        return tuple(
+            m.PeerView(
+                node=agent.node, address=agent.address, live_address=agent.live_address,
+                state="silent" if agent.mute else "connected", since_at=self.started_at,
+                why="out of reach" if agent.mute else "",
+            )
+            for agent in self.agents
+            if agent.node != node
+        )  # fmt: skip
+
+    def _begin(self) -> None:
+        """The state before the first step that is played: that of the record, with the steps that are there at once."""
+        last = self._recorder.last_state()
+        self._last, self._parts = last.step, last.rank_steps
+        first = last.step.step if last.step is not None else 0
+        ahead = [self._seconds(step) for step in range(first + 1, self._pace.begin + 1)]
+        self.started_at = at = time.time() - sum(ahead)
+        self._view = self._make_view(first, at)
+        for step, seconds in enumerate(ahead, first + 1):
+            at += seconds
+            self._take(self.story.scene(step, at), at)
+        self._keep_view()
+        self._read()
+
+    def _seconds(self, step: int) -> float:
+        """How long a step is played."""
+        if self._pace.rate is not None:
+            return 1 / self._pace.rate
+        return self.story.step_seconds(step) / self._pace.speed
+
+    @property
+    def _steps(self) -> int:
+        return self._pace.steps or self.story.length
+
+    async def _play(self) -> None:
+        due = time.monotonic()
+        for step in range(self._view.step + 1, self._steps + 1):
+            due = max(due + self._seconds(step), time.monotonic() - 1.0)
+            await asyncio.sleep(due - time.monotonic())
+            self._turn(step)
+        text = f"finished: all {self._steps:,} steps of the recording were played"
+        self._happen(Happened(self._steps, "run", "good", "player", text), time.time())
+        self._show(msgspec.structs.replace(self._view, state="finished"))
+
+    def _turn(self, step: int) -> None:
+        """One step: who can be reached, what is kept, and what is published."""
+        script, lead, at = self.story.script, self.agents[0], time.time()
+        for rank, agent in enumerate(self.agents):
+            agent.mute = script.is_lost(rank, step) or (rank == 0 and script.is_away(step))
+        if step == script.away[1] + 1:
+            lead.boot_anew(secrets.token_hex(8))
+        if not lead.mute:
+            self._take(self.story.scene(step, at), at)
+
+    def _take(self, scene: Scene, at: float) -> None:
+        """Keep and publish a step."""
+        self._recorder.commit(scene.step, scene.parts, at)
+        self._last, self._parts = scene.step, scene.parts
+        if scene.held_out is not None:
+            self._recorder.evaluation(scene.step.step, at, scene.held_out, scene.step.weight, 0.5)
+        before, after = self._view, self._make_view(scene.step.step, at)
+        self.agents[0].publish(scene.step)
+        for part in scene.parts:
+            self.agents[0].publish(part)
+        for event in scene.events:
+            self._happen(event, at)
+        for rank, text in self.story.script.log_lines(scene.step.step):
+            with self.paths.log(rank).open("a") as log:
+                log.write(f"{text}\n")
+        self._view = after
+        if _apart_from_steps(before) != _apart_from_steps(after):
+            self._show(after)
+
+    def _show(self, view: m.RunView) -> None:
+        self._view = view
+        self._keep_view()
+        self.agents[0].publish(view)
+
+    def _keep_view(self) -> None:
+        self._recorder.set_meta(VIEW_KEY, msgspec.json.encode(self._view).decode(), own=True)
+
+    def _happen(self, event: Happened, at: float) -> None:
+        severity: Any = event.severity
+        outcome: Any = event.outcome
+        kept = self._recorder.event(
+            at, event.kind, severity, event.by, event.text, step=event.step or None,
+            generation=self.story.generation(max(event.step, 1)), verb=event.verb, before=event.before,
+            after=event.after, outcome=outcome,
+        )  # fmt: skip
+        self.agents[0].publish(kept)
+
+    def _make_view(self, step: int, at: float) -> m.RunView:
+        story, recording = self.story, self.story.recording
+        now = story.recorded(max(step, 1))
+        batch = story.global_batch
+        held = story.held_out(step)
+        return m.RunView(
+            run=story.run, name=recording.name, state="running", lead=story.nodes[0], engine=recording.engine,
+            generation=story.generation(max(step, 1)), step=step, steps=self._steps, plan_version=now.plan_version,
+            global_batch=batch, samples=recording.samples, cursor=step * batch, learning_rate=now.learning_rate,
+            started_at=self.started_at, ranks=self._ranks(step, at), directory=str(self.paths.directory),
+            eval_step=held[0] if held else None, eval_loss=held[1] if held else None, mixed=recording.mixed,
+            recording=True,
+        )  # fmt: skip
+
+    def _ranks(self, step: int, at: float) -> tuple[m.RankView, ...]:
+        """A rank that is in the state it was in came to it when it did."""
+        known = {rank.rank: rank for rank in self._view.ranks} if hasattr(self, "_view") else {}
+        return tuple(
+            msgspec.structs.replace(rank, since_at=known[rank.rank].since_at)
+            if rank.rank in known and known[rank.rank].state == rank.state
+            else rank
+            for rank in self.story.ranks(step, at)
+        )
+
+    # ------------------------------------------------------------ telemetry
+
+    async def _beat(self) -> None:
+        period = 1 / max(self._pace.readings, 0.1)
+        due = time.monotonic()
+        while True:
+            due = max(due + period, time.monotonic())
+            await asyncio.sleep(due - time.monotonic())
+            self._read()
+            for rank, agent in enumerate(self.agents):
+                age = time.time() - self._last.committed_at if rank == 0 and self._last is not None else None
+                agent.beat(m.Heartbeat(node=agent.node, at=time.time(), step_age_seconds=age, loop_lag_seconds=0.0))
+
+    def _read(self) -> None:
+        """A reading of every machine."""
+        self._readings += 1
+        for rank, agent in enumerate(self.agents):
+            agent.host = played_machine.reading(
+                self.story.recording, self.story.script, agent.node, rank, self._readings, self._view.step, time.time()
+            )
+            agent.publish(agent.host)
+            if rank == 0 or not agent.mute:
+                self._recorder.host(agent.host)
+
+
+def _apart_from_steps(view: m.RunView) -> m.RunView:
+    """What a RunView is published for: all but what a committed step tells."""
+    return msgspec.structs.replace(view, step=0, cursor=0, learning_rate=0.0)
+
+
+@contextlib.contextmanager
+def passing_folder(name: str) -> Iterator[Path]:
+    """A run directory that goes when the recording has been played."""
+    with tempfile.TemporaryDirectory(prefix="trainctl-recording-") as made:
+        yield Path(made) / f"{name}-recording"

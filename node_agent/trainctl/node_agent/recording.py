@@ -1,0 +1,121 @@
+"""A real run in one small file: what it measured at each step, what happened in it, and what its trainers said.
+
+Kept as zlib over msgpack; durations are whole microseconds, which half the size and lose nothing that is shown.
+"""
+
+import zlib
+from pathlib import Path
+
+import msgspec
+
+from trainctl.protocol.errors import InvalidInputError
+
+VERSION = 1
+LARGEST_BYTES = 64 * 1024 * 1024
+"""Unpacked; a file that claims more is refused."""
+
+
+class Part(msgspec.Struct, array_like=True, frozen=True):
+    """One rank's part of a step; durations in microseconds."""
+
+    rank: int
+    samples: int
+    micro_batch: int
+    tokens: int
+    step: int
+    data: int
+    forward: int
+    backward: int
+    sync: int
+    optimizer: int
+    wait: int
+    memory_bytes: int | None = None
+
+
+class Step(msgspec.Struct, array_like=True, frozen=True):
+    """One committed step."""
+
+    loss: float  # nats per token
+    grad_norm: float
+    learning_rate: float
+    step_us: int  # from the commit before it
+    plan_version: int
+    parts: tuple[Part, ...]
+
+
+class Happened(msgspec.Struct, array_like=True, frozen=True):
+    """An event, without its time of day."""
+
+    step: int
+    kind: str
+    severity: str
+    by: str
+    text: str
+    verb: str | None = None
+    before: str | None = None
+    after: str | None = None
+    outcome: str | None = None
+
+
+class Rank(msgspec.Struct, array_like=True, frozen=True):
+    """Who a rank was."""
+
+    node: str
+    backend: str | None
+    device: str | None
+    log: str  # the end of what its trainer wrote
+
+
+class Machine(msgspec.Struct, array_like=True, frozen=True):
+    """One reading of the machine."""
+
+    cpu_percent: float | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    disk_free_bytes: int | None
+    load_1min: float | None
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """All of it. `steps` and what is in them begin with step 1."""
+
+    version: int
+    name: str
+    engine: str
+    mixed: bool
+    samples: int | None  # of one epoch
+    global_batch: int
+    memory_cap_bytes: int | None
+    ranks: tuple[Rank, ...]
+    steps: tuple[Step, ...]
+    evaluations: tuple[tuple[int, float], ...]  # (step, loss)
+    events: tuple[Happened, ...]
+    machines: tuple[Machine, ...]
+
+
+def packed(recording: Recording) -> bytes:
+    return zlib.compress(msgspec.msgpack.encode(recording), 9)
+
+
+def read(path: Path) -> Recording:
+    """Raises InvalidInputError for a file that is no recording, or one of another version."""
+    unpacking = zlib.decompressobj()
+    try:
+        body = unpacking.decompress(path.read_bytes(), LARGEST_BYTES)
+        if unpacking.unconsumed_tail:
+            raise InvalidInputError(str(path), f"not a recording: it unpacks to over {LARGEST_BYTES:,} bytes")
+        found = msgspec.msgpack.decode(body, type=Recording)
+    except OSError as error:
+        raise InvalidInputError(str(path), f"cannot be read: {error.strerror}") from None
+    except (zlib.error, msgspec.MsgspecError) as error:
+        raise InvalidInputError(str(path), f"not a recording: {error}") from None
+    if found.version != VERSION:
+        raise InvalidInputError(str(path), f"a recording of version {found.version}; this program plays {VERSION}")
+    if not found.steps or not found.ranks or any(not step.parts for step in found.steps):
+        raise InvalidInputError(str(path), "a recording without a step, or with one that no rank took part in")
+    return found
+
+
+def shipped() -> Path:
+    """The recording that comes with the program."""
+    return Path(__file__).parent / "eight-ranks.recording"

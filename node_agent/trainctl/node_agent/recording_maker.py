@@ -1,0 +1,111 @@
+"""Makes a recording from a finished run's directory."""
+
+from pathlib import Path
+
+import msgspec
+
+from trainctl.node_agent import recording as r
+from trainctl.node_agent.copies import VIEW_KEY
+from trainctl.protocol import codec
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError, ProtocolError
+from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.reader import RecordReader
+from trainctl.protocol.record import open_for_reading
+
+_PAGE = 500
+LOG_CHARACTERS = 4000
+MOST_STEPS = 2000
+"""More make a file that is no longer small."""
+
+
+def of_run(directory: Path) -> r.Recording:
+    """Raises InvalidInputError if there is no record, it has no step, or too many."""
+    paths = RunPaths(directory)
+    with RecordReader(paths) as reader:
+        text = reader.meta(VIEW_KEY)
+        steps, more = reader.steps(limit=MOST_STEPS)
+        if text is None or not steps or more:
+            problem = f"has over {MOST_STEPS:,} steps" if more else "has no step"
+            raise InvalidInputError(str(directory), f"{problem}: nothing to make a recording of")
+        view = msgspec.json.decode(text, type=m.RunView)
+        parts = [reader.rank_steps(step.step) for step in steps]
+        held = tuple((found.step, round(found.loss, 5)) for found in reader.evaluations())
+        events = tuple(event for event in _all_events(reader) if not _is_end(event, steps[-1].step))
+    caps = [part.memory_cap_bytes for part in parts[-1] if part.memory_cap_bytes is not None]
+    return r.Recording(
+        version=r.VERSION, name=view.name, engine=view.engine, mixed=view.mixed, samples=view.samples,
+        global_batch=view.global_batch, memory_cap_bytes=min(caps, default=None),
+        ranks=tuple(_rank(rank, paths) for rank in sorted(view.ranks, key=lambda rank: rank.rank)),
+        steps=tuple(_step(step, of_step) for step, of_step in zip(steps, parts, strict=True) if of_step),
+        evaluations=held, events=events, machines=_machines(paths),
+    )  # fmt: skip
+
+
+def _all_events(reader: RecordReader) -> tuple[r.Happened, ...]:
+    found: list[r.Happened] = []
+    after, more = 0, True
+    while more:
+        events, more = reader.events(after, _PAGE)
+        after = events[-1].id if events else after
+        found += [_happened(event) for event in events]
+    return tuple(found)
+
+
+def _is_end(event: r.Happened, last_step: int) -> bool:
+    """The end is told by whoever plays it."""
+    return event.kind == "run" and event.step == last_step
+
+
+def _happened(event: m.Event) -> r.Happened:
+    return r.Happened(
+        event.step or 0, event.kind, event.severity, event.by, event.text, event.verb, event.before, event.after,
+        event.outcome,
+    )  # fmt: skip
+
+
+def _rank(rank: m.RankView, paths: RunPaths) -> r.Rank:
+    # Nodes of one machine keep their runs side by side.
+    own = paths.directory.parent.parent.parent / rank.node / "runs" / paths.directory.name
+    log = next((file for file in (paths.log(rank.rank), RunPaths(own).log(rank.rank)) if file.is_file()), Path())
+    text = log.read_text("utf-8", "replace")[-LOG_CHARACTERS:] if log.is_file() else ""
+    return r.Rank(rank.node, rank.backend, rank.device, text)
+
+
+def _step(step: m.StepCommitted, parts: tuple[m.RankStep, ...]) -> r.Step:
+    return r.Step(
+        round(step.loss, 6), round(step.grad_norm, 5), step.learning_rate, _us(step.step_seconds), step.plan_version,
+        tuple(_part(part) for part in parts),
+    )  # fmt: skip
+
+
+def _part(part: m.RankStep) -> r.Part:
+    phases = part.phases
+    return r.Part(
+        rank=part.rank, samples=part.samples, micro_batch=part.micro_batch, tokens=round(part.tokens),
+        step=_us(part.step_seconds), data=_us(phases.data), forward=_us(phases.forward),
+        backward=_us(phases.backward), sync=_us(phases.sync), optimizer=_us(phases.optimizer), wait=_us(phases.wait),
+        memory_bytes=part.memory_bytes,
+    )  # fmt: skip
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+def _machines(paths: RunPaths) -> tuple[r.Machine, ...]:
+    connection = open_for_reading(paths.record)
+    try:
+        bodies = connection.execute("SELECT body FROM host ORDER BY at LIMIT 500").fetchall()
+        found = [codec.decode_live(body) for (body,) in bodies]
+    except ProtocolError as error:
+        raise InvalidInputError(str(paths.record), f"a reading in it: {error}") from None
+    finally:
+        connection.close()
+    return tuple(
+        r.Machine(
+            item.cpu_percent, item.memory_used_bytes, item.memory_total_bytes, item.disk_free_bytes, item.load_1min
+        )
+        for item in found
+        if isinstance(item, m.HostReading)
+    )

@@ -1,0 +1,74 @@
+"""A played recording over its real sockets: what clients get of it, and that a record of it is made."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import SHARED_PIDS
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.client import Client
+from trainctl.protocol.cluster_client import attach_cluster
+
+DEADLINE_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def played() -> Iterator[str]:
+    """The address of four nodes that play the whole recording in a few seconds."""
+    command = [sys.executable, "-m", "trainctl.node_agent.cli", "play", "--nodes=4", "--rate=40", "--begin=30"]
+    with subprocess.Popen([*command, "--leash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        SHARED_PIDS.add(process.pid)
+        yield json.loads(process.stdout.readline())["listen"]
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(DEADLINE_SECONDS) == 0
+
+
+async def test_it_is_played_to_the_end_with_its_faults(played: str) -> None:
+    states: set[str] = set()
+    boots: set[str] = set()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        items: Any = attach_cluster(played, 100)
+        async for _, item in items:
+            view = item.run if isinstance(item, m.Snapshot) else item if isinstance(item, m.RunView) else None
+            if isinstance(item, m.Snapshot):
+                boots.add(item.boot)
+            if view is not None:
+                assert view.recording
+                states |= {rank.state for rank in view.ranks}
+                if view.state == "finished":
+                    break
+        await items.aclose()
+    assert states >= {"run", "lost"}
+    assert boots
+    async with Client(played) as client:
+        steps = [step.step for step in (await client.steps(limit=1000)).steps]
+        history = await client.history("demo-recording", ("loss", "busy_seconds"), columns=300)
+        texts = " ".join(event.text for event in (await client.events(limit=200)).events)
+        log = await client.log(rank=3)
+    missing = set(range(1, 301)) - set(steps)
+    assert missing and max(missing) - min(missing) + 1 == len(missing) < 20  # the lead was away once
+    assert len(history.series) == 5
+    assert "scripted" in texts and "lost" in texts
+    assert log.text
+
+
+async def test_it_takes_no_commands(played: str) -> None:
+    async with Client(played) as client:
+        reply = await client.send("pause", {})
+    assert (reply.state, reply.reason) == ("rejected", "a recording takes no commands")
+
+
+def test_a_file_that_is_no_recording_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("x")
+    command = [sys.executable, "-m", "trainctl.node_agent.cli", "play", str(tmp_path / "x")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "not a recording" in done.stderr

@@ -1,0 +1,95 @@
+"""The shipped recording as a story: the same each time, at any number of nodes, with its faults where they belong."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from trainctl.node_agent import recording as r
+from trainctl.node_agent.played_machine import reading
+from trainctl.node_agent.story import Story
+from trainctl.protocol.errors import InvalidInputError
+
+
+@pytest.fixture(scope="module")
+def recorded() -> r.Recording:
+    return r.read(r.shipped())
+
+
+def test_what_ships_is_small_and_of_eight_ranks(recorded: r.Recording) -> None:
+    assert r.shipped().stat().st_size < 300_000
+    assert len(recorded.ranks) == 8
+    assert len(recorded.steps) == 300
+    assert {"rebalance", "resize-batch"} <= {event.verb for event in recorded.events}
+
+
+def test_without_faults_it_is_what_was_recorded(recorded: r.Recording) -> None:
+    story = Story(recorded, "run", 8, faults=False)
+    for number in (1, 150, 300):
+        scene, step = story.scene(number, 0.0), recorded.steps[number - 1]
+        assert scene.step.loss == step.loss
+        for part, kept in zip(scene.parts, step.parts, strict=True):
+            assert part.phases.backward == pytest.approx(kept.backward * 1e-6)
+            assert (part.samples, part.micro_batch, part.tokens) == (kept.samples, kept.micro_batch, kept.tokens)
+
+
+def test_the_same_seed_gives_the_same_story(recorded: r.Recording) -> None:
+    one, other = (Story(recorded, "run", 64, seed=seed).scene(77, 1.0) for seed in (3, 3))
+    assert one == other
+    assert one.parts != Story(recorded, "run", 64, seed=4).scene(77, 1.0).parts
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 8, 64])
+def test_each_step_is_whole(recorded: r.Recording, nodes: int) -> None:
+    story = Story(recorded, "run", nodes)
+    before = story.scene(1, 0.0).step
+    for number in (*range(2, 301, 7), 450):
+        step, parts, *_ = story.scene(number, 0.0)
+        assert sum(part.samples for part in parts) == step.global_batch == before.global_batch
+        assert sum(part.tokens for part in parts) == pytest.approx(step.weight)
+        for part in parts:
+            phases = part.phases
+            assert phases.busy + phases.sync + phases.optimizer + phases.wait == pytest.approx(part.step_seconds)
+            assert phases.sync >= 0
+        shown = {view.rank: view.share for view in story.ranks(number, 0.0) if view.state == "run"}
+        assert shown == {part.rank: part.samples for part in parts}
+
+
+def test_a_node_is_lost_and_comes_back_in_another_generation(recorded: r.Recording) -> None:
+    story = Story(recorded, "run", 8)
+    states = [story.ranks(step, 0.0)[7].state for step in range(1, 301)]
+    changes = [states[0], *(after for before, after in pairwise(states) if after != before)]
+    assert changes == ["run", "lost", "rejoining", "run"]
+    assert story.generation(300).n == story.generation(1).n + 2
+
+
+def test_the_hot_rank_is_slow_in_backward_with_a_lower_clock(recorded: r.Recording) -> None:
+    story, step = Story(recorded, "run", 8), 87
+    rank = story.script.hot_rank
+    assert rank is not None
+    slow, calm = (
+        story.scene(step, 0.0).parts[rank],
+        Story(recorded, "run", 8, faults=False).scene(step, 0.0).parts[rank],
+    )
+    assert slow.phases.backward == pytest.approx(1.9 * calm.phases.backward)
+    assert slow.phases.forward == pytest.approx(calm.phases.forward)
+    hot, cool = (reading(recorded, story.script, "n", of, 5, step, 0.0).gpus[0] for of in (rank, 0))
+    assert hot.temperature_celsius is not None and cool.temperature_celsius is not None
+    assert hot.clock_mhz is not None and cool.clock_mhz is not None
+    assert hot.temperature_celsius > cool.temperature_celsius + 20
+    assert hot.clock_mhz < cool.clock_mhz - 300
+
+
+def test_the_loss_jumps_once(recorded: r.Recording) -> None:
+    story = Story(recorded, "run", 8)
+    much = [story.scene(step, 0.0).step.loss / story.recorded(step).loss for step in range(1, 301)]
+    assert max(much) > 2
+    assert 5 <= sum(factor > 1.01 for factor in much) <= 15
+
+
+@pytest.mark.parametrize("body", [b"", b"no recording", b"x\x9c\x03\x00\x00\x00\x00\x01"])
+def test_what_is_no_recording_is_refused_in_one_line(tmp_path: Path, body: bytes) -> None:
+    file = tmp_path / "some.recording"
+    file.write_bytes(body)
+    with pytest.raises(InvalidInputError, match="not a recording"):
+        r.read(file)

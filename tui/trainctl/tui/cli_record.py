@@ -1,0 +1,81 @@
+"""The subcommands over a run's record: `replay` shows it in the screens, `export` writes it as a table."""
+
+import contextlib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui import calls, output, run_folders
+from trainctl.tui.cli_options import ClusterFile, Connect, address_of, subcommands
+from trainctl.tui.output import has_screen
+
+app = subcommands()
+Format = Literal["csv", "jsonl", "parquet"]
+What = Literal["steps", "ranks", "events", "hosts"]
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the id of a run on this machine.")]
+
+
+@app.command()
+def replay(
+    run: RunArgument,
+    speed: Annotated[float, typer.Option(min=0.25, max=4096, help="Times as fast as it was.")] = 8.0,
+) -> int:
+    """A run from its directory alone, in the same screens: played, paused, and moved along. It takes no commands."""
+    directory = run_folders.find(run)
+    if not has_screen():
+        raise InvalidInputError("terminal", "a replay needs a terminal on standard input, output and error")
+    from trainctl.tui.replay_app import run_replay  # Textual: only for the full screen
+
+    return run_replay(directory, speed)
+
+
+@app.command()
+def export(
+    ctx: typer.Context,
+    run: RunArgument,
+    format: Annotated[Format, typer.Option("--format", help="parquet needs the extra of that name.")] = "csv",  # noqa: A002
+    what: Annotated[What, typer.Option(help="steps; ranks: their parts of steps; events; hosts: readings.")] = "steps",
+    output_file: Annotated[
+        Path | None, typer.Option("--output", help="A file [standard output].", show_default=False)
+    ] = None,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+) -> int:
+    """A table of a run, from its directory or, with --connect or where it isn't on this machine, through an agent."""
+    from trainctl.tui.export import destination, open_writer
+    from trainctl.tui.export_rows import of_record
+
+    if format == "parquet" and output_file is None:
+        raise InvalidInputError("--output", "parquet goes to a file: name one")
+    directory = None
+    if connect is None and cluster is None:
+        with contextlib.suppress(InvalidInputError):
+            directory = run_folders.find(run)
+        if directory is None and ("/" in run or Path(run).exists()):
+            run_folders.find(run)  # says what is wrong with it
+    with destination(output_file) as stream:
+        writer = open_writer(format, what, stream)
+        count = 0
+        if directory is not None:
+            for rows in of_record(directory, what):
+                writer.write(rows)
+                count += len(rows)
+        else:
+            count = calls.call(address_of(ctx, connect, cluster), lambda client: _through(client, run, what, writer))
+        writer.close()
+    if output_file is not None:
+        output.tell(f"{output_file}: {count:,} rows")
+    return 0
+
+
+async def _through(client: Any, run: str, what: What, writer: Any) -> int:
+    from trainctl.tui.export_rows import of_agent
+
+    count = 0
+    async for rows in of_agent(client, run, what):
+        writer.write(rows)
+        count += len(rows)
+    return count

@@ -1,0 +1,119 @@
+"""`trainctl demo --scripted`: a recorded real run played by as many agents as wanted, with the same faults each time.
+
+The player is a process of its own that ends when its standard input does, so with this program however that ends.
+"""
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.tui import calls, follow, output
+from trainctl.tui.demo import summary
+
+if TYPE_CHECKING:
+    from trainctl.tui.model import ViewState
+
+NODES = 8
+SCREEN_SPEED, HEADLESS_SPEED = 1.0, 60.0
+BEGIN_STEPS = 40
+"""Steps that a screen finds there, so that its charts begin with something."""
+END_SECONDS = 10.0
+
+
+class Wanted(NamedTuple):
+    """What was asked for on the command line."""
+
+    nodes: int = NODES
+    steps: int | None = None  # None: as many as were recorded
+    speed: float | None = None  # times as fast as recorded; None: as recorded, far faster without a screen
+
+
+def on_screen(wanted: Wanted) -> int:
+    """The full screen over the recording, which ends with it."""
+    from trainctl.protocol.client import user_name
+    from trainctl.tui.app import run_app  # Textual: only for the full screen
+
+    with _player(wanted, wanted.speed or SCREEN_SPEED, BEGIN_STEPS) as address:
+        return run_app(address, by=user_name(), say=_farewell)
+
+
+def headless(wanted: Wanted) -> int:
+    """Play to the end, the events on standard error, and print one JSON object; its exit code."""
+    with _player(wanted, wanted.speed or HEADLESS_SPEED, 0) as address:
+        view = calls.call(address, _followed)
+        found = calls.call(address, lambda client: client.events(view.run, limit=500))
+        played = summary(view)
+    del played["run_directory"]  # it goes with the player
+    severities = {name: sum(event.severity == name for event in found.events) for name in ("warning", "error")}
+    commands = [event.verb for event in found.events if event.kind == "command" and event.verb]
+    output.emit_ok(recording=True, **played, events=len(found.events), **severities, commands=commands)
+    return 0
+
+
+async def _followed(client: Any) -> m.RunView:
+    view: m.RunView | None = None
+    async for item in follow.lines(client, from_start=True, until_end=True):
+        if isinstance(item, m.Event):
+            sys.stderr.write(f"{output.event_line(item)}\n")
+        elif isinstance(item, m.RunView):
+            view = item
+    view = (await client.snapshot(0)).run or view
+    if view is None:
+        raise RefusedError("the recording's player has no run")
+    return view
+
+
+def _farewell(state: "ViewState", address: str) -> str:
+    step = state.run.step if state.run is not None else 0
+    return f"the recording is over at step {step:,}; nothing was trained"
+
+
+# ---------------------------------------------------------------- the player
+
+
+@contextlib.contextmanager
+def _player(wanted: Wanted, speed: float, begin: int) -> Iterator[str]:
+    """The address of the first node of a player that lives as long as this."""
+    command = [sys.executable, "-m", "trainctl.node_agent.cli", "play", "--leash", f"--nodes={wanted.nodes}"]
+    command += [f"--speed={speed}", f"--begin={begin}"]
+    command += [f"--steps={wanted.steps}"] if wanted.steps is not None else []
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, start_new_session=True
+        )
+        try:
+            yield _address(process, said)
+        finally:
+            _end(process)
+
+
+def _address(process: "subprocess.Popen[bytes]", said: IO[bytes]) -> str:
+    """Raises InvalidInputError with what it said instead."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if line:
+        address: str = json.loads(line)["listen"]
+        return address
+    process.wait()
+    said.seek(0)
+    words = said.read().decode("utf-8", "replace").strip().splitlines()
+    problem = words[-1].removeprefix("trainctl-agent: ") if words else f"its player ended with {process.returncode}"
+    raise InvalidInputError("--scripted", problem)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,134 @@
+"""`trainctl export`: a table of a run as CSV, JSON lines or Parquet, to standard output or a file that is whole or not
+there."""
+
+import contextlib
+import csv
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Literal, Protocol
+
+import msgspec
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui.export_rows import COLUMNS, Row, What
+
+Format = Literal["csv", "jsonl", "parquet"]
+
+
+class Writer(Protocol):
+    """Takes a table's rows, a page at a time."""
+
+    def write(self, rows: list[Row]) -> None: ...
+    def close(self) -> None: ...
+
+
+def open_writer(kind: Format, what: What, stream: IO[bytes]) -> Writer:
+    """Raises InvalidInputError if what the format needs isn't installed."""
+    kinds: dict[str, type[Any]] = {"csv": _Csv, "jsonl": _JsonLines, "parquet": _Parquet}
+    writer: Writer = kinds[kind](COLUMNS[what], stream)
+    return writer
+
+
+class _Csv:
+    """A header and a line a row; what isn't known is empty, and no number is `nan`, `inf` or `-inf`."""
+
+    def __init__(self, columns: dict[str, type], stream: IO[bytes]) -> None:
+        self._text = _Text(stream)
+        self._csv = csv.writer(self._text, lineterminator="\n")
+        self._csv.writerow(columns)
+
+    def write(self, rows: list[Row]) -> None:
+        self._csv.writerows(rows)
+
+    def close(self) -> None:
+        return None
+
+
+class _Text:
+    """What the csv module writes to, in UTF-8."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(text.encode("utf-8", "replace"))
+
+
+class _JsonLines:
+    """An object a row; what isn't known, or no number, is null."""
+
+    def __init__(self, columns: dict[str, type], stream: IO[bytes]) -> None:
+        self._names, self._stream = tuple(columns), stream
+
+    def write(self, rows: list[Row]) -> None:
+        encode = msgspec.json.Encoder().encode
+        self._stream.write(b"".join(encode(dict(zip(self._names, row, strict=True))) + b"\n" for row in rows))
+
+    def close(self) -> None:
+        return None
+
+
+class _Parquet:
+    """A row group a page."""
+
+    def __init__(self, columns: dict[str, type], stream: IO[bytes]) -> None:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError:
+            problem = "parquet needs pyarrow: pip install 'trainctl[parquet]'"
+            raise InvalidInputError("--format", problem) from None
+        kinds = {int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string()}
+        self._arrow = pyarrow
+        self._schema = pyarrow.schema([(name, kinds[kind]) for name, kind in columns.items()])
+        self._writer = pyarrow.parquet.ParquetWriter(stream, self._schema)
+
+    def write(self, rows: list[Row]) -> None:
+        if rows:
+            names = self._schema.names
+            columns = [[_whole(value, field.type) for value in column]
+                       for field, column in zip(self._schema, zip(*rows, strict=True), strict=True)]  # fmt: skip
+            table = self._arrow.table(dict(zip(names, columns, strict=True)), schema=self._schema)
+            self._writer.write_table(table)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _whole(value: Any, kind: Any) -> Any:
+    """History sends every number as a float."""
+    return int(value) if isinstance(value, float) and str(kind) == "int64" else value
+
+
+@contextlib.contextmanager
+def destination(path: Path | None) -> Iterator[IO[bytes]]:
+    """Standard output, or a file that takes its name once all is written. Raises InvalidInputError where it can't."""
+    if path is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    try:
+        made = tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False)  # noqa: SIM115
+    except OSError as error:
+        raise InvalidInputError("--output", f"{path}: {error.strerror}") from None
+    passing = Path(made.name)
+    try:
+        with made:
+            yield made
+            made.flush()
+            os.fsync(made.fileno())
+        passing.chmod(0o666 & ~_umask())
+        passing.replace(path)
+    except OSError as error:
+        raise InvalidInputError("--output", f"{path}: {error.strerror}") from None
+    finally:
+        passing.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

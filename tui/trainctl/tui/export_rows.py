@@ -1,0 +1,155 @@
+"""What an export's tables hold: their columns, and their rows a page at a time from a record or through an agent."""
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.reader import RecordReader
+
+if TYPE_CHECKING:
+    from trainctl.protocol.client import Client
+
+What = Literal["steps", "ranks", "events", "hosts"]
+Row = tuple[Any, ...]
+PAGE = 500
+_PHASES = ("data", "forward", "backward", "sync", "optimizer", "wait")
+
+COLUMNS: dict[str, dict[str, type]] = {
+    "steps": {
+        "step": int, "generation": str, "committed_at": float, "loss": float, "weight": float, "samples": int,
+        "learning_rate": float, "grad_norm": float, "cursor": int, "global_batch": int, "plan_version": int,
+        "step_seconds": float, "tokens_total": float, "skipped": str,
+    },
+    "ranks": {
+        "step": int, "generation": str, "rank": int, "node": str, "tokens": float, "samples": int, "micro_batch": int,
+        "replays": int, "step_seconds": float, **{f"{name}_seconds": float for name in _PHASES},
+        "busy_seconds": float, "own_tokens_per_second": float, "memory_bytes": int, "memory_peak_bytes": int,
+        "memory_cap_bytes": int,
+    },
+    "events": {
+        "id": int, "at": float, "kind": str, "severity": str, "by": str, "text": str, "step": int, "generation": str,
+        "command": str, "verb": str, "before": str, "after": str, "outcome": str,
+    },
+    "hosts": {
+        "read_at": float, "node": str, "cpu_percent": float, "memory_used_bytes": int, "memory_total_bytes": int,
+        "disk_free_bytes": int, "load_1min": float, "temperature_celsius": float, "gpu": int, "gpu_name": str,
+        "gpu_utilization_percent": float, "gpu_clock_mhz": float, "gpu_power_watts": float,
+        "gpu_temperature_celsius": float, "gpu_memory_used_bytes": int, "gpu_memory_total_bytes": int,
+    },
+}  # fmt: skip
+"""Of each table: names with their units, in order, and types. What isn't known is empty. Times are Unix seconds."""
+
+_RANK_METRICS = {
+    "rank_step_seconds": "step_seconds", "busy_seconds": "busy_seconds", "own_tokens_per_second":
+    "own_tokens_per_second", "wait_seconds": "wait_seconds", "memory_bytes": "memory_bytes",
+}  # fmt: skip
+"""What an agent's history has of a rank's part, and the column it goes to."""
+
+
+def of_record(directory: Path, what: What) -> Iterator[list[Row]]:
+    """Pages of rows, oldest first. Raises InvalidInputError if the record can't be read."""
+    with RecordReader(directory) as reader:
+        yield from {"steps": _steps, "ranks": _ranks, "events": _events, "hosts": _hosts}[what](reader)
+
+
+def _steps(reader: RecordReader) -> Iterator[list[Row]]:
+    yield from _paged(lambda after: reader.steps(after, PAGE), lambda step: step.step, _step)
+
+
+def _ranks(reader: RecordReader) -> Iterator[list[Row]]:
+    after, more = 0, True
+    while more:
+        steps, more = reader.steps(after, PAGE)
+        if steps:
+            yield [_rank(part) for part in reader.parts_between(steps[0].step, steps[-1].step)]
+            after = steps[-1].step
+
+
+def _events(reader: RecordReader) -> Iterator[list[Row]]:
+    yield from _paged(lambda after: reader.events(after, PAGE), lambda event: event.id, _event)
+
+
+def _hosts(reader: RecordReader) -> Iterator[list[Row]]:
+    for readings in reader.host_readings(PAGE):
+        yield [row for reading in readings for row in _host(reading)]
+
+
+def _paged(
+    ask: Callable[[int], tuple[Sequence[Any], bool]], place: Callable[[Any], int], row: Callable[[Any], Row]
+) -> Iterator[list[Row]]:
+    after, more = 0, True
+    while more:
+        page, more = ask(after)
+        yield [row(item) for item in page]
+        after = place(page[-1]) if page else after
+
+
+async def of_agent(client: "Client", run: str | None, what: What) -> AsyncIterator[list[Row]]:
+    """The same through an agent; of ranks' parts what its history has. Raises InvalidInputError for `hosts`, which
+    agents don't send, and as the client does."""
+    if what == "hosts":
+        raise InvalidInputError("--what", "hosts are only in a run directory: give its path, on the node itself")
+    after, more = 0, True
+    while more:
+        if what == "events":
+            events = await client.events(run, after, PAGE)
+            yield [_event(event) for event in events.events]
+            more, after = events.more, events.events[-1].id if events.events else after
+            continue
+        steps = await client.steps(run, after, PAGE)
+        more = steps.more and bool(steps.steps)
+        if what == "steps":
+            yield [_step(step) for step in steps.steps]
+        elif steps.steps and steps.run is not None:
+            first, last = steps.steps[0].step, steps.steps[-1].step
+            for start in range(first, last + 1, PAGE):
+                yield await _parts_of(client, steps.run, start, min(start + PAGE - 1, last))
+        after = steps.steps[-1].step if steps.steps else after
+
+
+async def _parts_of(client: "Client", run: str, first: int, last: int) -> list[Row]:
+    """A bucket a step: as many columns as steps."""
+    history = await client.history(run, tuple(_RANK_METRICS), first, last, last - first + 1)
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    for series in history.series:
+        for step, value in zip(series.steps, series.last, strict=True):
+            row = found.setdefault((step, series.rank or 0), {"step": step, "rank": series.rank})
+            row[_RANK_METRICS[series.metric]] = value
+    return [tuple(found[key].get(name) for name in COLUMNS["ranks"]) for key in sorted(found)]
+
+
+# ---------------------------------------------------------------- one row
+
+
+def _step(step: m.StepCommitted) -> Row:
+    return tuple(str(step.generation) if name == "generation" else getattr(step, name) for name in COLUMNS["steps"])
+
+
+def _rank(part: m.RankStep) -> Row:
+    phases = part.phases
+    return (
+        part.step, str(part.generation), part.rank, part.node, part.tokens, part.samples, part.micro_batch,
+        part.replays, part.step_seconds, *(getattr(phases, name) for name in _PHASES), phases.busy,
+        part.own_tokens_per_second, part.memory_bytes, part.memory_peak_bytes, part.memory_cap_bytes,
+    )  # fmt: skip
+
+
+def _event(event: m.Event) -> Row:
+    generation = str(event.generation) if event.generation is not None else None
+    return tuple(generation if name == "generation" else getattr(event, name) for name in COLUMNS["events"])
+
+
+def _host(reading: m.HostReading) -> list[Row]:
+    """A row a device, and one for a machine without any."""
+    own = tuple(getattr(reading, name) for name in list(COLUMNS["hosts"])[:8])
+    if not reading.gpus:
+        return [(*own, *(None,) * 8)]
+    return [
+        (
+            *own, number, gpu.name, gpu.utilization_percent, gpu.clock_mhz, gpu.power_watts, gpu.temperature_celsius,
+            gpu.memory_used_bytes, gpu.memory_total_bytes,
+        )
+        for number, gpu in enumerate(reading.gpus)
+    ]  # fmt: skip

@@ -1,0 +1,128 @@
+"""`trainctl replay`: the same screens over a run directory, with a place in time that plays and is moved."""
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.widgets import Input
+
+from trainctl.tui.app import TrainctlApp, _leave_after_hangup
+from trainctl.tui.clock import Clock
+from trainctl.tui.lines import clean
+from trainctl.tui.replay_bar import ReplayBar
+from trainctl.tui.replay_source import ReplaySource
+from trainctl.tui.screens.base import Bar, BaseScreen
+
+_FOR_RUNS = frozenset({"dialog", "command_line"})
+"""Actions that change a run: this one is over."""
+FAR_PART = 20
+"""With shift a twentieth of the run at a time."""
+
+
+class ReplayClock(Clock):
+    """The time of day is that of the place; ages stand still while it does."""
+
+    def __init__(self, source: ReplaySource) -> None:
+        super().__init__()
+        object.__setattr__(self, "_source", source)
+        object.__setattr__(self, "_stood", [0.0, time.monotonic()])  # seconds that it stood, and the last look
+
+    def monotonic(self) -> float:
+        source: ReplaySource = self._source  # type: ignore[attr-defined]
+        stood: list[float] = self._stood  # type: ignore[attr-defined]
+        now = time.monotonic()
+        if not source.head.playing:
+            stood[0] += now - stood[1]
+        stood[1] = now
+        return now - stood[0]
+
+    def wall(self) -> float:
+        at: float = self._source.at  # type: ignore[attr-defined]
+        return at
+
+
+class ReplayApp(TrainctlApp):
+    """Read-only, with a slider above the keys."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("space", "replay_play", "play/pause", tooltip="play or pause the replay"),
+        Binding("left,left_square_bracket", "replay_step(-1)", "step back", show=False, tooltip="a step back"),
+        Binding("right,right_square_bracket", "replay_step(1)", "step", key_display="[ ]", tooltip="a step on"),
+        Binding("shift+left,left_curly_bracket", "replay_far(-1)", "back", show=False, tooltip="a twentieth back"),
+        Binding("shift+right,right_curly_bracket", "replay_far(1)", "on", show=False, tooltip="a twentieth on"),
+        Binding("home", "replay_end(-1)", "start", show=False, tooltip="to the first step"),
+        Binding("end", "replay_end(1)", "end", show=False, tooltip="to the last step"),
+        Binding("plus,equals_sign", "replay_speed(2)", "faster", key_display="+", tooltip="twice as fast"),
+        Binding("minus", "replay_speed(0.5)", "slower", key_display="-", tooltip="half as fast"),
+    ]
+
+    def __init__(self, source: ReplaySource, **options: Any) -> None:
+        self.source = source
+        options.setdefault("clock", ReplayClock(source))
+        super().__init__(lambda: source, read_only=True, address=str(source.paths.directory), **options)
+
+    @property
+    def badge(self) -> str:
+        return "REPLAY"
+
+    def above_bottom(self) -> list[Bar]:
+        return [ReplayBar(self.glyphs)]
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action.startswith("replay_"):
+            return isinstance(self.screen, BaseScreen) and not isinstance(self.focused, Input)
+        if action in _FOR_RUNS:
+            return False
+        return super().check_action(action, parameters)
+
+    def go_to(self, step: int) -> None:
+        self.source.seek(step)
+        self.paint()
+
+    def action_replay_play(self) -> None:
+        before = self.source.head
+        self.source.turn(before.toggled())
+        if self.source.head.step != before.step:
+            self.source.seek(self.source.head.step)
+        self.paint()
+
+    def action_replay_step(self, by: int) -> None:
+        self.source.turn(dataclasses.replace(self.source.head, playing=False))
+        self.go_to(self.source.head.step + by)
+
+    def action_replay_far(self, by: int) -> None:
+        head = self.source.head
+        self.go_to(head.step + by * max((head.last - head.first) // FAR_PART, 1))
+
+    def action_replay_end(self, which: int) -> None:
+        self.go_to(self.source.head.last if which > 0 else self.source.head.first)
+
+    def action_replay_speed(self, times: float) -> None:
+        self.source.turn(self.source.head.faster(times))
+        self.paint()
+
+
+def run_replay(directory: Path, speed: float) -> int:
+    """The full screen until it is left; its exit status. Raises InvalidInputError for what can't be replayed."""
+    with _opened(directory, speed) as source:
+        app = ReplayApp(source)
+        threading.Thread(target=_leave_after_hangup, args=(app.hung_up,), name="hang-up", daemon=True).start()
+        app.run()
+        if app.return_code == 0:
+            with contextlib.suppress(OSError):
+                print(clean(f"left the replay of {source.paths.directory.name} at step {source.head.step:,}"))
+        return app.return_code or 0
+
+
+@contextlib.contextmanager
+def _opened(directory: Path, speed: float) -> Iterator[ReplaySource]:
+    source = ReplaySource(directory, speed)
+    try:
+        yield source
+    finally:
+        source.close()

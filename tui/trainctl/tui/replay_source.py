@@ -1,0 +1,247 @@
+"""A run directory as the screens' source: what its record says up to a place in time that moves, and nothing after it.
+
+No agent is needed and nothing is written. The place is moved by playing and by `seek`.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.client import Connection
+from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.reader import RecordReader
+from trainctl.tui.playhead import Playhead
+from trainctl.tui.source import Item
+
+BOOT = "replay"
+TICK_SECONDS = 0.2
+MOST_STEPS_A_TICK = 24
+"""More are shown by a snapshot than by their messages one by one."""
+EVENTS, PAGE = 100, 500
+RUN_SERIES = ("loss", "eval_loss", "step_seconds", "tokens_per_second")
+RANK_SERIES = ("busy_seconds", "own_tokens_per_second")
+NO_COMMANDS = "a replay takes no commands: the run is over"
+
+
+class ReplaySource:
+    """Opens the record at once. Raises InvalidInputError for a directory without a record, or one without a step."""
+
+    def __init__(self, directory: Path, speed: float = 1.0) -> None:
+        self.paths = RunPaths(directory)
+        self._reader = RecordReader(self.paths)
+        text, last = self._reader.meta("view"), self._reader.last_step()
+        if text is None or last is None:
+            self._reader.close()
+            raise InvalidInputError(str(directory), "its record has no step: there is nothing to replay")
+        self._view = msgspec.json.decode(text, type=m.RunView)
+        first = self._reader.steps(limit=1)[0][0]
+        self.head = Playhead(first.step, last.step, speed=speed)
+        self._began_at, self._last_at = first.committed_at - first.step_seconds, last.committed_at
+        self.at = first.committed_at  # the time of day that is shown, in Unix seconds
+        self._seq = 0
+        self._event = 0  # id of the newest event that was passed on
+        self._moved = asyncio.Event()
+        self.events_known = self._all_events()
+
+    def close(self) -> None:
+        self._reader.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    # ------------------------------------------------------------ the place
+
+    def seek(self, step: int) -> None:
+        """Go to a step; the screens are given all of it anew."""
+        self.head = self.head.at(step)
+        self._moved.set()
+
+    def turn(self, head: Playhead) -> None:
+        """Play, pause, or play at another speed."""
+        self.head = head
+
+    async def follow(self, columns: int = 120) -> AsyncGenerator[tuple[str, Item], None]:
+        """A snapshot of the place, then what happens as it moves on."""
+        yield "", Connection("connected", time.monotonic())
+        yield "", await self.snapshot(columns)
+        before = time.monotonic()
+        while True:
+            try:
+                async with asyncio.timeout(TICK_SECONDS):
+                    await self._moved.wait()
+            except TimeoutError:
+                now = time.monotonic()
+                for message in self._advance(now - before):
+                    yield "", message
+                before = now
+            else:
+                self._moved.clear()
+                yield "", await self.snapshot(columns)
+                before = time.monotonic()
+
+    def _advance(self, seconds: float) -> list[m.Live | m.Heartbeat | m.Snapshot]:
+        """What happened in so much time of watching."""
+        ahead, _ = self._reader.steps(self.head.step, PAGE)
+        self.head, passed = self.head.after(seconds, [step.step_seconds for step in ahead])
+        if passed > MOST_STEPS_A_TICK:
+            self.head = self.head.at(ahead[passed - 1].step, playing=self.head.playing)
+            self._moved.set()
+            return []
+        made: list[m.Live | m.Heartbeat | m.Snapshot] = []
+        for step in ahead[:passed]:
+            made += self._played(step)
+        if passed and self.head.step == self.head.last:
+            made.append(self._numbered(self._view_at(ahead[passed - 1])))
+        return made or [m.Heartbeat(node=self._view.lead, at=self.at, step_age_seconds=None, loop_lag_seconds=0.0,
+                                    boot=BOOT, seq=self._seq)]  # fmt: skip
+
+    def _played(self, step: m.StepCommitted) -> list[m.Live]:
+        self.head, self.at = self.head.at(step.step, playing=self.head.playing), step.committed_at
+        made: list[m.Live] = [step, *self._reader.rank_steps(step.step)]
+        events = [event for event in self.events_known if self._event < event.id and event.at <= self._shown_to]
+        made += events
+        if any(event.kind != "evaluation" for event in events) or self._evaluated(step.step)[0] == step.step:
+            made.append(self._view_at(step))
+        self._event = max([self._event, *(event.id for event in events)])
+        return [self._numbered(message) for message in made]
+
+    def _numbered(self, message: Any) -> Any:
+        self._seq += 1
+        return msgspec.structs.replace(message, boot=BOOT, seq=self._seq)
+
+    @property
+    def _shown_to(self) -> float:
+        """Up to when events are shown; what came after the last step belongs to it."""
+        return math.inf if self.head.step >= self.head.last else self.at
+
+    # ------------------------------------------------------------ what is asked
+
+    async def snapshot(self, columns: int = 120, run: str | None = None) -> m.Snapshot:
+        """The run as it was at the place."""
+        if run not in (None, self._view.run):
+            raise RefusedError(f"this replay has no run {run!r}")
+        step = self._step_at(self.head.step)
+        self.at = step.committed_at
+        events = tuple(event for event in self.events_known if event.at <= self._shown_to)[-EVENTS:]
+        self._event = events[-1].id if events else 0
+        host = self._reader.host_reading(self.at)
+        node = m.NodeView(self._view.lead, BOOT, str(self.paths.directory), "", host, "")
+        return m.Snapshot(
+            rid="", boot=BOOT, seq=self._seq, at=self.at, node=node, run=self._view_at(step), last_step=step,
+            rank_steps=self._reader.rank_steps(step.step), events=events, series=self._series(step.step, columns),
+        )  # fmt: skip
+
+    def _step_at(self, step: int) -> m.StepCommitted:
+        """The step, or the next one that the record has."""
+        found, _ = self._reader.steps(step - 1, 1)
+        last = self._reader.last_step()
+        assert last is not None
+        return found[0] if found else last
+
+    def _series(self, last: int, columns: int) -> tuple[m.Series, ...]:
+        ranks = self._reader.ranks()
+        wanted: list[tuple[str, int | None]] = [(metric, None) for metric in RUN_SERIES]
+        wanted += [(metric, rank) for metric in RANK_SERIES for rank in ranks]
+        return tuple(self._reader.series(metric, rank, 0, last, columns) for metric, rank in wanted) if columns else ()
+
+    def _view_at(self, step: m.StepCommitted) -> m.RunView:
+        """The run's last view with what a step's own rows say in place of what came later."""
+        over = step.step >= self.head.last
+        parts = {part.rank: part for part in self._reader.rank_steps(step.step)}
+        evaluated = self._evaluated(step.step)
+        return msgspec.structs.replace(
+            self._view, state=self._view.state if over else "running", reason=self._view.reason if over else "",
+            step=step.step, generation=step.generation, plan_version=step.plan_version, cursor=step.cursor,
+            global_batch=step.global_batch, learning_rate=step.learning_rate, eval_step=evaluated[0],
+            eval_loss=evaluated[1], boot=BOOT, seq=self._seq,
+            ranks=self._view.ranks if over else tuple(
+                _rank_at(rank, parts.get(rank.rank), step.committed_at) for rank in self._view.ranks
+            ),
+        )  # fmt: skip
+
+    def _evaluated(self, step: int) -> tuple[int | None, float | None]:
+        found = [evaluation for evaluation in self._reader.evaluations() if evaluation.step <= step]
+        return (found[-1].step, found[-1].loss) if found else (None, None)
+
+    async def history(
+        self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
+    ) -> m.History:
+        """Of the steps up to the place."""
+        last = self.head.step if last_step is None else min(last_step, self.head.step)
+        wanted = [
+            (name, rank) for name in metrics for rank in (self._reader.ranks() if m.METRICS[name][1] else (None,))
+        ]
+        return m.History(
+            rid="", series=tuple(self._reader.series(name, rank, first_step, last, columns) for name, rank in wanted)
+        )
+
+    async def runs(self) -> m.Runs:
+        view, step = self._view, self._step_at(self.head.step)
+        return m.Runs(
+            rid="",
+            runs=(m.RunSummary(
+                run=view.run, name=view.name, state=view.state, step=step.step, steps=view.steps,
+                last_loss=step.loss if math.isfinite(step.loss) else None, started_at=view.started_at,
+                directory=str(self.paths.directory),
+            ),),
+        )  # fmt: skip
+
+    async def events(
+        self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
+    ) -> m.Events:
+        found = [event for event in self.events_known if event.id > after_id and event.at <= self._shown_to]
+        page = found[-limit:] if newest else found[:limit]
+        return m.Events(rid="", run=self._view.run, events=tuple(page), more=len(page) < len(found))
+
+    async def steps(self, run: str | None = None, after_step: int = 0, limit: int = 500) -> m.Steps:
+        steps, more = self._reader.steps(after_step, limit)
+        kept = tuple(step for step in steps if step.step <= self.head.step)
+        return m.Steps(rid="", run=self._view.run, steps=kept, more=more and len(kept) == len(steps))
+
+    async def log(
+        self, node: str, run: str, rank: int, offset_bytes: int = -65536, limit_bytes: int = 65536
+    ) -> m.LogPart:
+        """Of the whole run, whatever the place in it. Raises RefusedError where the directory has none of the rank."""
+        file = self.paths.log(rank)
+        if not file.is_file():
+            raise RefusedError(f"rank: {rank} has no log in {self.paths.directory}")
+        body = file.read_bytes()
+        start = max(0, len(body) + offset_bytes) if offset_bytes < 0 else min(offset_bytes, len(body))
+        text = body[start : start + limit_bytes].decode("utf-8", "replace")
+        return m.LogPart(
+            rid="", run=self._view.run, rank=rank, offset_bytes=start, size_bytes=len(body), text=text
+        )  # fmt: skip
+
+    async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
+        raise RefusedError(NO_COMMANDS)
+        yield  # makes it the iterator that a source's commands are
+
+    def _all_events(self) -> tuple[m.Event, ...]:
+        found: list[m.Event] = []
+        more = True
+        while more:
+            page, more = self._reader.events(found[-1].id if found else 0, PAGE)
+            found += page
+        return tuple(found)
+
+
+def _rank_at(rank: m.RankView, part: m.RankStep | None, at: float) -> m.RankView:
+    """A rank as it was at a step, by the part that it had in it."""
+    if part is None:
+        return msgspec.structs.replace(rank, state="lost", why="no part in this step", share=0, since_at=at)
+    return msgspec.structs.replace(
+        rank, state="run", why="", share=part.samples, micro_batch=part.micro_batch, node=part.node
+    )

@@ -1,0 +1,33 @@
+"""Run directories on this machine: by their path, or by the run's id in any node's folder."""
+
+from pathlib import Path
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.paths import RunPaths, runs_directory, state_root
+
+
+def find(given: str, root: Path | None = None) -> Path:
+    """The run directory that a path or a run id means. Raises InvalidInputError saying where it was looked for."""
+    path = Path(given)
+    if path.name == "record.db" and path.is_file():
+        return path.parent.absolute()
+    if path.is_dir():
+        if RunPaths(path).record.is_file():
+            return path.absolute()
+        raise InvalidInputError(given, "not a run directory: it has no record.db")
+    if "/" in given:
+        raise InvalidInputError(given, "no such run directory")
+    folder = root or state_root()
+    found = [runs_directory(node) / given for node in _nodes(folder)]
+    there = [run for run in found if RunPaths(run).record.is_file()]
+    if not there:
+        raise InvalidInputError(given, f"no such run directory, and no run of that id in {folder}")
+    # Of several nodes of this machine, the one that conducted it has the most in its record.
+    return max(there, key=lambda run: RunPaths(run).record.stat().st_size)
+
+
+def _nodes(folder: Path) -> list[Path]:
+    try:
+        return sorted(node for node in folder.iterdir() if node.is_dir())
+    except OSError:
+        return []

@@ -1,0 +1,99 @@
+"""What is written to the terminal when parts of the screen change: those cells alone, and of their style what differs.
+
+Textual writes a changed stretch from the beginning of its widget's line, and each piece's colours in full: some four
+times as much, which a slow line feels.
+"""
+
+import functools
+from typing import NamedTuple
+
+from rich.color import ColorSystem
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.style import Style
+from textual._compositor import ChopsUpdate, CompositorUpdate
+from textual.strip import Strip
+
+_SHOWN_ON_SPACES = "underline", "underline2", "overline", "reverse", "strike"
+_ATTRIBUTES = {
+    "bold": "1", "dim": "2", "italic": "3", "underline": "4", "blink": "5", "reverse": "7", "strike": "9",
+    "underline2": "21", "overline": "53",
+}  # fmt: skip
+_NOTHING = Style()
+
+
+class Codes(NamedTuple):
+    """A style as a terminal is told of it."""
+
+    attributes: frozenset[str]
+    foreground: str
+    background: str
+    on_spaces: bool  # whether a space shows more of it than the background
+
+
+@functools.lru_cache(4096)
+def codes_of(style: Style, system: ColorSystem) -> Codes:
+    foreground, background = style.color, style.bgcolor
+    names = [name for name in _ATTRIBUTES if getattr(style, name)]
+    return Codes(
+        frozenset(_ATTRIBUTES[name] for name in names),
+        ";".join(foreground.downgrade(system).get_ansi_codes()) if foreground else "",
+        ";".join(background.downgrade(system).get_ansi_codes(foreground=False)) if background else "",
+        any(name in names for name in _SHOWN_ON_SPACES),
+    )
+
+
+@functools.lru_cache(4096)
+def turn(before: Codes, after: Codes) -> str:
+    """The sequence that turns one style into another."""
+    if before == after:
+        return ""
+    gone = before.attributes - after.attributes
+    lost = (before.foreground and not after.foreground) or (before.background and not after.background)
+    if gone or lost:
+        parts = ["0", *sorted(after.attributes), after.foreground, after.background]
+    else:
+        parts = sorted(after.attributes - before.attributes)
+        parts += [after.foreground] if after.foreground != before.foreground else []
+        parts += [after.background] if after.background != before.background else []
+    return f"\x1b[{';'.join(part for part in parts if part)}m"
+
+
+class SpanUpdate(CompositorUpdate):
+    """Textual's own update, written in fewer bytes."""
+
+    def __init__(self, update: ChopsUpdate) -> None:
+        self._update = update
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from self._update.__rich_console__(console, options)
+
+    def render_segments(self, console: Console) -> str:
+        """The terminal's sequences for all spans."""
+        update, system = self._update, console._color_system or ColorSystem.TRUECOLOR
+        made: list[str] = []
+        state = nothing = codes_of(_NOTHING, system)
+        row = -1
+        for y, x1, x2 in update.spans:
+            for end, (x, strip) in zip(update.chop_ends[y], update.chops[y].items(), strict=False):
+                if strip is None or x >= x2 or end <= x1:
+                    continue
+                first = max(x, x1)
+                made.append(f"\x1b[{first + 1}G" if y == row else f"\x1b[{y + 1};{first + 1}H")
+                row = y
+                state = _write(strip.crop(first - x, min(end, x2) - x), state, system, made)
+        made.append(turn(state, nothing))
+        return "".join(made)
+
+
+def _write(strip: Strip, state: Codes, system: ColorSystem, made: list[str]) -> Codes:
+    """Adds a strip's text to what is made; gives the style that the terminal is left in."""
+    for text, style, control in strip:
+        if control:
+            continue
+        wanted = codes_of(style or _NOTHING, system)
+        blank = not wanted.on_spaces and not state.on_spaces and wanted.background == state.background
+        if not (blank and text.isspace()):
+            made.append(turn(state, wanted))
+            state = wanted
+        made.append(text)
+    return state
