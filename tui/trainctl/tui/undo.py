@@ -25,6 +25,7 @@ _TOUCHES = {**dict.fromkeys(_SHARES, _SHARES), "set-lr": _RATES, "set-global-bat
 _WITHOUT = {
     "checkpoint": "a checkpoint that was written stays", "evaluate": "an evaluation changes nothing",
     "note": "a note stays in the record", "start-run": "stop ends a run",
+    "acknowledge": "an alert that was seen stays seen", "mute": "mute minutes=0 ends it",
 }  # fmt: skip
 _PAIR = re.compile(r"(\S+)=(\d+)")
 
