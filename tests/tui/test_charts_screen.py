@@ -162,6 +162,8 @@ async def test_live_values_are_appended_and_the_axis_stands_still() -> None:
 
     async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
         await pilot.press("f")
+        await until(pilot, lambda: any("committed_at" in request.metrics for request in source.asked))
+        await until(pilot, lambda: " 100 " in body(app))
         axis = [text for text in body(app).splitlines() if " 100 " in text][-1]
         count = len(source.asked)
         for seq in range(1, 11):
