@@ -10,7 +10,6 @@ from trainctl.node_agent.story import Scene, Story
 from trainctl.protocol import messages as m
 from trainctl.protocol.alerting import AlertsTable
 
-
 THROUGHPUT_DROP_PERCENT = 42.0
 """Eight ranks on two cores are in each other's way: the usual threshold would call each wave of that a drop."""
 
