@@ -229,7 +229,7 @@ class TrainctlApp(App[int]):
             self.screen.reload()
         self._opened = True
         self.paint()
-        self.run_worker(self.feed.refine, group="refine", exclusive=True)
+        self.run_worker(self.feed.refine(), group="refine", exclusive=True)
 
     def _repaint(self) -> None:
         self.paint()
