@@ -212,7 +212,7 @@ def many(minutes: float) -> list[Bar]:
 def typed(terminal: Terminal, chance: random.Random) -> list[float]:
     """Into the command line, a letter at a time; each is waited for."""
     terminal.press(":")
-    terminal.until(lambda screen: screen.line(ROWS - 1).lstrip().startswith(":"), DEADLINE_SECONDS)
+    terminal.until(whole("a verb as on the command line"), DEADLINE_SECONDS)
     waits, words = [], ""
     for _ in range(6):
         terminal.run(chance.uniform(0.05, 0.4))

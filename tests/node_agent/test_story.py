@@ -71,7 +71,7 @@ def test_the_hot_rank_is_slow_in_backward_with_a_lower_clock(recorded: r.Recordi
         story.scene(step, 0.0).parts[rank],
         Story(recorded, "run", 8, faults=False).scene(step, 0.0).parts[rank],
     )
-    assert slow.phases.backward == pytest.approx(1.9 * calm.phases.backward)
+    assert slow.phases.backward == pytest.approx(2.6 * calm.phases.backward)
     assert slow.phases.forward == pytest.approx(calm.phases.forward)
     hot, cool = (reading(recorded, story.script, "n", of, 5, step, 0.0).gpus[0] for of in (rank, 0))
     assert hot.temperature_celsius is not None and cool.temperature_celsius is not None

@@ -16,16 +16,16 @@ BEGAN_AT = 1_763_735_400.0
 AWAY = 3
 
 
-def make(directory: Path) -> Path:
-    """160 steps of the shipped recording without its faults, three of them missing, and a log for each rank."""
+def make(directory: Path, nodes: int = NODES, *, faults: bool = False) -> Path:
+    """160 steps of the shipped recording, three of them missing, and a log for each rank."""
     paths = RunPaths(directory)
     paths.logs.mkdir(parents=True)
-    story = Story(recordings.read(recordings.shipped()), directory.name, NODES, faults=False)
+    story = Story(recordings.read(recordings.shipped()), directory.name, nodes, faults=faults)
     at = BEGAN_AT
     with RunRecorder(paths, resumable=False) as recorder:
         for number in range(1, STEPS + 1):
             at += story.step_seconds(number)
-            if 100 <= number < 100 + AWAY:
+            if not faults and 100 <= number < 100 + AWAY:
                 continue
             scene = story.scene(number, at)
             recorder.commit(scene.step, scene.parts, at)
@@ -42,7 +42,7 @@ def make(directory: Path) -> Path:
         recorder.host(reading)
         view = _view(story, directory)
         recorder.set_meta("view", msgspec.json.encode(view).decode(), own=True)
-    for rank in range(NODES):
+    for rank in range(nodes):
         paths.log(rank).write_text(f"rank {rank} began\nleaving: finished\n")
     return directory
 

@@ -16,7 +16,7 @@ from trainctl.tui.export_rows import COLUMNS
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_directory.make(tmp_path_factory.mktemp("node") / "runs" / "demo-1")
+    return run_directory.make(tmp_path_factory.mktemp("state") / "node" / "runs" / "demo-1")
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from trainctl.tui.screens.overview import OverviewScreen
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_directory.make(tmp_path_factory.mktemp("node") / "runs" / "demo-1")
+    return run_directory.make(tmp_path_factory.mktemp("state") / "node" / "runs" / "demo-1")
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ import zmq.asyncio
 from trainctl.node_agent import leash, played_machine
 from trainctl.node_agent.copies import VIEW_KEY
 from trainctl.node_agent.played_agent import PlayedAgent
+from trainctl.node_agent.played_alerts import PlayedAlerts
 from trainctl.node_agent.recorder import RunRecorder
 from trainctl.node_agent.recording import Happened, Recording
 from trainctl.node_agent.requests import LiveRun
@@ -58,6 +59,7 @@ class Player:
             leash.check()
         self.paths = RunPaths(folder.absolute())
         self.story = Story(recording, self.paths.directory.name, nodes, seed=seed, faults=faults)
+        self._alerts = PlayedAlerts(self.story)
         self._pace, self._listen, self._leashed = pace, listen, leashed
         self._stopping = asyncio.Event()
         self._readings = 0
@@ -121,7 +123,7 @@ class Player:
 
     @property
     def live(self) -> LiveRun:
-        return LiveRun(self._view, self._last, self._parts, None)
+        return LiveRun(self._view, self._last, self._parts, self._alerts.view)
 
     def peers_of(self, node: str) -> tuple[m.PeerView, ...]:
         return tuple(
@@ -193,9 +195,19 @@ class Player:
         for rank, text in self.story.script.log_lines(scene.step.step):
             with self.paths.log(rank).open("a") as log:
                 log.write(f"{text}\n")
+        self._watch(scene, after, at)
         self._view = after
         if _apart_from_steps(before) != _apart_from_steps(after):
             self._show(after)
+
+    def _watch(self, scene: Scene, view: m.RunView, at: float) -> None:
+        """What the step raises and clears of alerts."""
+        silent = {agent.node: "out of reach" for agent in self.agents if agent.mute}
+        before = self._alerts.view
+        for event in self._alerts.take(scene, view, silent, at):
+            self._happen(event, at)
+        if self._alerts.view != before:
+            self.agents[0].publish(self._alerts.view)
 
     def _show(self, view: m.RunView) -> None:
         self._view = view

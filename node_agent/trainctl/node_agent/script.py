@@ -71,7 +71,7 @@ class Script:
             return CALM
         third = max((last - first) / 3, 1.0)
         much = min((step - first + 1) / third, (last - step + 1) / third, 1.0)
-        return Heat(CALM_CELSIUS + 30 * much, CALM_MHZ * (1 - 0.28 * much), 1 + 0.9 * much)
+        return Heat(CALM_CELSIUS + 30 * much, CALM_MHZ * (1 - 0.28 * much), 1 + 1.6 * much)
 
     def loss_factor(self, step: int) -> float:
         """What the recorded loss is multiplied by."""

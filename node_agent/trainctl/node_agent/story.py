@@ -52,10 +52,7 @@ class Story:
         self.recording, self.run, self._seed = recording, run, seed
         self.length = len(recording.steps)
         known = len(recording.ranks)
-        self.nodes = tuple(
-            recording.ranks[rank % known].node + (f"-{rank // known + 1}" if rank >= known else "")
-            for rank in range(nodes)
-        )
+        self.nodes = tuple(_name(recording.ranks[rank % known].node, rank // known) for rank in range(nodes))
         self.script = Script(self.nodes, self.length, faults=faults)
         self._paces = [1.0 if rank < known else 1 + SPREAD * (2 * self._chance(rank) - 1) for rank in range(nodes)]
         self._held = dict(recording.evaluations)
@@ -179,3 +176,8 @@ class Story:
         if self.script.is_coming_back(rank, step):
             return msgspec.structs.replace(view, state="rejoining", why="scripted: being given the state")
         return msgspec.structs.replace(view, state="lost", why="scripted: its node is out of reach")
+
+
+def _name(node: str, repeat: int) -> str:
+    """Of a node that repeats a recorded one: short, for a table of many."""
+    return f"{node.rsplit('-', 1)[-1]}{repeat + 1}" if repeat else node

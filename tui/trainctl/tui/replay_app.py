@@ -17,6 +17,7 @@ from trainctl.tui.lines import clean
 from trainctl.tui.replay_bar import ReplayBar
 from trainctl.tui.replay_source import ReplaySource
 from trainctl.tui.screens.base import Bar, BaseScreen
+from trainctl.tui.screens.overview import OverviewScreen
 
 _FOR_RUNS = frozenset({"dialog", "command_line"})
 """Actions that change a run: this one is over."""
@@ -51,8 +52,10 @@ class ReplayApp(TrainctlApp):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("space", "replay_play", "play/pause", tooltip="play or pause the replay"),
-        Binding("left,left_square_bracket", "replay_step(-1)", "step back", show=False, tooltip="a step back"),
-        Binding("right,right_square_bracket", "replay_step(1)", "step", key_display="[ ]", tooltip="a step on"),
+        Binding("left_square_bracket", "replay_step(-1)", "step back", show=False, tooltip="a step back"),
+        Binding("right_square_bracket", "replay_step(1)", "step", key_display="[ ]", tooltip="a step on"),
+        Binding("left", "replay_arrow(-1)", "step back", show=False, tooltip="a step back", priority=True),
+        Binding("right", "replay_arrow(1)", "step on", show=False, tooltip="a step on", priority=True),
         Binding("shift+left,left_curly_bracket", "replay_far(-1)", "back", show=False, tooltip="a twentieth back"),
         Binding("shift+right,right_curly_bracket", "replay_far(1)", "on", show=False, tooltip="a twentieth on"),
         Binding("home", "replay_end(-1)", "start", show=False, tooltip="to the first step"),
@@ -74,6 +77,8 @@ class ReplayApp(TrainctlApp):
         return [ReplayBar(self.glyphs)]
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "replay_arrow":  # other screens' own keys
+            return isinstance(self.screen, OverviewScreen) and not isinstance(self.focused, Input)
         if action.startswith("replay_"):
             return isinstance(self.screen, BaseScreen) and not isinstance(self.focused, Input)
         if action in _FOR_RUNS:
@@ -94,6 +99,9 @@ class ReplayApp(TrainctlApp):
     def action_replay_step(self, by: int) -> None:
         self.source.turn(dataclasses.replace(self.source.head, playing=False))
         self.go_to(self.source.head.step + by)
+
+    def action_replay_arrow(self, by: int) -> None:
+        self.action_replay_step(by)
 
     def action_replay_far(self, by: int) -> None:
         head = self.source.head

@@ -221,9 +221,7 @@ class ReplaySource:
         body = file.read_bytes()
         start = max(0, len(body) + offset_bytes) if offset_bytes < 0 else min(offset_bytes, len(body))
         text = body[start : start + limit_bytes].decode("utf-8", "replace")
-        return m.LogPart(
-            rid="", run=self._view.run, rank=rank, offset_bytes=start, size_bytes=len(body), text=text
-        )  # fmt: skip
+        return m.LogPart(rid="", run=run, rank=rank, offset_bytes=start, size_bytes=len(body), text=text)
 
     async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
         raise RefusedError(NO_COMMANDS)

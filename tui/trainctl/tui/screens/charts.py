@@ -85,6 +85,7 @@ class ChartsScreen(BaseScreen):
 
     def compose(self) -> ComposeResult:
         yield ChartArea(self.owner.glyphs, id="body")
+        yield from self.owner.above_bottom()
         yield Bottom(self.owner.glyphs)
 
     def on_screen_resume(self) -> None:

@@ -49,6 +49,7 @@ class LogScreen(BaseScreen):
     def compose(self) -> ComposeResult:
         yield Lines(self.owner.glyphs, id="body")
         yield Field(id="filter", placeholder="text, /pattern/ or node:NAME", compact=True)
+        yield from self.owner.above_bottom()
         yield Bottom(self.owner.glyphs)
 
     def on_mount(self) -> None:

@@ -37,6 +37,7 @@ class TableScreen(BaseScreen):
     def compose(self) -> ComposeResult:
         yield Lines(self.owner.glyphs, id="body")
         yield FilterBar(self.TABLE, self.owner.glyphs)
+        yield from self.owner.above_bottom()
         yield Bottom(self.owner.glyphs)
 
     @property

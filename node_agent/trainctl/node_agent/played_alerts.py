@@ -1,0 +1,47 @@
+"""The alerts of a played recording: the agent's own rules, over the recording's own time, so the same at any speed."""
+
+from collections.abc import Mapping
+
+from trainctl.node_agent import played_machine
+from trainctl.node_agent.alerts.evaluator import Change, Evaluator, Raised
+from trainctl.node_agent.alerts.machines import Scene as Look
+from trainctl.node_agent.recording import Happened
+from trainctl.node_agent.story import Scene, Story
+from trainctl.protocol import messages as m
+from trainctl.protocol.alerting import AlertsTable
+
+THROUGHPUT_DROP_PERCENT = 42.0
+"""Eight ranks on two cores are in each other's way: the usual threshold would call each wave of that a drop."""
+
+
+class PlayedAlerts:
+    """What is open after each step that is played; nobody is called about it."""
+
+    def __init__(self, story: Story) -> None:
+        self._story, self._seconds = story, 0.0
+        self._evaluator = Evaluator(AlertsTable(throughput_drop_percent=THROUGHPUT_DROP_PERCENT), 0.0)
+
+    @property
+    def view(self) -> m.Alerts:
+        return m.Alerts(node=self._story.nodes[0], alerts=tuple(self._evaluator.open.values()))
+
+    def take(self, scene: Scene, view: m.RunView, silent: Mapping[str, str], at: float) -> list[Happened]:
+        """The step and a reading of each machine with it; what that raises and clears, as events."""
+        story, step = self._story, scene.step.step
+        self._seconds += scene.step.step_seconds
+        for rank, node in enumerate(story.nodes):
+            if node not in silent:
+                found = played_machine.reading(story.recording, story.script, node, rank, step, step, at)
+                self._evaluator.heard(found, self._seconds)
+        self._evaluator.heard(scene.step, self._seconds)
+        for part in scene.parts:
+            self._evaluator.heard(part, self._seconds)
+        changes = self._evaluator.look(Look(view, silent), self._seconds, at)
+        return [_happened(change, step) for change in changes]
+
+
+def _happened(change: Change, step: int) -> Happened:
+    alert, where = change.alert, f"{change.alert.node} " if change.alert.node else ""
+    if isinstance(change, Raised):
+        return Happened(step, "alert", alert.severity, "auto", f"{where}{alert.text}", after=alert.id)
+    return Happened(step, "alert", "good", "auto", f"{where}{alert.kind} is over", after=alert.id)

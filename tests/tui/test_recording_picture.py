@@ -1,0 +1,60 @@
+"""The scripted demonstration's Overview: eight nodes of which one runs hot, and a badge that says what it is."""
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.tui import run_directory
+from tests.tui.driving import body, until
+from tests.tui.recorded import CLOCK, CONNECTED, Recorded, app_of
+from textual.pilot import Pilot
+
+from trainctl.node_agent import played_machine
+from trainctl.node_agent import recording as recordings
+from trainctl.node_agent.story import Story
+from trainctl.protocol import messages as m
+from trainctl.tui.app import TrainctlApp
+from trainctl.tui.replay_source import ReplaySource
+
+STEP = 95
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)], ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_snapshot_is_of_a_recording(tmp_path: Path, size: tuple[int, int]) -> None:
+    app = await _app(tmp_path)
+    async with app.run_test(size=size) as pilot:
+        await until(pilot, lambda: app.live.run is not None)
+        await pilot.pause()
+        assert "RECORDING" in body(app)
+
+
+def test_picture(tmp_path: Path, snap_compare: object) -> None:
+    async def arrived(pilot: Pilot[int]) -> None:
+        await until(pilot, lambda: app.live.run is not None and len(app.live.hosts) == 8)
+        await pilot.pause()
+
+    import asyncio
+
+    app = asyncio.run(_app(tmp_path))
+    assert snap_compare(app, terminal_size=(120, 40), run_before=arrived)  # type: ignore[operator]
+
+
+async def _app(tmp_path: Path) -> TrainctlApp:
+    """At a step of a record that was made of the recording, as its player would send it."""
+    directory = run_directory.make(tmp_path / "demo-recording", 8, faults=True)
+    source = ReplaySource(directory)
+    source.seek(STEP)
+    snapshot = await source.snapshot(200)
+    source.close()
+    assert snapshot.run is not None
+    run = msgspec.structs.replace(snapshot.run, recording=True, directory="/runs/demo-recording", steps=300)
+    story = Story(recordings.read(recordings.shipped()), run.run, 8)
+    hosts: list[m.HostReading] = [
+        played_machine.reading(story.recording, story.script, node, rank, STEP, STEP, snapshot.at)
+        for rank, node in enumerate(story.nodes)
+    ]
+    seen = msgspec.structs.replace(snapshot, run=run)
+    clock = dataclasses.replace(CLOCK, at_wall=snapshot.at)
+    numbered = [msgspec.structs.replace(host, boot=seen.boot, seq=seen.seq + 1 + i) for i, host in enumerate(hosts)]
+    return app_of(Recorded([CONNECTED, seen, *numbered]), clock=clock)
