@@ -19,14 +19,14 @@ Made from the program's own bindings; `?` shows those of the moment, and a click
 
 ## config.toml
 
-`~/.config/trainctl/config.toml` (the platform's configuration folder; `$XDG_CONFIG_HOME/trainctl` where that is set), or
-the file that `trainctl --config FILE` names. `trainctl config` prints all settings as they count, in the form of such a
-file, and names each line that can't be used (exit status 2); the others count all the same.
+`~/.config/trainctl/config.toml` (the platform's configuration folder; `$XDG_CONFIG_HOME/trainctl` where that is set),
+or the file that `trainctl --config FILE` names. `trainctl config` prints all settings as they count, in the form of
+such a file, and names each line that can't be used (exit status 2); the others count all the same.
 
 | setting | values | |
 | --- | --- | --- |
-| `theme` | `"auto"`, {themes} | auto: the terminal's own sixteen colours where it has no more or `NO_COLOR` is set, `day` on \
-a light ground that says so (`COLORFGBG`), else `night` |
+| `theme` | `"auto"`, {themes} | auto: the terminal's own sixteen colours where it has no more or `NO_COLOR` is set, \
+`day` on a light ground that says so (`COLORFGBG`), else `night` |
 | `ascii` | `"auto"`, `true`, `false` | auto: where the locale isn't UTF-8 |
 | `bell` | `true`, `false` | whether alerts ring |
 | `mouse` | `true`, `false` | false leaves the mouse to the terminal |

@@ -40,8 +40,8 @@ _CONTRAST = {
 }  # fmt: skip
 _TERMINAL = {
     "text": "default", "dim": "bright_black", "label": "default", "strong": "bold", "good": "green",
-    "warning": "bold yellow", "bad": "bold red", "accent": "cyan", "title": "bold", "rule": "bright_black", "axis": "bright_black",
-    "mark": "yellow", "key": "bold yellow", "cursor": "reverse", "bar": "blue", "band": "blue",
+    "warning": "bold yellow", "bad": "bold red", "accent": "cyan", "title": "bold", "rule": "bright_black",
+    "axis": "bright_black", "mark": "yellow", "key": "bold yellow", "cursor": "reverse", "bar": "blue", "band": "blue",
     "old": "italic bright_black", "phase_d": "magenta", "phase_f": "cyan", "phase_b": "blue", "phase_s": "yellow",
     "phase_o": "green", "phase_wait": "bright_black", "series0": "cyan", "series1": "yellow", "series2": "green",
     "series3": "magenta", "series4": "blue", "series5": "red", "series6": "bright_green",
