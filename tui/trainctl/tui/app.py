@@ -230,6 +230,7 @@ class TrainctlApp(App[int]):
         self.install_screen(LogsScreen(name="logs"), "logs")
         self.push_screen("overview")
         self.run_worker(self.feed.keep_up(), group="follow")
+        self.run_worker(self.feed.attend(lambda: self.read_only), group="attend")
         self.set_timer(self._rhythm.seconds, self._repaint)
         self._leave_on_hangup()
         if self._config_problems:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trainctl.tui.app import TrainctlApp
 
 _TEXT_CELLS = 60
+_CLOSES = line(Piece("esc", "key", "screen.close"), Piece(" closes", "label", "screen.close"))
 
 
 class CommandDialog(ModalScreen[None]):
@@ -140,12 +141,13 @@ class CommandDialog(ModalScreen[None]):
 
     def _last_line(self) -> Line:
         if self._owner.read_only:
-            return line(Piece("read-only: commands are off for this screen", "warning"))
+            return line(Piece("read-only: commands are off for this screen  ", "warning"), *_CLOSES)
         if self.form.blocked:
-            return line(Piece(self.form.blocked, "warning"))
+            return line(Piece(f"{self.form.blocked}  ", "warning"), *_CLOSES)
         if self.form.ask_yes:
-            return line(Piece("stop it? ", "strong"), Piece("y", "key"), "/", Piece("N", "key"))
-        return line(Piece("enter", "key"), Piece(" sends  ", "label"), Piece("esc", "key"), Piece(" closes", "label"))
+            asked = Piece("stop it? " if self.form.verb == "stop" else "do it? ", "strong")
+            return line(asked, Piece("y", "key", "screen.yes"), "/", Piece("N", "key", "screen.close"))
+        return line(Piece("enter", "key", "screen.send"), Piece(" sends  ", "label", "screen.send"), *_CLOSES)
 
     def action_yes(self) -> None:
         self._send()
@@ -181,7 +183,7 @@ class CommandDialog(ModalScreen[None]):
         if not self.watching:
             return
         made = [(), *followed(progress, self._owner.clock, self._glyphs, _TEXT_CELLS)]
-        made += [(), line(Piece("esc", "key"), Piece(" closes", "label"))]
+        made += [(), _CLOSES]
         self.query_one("#dialog-text", Lines).show(made)
 
     def action_close(self) -> None:

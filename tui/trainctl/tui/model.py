@@ -81,6 +81,7 @@ class ViewState:
     slow: pace.Straggler | None = None  # as judged at the last step that all ranks reported
     peers: tuple[m.PeerView, ...] = ()  # the other nodes, as the agent that conducts saw them at the snapshot
     agents: Mapping[str, AgentLine] = field(default_factory=lambda: MappingProxyType({}))  # the other nodes'
+    viewers: tuple[m.Viewer, ...] = ()  # who else is attached to the agent that conducts
     hosts: Mapping[str, Seen[m.HostReading]] = field(default_factory=lambda: MappingProxyType({}))
     heartbeat: Seen[m.Heartbeat] | None = None
     events: tuple[m.Event, ...] = ()  # oldest first
