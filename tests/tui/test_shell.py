@@ -1,6 +1,8 @@
 """The shell around the screens: the mouse in dialogs, the read-only switch, and who else is attached."""
 
-from tests.tui.driving import body, dialog_text, driven, until
+import random
+
+from tests.tui.driving import body, burst, dialog_text, driven, until
 from tests.tui.recorded import source_of
 from textual.pilot import Pilot
 
@@ -33,6 +35,24 @@ async def test_no_verb_is_sent_read_only() -> None:
             elif isinstance(app.screen, SplitDialog):
                 await pilot.press("escape")
             await until(pilot, lambda: isinstance(app.screen, OverviewScreen))
+
+    await driven(source, play, read_only=True)
+    assert source.commands == []
+
+
+async def test_no_burst_of_keys_brings_it_down() -> None:
+    """Keys faster than screens and dialogs can open and close, as a terminal without bracketed paste delivers them."""
+    source = source_of(3)
+    keys = [*"014bslcpxnegt?:uywoa/", "escape", "enter", "tab", "up", "down", "left", "right", "space", "backspace"]
+    dice = random.Random(11)
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        for _ in range(12):
+            burst(app, *(dice.choice(keys) for _ in range(25)))
+            await pilot.pause()
+        burst(app, "escape", "escape", "escape")
+        await pilot.pause()
+        assert app.is_running
 
     await driven(source, play, read_only=True)
     assert source.commands == []

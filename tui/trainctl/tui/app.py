@@ -548,6 +548,8 @@ def run_app(
         lambda: ClusterSource(address, by=by), read_only=read_only or own.read_only, address=address, theme=own.theme,
         glyphs=None if own.ascii is None else ASCII if own.ascii else UNICODE, bell=own.bell, config=found,
     )  # fmt: skip
+    for name in ("COLUMNS", "LINES"):  # exported by a shell, they would stand for the terminal's size for ever
+        os.environ.pop(name, None)
     threading.Thread(target=_leave_after_hangup, args=(app.hung_up,), name="hang-up", daemon=True).start()
     app.run(mouse=own.mouse)
     if app.return_code == 0:

@@ -48,6 +48,11 @@ class CommandDialog(ModalScreen[None]):
     def _owner(self) -> "TrainctlApp":
         return cast("TrainctlApp", self.app)
 
+    @property
+    def _is_there(self) -> bool:
+        """Whether its fields are: a key can come before them, and after they are gone."""
+        return bool(self.query("#dialog-text"))
+
     def compose(self) -> ComposeResult:
         box = Vertical(id="dialog")
         box.border_title = self.form.title
@@ -63,6 +68,8 @@ class CommandDialog(ModalScreen[None]):
 
     def on_mount(self) -> None:
         self.set_class(self._glyphs.ascii_only, "ascii")
+        if not self._is_there:  # closed by a key of the same burst
+            return
         typed = [item for item in self.form.fields if not item.choices]
         first = (typed or list(self.form.fields))[:1]
         if first:
@@ -107,7 +114,7 @@ class CommandDialog(ModalScreen[None]):
 
     def _judge(self) -> None:
         """Checks what is typed, as the agent will, and says what it would do."""
-        if self.progress is not None:
+        if self.progress is not None or not self._is_there:
             return
         self.order = None
         try:
@@ -175,7 +182,7 @@ class CommandDialog(ModalScreen[None]):
 
     @property
     def watching(self) -> bool:
-        return self.is_mounted and self in self.app.screen_stack
+        return self._is_there and self.is_mounted and self in self.app.screen_stack
 
     def follow(self, progress: control.Progress) -> None:
         """Shows how far the command has come."""
