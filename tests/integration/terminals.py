@@ -29,7 +29,7 @@ class Terminal:
         return done.stdout
 
     def screen(self) -> str:
-        return self._tmux("capture-pane", "-p")
+        return self._tmux("capture-pane", "-p", "-J")
 
     def keys(self, *keys: str) -> None:
         self._tmux("send-keys", *keys)

@@ -113,7 +113,7 @@ def _normal(keys: str) -> list[str]:
 def _clash(keymap: Mapping[str, str], tables: Tables) -> tuple[str, str] | None:
     """The last action of the keymap that shares a key with another one of the same screen, and what to say of it."""
     everywhere = tables.get("", ())
-    for name in reversed(keymap):
+    for name in reversed(list(keymap)):
         for where, bindings in tables.items():
             here = [*everywhere, *bindings] if where else [*everywhere]
             if all(binding.id != name for binding in here):

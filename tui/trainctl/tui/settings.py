@@ -131,7 +131,8 @@ def _wrong(name: str, value: Any, themes: tuple[str, ...]) -> str:
 
 def _tables(lines: list[str], path: Path) -> tuple[dict[str, Any], list[Problem]]:
     """The file as tables, without the lines that aren't TOML."""
-    left, problems = list(lines), []
+    left = list(lines)
+    problems: list[Problem] = []
     while True:
         try:
             return tomllib.loads("\n".join(left)), problems
