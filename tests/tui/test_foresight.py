@@ -21,7 +21,8 @@ EXAMPLES = {
     "rebalance": "rebalance studio=17 mbp=8 forge=39", "set-global-batch": "set-global-batch value=128",
     "set-lr": "set-lr value=1e-4", "checkpoint": "checkpoint", "evaluate": "evaluate", "drain": "drain --node mbp",
     "admit": "admit --node mini", "promote": "promote --node forge", "pause": "pause", "resume": "resume",
-    "stop": "stop", "note": "note text=x",
+    "stop": "stop", "note": "note text=x", "acknowledge": "acknowledge id=memory:forge",
+    "mute": "mute kind=memory minutes=30",
 }  # fmt: skip
 
 
@@ -124,7 +125,8 @@ def test_without_a_run_each_is_refused_but_its_start() -> None:
     for verb, text in EXAMPLES.items():
         order = control.parse(text)
         roles = (preview(order, nothing, UNICODE).role, preview(order, ended, UNICODE).role)
+        always = ("start-run", "acknowledge", "mute")  # the last two are the agent's own
         assert roles == (
-            "strong" if verb == "start-run" else "bad",
-            "strong" if verb in ("start-run", "note") else "bad",
+            "strong" if verb in always else "bad",
+            "strong" if verb in (*always, "note") else "bad",
         )

@@ -28,11 +28,13 @@ async def test_no_verb_is_sent_read_only() -> None:
             text = app.screen.query_one("#dialog-text", Lines)
             assert "read-only" in dialog_text(app)
             assert "enter sends" not in dialog_text(app)
-            await pilot.press(*(("a", "enter") if verb == "rebalance" else ("enter", "y")))
+            asks_yes = verb in ("stop", "promote")  # there enter means no
+            await pilot.press(*(("a", "enter") if verb == "rebalance" else ("y",) if asks_yes else ("enter", "y")))
             app.send_order(Order(verb), app.get_screen("overview").query_one(Bottom))
-            if isinstance(app.screen, CommandDialog):
-                await pilot.click(text, offset=(text.shown[-1].index("esc"), len(text.shown) - 1))
-            elif isinstance(app.screen, SplitDialog):
+            row = len(text.shown) - 1
+            if isinstance(app.screen, CommandDialog) and row < text.region.height:
+                await pilot.click(text, offset=(text.shown[row].index("esc"), row))
+            elif isinstance(app.screen, CommandDialog | SplitDialog):
                 await pilot.press("escape")
             await until(pilot, lambda: isinstance(app.screen, OverviewScreen))
 

@@ -68,11 +68,8 @@ REPAINT_SECONDS = 0.5
 HANGUP_SECONDS = 2.0
 
 _OWN_ACTIONS = frozenset(
-    {
-        "show", "node", "dialog", "command_line", "help", "theme", "picture", "detach", "why", "undo", "copy",
-        "command_palette", "read_only",
-    }  # fmt: skip
-)
+    ("show", "node", "dialog", "command_line", "help", "theme", "picture", "detach", "why", "undo", "copy")
+) | {"command_palette", "read_only"}
 
 
 class Follower(Protocol):
@@ -489,13 +486,13 @@ class TrainctlApp(App[int]):
         self.exit(0)
 
 
-def _leaves(kind: type[BaseScreen]) -> list[type[BaseScreen]]:
+def _leaves(kind: type[Any]) -> list[type[Any]]:
     """The screens that there are, and not what some of them share."""
     found = kind.__subclasses__()
     return [leaf for sub in found for leaf in _leaves(sub)] if found else [kind]
 
 
-def _all_bindings(kind: type[BaseScreen]) -> list[Binding]:
+def _all_bindings(kind: type[DOMNode]) -> list[Binding]:
     """A screen's own, and those it inherits from another one."""
     mine = kind.__mro__[: kind.__mro__.index(BaseScreen)]
     return [binding for part in mine if issubclass(part, DOMNode) for binding in _own_bindings(part)]

@@ -26,18 +26,20 @@ class Key(NamedTuple):
 
 
 def name_of(binding: Binding) -> str:
-    """`events` of show('events'), `set-lr` of dialog('set-lr'), `filter` of filter, `next-node` of choose(1)."""
+    """`events` of show('events'), `set-lr` of dialog('set-lr'), `filter` of filter, and of choose(1) its words."""
     found = _BY_ARGUMENT.fullmatch(binding.action)
     if found:
         return found[1]
-    text = binding.description if "(" in binding.action else binding.action
+    text = binding.description if "(" in binding.action else binding.action.removeprefix("app.")
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def named(bindings: Iterable[BindingType]) -> list[BindingType]:
-    """The bindings with their names as ids, by which Textual lays another key over them; reserved keys stay fixed."""
+def named(bindings: Iterable[BindingType], where: str = "") -> list[BindingType]:
+    """The bindings with their names as ids, by which Textual lays another key over them, those of a screen after its
+    name (`events-filter`); reserved keys stay fixed."""
+    before = f"{where}-" if where else ""
     return [
-        replace(binding, id=name_of(binding))
+        replace(binding, id=before + name_of(binding))
         if isinstance(binding, Binding) and binding.id is None and binding.key not in _RESERVED
         else binding
         for binding in bindings

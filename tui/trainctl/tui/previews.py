@@ -63,7 +63,11 @@ def _promise(order: Order, state: ViewState, glyphs: Glyphs) -> str:
             return f"in the events at step {run.step:,}; curve unchanged"
         case "start-run":
             resumed = order.args.get("resume")
-            return "a run from a run file" if resumed is None else f"takes up {clean(resumed)} from its newest checkpoint or its ranks' state"
+            return (
+                "a run from a run file"
+                if resumed is None
+                else f"takes up {clean(resumed)} from its newest checkpoint or its ranks' state"
+            )
     return verbs.VERBS[order.verb].summary
 
 

@@ -154,7 +154,6 @@ class ClusterSource:
         return await self._client.attend(viewer, read_only=read_only, leaving=leaving)
 
 
-
 def _silent_lead_of(verb: str, args: dict[str, Any]) -> str:
     """The follower whose alert is to be acknowledged, empty if it is another alert or command."""
     kind, _, node = str(args.get("id", "")).partition(":")

@@ -33,7 +33,7 @@ class BaseScreen(Screen[None]):
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Its keys get names, by which the configuration knows them."""
-        cls.BINDINGS = named(cls.__dict__.get("BINDINGS", []))
+        cls.BINDINGS = named(cls.__dict__.get("BINDINGS", []), cls.__name__.removesuffix("Screen").lower())
         super().__init_subclass__(**options)
 
     @property
