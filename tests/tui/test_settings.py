@@ -129,7 +129,7 @@ async def test_chosen_keys_act_are_shown_and_a_bad_line_is_said_once() -> None:
         await pilot.press("f4")
         assert isinstance(app.screen, EventsScreen)
         await pilot.press("f", *"anna", "enter")
-        assert "with 'anna'" in body(app)
+        assert "1-2 of 2" in body(app)
         await pilot.press("h")
         assert isinstance(app.screen, HelpScreen)
         shown = "\n".join(app.screen.query_one("#help-text", Lines).shown)
