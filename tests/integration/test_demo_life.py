@@ -3,17 +3,16 @@
 One node is enough for all of that; test_demo.py has the whole group.
 """
 
-import contextlib
 import json
 import os
 import pty
 import re
+import shlex
+import shutil
 import signal
 import socket
 import sqlite3
 import subprocess
-import termios
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.integration.terminals import Terminal
 from tests.tui.cli_calls import (
     COMMAND,
     ENVIRONMENT,
@@ -224,35 +224,46 @@ def test_a_port_that_is_taken_ends_the_start_with_the_agent_s_own_words(folder: 
     assert address in said[-1]["error"]
 
 
-def test_on_the_screen_it_goes_on_when_the_screen_is_left(folder: Path) -> None:
-    here, there = pty.openpty()
-    termios.tcsetwinsize(there, (24, 80))
-    process = subprocess.Popen(
-        [*COMMAND, "demo", *ALONE, "--steps", "100000", "--folder", str(folder)],
-        env={**ENVIRONMENT, "TERM": "xterm-256color"}, stdin=there, stdout=there, stderr=there, start_new_session=True,
-    )  # fmt: skip
-    os.close(there)
-    said = bytearray()
-    reader = threading.Thread(target=read_all, args=(here, said))
-    reader.start()
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+def test_on_the_screen_it_is_steered_and_goes_on_when_the_screen_is_left(folder: Path, tmp_path: Path) -> None:
+    """The program from end to end in a real terminal: screens, a dialog, the `:` line, the palette, and leaving it."""
+    words = ["demo", *ALONE, "--steps", "100000", "--folder", str(folder)]
+    terminal = Terminal(tmp_path, 120, 40, shlex.join([*COMMAND, *words]))
     try:
-        wait_until(lambda: b"RUNNING" in said, "the screen to show the run")
-        os.write(here, b"q")
-        assert process.wait(60) == 0, said.decode(errors="replace")[-2000:]
+        terminal.wait_for(r"RUNNING", 90)
+        terminal.keys("b")
+        terminal.wait_for(r"resize micro-batch")
+        terminal.keys("BSpace", "4")
+        terminal.wait_for(r"not measured yet|predicted")
+        terminal.keys("Enter")
+        (step,) = re.findall(r"applied @ step ([\d,]+)", terminal.wait_for(r"applied @ step [\d,]+", 150))
+        terminal.keys("Escape")
+        terminal.wait_gone(r"esc closes")
+        terminal.keys("4")
+        terminal.wait_for(rf"resize-batch.*@{step}\b")
+        terminal.keys(":")
+        terminal.wait_for(r"a verb as on the command line")
+        terminal.keys("-l", "note text=hello")
+        terminal.wait_for(r"in the events at step [\d,]+; curve unchanged")
+        terminal.keys("Enter")
+        terminal.wait_for(r"applied")
+        terminal.keys("Escape")
+        terminal.wait_for(r"hello")
+        terminal.keys("C-p")
+        terminal.wait_for(r"resize-batch(.|\n)*overview|Search")
+        terminal.keys("-l", "theme contrast")
+        terminal.wait_for(r"how all of it looks")
+        terminal.keys("Enter")
+        terminal.wait_gone(r"how all of it looks")
+        terminal.keys("1")
+        terminal.wait_for(r"busy seconds|4×6")
+        terminal.keys("q")
+        assert terminal.exit_status() == "status=0"
+        tail = terminal.wait_for(r"trainctl send stop --connect")
+        assert terminal.is_clean()
     finally:
-        process.kill()
-        process.wait(20)
-        reader.join(20)
-        os.close(here)
-    tail = said.decode(errors="replace")
+        terminal.close()
     address = re.findall(r"trainctl send stop --connect (tcp://127\.0\.0\.1:\d+)", tail)[-1]
     assert call_json("status", "--connect", address)["run"]["state"] == "running"
     assert call_json("send", "stop", "checkpoint=false", "--connect", address)["state"] == "applied"
     assert_gone_within(folder, 30)
-
-
-def read_all(descriptor: int, into: bytearray) -> None:
-    """What a terminal shows, until its other end is closed (which Linux reports as an error)."""
-    with contextlib.suppress(OSError):
-        while piece := os.read(descriptor, 65536):
-            into += piece

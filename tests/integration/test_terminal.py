@@ -1,70 +1,13 @@
 """The program in a real terminal: tmux at the two designed sizes, over a real agent, trainer and model."""
 
-import re
-import shlex
 import shutil
-import subprocess
-import sys
-import time
-import uuid
-from pathlib import Path
 
+import psutil
 import pytest
 from tests.integration.conftest import wait_for_step
+from tests.integration.terminals import TRAINCTL, Terminal
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
-TRAINCTL = shlex.join([sys.executable, "-m", "trainctl.tui.cli"])
-
-
-class Terminal:
-    """One tmux server of its own, one window."""
-
-    def __init__(self, folder: Path, columns: int, lines: int, command: str) -> None:
-        self._socket = f"trainctl-{uuid.uuid4().hex[:8]}"
-        self._exit = folder / "exit"
-        shell = f"{command}; echo status=$? > {shlex.quote(str(self._exit))}; read -r"
-        self._tmux("-f", "/dev/null", "new-session", "-d", "-x", str(columns), "-y", str(lines), shell)
-
-    def _tmux(self, *arguments: str) -> str:
-        done = subprocess.run(["tmux", "-L", self._socket, *arguments], capture_output=True, text=True, timeout=10)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def screen(self) -> str:
-        return self._tmux("capture-pane", "-p")
-
-    def keys(self, *keys: str) -> None:
-        self._tmux("send-keys", *keys)
-
-    def wait_for(self, pattern: str, seconds: float = 40.0) -> str:
-        """The screen once `pattern` is on it."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            screen = self.screen()
-            if re.search(pattern, screen):
-                return screen
-            time.sleep(0.05)
-        raise AssertionError(f"no {pattern!r} within {seconds} s on:\n{self.screen()}")
-
-    def wait_gone(self, pattern: str, seconds: float = 20.0) -> str:
-        """The screen once `pattern` is no longer on it: a key sent right after Escape would be read as Alt with it."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            screen = self.screen()
-            if not re.search(pattern, screen):
-                return screen
-            time.sleep(0.05)
-        raise AssertionError(f"still {pattern!r} after {seconds} s on:\n{self.screen()}")
-
-    def exit_status(self, seconds: float = 20.0) -> str:
-        deadline = time.monotonic() + seconds
-        while not (self._exit.exists() and self._exit.read_text()):
-            assert time.monotonic() < deadline, f"the program has not ended within {seconds} s:\n{self.screen()}"
-            time.sleep(0.02)
-        return self._exit.read_text().strip()
-
-    def close(self) -> None:
-        subprocess.run(["tmux", "-L", self._socket, "kill-server"], capture_output=True, timeout=10, check=False)
 
 
 @pytest.fixture
@@ -108,7 +51,9 @@ def test_killing_the_terminal_changes_nothing_for_the_run(running, tmp_path):
     terminal = Terminal(tmp_path, 80, 24, f"{TRAINCTL} --connect {agent.address}")
     terminal.wait_for(r"RUNNING")
     (pid,) = agent.trainer_pids()
+    program = terminal.program()
     terminal.close()
+    assert not psutil.wait_procs([program], timeout=20)[1], "the program goes on without its terminal"
     step = client.snapshot(0).run.step
     wait_for_step(client, step + 20)
     assert agent.trainer_pids() == [pid]

@@ -418,6 +418,7 @@ class Recorded:
         self.refuses = False
         self.logs: dict[int, str] = {}  # by rank; a rank that isn't there has no agent that answers
         self.asked_logs: list[tuple[str, int, int]] = []  # (node, rank, offset) of each part of a log
+        self.viewers: tuple[m.Viewer, ...] = ()
 
     async def __aenter__(self) -> Self:
         return self
@@ -445,6 +446,9 @@ class Recorded:
             if index and self.gate is not None:
                 await self.gate.wait()
             yield m.CommandReply(rid="r", id="00000000-0000-0000-0000-000000000000", **reply)
+
+    async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers:
+        return m.Viewers(rid="r", viewers=self.viewers)
 
     async def snapshot(self, columns: int = 120, run: str | None = None) -> m.Snapshot:
         if run == RUNS[1].run:

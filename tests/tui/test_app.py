@@ -70,7 +70,7 @@ async def test_a_dialog_goes_from_typing_to_applied() -> None:
         await pilot.press("enter")
         assert source.commands == []
         await pilot.press("backspace", "4")
-        assert "8×3 → 4×6; curve unchanged" in dialog_text(app)
+        assert "8×3 → 4×6; step time at micro 4 not" in dialog_text(app)
         await pilot.press("enter")
         await until(pilot, lambda: "sent → accepted …" in dialog_text(app))
         assert source.gate is not None
@@ -171,7 +171,7 @@ async def test_the_command_line_checks_previews_sends_and_reports() -> None:
         await pilot.press("enter")
         assert source.commands == []
         await pilot.press("backspace", "6")
-        assert "8×3 → 6×4; curve unchanged" in hint(app)
+        assert "8×3 → 6×4; step time at micro 6 not measured yet" in hint(app)
         await pilot.press("enter")
         await until(pilot, lambda: "applied @ step 120" in hint(app))
         await pilot.press("escape")
@@ -327,7 +327,7 @@ async def test_drain_and_admit_ask_for_a_node() -> None:
         app.open_dialog("drain")
         await until(pilot, lambda: isinstance(app.screen, CommandDialog))
         await pilot.press("right")
-        assert "torch-b leaves; torch-a 12 → 21, mlx-c 2 → 3; step 0.40 s" in dialog_text(app)
+        assert "torch-b leaves; torch-a 12 → 21, mlx-c 2 → 3; predicted 0.40" in dialog_text(app)
         await pilot.press("enter")
         await until(pilot, lambda: bool(source.commands))
         await pilot.press("escape", "colon", *"admit --node mlx-c")

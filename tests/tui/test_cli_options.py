@@ -7,10 +7,11 @@ import typer
 from trainctl.tui.cli import app
 
 FROZEN = {
-    "": "--cluster --connect --help --install-completion --read-only --show-completion --version -h",
+    "": "--cluster --config --connect --help --install-completion --read-only --show-completion --version -h",
     "alerts": "--cluster --connect --help --json -h",
-    "attach": "--cluster --connect --help --read-only -h",
+    "attach": "--cluster --config --connect --help --read-only -h",
     "check": "--cluster --help --json --set -h RUN.toml",
+    "config": "--config --help --json -h",
     "demo": "--backend --cluster --folder --headless --help --json --keep --nodes --scripted --speed --steps -h",
     "events": "--cluster --connect --follow --help --json --last --run -f -h -n",
     "export": "--cluster --connect --format --help --output --what -h RUN",

@@ -82,13 +82,19 @@ def test_previews_tell_the_mathematics_apart_from_the_speed() -> None:
         assert piece.role == "strong"
         return piece.text
 
-    assert said("resize-batch micro=4") == "atlas 8×3 → 4×6; curve unchanged"
+    assert said("resize-batch micro=4") == (
+        "atlas 8×3 → 4×6; step time at micro 4 not measured yet; predicted memory at most 0.45 GB; curve unchanged"
+    )
     assert said("resize-batch micro=8") == "atlas stays 8×3; curve unchanged"
-    assert said("resize-batch micro=24") == "atlas 8×3 → 24×1; curve unchanged"
+    assert said("resize-batch micro=24") == (
+        "atlas 8×3 → 24×1; step time at micro 24 not measured yet; predicted memory 0.54 GB; curve unchanged"
+    )
     assert "changes the curve" in said("set-lr value=6e-4")
     assert "×0.496" in said("set-lr value=6e-4")
     assert "constant" in said("set-lr value=6e-4 schedule=set")
-    assert said("set-global-batch value=48 schedule=scale") == "G 24 → 48, lr ×2: changes the curve"
+    assert said("set-global-batch value=48 schedule=scale") == (
+        "G 24 → 48, lr ×2: changes the curve; predicted 0.31 → 0.60 s"
+    )
     assert "WITHOUT" in said("stop checkpoint=false")
 
 

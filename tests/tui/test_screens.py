@@ -24,7 +24,7 @@ from trainctl.tui.app import TrainctlApp
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.glyphs import ASCII
 from trainctl.tui.lines import Piece, line
-from trainctl.tui.palette import VerbProvider
+from trainctl.tui.palette import ActionProvider, VerbProvider
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.help import HelpScreen
 from trainctl.tui.screens.overview import OverviewScreen
@@ -105,6 +105,8 @@ async def test_the_palette_has_every_verb() -> None:
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         provider = VerbProvider(app.screen)
         assert {hit.display async for hit in provider.discover()} == set(verbs.VERBS)
+        everything = {hit.display async for hit in ActionProvider(app.screen).discover()}
+        assert everything >= {"overview", "events", "runs", "help", "theme contrast", "picture", "detach", "read-only"}
         hits = [hit async for hit in provider.search("evaluate")]
         assert any(hit.help == verbs.VERBS["evaluate"].summary for hit in hits)  # type: ignore[union-attr]
         await pilot.press("ctrl+p", *"evaluate")
@@ -112,6 +114,12 @@ async def test_the_palette_has_every_verb() -> None:
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(app.screen, CommandDialog))
         assert app.screen.form.verb == "evaluate"  # type: ignore[attr-defined]
+        await pilot.press("escape", "ctrl+p", *"every event")
+        await until(pilot, lambda: len(app.screen.query("OptionList")) == 1)
+        await pilot.pause(0.3)
+        await pilot.press("escape", "escape")
+        await app.run_action("read_only")
+        assert "READ-ONLY" in body(app)
 
     await driven(source_of(1), play)
 
@@ -196,10 +204,10 @@ async def test_a_picture_is_saved_and_a_bad_folder_is_said(tmp_path: Path) -> No
 async def test_themes_turn_and_the_screen_follows() -> None:
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         seen = [app.theme]
-        for _ in range(3):
+        for _ in range(4):
             await pilot.press("t")
             seen.append(app.theme)
-        assert seen == ["night", "day", "terminal", "night"]
+        assert seen == ["night", "day", "contrast", "terminal", "night"]
 
     await driven(source_of(1), play)
 

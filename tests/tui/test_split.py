@@ -198,12 +198,20 @@ def test_what_is_resolved_sums_or_is_refused(
 @pytest.mark.parametrize(
     ("text", "role", "says"),
     [
-        ("rebalance torch-a=12 torch-b=11 mlx-c=1", "strong", "torch-b 10 → 11, mlx-c 2 → 1; step 0.40 s → 0.32 s"),
+        (
+            "rebalance torch-a=12 torch-b=11 mlx-c=1",
+            "strong",
+            "torch-b 10 → 11, mlx-c 2 → 1; predicted 0.40 → 0.32 s; fits",
+        ),
         ("rebalance auto=true", "strong", "curve unchanged"),
         ("rebalance torch-a=12", "strong", "the split it has; curve unchanged"),
         ("rebalance torch-a=23", "bad", "1 samples are fewer than the 2 ranks"),
         ("rebalance mini=3", "bad", "no node 'mini'"),
-        ("drain --node mlx-c", "strong", "mlx-c leaves; torch-a 12 → 13, torch-b 10 → 11; step 0.40 s → 0.35 s"),
+        (
+            "drain --node mlx-c",
+            "strong",
+            "mlx-c leaves; torch-a 12 → 13, torch-b 10 → 11; predicted 0.40 → 0.35 s; fits",
+        ),
         ("set-global-batch value=2", "bad", "2 samples are too few for 3 ranks; each takes one or more"),
         ("drain --node x", "bad", "no node 'x' in this run"),
         ("admit --node mlx-c", "bad", "mlx-c is not drained"),
@@ -225,7 +233,7 @@ def test_the_last_node_cannot_be_drained_and_a_drained_one_can_come_back() -> No
     ranks = (*view.ranks[:2], msgspec.structs.replace(view.ranks[2], state="drained", share=0))
     state = state_of(msgspec.structs.replace(view, ranks=ranks))
     back = preview(c.parse("admit --node mlx-c"), dataclasses.replace(state, parts=MIXED.parts), UNICODE)
-    assert back.text == "torch-a 12 → 11, torch-b 10 → 9, mlx-c 0 → 2; step 0.32 s → 0.40 s; curve unchanged"
+    assert back.text == "torch-a 12 → 11, torch-b 10 → 9, mlx-c 0 → 2; predicted 0.32 → 0.40 s; fits; curve unchanged"
     assert "drained already" in preview(c.parse("drain --node mlx-c"), state, UNICODE).text
     assert [seat.node for seat in sp.opened(state).seats] == ["torch-a", "torch-b"]
     assert c.form("admit", state).fields[0].choices == ("mlx-c",)

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 from trainctl.node_agent.alerts.office import AlertOffice
+from trainctl.node_agent.audience import Audience
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.follower import Follower
 from trainctl.node_agent.lead import Lead
@@ -18,6 +19,7 @@ class Outlook:
     def __init__(self, equipment: Equipment, lead: Lead, follower: Follower, alerts: AlertOffice) -> None:
         self._own, self._lead, self._follower, self._alerts = equipment, lead, follower, alerts
         self.publisher: Publisher = equipment.publisher
+        self.audience = Audience()
         self.host_reading: m.HostReading | None = None
 
     @property

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import zmq
 
 from trainctl.node_agent import binding, requests
+from trainctl.node_agent.audience import Audience
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.requests import LiveRun
 from trainctl.protocol import codec, sockets
@@ -40,7 +41,7 @@ class PlayedAgent:
         self.node, self._played, self._control, self._live = node, played, control, live
         self.address = binding.bind(control, listen)
         self.live_address = binding.bind(live, "tcp://127.0.0.1:0")
-        self.publisher = Publisher(live, boot)
+        self.publisher, self.audience = Publisher(live, boot), Audience()
         self.mute = False
         self.host: m.HostReading | None = None
         self._version = version

@@ -2,11 +2,13 @@
 
 import asyncio
 import math
+import time
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import msgspec
 
+from trainctl.node_agent.audience import Audience
 from trainctl.node_agent.copies import VIEW_KEY
 from trainctl.node_agent.publisher import Publisher
 from trainctl.protocol import messages as m
@@ -38,6 +40,7 @@ class Surroundings(Protocol):
     """What the handlers see of the agent."""
 
     publisher: Publisher
+    audience: Audience
 
     @property
     def node(self) -> str: ...
@@ -77,6 +80,8 @@ async def answer(request: m.ClientRequest, around: Surroundings) -> m.AgentReply
             return await _steps(request, around)
         case m.LogRequest():
             return await _log(request, around)
+        case m.AttendRequest():
+            return m.Viewers(rid=request.rid, viewers=around.audience.hear(request, time.monotonic(), around.now()))
         case m.Command():
             raise AssertionError("commands go through the command office")
 

@@ -152,6 +152,11 @@ class Client:
         request = m.LogRequest(rid=_rid(), run=run, rank=rank, offset_bytes=offset_bytes, limit_bytes=limit_bytes)
         return await self._ask(request, m.LogPart)
 
+    async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers:
+        """Who else is attached; with `viewer`, an id of one's own, one counts as attached for the next 20 s."""
+        request = m.AttendRequest(rid=_rid(), viewer=viewer, by=self.by[:64], read_only=read_only, leaving=leaving)
+        return await self._ask(request, m.Viewers)
+
     async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
         """Send a command; yields its first reply and, if that was `accepted`, the one it ends with.
 

@@ -126,6 +126,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "events-request": m.EventsRequest(rid=_RID, run=_RUN, limit=100, newest=True),
         "steps-request": m.StepsRequest(rid=_RID, after_step=100),
         "log-request": m.LogRequest(rid=_RID, rank=0, offset_bytes=-4096),
+        "attend-request": m.AttendRequest(rid=_RID, viewer=_ID, by="anna"),
         "command": m.Command(
             rid=_RID, id=_ID, verb="resize-batch", args={"micro": 4}, by="anna", node="studio", run=_RUN, if_plan=2,
             issued_at=_AT, ttl_seconds=30.0,
@@ -163,6 +164,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "events": m.Events(rid=_RID, run=_RUN, events=(_EVENT,), more=False),
         "steps": m.Steps(rid=_RID, run=_RUN, steps=(_STEP,), more=True),
         "log-part": m.LogPart(rid=_RID, run=_RUN, rank=0, offset_bytes=8192, size_bytes=8204, text="model loaded"),
+        "viewers": m.Viewers(rid=_RID, viewers=(m.Viewer(by="cron", since_at=_AT - 400, read_only=True),)),
         "command-reply": m.CommandReply(
             rid=_RID, id=_ID, state="applied", step=121, before="studio=8", after="studio=4", plan_version=3, run=_RUN
         ),

@@ -575,6 +575,15 @@ class LogRequest(Request, tag="log-request", frozen=True, forbid_unknown_fields=
     limit_bytes: Annotated[int, Meta(ge=1, le=262144)] = 65536
 
 
+class AttendRequest(Request, tag="attend-request", frozen=True, forbid_unknown_fields=True):
+    """Says that somebody is attached, or only asks who is; said every 5 s, and forgotten after 20."""
+
+    viewer: Annotated[str, Meta(max_length=64)] = ""  # one's own id for as long as one is attached; empty: only asks
+    by: Annotated[str, Meta(max_length=64)] = ""  # who, as the client tells it
+    read_only: bool = False
+    leaving: bool = False
+
+
 class Command(Request, tag="command", frozen=True, forbid_unknown_fields=True):
     """A request to change something. The same id again gives the same outcome; `rid` is only the reply's address."""
 
@@ -590,7 +599,15 @@ class Command(Request, tag="command", frozen=True, forbid_unknown_fields=True):
 
 
 ClientRequest = (
-    SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | LogRequest | Command
+    SnapshotRequest
+    | HistoryRequest
+    | GapRequest
+    | RunsRequest
+    | EventsRequest
+    | StepsRequest
+    | LogRequest
+    | AttendRequest
+    | Command
 )
 
 # ---------------------------------------------------------------- lead's agent -> follower's agent
@@ -973,6 +990,20 @@ class LogPart(Reply, tag="log-part", frozen=True):
     text: str
 
 
+class Viewer(msgspec.Struct, frozen=True):
+    """Somebody who is attached."""
+
+    by: str
+    since_at: float
+    read_only: bool = False
+
+
+class Viewers(Reply, tag="viewers", frozen=True):
+    """Those attached but for who asked, oldest first."""
+
+    viewers: tuple[Viewer, ...]
+
+
 class CommandReply(Reply, tag="command-reply", frozen=True):
     """Sent once when a command is accepted or refused, and once more when an accepted one ends."""
 
@@ -995,7 +1026,7 @@ class Refusal(Reply, tag="refusal", frozen=True):
     lead: str | None = None  # not-lead: the address of the agent that conducts
 
 
-AgentReply = Snapshot | History | GapFill | Runs | Events | Steps | LogPart | CommandReply | Refusal
+AgentReply = Snapshot | History | GapFill | Runs | Events | Steps | LogPart | Viewers | CommandReply | Refusal
 
 METRICS: dict[str, tuple[str, bool]] = {
     "loss": ("nats per token", False),

@@ -22,17 +22,29 @@ from textual.screen import Screen
 from textual.widgets import Input
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
-from trainctl.tui import control, copying, events_panel, picture, split, undo, undo_dialog
+from trainctl.tui import (
+    control,
+    copying,
+    events_panel,
+    keymap,
+    picture,
+    settings,
+    split,
+    themes,
+    undo,
+    undo_dialog,
+)
 from trainctl.tui import model as md
 from trainctl.tui.bottom import Bottom, KeyHint
 from trainctl.tui.calls import DEFAULT_ADDRESS, Order
 from trainctl.tui.clock import Clock
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.feed import SNAPSHOT_COLUMNS, Feed
-from trainctl.tui.glyphs import Glyphs, for_locale
+from trainctl.tui.glyphs import ASCII, UNICODE, Glyphs, for_locale
+from trainctl.tui.keymap import named
 from trainctl.tui.lines import clean, plain, shorten
 from trainctl.tui.log_feed import LogFeed
-from trainctl.tui.palette import VerbProvider
+from trainctl.tui.palette import ActionProvider, VerbProvider
 from trainctl.tui.popups import Chooser
 from trainctl.tui.rhythm import Rhythm
 from trainctl.tui.ringer import Ringer
@@ -50,14 +62,14 @@ from trainctl.tui.screens.why import WhyScreen
 from trainctl.tui.source import ClusterSource, Connect, Source
 from trainctl.tui.spans import SpanUpdate
 from trainctl.tui.split_dialog import SplitDialog
-from trainctl.tui.themes import TERMINAL, THEMES
+from trainctl.tui.themes import THEMES
 
 REPAINT_SECONDS = 0.5
 HANGUP_SECONDS = 2.0
 
 _OWN_ACTIONS = frozenset(
-    {"show", "node", "dialog", "command_line", "help", "theme", "picture", "detach", "why", "undo", "copy"}
-)
+    ("show", "node", "dialog", "command_line", "help", "theme", "picture", "detach", "why", "undo", "copy")
+) | {"command_palette", "read_only"}
 
 
 class Follower(Protocol):
@@ -91,7 +103,7 @@ class TrainctlApp(App[int]):
     """
     # Priority: a key acts before the next one of the same burst is handed out, so that `:` and what is typed after it,
     # or `b` and a number, never end up in different places on a slow line. `check_action` keeps them out of text.
-    BINDINGS: ClassVar[list[BindingType]] = [
+    BINDINGS: ClassVar[list[BindingType]] = named([
         Binding("0", "show('runs')", "runs", tooltip="every run the agent knows", priority=True),
         Binding("1", "show('overview')", "view", tooltip="the run on one page", priority=True),
         Binding("2", "node", "node", tooltip="one node in full", priority=True),
@@ -116,19 +128,23 @@ class TrainctlApp(App[int]):
         Binding("t", "theme", "theme", show=False, tooltip="next theme", priority=True),
         Binding("S", "picture", "picture", show=False, tooltip="save the screen as SVG", priority=True),
         Binding("q", "detach", "detach", tooltip="leave; the run goes on", priority=True),
+        Binding("ctrl+p", "command_palette", "palette", show=False, tooltip="all of it by name", priority=True),
         Binding("ctrl+c", "leave", "detach", show=False, tooltip="leave; the run goes on", priority=True),
-    ]
-    COMMANDS = App.COMMANDS | {VerbProvider}
+    ])  # fmt: skip
+    COMMANDS: ClassVar[set[Any]] = {VerbProvider, ActionProvider}
     ENABLE_COMMAND_PALETTE = True
 
     def __init__(
         self, connect: Connect, *, clock: Clock | None = None, read_only: bool = False, glyphs: Glyphs | None = None,
         pictures: Path | None = None, theme: str | None = None, address: str = DEFAULT_ADDRESS, bell: bool = True,
+        config: settings.Found | None = None,
     ) -> None:  # fmt: skip
         no_color = os.environ.get("NO_COLOR") is not None
         super().__init__(ansi_color=True if no_color else None)
+        self._config_problems = config.problems if config is not None else ()
+        self.set_keymap(dict(config.settings.keys) if config is not None else {})
         self.address = address
-        self.clock, self.read_only = clock or Clock(), read_only
+        self.clock, self.read_only, self._started_read_only = clock or Clock(), read_only, read_only
         self.feed = Feed(connect, self.clock, self._arrived)
         self.glyphs = glyphs or for_locale()
         if no_color:
@@ -145,7 +161,14 @@ class TrainctlApp(App[int]):
         self.animation_level = "none"
         for item in THEMES:
             self.register_theme(item)
-        self.theme = theme or (TERMINAL.name if no_color or _few_colors() else THEMES[0].name)
+        self.theme = theme or themes.fitting(os.environ)
+
+    @classmethod
+    def key_tables(cls) -> keymap.Tables:
+        """The bindings that are everywhere, and those of each screen."""
+        kinds = sorted(_leaves(BaseScreen), key=lambda kind: kind.__name__)
+        screens = {kind.__name__.removesuffix("Screen").lower(): _all_bindings(kind) for kind in kinds}
+        return {"": _bindings(cls), **{name: bindings for name, bindings in screens.items() if bindings}}
 
     # ------------------------------------------------------------ what is shown
 
@@ -177,9 +200,9 @@ class TrainctlApp(App[int]):
         """The live bindings that are to be seen, in the order of their declaration."""
         paused = self.shown.run is not None and self.shown.run.state in ("pausing", "paused")
         made = []
-        for _, binding, enabled, _ in self.screen.active_bindings.values():
+        for binding in self._active():
             here = binding.action in (f"show('{self.screen.name}')", self.screen.name)
-            if binding.show and enabled and binding.description and not here:
+            if binding.show and binding.description and not here:
                 words = "resume" if paused and binding.action == "dialog('pause')" else binding.description
                 made.append(KeyHint(self.get_key_display(binding), words, binding.action, binding.key))
         return made
@@ -187,6 +210,12 @@ class TrainctlApp(App[int]):
     def above_bottom(self) -> list[Bar]:
         """Lines of this program's own that each screen has above its bottom line."""
         return []
+
+    def _active(self) -> list[Binding]:
+        """The live bindings as they are declared, whatever keys they have."""
+        found = [binding for _, binding, enabled, _ in self.screen.active_bindings.values() if enabled]
+        order = [binding.action for kind in (type(self.screen), type(self)) for binding in _bindings(kind)]
+        return sorted(found, key=lambda binding: order.index(binding.action) if binding.action in order else len(order))
 
     # ------------------------------------------------------------ following the agent
 
@@ -198,8 +227,13 @@ class TrainctlApp(App[int]):
         self.install_screen(LogsScreen(name="logs"), "logs")
         self.push_screen("overview")
         self.run_worker(self.feed.keep_up(), group="follow")
+        self.run_worker(self.feed.attend(lambda: self.read_only), group="attend")
         self.set_timer(self._rhythm.seconds, self._repaint)
         self._leave_on_hangup()
+        if self._config_problems:
+            first, more = self._config_problems[0], len(self._config_problems) - 1
+            rest = f"; {more} more, see trainctl config" if more else ""
+            self.notify(f"{first}{rest}", severity="warning", timeout=15, markup=False)
 
     def _leave_on_hangup(self) -> None:
         """A terminal that went away ends the program; without this Textual would spin on a dead line."""
@@ -333,6 +367,9 @@ class TrainctlApp(App[int]):
         if order.run is None and order.verb != "start-run" and run is not None:
             order = dataclasses.replace(order, run=run.run)
         progress = control.Progress(order, self.clock.wall())
+        if self.read_only:
+            self.notify("read-only: commands are off for this screen", severity="warning")
+            return
         follower.follow(progress)  # at once: the keys after this one must find it sent
         self.run_worker(self._carry(progress, follower), group="command")
 
@@ -410,8 +447,8 @@ class TrainctlApp(App[int]):
     def action_help(self) -> None:
         own = {binding.action for kind in (type(self), type(self.screen)) for binding in _bindings(kind)}
         keys: dict[str, list[str]] = {}
-        for _, binding, enabled, _ in self.screen.active_bindings.values():
-            if enabled and binding.action in own:
+        for binding in self._active():
+            if binding.action in own:
                 words = binding.tooltip or binding.description
                 keys.setdefault(words, []).append(self.get_key_display(binding))
         self.push_screen(HelpScreen([(" ".join(names), words) for words, names in keys.items()], self.address))
@@ -423,6 +460,14 @@ class TrainctlApp(App[int]):
     def action_theme(self) -> None:
         names = [item.name for item in THEMES]
         self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
+
+    def action_read_only(self) -> None:
+        """Puts commands off, and on again unless the program was started without them."""
+        if self._started_read_only:
+            self.notify("it was started read-only: start it without that to send commands", severity="warning")
+        else:
+            self.read_only = not self.read_only
+            self.paint()
 
     def action_picture(self) -> None:
         at = datetime.datetime.fromtimestamp(self.clock.wall(), self.clock.zone or datetime.UTC)
@@ -441,16 +486,31 @@ class TrainctlApp(App[int]):
         self.exit(0)
 
 
+def _leaves(kind: type[Any]) -> list[type[Any]]:
+    """The screens that there are, and not what some of them share."""
+    found = kind.__subclasses__()
+    return [leaf for sub in found for leaf in _leaves(sub)] if found else [kind]
+
+
+def _all_bindings(kind: type[DOMNode]) -> list[Binding]:
+    """A screen's own, and those it inherits from another one."""
+    mine = kind.__mro__[: kind.__mro__.index(BaseScreen)]
+    return [binding for part in mine if issubclass(part, DOMNode) for binding in _own_bindings(part)]
+
+
+def _own_bindings(kind: type[DOMNode]) -> list[Binding]:
+    return [binding for binding in kind.__dict__.get("BINDINGS", ()) if isinstance(binding, Binding)]
+
+
+def configuration(path: Path | None = None) -> settings.Found:
+    """The person's settings, their keys checked against the actions that there are. Raises as `settings.read`."""
+    return settings.read(
+        path, tuple(theme.name for theme in THEMES), lambda keys: keymap.checked(keys, TrainctlApp.key_tables())
+    )
+
+
 def _bindings(kind: type[DOMNode]) -> list[Binding]:
     return [binding for binding in kind.BINDINGS if isinstance(binding, Binding)]
-
-
-def _few_colors() -> bool:
-    """Whether the terminal has no more than its own sixteen colours."""
-    term = os.environ.get("TERM", "")
-    return os.environ.get("COLORTERM", "") not in ("truecolor", "24bit") and not any(
-        word in term for word in ("256", "direct", "kitty", "alacritty", "ghostty", "wezterm")
-    )
 
 
 def farewell(state: md.ViewState, address: str) -> str:
@@ -470,16 +530,25 @@ def _leave_after_hangup(hung_up: threading.Event) -> None:
 
 
 def run_app(
-    address: str, *, by: str, read_only: bool = False, say: Callable[[md.ViewState, str], str] = farewell
-) -> int:
-    """The full-screen program until it is left; gives the exit status. Raises InvalidInputError for a bad address.
+    address: str, *, by: str, read_only: bool = False, config: Path | None = None,
+    say: Callable[[md.ViewState, str], str] = farewell,
+) -> int:  # fmt: skip
+    """The full-screen program until it is left; gives the exit status. Raises InvalidInputError for a bad address, and
+    for a configuration file that was named and can't be read.
 
     `say` makes the line that is printed at the end from what was last known and the address.
     """
     ClusterSource(address, by=by)
-    app = TrainctlApp(lambda: ClusterSource(address, by=by), read_only=read_only, address=address)
+    found = configuration(config)
+    own = found.settings
+    app = TrainctlApp(
+        lambda: ClusterSource(address, by=by), read_only=read_only or own.read_only, address=address, theme=own.theme,
+        glyphs=None if own.ascii is None else ASCII if own.ascii else UNICODE, bell=own.bell, config=found,
+    )  # fmt: skip
+    for name in ("COLUMNS", "LINES"):  # exported by a shell, they would stand for the terminal's size for ever
+        os.environ.pop(name, None)
     threading.Thread(target=_leave_after_hangup, args=(app.hung_up,), name="hang-up", daemon=True).start()
-    app.run()
+    app.run(mouse=own.mouse)
     if app.return_code == 0:
         with contextlib.suppress(OSError):
             print(clean(say(app.live, address)))

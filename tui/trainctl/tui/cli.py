@@ -13,8 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
-from trainctl.tui import calls, cli_inspect, cli_record, cli_runs, cli_send, output, places
-from trainctl.tui.cli_options import ClusterFile, Connect, ReadOnly, where
+from trainctl.tui import calls, cli_config, cli_inspect, cli_record, cli_runs, cli_send, output, places
+from trainctl.tui.cli_options import ClusterFile, Config, Connect, ReadOnly, config_of, where
 from trainctl.tui.cli_runs import INTERRUPTED
 
 BROKEN_PIPE = 141
@@ -53,7 +53,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 applied, 1 an unexpected system error, 2 usage, 3 rejected or failed, 4 expired or not "
     "applied in time, 5 unreachable or another version, 6 not authorised, 130 interrupted.",
 )
-for commands in (cli_runs, cli_inspect, cli_send, cli_record):
+for commands in (cli_runs, cli_inspect, cli_send, cli_record, cli_config):
     app.add_typer(commands.app)
 
 
@@ -66,25 +66,28 @@ def root(
     connect: Connect = None,
     cluster: ClusterFile = None,
     read_only: ReadOnly = False,
+    config: Config = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> int:
     if version:
         output.say(f"trainctl {_program_version()}")
         raise typer.Exit
-    return _full_screen(where(ctx, connect, cluster), read_only=read_only) if ctx.invoked_subcommand is None else 0
+    if ctx.invoked_subcommand is not None:
+        return 0
+    return _full_screen(where(ctx, connect, cluster), read_only=read_only, config=config)
 
 
 @app.command()
 def attach(
-    ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = None, read_only: ReadOnly = False
-) -> int:
+    ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = None, read_only: ReadOnly = False,
+    config: Config = None,
+) -> int:  # fmt: skip
     """The full-screen program. Leaving it changes nothing: the run goes on."""
-    return _full_screen(
-        where(ctx, connect, cluster), read_only=read_only or bool(ctx.find_root().params.get("read_only"))
-    )
+    only = read_only or bool(ctx.find_root().params.get("read_only"))
+    return _full_screen(where(ctx, connect, cluster), read_only=only, config=config_of(ctx, config))
 
 
-def _full_screen(at: places.Where, *, read_only: bool) -> int:
+def _full_screen(at: places.Where, *, read_only: bool, config: Path | None) -> int:
     if not output.has_screen():
         raise InvalidInputError(
             "terminal", "the full screen needs a terminal on standard input, output and error; "
@@ -98,7 +101,7 @@ def _full_screen(at: places.Where, *, read_only: bool) -> int:
         address = calls.find_lead(at.addresses)
     except UnreachableError:
         address = at.addresses[0]  # the screen waits for it, and says so
-    return run_app(address, by=user_name(), read_only=read_only)
+    return run_app(address, by=user_name(), read_only=read_only, config=config)
 
 
 @app.command()

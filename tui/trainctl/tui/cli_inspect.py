@@ -31,18 +31,19 @@ def status(
 ) -> int:
     """The run, its ranks and the machines, as they are now."""
 
-    async def look(client: Any) -> tuple[m.Snapshot, dict[str, m.HostReading]]:
+    async def look(client: Any) -> tuple[m.Snapshot, dict[str, m.HostReading], tuple[m.Viewer, ...]]:
         snapshot = await calls.settled_snapshot(client, run)
-        return snapshot, await calls.hosts_of(snapshot.peers)
+        return snapshot, await calls.hosts_of(snapshot.peers), (await client.attend()).viewers
 
-    snapshot, hosts = calls.call(address_of(ctx, connect, cluster), look, lead=True)
+    snapshot, hosts, viewers = calls.call(address_of(ctx, connect, cluster), look, lead=True)
     if json:
         output.emit_ok(
             node=snapshot.node, run=snapshot.run, last_step=snapshot.last_step, rank_steps=snapshot.rank_steps,
-            peers=snapshot.peers, hosts=hosts, at=snapshot.at, alerts=snapshot.alerts.alerts if snapshot.alerts else (),
+            peers=snapshot.peers, hosts=hosts, viewers=viewers, at=snapshot.at,
+            alerts=snapshot.alerts.alerts if snapshot.alerts else (),
         )  # fmt: skip
     else:
-        output.say(output.status_text(snapshot, hosts))
+        output.say(output.status_text(snapshot, hosts, viewers))
     return 0
 
 

@@ -26,6 +26,10 @@ ClusterFile = Annotated[
         show_default=False,
     ),
 ]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Keys and looks of the full screen (else the user's config.toml)."),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, and nothing else there.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="JSON; with following, one object a line.")]
 Run = Annotated[str | None, typer.Option("--run", help="A run id (default: the active run, else the newest).")]
@@ -45,6 +49,12 @@ def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> plac
         given = os.environ.get("TRAINCTL_CONNECT")
     found = None if given else places.cluster_file(file)
     return places.Where((given or calls.DEFAULT_ADDRESS,)) if found is None else places.Where(found.addresses, found)
+
+
+def config_of(ctx: typer.Context, config: Path | None) -> Path | None:
+    """What --config says after the command or before it."""
+    found: Path | None = config or ctx.find_root().params.get("config")
+    return found
 
 
 def address_of(ctx: typer.Context, connect: str | None, cluster: Path | None) -> str:

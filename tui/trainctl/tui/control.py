@@ -74,7 +74,7 @@ _EFFECTS = {
     "set-lr": ("the optimisation, from the step it is applied at", "batch, shares, micro-batches"),
     "set-global-batch": ("the optimisation: samples a step over all ranks", "micro-batches"),
     "checkpoint": ("one is written at the next step boundary", "everything else"),
-    "pause": ("training waits after the step in progress", "the run, its plan and its memory; p resumes"),
+    "pause": ("training waits after the step in progress", "the run, its plan and its memory; resume goes on"),
     "resume": ("training goes on from where it was paused", "everything else"),
     "stop": ("the run ends after the step in progress", "its record and checkpoints; it can be taken up again"),
     "acknowledge": ("the alert calls nobody any more until it is raised again", "that it is open, and kept"),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trainctl.tui.app import TrainctlApp
 
 _TEXT_CELLS = 60
+_CLOSES = line(Piece("esc", "key", "screen.close"), Piece(" closes", "label", "screen.close"))
 
 
 class CommandDialog(ModalScreen[None]):
@@ -47,6 +48,11 @@ class CommandDialog(ModalScreen[None]):
     def _owner(self) -> "TrainctlApp":
         return cast("TrainctlApp", self.app)
 
+    @property
+    def _is_there(self) -> bool:
+        """Whether its fields are: a key can come before them, and after they are gone."""
+        return bool(self.query("#dialog-text"))
+
     def compose(self) -> ComposeResult:
         box = Vertical(id="dialog")
         box.border_title = self.form.title
@@ -62,6 +68,8 @@ class CommandDialog(ModalScreen[None]):
 
     def on_mount(self) -> None:
         self.set_class(self._glyphs.ascii_only, "ascii")
+        if not self._is_there:  # closed by a key of the same burst
+            return
         typed = [item for item in self.form.fields if not item.choices]
         first = (typed or list(self.form.fields))[:1]
         if first:
@@ -106,7 +114,7 @@ class CommandDialog(ModalScreen[None]):
 
     def _judge(self) -> None:
         """Checks what is typed, as the agent will, and says what it would do."""
-        if self.progress is not None:
+        if self.progress is not None or not self._is_there:
             return
         self.order = None
         try:
@@ -140,12 +148,13 @@ class CommandDialog(ModalScreen[None]):
 
     def _last_line(self) -> Line:
         if self._owner.read_only:
-            return line(Piece("read-only: commands are off for this screen", "warning"))
+            return line(Piece("read-only: commands are off for this screen  ", "warning"), *_CLOSES)
         if self.form.blocked:
-            return line(Piece(self.form.blocked, "warning"))
+            return line(Piece(f"{self.form.blocked}  ", "warning"), *_CLOSES)
         if self.form.ask_yes:
-            return line(Piece("stop it? ", "strong"), Piece("y", "key"), "/", Piece("N", "key"))
-        return line(Piece("enter", "key"), Piece(" sends  ", "label"), Piece("esc", "key"), Piece(" closes", "label"))
+            asked = Piece("stop it? " if self.form.verb == "stop" else "do it? ", "strong")
+            return line(asked, Piece("y", "key", "screen.yes"), "/", Piece("N", "key", "screen.close"))
+        return line(Piece("enter", "key", "screen.send"), Piece(" sends  ", "label", "screen.send"), *_CLOSES)
 
     def action_yes(self) -> None:
         self._send()
@@ -173,7 +182,7 @@ class CommandDialog(ModalScreen[None]):
 
     @property
     def watching(self) -> bool:
-        return self.is_mounted and self in self.app.screen_stack
+        return self._is_there and self.is_mounted and self in self.app.screen_stack
 
     def follow(self, progress: control.Progress) -> None:
         """Shows how far the command has come."""
@@ -181,7 +190,7 @@ class CommandDialog(ModalScreen[None]):
         if not self.watching:
             return
         made = [(), *followed(progress, self._owner.clock, self._glyphs, _TEXT_CELLS)]
-        made += [(), line(Piece("esc", "key"), Piece(" closes", "label"))]
+        made += [(), _CLOSES]
         self.query_one("#dialog-text", Lines).show(made)
 
     def action_close(self) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import dataclasses
+import uuid
 from collections.abc import Callable
 
 from trainctl.protocol import messages as m
@@ -9,6 +11,7 @@ from trainctl.protocol.client import Connection
 from trainctl.protocol.errors import TrainctlError
 from trainctl.tui import model as md
 from trainctl.tui.clock import Clock
+from trainctl.tui.follow import ATTEND_SECONDS
 from trainctl.tui.source import Connect, Source
 
 RETRY_SECONDS = 1.0
@@ -40,6 +43,17 @@ class Feed:
             finally:
                 self.client = None
             await asyncio.sleep(RETRY_SECONDS)
+
+    async def attend(self, read_only: Callable[[], bool]) -> None:
+        """Says every few seconds that somebody is here, and learns who else is; it ends by being cancelled."""
+        viewer = uuid.uuid4().hex
+        while True:
+            client = self.client
+            if client is not None:
+                with contextlib.suppress(TrainctlError):
+                    reply = await client.attend(viewer, read_only=read_only())
+                    self.live = dataclasses.replace(self.live, viewers=reply.viewers)
+            await asyncio.sleep(ATTEND_SECONDS if client is not None else RETRY_SECONDS)
 
     def _take(self, node: str, message: md.Incoming) -> None:
         """Only the state changes here; the screen follows at its own pace."""

@@ -1,11 +1,13 @@
 """A run followed line by line: steps and events in order, and what was missed while the agent was away fetched."""
 
+import asyncio
 import contextlib
+import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import UnreachableError
+from trainctl.protocol.errors import TrainctlError, UnreachableError
 from trainctl.tui import output
 
 if TYPE_CHECKING:
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
 STEPS_PAGE = 500
 EVENTS_PAGE = 200
+ATTEND_SECONDS = 5.0
 
 Line = m.StepCommitted | m.Event | m.RunView
 
@@ -138,17 +141,42 @@ async def _event_pages(client: "Client", run: str, event_id: int) -> AsyncIterat
 async def show(client: "Client", keep: Callable[[Line], bool], *, json: bool, **options: Any) -> m.RunView | None:
     """Print what `keep` keeps of `lines(**options)`; the run's last known state when it ends."""
     view: m.RunView | None = None
-    async for item in lines(client, **options):
-        if isinstance(item, m.RunView):
-            view = item
-        if not isinstance(item, m.StepCommitted | m.Event | m.RunView):
-            _show_connection(item, json=json)
-        elif keep(item):
-            if json:
-                output.emit(item)
-            elif not isinstance(item, m.RunView):  # its events say it in words
-                output.say(output.step_line(item) if isinstance(item, m.StepCommitted) else output.event_line(item))
+    async with attending(client):
+        async for item in lines(client, **options):
+            if isinstance(item, m.RunView):
+                view = item
+            if not isinstance(item, m.StepCommitted | m.Event | m.RunView):
+                _show_connection(item, json=json)
+            elif keep(item):
+                _show(item, json=json)
     return view
+
+
+def _show(item: Line, *, json: bool) -> None:
+    if json:
+        output.emit(item)
+    elif not isinstance(item, m.RunView):  # its events say it in words
+        output.say(output.step_line(item) if isinstance(item, m.StepCommitted) else output.event_line(item))
+
+
+@contextlib.asynccontextmanager
+async def attending(client: "Client") -> AsyncIterator[None]:
+    """Others see within that somebody watches."""
+    task = asyncio.create_task(_attend(client), name="trainctl-attend")
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _attend(client: "Client") -> None:
+    viewer = uuid.uuid4().hex
+    while True:
+        with contextlib.suppress(TrainctlError):
+            await client.attend(viewer, read_only=True)
+        await asyncio.sleep(ATTEND_SECONDS)
 
 
 async def show_events(client: "Client", run: str | None, last: int, *, follow: bool, json: bool) -> int:

@@ -73,9 +73,22 @@ def _identity(state: ViewState, run: m.RunView, clock: Clock, columns: int, glyp
     right = _corner(state, run, clock, columns, glyphs, badge)
     room = columns - width(right) - 1
     left = _progress(state, run, clock, columns, glyphs, brief=False)
+    others = _attached(state, columns, glyphs)
+    if others and width(groups(left[:5], columns)) + width(others) + 2 <= room:
+        right = (*others, Piece("  "), *right)
+        room = columns - width(right) - 1
     if width(groups(left[:5], columns)) > room:
         left = _progress(state, run, clock, columns, glyphs, brief=True)
     return spread(groups(left, room), right, columns)
+
+
+def _attached(state: ViewState, columns: int, glyphs: Glyphs) -> Line:
+    """`3 attached: anna, cron and you` while somebody else is, the names where there is room."""
+    if not state.viewers:
+        return ()
+    names = list(dict.fromkeys(clean(viewer.by) or "?" for viewer in state.viewers))
+    who = shorten(f": {', '.join(names)} and you", columns // 4, glyphs.ellipsis) if columns >= 100 else ""
+    return line(Piece(f"{len(state.viewers) + 1} attached{who}", "accent"))
 
 
 def _progress(

@@ -13,7 +13,7 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import Connection
-from trainctl.tui import pace
+from trainctl.tui import foresight, pace
 from trainctl.tui import series as s
 from trainctl.tui.changes import changed_step
 
@@ -76,10 +76,12 @@ class ViewState:
     ranks: Mapping[int, Seen[m.RankStep]] = field(default_factory=lambda: MappingProxyType({}))
     parts: Mapping[int, tuple[m.RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
     laps: Mapping[int, tuple[m.RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
+    tried: foresight.Tried = field(default_factory=lambda: MappingProxyType({}))  # speeds at micro-batches it has left
     plan_step: int = 0  # the first known step of the present plan and generation
     slow: pace.Straggler | None = None  # as judged at the last step that all ranks reported
     peers: tuple[m.PeerView, ...] = ()  # the other nodes, as the agent that conducts saw them at the snapshot
     agents: Mapping[str, AgentLine] = field(default_factory=lambda: MappingProxyType({}))  # the other nodes'
+    viewers: tuple[m.Viewer, ...] = ()  # who else is attached to the agent that conducts
     hosts: Mapping[str, Seen[m.HostReading]] = field(default_factory=lambda: MappingProxyType({}))
     heartbeat: Seen[m.Heartbeat] | None = None
     events: tuple[m.Event, ...] = ()  # oldest first
@@ -235,6 +237,7 @@ def _open(state: ViewState, snapshot: m.Snapshot, now: float) -> ViewState:
         parts=_frozen({step.rank: (step,) for step in snapshot.rank_steps}),
         laps=_frozen({step.rank: (step,) for step in snapshot.rank_steps}),
         peers=snapshot.peers,
+        tried=state.tried if _same_run(state.run, snapshot.run) else _frozen({}),
         plan_step=changed_step(snapshot.events, snapshot.run.run if snapshot.run else ""),
         slow=None,
         hosts=_frozen({**hosts, host.node: Seen(host, seen_at(host.read_at))} if host else hosts),
@@ -251,6 +254,10 @@ def _alerts_after(state: ViewState, snapshot: m.Snapshot) -> dict[str, m.Alerts]
     main = snapshot.node.node
     others = {node: told for node, told in state.alerts.items() if node in state.agents and node != main}
     return {**others, main: snapshot.alerts} if snapshot.alerts is not None else others
+
+
+def _same_run(one: m.RunView | None, other: m.RunView | None) -> bool:
+    return one is not None and other is not None and one.run == other.run
 
 
 def _live(state: ViewState, message: m.Live, now: float) -> ViewState:
@@ -280,7 +287,7 @@ def _run_changed(state: ViewState, view: m.RunView) -> ViewState:
         nothing: Mapping[SeriesKey, s.Window] = MappingProxyType({})
         return replace(
             state, run=view, last_step=None, ranks=_frozen({}), parts=_frozen({}), laps=_frozen({}), plan_step=0,
-            slow=None, windows=nothing, recent=nothing,
+            slow=None, tried=_frozen({}), windows=nothing, recent=nothing,
         )  # fmt: skip
     if view.run != state.run.run:
         return state
@@ -336,7 +343,10 @@ def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
     ranks = _frozen({**state.ranks, step.rank: Seen(step, now)})
     known = state.parts.get(step.rank, ())
     if known and known[-1].micro_batch != step.micro_batch:
+        state = replace(state, tried=_frozen(dict(foresight.tried_with(state.tried, known))))
         known = ()  # another micro-batch, another speed
+    if known and (step.memory_peak_bytes or 0) < (known[-1].memory_peak_bytes or 0):
+        state = replace(state, tried=_frozen(dict(foresight.without_rank(state.tried, step.rank))))
     parts = _frozen({**state.parts, step.rank: (*known, step)[-RECENT_PARTS:]})
     laps = _frozen({**state.laps, step.rank: (*state.laps.get(step.rank, ()), step)[-RECENT_LAPS:]})
     state = replace(state, ranks=ranks, parts=parts, laps=laps)

@@ -154,10 +154,13 @@ def runs_table(runs: Sequence[m.RunSummary]) -> str:
     return table(("RUN", "STATE", "STEP", "LOSS", "STARTED", "DIRECTORY"), rows, right="STEP LOSS")
 
 
-def status_text(snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading] | None = None) -> str:
-    """`trainctl status`: the run, what its last step was, its ranks, and the machines; `hosts` are the other nodes'."""
+def status_text(
+    snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading] | None = None, viewers: Sequence[m.Viewer] = ()
+) -> str:
+    """`trainctl status`: the run, what its last step was, its ranks, the machines, and who is attached; `hosts` are the
+    other nodes'."""
     run = snapshot.run
-    machines = [*_host_lines(snapshot.node.host), *_peer_lines(snapshot.peers, hosts or {})]
+    machines = [*_host_lines(snapshot.node.host), *_peer_lines(snapshot.peers, hosts or {}), *_viewer_lines(viewers)]
     if run is None:
         return "\n".join([f"no run on {snapshot.node.node} yet", *machines])
     why = f": {one_line(run.reason)}" if run.reason else ""
@@ -295,6 +298,15 @@ def _host_lines(host: m.HostReading | None) -> list[str]:
     return [
         f"host       {host.node}  cpu {cpu}  memory {memory} GB  disk free {fmt.gigabytes(host.disk_free_bytes)} GB"
     ]
+
+
+def _viewer_lines(viewers: Sequence[m.Viewer]) -> list[str]:
+    """`attached   anna since 14:02, cron since 14:20 (read-only)`; no line where nobody is."""
+    told = [
+        f"{one_line(viewer.by) or '?'} since {time_of_day(viewer.since_at)}{' (read-only)' if viewer.read_only else ''}"
+        for viewer in viewers
+    ]
+    return [f"attached   {', '.join(told)}"] if told else []
 
 
 def _peer_lines(peers: Sequence[m.PeerView], hosts: Mapping[str, m.HostReading]) -> list[str]:

@@ -1,29 +1,71 @@
-"""The command palette's entries: every verb there is, each opening its dialog."""
+"""The command palette's entries: every verb there is, each opening its dialog, and all else that a key does."""
 
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from textual.binding import Binding
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 from trainctl.protocol import verbs
+from trainctl.tui.themes import THEMES
 
 if TYPE_CHECKING:
     from trainctl.tui.app import TrainctlApp
 
 
-class VerbProvider(Provider):
-    """Verbs by name, with their summaries from the table that the command line and the agent use too."""
+class Entry(NamedTuple):
+    """What is chosen by name, what it is, and what it does."""
+
+    name: str
+    words: str
+    run: Callable[[], Any]
+
+
+class _Entries(Provider):
+    """A provider of entries: all of them at first, then those that match, by name before by words."""
+
+    @property
+    def _owner(self) -> "TrainctlApp":
+        return cast("TrainctlApp", self.app)
+
+    def entries(self) -> Iterator[Entry]:
+        raise NotImplementedError
 
     async def discover(self) -> Hits:
-        for verb in verbs.VERBS.values():
-            yield DiscoveryHit(verb.name, self._opener(verb.name), help=verb.summary)
+        for entry in self.entries():
+            yield DiscoveryHit(entry.name, entry.run, help=entry.words)
 
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
-        for verb in verbs.VERBS.values():
-            score = matcher.match(f"{verb.name} {verb.summary}")
+        for entry in self.entries():
+            score = max(matcher.match(entry.name), 0.5 * matcher.match(entry.words))
             if score > 0:
-                yield Hit(score, matcher.highlight(verb.name), self._opener(verb.name), help=verb.summary)
+                yield Hit(score, matcher.highlight(entry.name), entry.run, help=entry.words)
 
-    def _opener(self, verb: str) -> "partial[None]":
-        return partial(cast("TrainctlApp", self.app).open_dialog, verb)
+
+class VerbProvider(_Entries):
+    """Verbs by name, with their summaries from the table that the command line and the agent use too."""
+
+    def entries(self) -> Iterator[Entry]:
+        for verb in verbs.VERBS.values():
+            yield Entry(verb.name, verb.summary, partial(self._owner.open_dialog, verb.name))
+
+
+class ActionProvider(_Entries):
+    """Screens, and all else that a key of the program does, by the names that the configuration has for them."""
+
+    def entries(self) -> Iterator[Entry]:
+        owner = self._owner
+        for binding in type(owner).BINDINGS:
+            if (
+                isinstance(binding, Binding)
+                and binding.id
+                and not binding.action.startswith(("dialog(", "command_pal"))
+            ):
+                words = binding.tooltip or binding.description
+                yield Entry(binding.id, words, partial(owner.run_action, binding.action))
+        for theme in THEMES:
+            yield Entry(f"theme {theme.name}", "how all of it looks", partial(setattr, owner, "theme", theme.name))
+        words = "commands are off; this puts them on" if owner.read_only else "puts commands off for this screen"
+        yield Entry("read-only", words, owner.action_read_only)

@@ -1,101 +1,26 @@
 """What a command would do to the run as it is now, in one line, or why the agent will refuse it: pure."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
+from trainctl.protocol.apportionment import apportion
+from trainctl.tui import foresight, shares
 from trainctl.tui import format as f
-from trainctl.tui import pace, shares
+from trainctl.tui import series as s
 from trainctl.tui.calls import Order
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Piece, clean
 from trainctl.tui.model import ViewState
-from trainctl.tui.pace import live_ranks
+from trainctl.tui.refusals import refusal
 
 
 def preview(order: Order, state: ViewState, glyphs: Glyphs) -> Piece:
     """What the command would do to the run as it is now, in one line; or, marked as bad, why the agent will refuse
     it."""
-    problem = _refusal(order, state)
+    problem = refusal(order, state)
     return Piece(problem, "bad") if problem else Piece(_promise(order, state, glyphs), "strong")
-
-
-def _refusal(order: Order, state: ViewState) -> str:
-    """What the agent can already be seen to refuse it for, as far as that shows here."""
-    run = state.run
-    if run is None:
-        return ""
-    match order.verb:
-        case "resize-batch":
-            return _refuse_resize(order, run)
-        case "rebalance":
-            return _refuse_shares(order, state)
-        case "set-global-batch":
-            value, ranks = int(order.args["value"]), len(live_ranks(run))
-            return f"{value} samples are too few for {ranks} ranks; each takes one or more" if value < ranks else ""
-        case "drain" | "admit":
-            return _refuse_node(order, run)
-        case "promote":
-            if all(view.node != order.node for view in run.ranks):
-                return _no_node(order, run)
-            return f"{clean(run.lead)} conducts the run already" if order.node == run.lead else ""
-    return ""
-
-
-def _refuse_resize(order: Order, run: m.RunView) -> str:
-    views = [view for view in live_ranks(run) if order.node in (None, view.node)]
-    out = next((view for view in run.ranks if order.node in (None, view.node)), None)
-    if out is None:
-        return _no_node(order, run)
-    if not views:
-        return f"{clean(out.node)} ({out.state}) runs no batch"
-    micro = int(order.args["micro"])
-    over = next((view for view in views if micro > view.share), None)
-    return f"{micro} is over {clean(over.node)}'s share of {over.share} samples" if over else ""
-
-
-def _no_node(order: Order, run: m.RunView) -> str:
-    known = ", ".join(dict.fromkeys(clean(view.node) for view in run.ranks))
-    return f"no node {order.node!r} in this run; there are {known}"
-
-
-def _refuse_shares(order: Order, state: ViewState) -> str:
-    try:
-        _new_shares(order, shares.seats_of(state))
-    except ValueError as error:
-        return clean(str(error))
-    return ""
-
-
-def _new_shares(order: Order, seats: tuple[shares.Seat, ...]) -> tuple[int, ...] | None:
-    """What the split would be; None where only the agent can tell. Raises ValueError for one that can't be."""
-    if order.args.get("auto"):
-        return shares.fastest(seats)
-    return shares.resolve(seats, order.args["shares"])
-
-
-def _refuse_node(order: Order, run: m.RunView) -> str:
-    mine = [view for view in run.ranks if view.node == order.node]
-    if not mine:
-        return _no_node(order, run)
-    node, states = clean(mine[0].node), {view.state for view in mine}
-    if order.verb == "admit":
-        if any(view.state == "failed" and view.pid is None for view in mine):
-            return f"the trainer of {node} is not there to take part"
-        return "" if states & pace.HELD_STATES else _why_not_admitted(node, states)
-    if states <= {"drained", "draining"}:
-        return f"{node} is drained already"
-    others = [view for view in live_ranks(run) if view.node != order.node]
-    return "" if others else f"{node} is the last node in the group"
-
-
-def _why_not_admitted(node: str, states: Collection[str]) -> str:
-    if "rejoining" in states:
-        return f"{node} is on its way back, and joins by itself"
-    if "lost" in states:
-        return f"{node} is lost; unless it was drained, it joins by itself once it is back"
-    return f"{node} is not drained"
 
 
 def _promise(order: Order, state: ViewState, glyphs: Glyphs) -> str:
@@ -104,36 +29,21 @@ def _promise(order: Order, state: ViewState, glyphs: Glyphs) -> str:
         return verbs.VERBS[order.verb].summary
     match order.verb:
         case "resize-batch":
-            return _preview_resize(order, run, glyphs)
+            return _preview_resize(order, state, glyphs)
         case "rebalance":
             return _preview_shares(order, state, glyphs)
-        case "drain":
-            seats = shares.seats_of(state)
-            if all(seat.node != order.node for seat in seats):
-                return f"{clean(order.node or '')} stays out until it is admitted; curve unchanged"
-            staying = [seat for seat in seats if seat.node != order.node]
-            left = [share for share in shares.without(seats, order.node or "") if share]
-            return f"{clean(order.node or '')} leaves; {_moved(seats, staying, left, glyphs)}"
-        case "admit":
-            seats = shares.seats_of(state, order.node or "")
-            before = [seat for seat in seats if seat.node != order.node]
-            return _moved(before, seats, shares.with_back(seats, order.node or ""), glyphs)
+        case "drain" | "admit":
+            return _preview_members(order, state, glyphs)
         case "promote":
             taken = " even without a majority" if order.args.get("old_lead_is_off") else ""
             return f"{clean(order.node or '')} conducts in the place of {clean(run.lead)}{taken}; curve unchanged"
         case "set-lr":
             return _preview_rate(order, run, glyphs)
         case "set-global-batch":
-            value = int(order.args["value"])
-            scaled = (
-                f"lr {glyphs.times}{value / run.global_batch:.3g}"
-                if order.args.get("schedule") == "scale"
-                else "lr as it is"
-            )
-            return f"G {run.global_batch} {glyphs.arrow} {value}, {scaled}: changes the curve"
+            return _preview_global(order, state, glyphs)
         case "stop":
             last = "with a checkpoint first" if order.args.get("checkpoint", True) else "WITHOUT a checkpoint"
-            return f"ends after step {run.step + 1:,}, {last}"
+            return f"ends after step {run.step + 1:,}{_within(state)}, {last}"
         case "acknowledge":
             alert = next((alert for alert in state.open_alerts if alert.id == order.args["id"]), None)
             return clean(f"{alert.node} {alert.text}".strip()) if alert else verbs.VERBS[order.verb].summary
@@ -142,41 +52,146 @@ def _promise(order: Order, state: ViewState, glyphs: Glyphs) -> str:
             calling = f"call nobody for {minutes:g} min; they are still kept" if minutes else "call again"
             return f"{order.args['kind']} alerts{where} {calling}"
         case "checkpoint":
-            return f"writes step {run.step:,} or the one after"
+            return f"writes step {run.step:,} or the one after; {_last_checkpoint(state)}; curve unchanged"
+        case "evaluate":
+            return f"{_last_evaluation(run)}; how long it takes isn't known; curve unchanged"
+        case "pause":
+            return f"waits after step {run.step + 1:,}{_within(state)}; curve unchanged"
+        case "resume":
+            return f"goes on with step {run.step + 1:,} by plan v{run.plan_version}; curve unchanged"
+        case "note":
+            return f"in the events at step {run.step:,}; curve unchanged"
+        case "start-run":
+            resumed = order.args.get("resume")
+            return (
+                "a run from a run file"
+                if resumed is None
+                else f"takes up {clean(resumed)} from its newest checkpoint or its ranks' state"
+            )
     return verbs.VERBS[order.verb].summary
 
 
-def _preview_resize(order: Order, run: m.RunView, glyphs: Glyphs) -> str:
+def _within(state: ViewState) -> str:
+    """How long the step in progress may take yet."""
+    usual = s.typical(state.lately("step_seconds"))
+    active = state.run is not None and state.run.state == "running"
+    return f", within about {f.seconds(usual)}" if active and usual is not None else ""
+
+
+def _last_checkpoint(state: ViewState) -> str:
+    """`the last one: 0.3 GB, loop paid 14 ms`, as its event tells it."""
+    for event in reversed(state.run_events):
+        told = event.text.partition(", ")[2]
+        if event.kind == "checkpoint" and event.severity != "error" and told:
+            return f"the last one: {clean(told)}"
+    return "its size isn't known before the first"
+
+
+def _last_evaluation(run: m.RunView) -> str:
+    if run.eval_loss is None or run.eval_step is None:
+        return "none was made yet"
+    return f"the last one: {f.loss(run.eval_loss)} @{run.eval_step:,}"
+
+
+def _preview_resize(order: Order, state: ViewState, glyphs: Glyphs) -> str:
     micro = int(order.args["micro"])
-    views = [view for view in live_ranks(run) if order.node in (None, view.node)]
+    seats = shares.seats_of(state)
     parts = []
-    for view in views:
-        old, new = (_passes(view.share, size, glyphs) for size in (view.micro_batch, micro))
-        parts.append(
-            f"{clean(view.node)} {old} {glyphs.arrow} {new}" if old != new else f"{clean(view.node)} stays {old}"
-        )
-    return f"{'; '.join(parts)}; curve unchanged"
+    for seat in seats:
+        if order.node in (None, seat.node):
+            old, new = (_passes(seat.share, size, glyphs) for size in (seat.micro_batch, micro))
+            parts.append(
+                f"{clean(seat.node)} {old} {glyphs.arrow} {new}" if old != new else f"{clean(seat.node)} stays {old}"
+            )
+    micros = [micro if order.node in (None, seat.node) else seat.micro_batch for seat in seats]
+    if all(
+        min(seat.share, size) == min(seat.share, seat.micro_batch) for seat, size in zip(seats, micros, strict=True)
+    ):
+        return f"{_few(parts)}; curve unchanged"
+    return _joined(_few(parts), *_resized(state, seats, micros, glyphs), "curve unchanged")
+
+
+def _resized(
+    state: ViewState, seats: Sequence[shares.Seat], micros: Sequence[int], glyphs: Glyphs
+) -> tuple[str, str, str]:
+    """The step, the memory of the one node that changes, and whether all of it fits."""
+    counts = [seat.share for seat in seats]
+    then = [foresight.with_micro(seat, size, state.tried) for seat, size in zip(seats, micros, strict=True)]
+    step = foresight.seconds_change(
+        shares.group_seconds(seats, counts), shares.group_seconds(then, counts), glyphs.arrow
+    )
+    changed = [(seat, size) for seat, size in zip(seats, micros, strict=True) if size != seat.micro_batch]
+    sizes = sorted({size for _, size in changed})
+    unknown = f"step time at micro {', '.join(map(str, sizes))} not measured yet"
+    memory = foresight.memory_at(changed[0][0], changed[0][0].share, changed[0][1]) if len(changed) == 1 else None
+    whole = foresight.fits(seats, counts, micros)
+    peak = f"predicted memory {memory}" if memory is not None and not memory.over else ""
+    return step or unknown, peak, whole
 
 
 def _preview_shares(order: Order, state: ViewState, glyphs: Glyphs) -> str:
     seats = shares.seats_of(state)
-    wanted = _new_shares(order, seats)
+    wanted = shares.meant(seats, order.args)
     if wanted is None:
         return "own rates are not measured yet; the agent decides"
     return _moved(seats, seats, wanted, glyphs)
 
 
+def _preview_members(order: Order, state: ViewState, glyphs: Glyphs) -> str:
+    """Who leaves or comes back, and what that makes of the others."""
+    node = order.node or ""
+    if order.verb == "admit":
+        seats = shares.seats_of(state, node)
+        before = [seat for seat in seats if seat.node != node]
+        return _moved(before, seats, shares.with_back(seats, node), glyphs)
+    seats = shares.seats_of(state)
+    if all(seat.node != node for seat in seats):
+        return f"{clean(node)} stays out until it is admitted; curve unchanged"
+    staying = [seat for seat in seats if seat.node != node]
+    left = [share for share in shares.without(seats, node) if share]
+    return f"{clean(node)} leaves; {_moved(seats, staying, left, glyphs)}"
+
+
 def _moved(before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int], glyphs: Glyphs) -> str:
-    """What each node of `after` has and gets, and the step that makes of the one that those of `before` take now."""
+    """What each node of `after` has and gets, and the step and memory that makes; `before` is who takes part now."""
     moved = [
         f"{clean(seat.node)} {seat.share} {glyphs.arrow} {share}"
         for seat, share in zip(after, wanted, strict=True)
         if seat.share != share
     ]
-    now = shares.group_seconds(before, [seat.share for seat in before])
-    then = shares.group_seconds(after, wanted)
-    step = f"; step {f.seconds(now)} {glyphs.arrow} {f.seconds(then)}" if now is not None and then is not None else ""
-    return f"{', '.join(moved) or 'the split it has'}{step if moved else ''}; curve unchanged"
+    if not moved:
+        return "the split it has; curve unchanged"
+    return _joined(_few(moved), *_outcome(before, after, wanted, glyphs), "curve unchanged")
+
+
+def _outcome(
+    before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int], glyphs: Glyphs
+) -> tuple[str, str]:
+    now, then = shares.group_seconds(before, [seat.share for seat in before]), shares.group_seconds(after, wanted)
+    step = foresight.seconds_change(now, then, glyphs.arrow) or "step time not known yet"
+    return step, foresight.fits(after, wanted, [seat.micro_batch for seat in after])
+
+
+def _preview_global(order: Order, state: ViewState, glyphs: Glyphs) -> str:
+    """The shares grow in proportion, as the agent makes them."""
+    assert state.run is not None
+    value, now = int(order.args["value"]), state.run.global_batch
+    scaled = order.args.get("schedule") == "scale"
+    lr = f"lr {glyphs.times}{value / now:.3g}" if scaled else "lr as it is"
+    seats = shares.seats_of(state)
+    wanted = apportion(value, {index: float(seat.share) for index, seat in enumerate(seats)}) if seats else {}
+    outcome = _outcome(seats, seats, tuple(wanted.values()), glyphs) if seats else ()
+    return _joined(f"G {now} {glyphs.arrow} {value}, {lr}: changes the curve", *outcome)
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
+
+
+def _few(parts: Sequence[str]) -> str:
+    """The first three, and how many more there are."""
+    more = f" and {len(parts) - 3} more" if len(parts) > 4 else ""
+    return ", ".join(parts[:3] if more else parts) + more
 
 
 def _passes(share: int, micro: int, glyphs: Glyphs) -> str:

@@ -199,6 +199,10 @@ class ReplaySource:
             ),),
         )  # fmt: skip
 
+    async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers:
+        """Nobody else looks at a recording."""
+        return m.Viewers(rid="", viewers=())
+
     async def events(
         self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
     ) -> m.Events:

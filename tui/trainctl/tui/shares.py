@@ -8,6 +8,7 @@ make one larger.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trainctl.protocol import splits
 from trainctl.protocol.apportionment import Speed, quickest
@@ -29,6 +30,9 @@ class Seat:
     speed: Speed | None = None
     memory_bytes: int | None = None
     memory_cap_bytes: int | None = None
+    peak_bytes: int | None = None  # since its process began
+    rank: int = 0
+    reached: int = 0  # the largest micro-batch that the peak may be of, besides the present one
 
     def seconds(self, share: int) -> float | None:
         """The step's length this node would ask for with `share` samples."""
@@ -52,6 +56,8 @@ def seats_of(state: ViewState, back: str = "") -> tuple[Seat, ...]:
             Seat(
                 view.node, view.share, max(view.micro_batch, 1), known.get(view.rank),
                 step.memory_bytes if step else None, step.memory_cap_bytes if step else None,
+                step.memory_peak_bytes if step else None, view.rank,
+                max((micro for rank, micro in state.tried if rank == view.rank), default=0),
             )
         )  # fmt: skip
     return tuple(made)
@@ -80,6 +86,11 @@ def resolve(seats: Sequence[Seat], wanted: Mapping[str, int | str]) -> tuple[int
         if node not in names.values():
             raise ValueError(f"no node {node!r} that takes part; there are {', '.join(names.values())}")
     return _in_words(lambda: splits.as_wanted(_shares(seats), names, wanted))
+
+
+def meant(seats: Sequence[Seat], args: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The shares that the arguments of `rebalance` mean; None where only the agent can tell. Raises as `resolve`."""
+    return fastest(seats) if args.get("auto") else resolve(seats, args["shares"])
 
 
 def without(seats: Sequence[Seat], node: str) -> tuple[int, ...]:

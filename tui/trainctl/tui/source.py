@@ -44,6 +44,8 @@ class Source(Protocol):
 
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart: ...
 
+    async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers: ...
+
 
 Connect = Callable[[], Source]
 
@@ -147,6 +149,9 @@ class ClusterSource:
             self._others[address] = made
             await self._clients.enter_async_context(made)
         return self._others[address]
+
+    async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers:
+        return await self._client.attend(viewer, read_only=read_only, leaving=leaving)
 
 
 def _silent_lead_of(verb: str, args: dict[str, Any]) -> str:

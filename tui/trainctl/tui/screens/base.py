@@ -1,7 +1,7 @@
 """What every screen is: a body of lines over the bottom line."""
 
 import abc
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from textual import events
 from textual.app import ComposeResult
@@ -9,6 +9,7 @@ from textual.screen import Screen
 
 from trainctl.tui import copying, overview
 from trainctl.tui.bottom import Bottom
+from trainctl.tui.keymap import named
 from trainctl.tui.lines import Line, line
 from trainctl.tui.widgets import Lines
 
@@ -29,6 +30,11 @@ class BaseScreen(Screen[None]):
     """A body of lines over the bottom line; `paint` brings both up to date."""
 
     AUTO_FOCUS = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Its keys get names, by which the configuration knows them."""
+        cls.BINDINGS = named(cls.__dict__.get("BINDINGS", []), cls.__name__.removesuffix("Screen").lower())
+        super().__init_subclass__(**options)
 
     @property
     def owner(self) -> "TrainctlApp":

@@ -37,7 +37,8 @@ class HelpScreen(ModalScreen[None]):
         made: list[Line] = [(*left, *right) for left, right in zip_longest(cells[:half], cells[half:], fillvalue=())]
         made += [(), *_LEGEND, (), line(Piece("from a shell  ", "label"), "trainctl send VERB ... --connect ",
                                         Piece(self._address, "strong"))]  # fmt: skip
-        self.query_one("#help-text", Lines).show(made)
+        for text in self.query("#help-text").results(Lines):  # none where a key of the same burst has closed it
+            text.show(made)
 
     def action_close(self) -> None:
         self.dismiss()

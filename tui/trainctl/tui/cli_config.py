@@ -1,0 +1,30 @@
+"""`trainctl config`: the person's settings as they count, and the lines of the file that don't."""
+
+import msgspec
+import typer
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui import output
+from trainctl.tui.cli_options import Config, Json, config_of, subcommands
+
+app = subcommands()
+
+
+@app.command()
+def config(ctx: typer.Context, config: Config = None, json: Json = False) -> int:
+    """The settings of the full screen as they count, as a file that could be used, and what is wrong with the one there
+    is."""
+    from trainctl.tui import keys  # Textual: not for `--help`
+    from trainctl.tui.app import configuration
+
+    found = configuration(config_of(ctx, config))
+    code = InvalidInputError.exit_code if found.problems else 0
+    if json:
+        problems = [{"line": problem.line, "text": problem.text} for problem in found.problems]
+        own = msgspec.to_builtins(found.settings) | {"keys": keys.by_name(found.settings.keys)}
+        output.emit({"ok": not code, "path": str(found.path), "exists": found.exists, "problems": problems, **own})
+        return code
+    output.say(keys.as_file(found))
+    for problem in found.problems:
+        output.complain(str(problem))
+    return code

@@ -1,0 +1,114 @@
+"""What a change would make of the step's length and of each node's memory, from what was measured: pure.
+
+Seconds a sample at micro-batch m are taken as a / m + b, a pass's cost and a sample's. Memory grows with the samples of
+a pass by what the peak has over what is held between steps; where those don't differ (a process's resident size), no
+more is known than that it grows at most in proportion. Everything here is a prediction and is called one.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from trainctl.protocol import messages as m
+from trainctl.tui import format as f
+from trainctl.tui.lines import clean
+
+if TYPE_CHECKING:
+    from trainctl.tui.shares import Seat
+
+Tried = Mapping[tuple[int, int], float]
+"""(rank, micro-batch) -> samples a second of data, forward and backward, as measured."""
+MAX_TRIED = 256
+_LEAST_GROWTH = 0.02
+"""A peak over what is held by less than this part says nothing about samples."""
+
+
+def tried_with(tried: Tried, parts: Sequence[m.RankStep]) -> Tried:
+    """What was tried, and what a rank's last steps, all of one micro-batch, say of that."""
+    rates = [part.samples / part.phases.busy for part in parts if part.phases.busy > 0 and part.samples]
+    if not rates or (len(tried) >= MAX_TRIED and (parts[-1].rank, parts[-1].micro_batch) not in tried):
+        return tried
+    return {**tried, (parts[-1].rank, parts[-1].micro_batch): statistics.median(rates)}
+
+
+def without_rank(tried: Tried, rank: int) -> Tried:
+    """What was tried but by `rank`: its process is another one, whose peak says nothing of what the old one tried."""
+    return {key: rate for key, rate in tried.items() if key[0] != rank}
+
+
+def rate_at(tried: Tried, rank: int, micro: int) -> float | None:
+    """Samples a second of a rank at a micro-batch: as measured, or between two others that were; None if neither is
+    known."""
+    known = {size: 1 / rate for (of, size), rate in tried.items() if of == rank and rate > 0}
+    if micro in known:
+        return 1 / known[micro]
+    if len(known) < 2:
+        return None
+    one, two = sorted(known, key=lambda size: abs(size - micro))[:2]
+    a_pass = max((known[one] - known[two]) / (1 / one - 1 / two), 0.0)
+    a_sample = known[one] + a_pass * (1 / micro - 1 / one)
+    return 1 / a_sample if a_sample > 0 else None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A node's predicted peak, in bytes; `at_most` where it is a bound, and not an estimate."""
+
+    bytes: float
+    cap_bytes: int | None
+    at_most: bool
+
+    @property
+    def over(self) -> bool:
+        """Whether it is more than there is."""
+        return self.cap_bytes is not None and self.bytes > self.cap_bytes
+
+    def __str__(self) -> str:
+        bound = "at most " if self.at_most else ""
+        cap = f" of {f.gigabytes(self.cap_bytes)}" if self.cap_bytes is not None else ""
+        return f"{bound}{f.gigabytes(self.bytes)}{cap} GB"
+
+
+def memory_at(seat: "Seat", share: int, micro: int) -> Memory | None:
+    """The peak with `share` samples in passes of `micro`; None where none was measured."""
+    peak, held = seat.peak_bytes or seat.memory_bytes, seat.memory_bytes
+    if peak is None or held is None:
+        return None
+    times = min(share, micro) / max(min(seat.share, seat.micro_batch), seat.reached, 1)
+    if times <= 1:
+        return Memory(peak, seat.memory_cap_bytes, at_most=times < 1)
+    samples = peak - held
+    if samples < _LEAST_GROWTH * peak:
+        return Memory(peak * times, seat.memory_cap_bytes, at_most=True)
+    return Memory(held + samples * times, seat.memory_cap_bytes, at_most=False)
+
+
+def fits(seats: Sequence["Seat"], shares: Sequence[int], micros: Sequence[int]) -> str:
+    """`fits`, or whose memory may not suffice and how much that would be; nothing where no cap is known."""
+    found = [
+        (seat, memory)
+        for seat, share, micro in zip(seats, shares, micros, strict=True)
+        if (memory := memory_at(seat, share, micro)) is not None and memory.cap_bytes is not None
+    ]
+    over = [f"{clean(seat.node)} {'may be' if memory.at_most else 'is'} over its memory: {memory}"
+            for seat, memory in found if memory.over]  # fmt: skip
+    return over[0] if over else "fits" if found else ""
+
+
+def with_micro(seat: "Seat", micro: int, tried: Tried) -> "Seat":
+    """The seat at another micro-batch: its speed as far as that is known."""
+    if min(seat.share, seat.micro_batch) == min(seat.share, micro):
+        return seat
+    rate = rate_at(tried, seat.rank, micro)
+    speed = seat.speed._replace(samples_per_second=rate) if seat.speed is not None and rate is not None else None
+    return replace(seat, speed=speed)
+
+
+def seconds_change(now: float | None, then: float | None, arrow: str) -> str:
+    """`predicted 3.06 → 2.99 s`; nothing where one of them isn't known."""
+    if now is None or then is None:
+        return ""
+    before, after = f.seconds(now), f.seconds(then)
+    same = before.rpartition(" ")[2] == after.rpartition(" ")[2]
+    return f"predicted {before.partition(' ')[0] if same else before} {arrow} {after}"
