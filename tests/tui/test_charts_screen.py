@@ -162,7 +162,7 @@ async def test_live_values_are_appended_and_the_axis_stands_still() -> None:
 
     async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
         await pilot.press("f")
-        await until(pilot, lambda: any("committed_at" in request.metrics for request in source.asked))
+        await until(pilot, lambda: any(known.fine is not None for known in screen.data.values()))
         await until(pilot, lambda: " 100 " in body(app))
         axis = [text for text in body(app).splitlines() if " 100 " in text][-1]
         count = len(source.asked)
@@ -181,7 +181,7 @@ async def test_live_values_are_appended_and_the_axis_stands_still() -> None:
             seen.append("9.000" in body(app))
         assert any(seen)
         await pilot.pause(0.3)
-        assert len(source.asked) == count
+        assert len(source.asked) == count, source.asked
 
     await charted(source, play)
 

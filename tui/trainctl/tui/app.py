@@ -214,7 +214,8 @@ class TrainctlApp(App[int]):
     def _active(self) -> list[Binding]:
         """The live bindings as they are declared, whatever keys they have."""
         found = [binding for _, binding, enabled, _ in self.screen.active_bindings.values() if enabled]
-        order = [binding.action for kind in (type(self.screen), type(self)) for binding in _bindings(kind)]
+        kinds = [kind for last in (type(self.screen), type(self)) for kind in last.__mro__ if issubclass(kind, DOMNode)]
+        order = [binding.action for kind in kinds for binding in _bindings(kind)]
         return sorted(found, key=lambda binding: order.index(binding.action) if binding.action in order else len(order))
 
     # ------------------------------------------------------------ following the agent
