@@ -8,9 +8,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from rich.console import RenderableType
 from textual import events
@@ -21,31 +21,19 @@ from textual.dom import DOMNode
 from textual.screen import Screen
 from textual.widgets import Input
 
-from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
-from trainctl.tui import (
-    control,
-    copying,
-    events_panel,
-    keymap,
-    picture,
-    settings,
-    split,
-    themes,
-    undo,
-    undo_dialog,
-)
+from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.tui import control, keymap, offers, orders, picture, settings, split, themes
 from trainctl.tui import model as md
+from trainctl.tui.bindings import EVERYWHERE, LOOK, OWN_ACTIONS, bindings_of, tables
 from trainctl.tui.bottom import Bottom, KeyHint
 from trainctl.tui.calls import DEFAULT_ADDRESS, Order
 from trainctl.tui.clock import Clock
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.feed import SNAPSHOT_COLUMNS, Feed
-from trainctl.tui.glyphs import ASCII, UNICODE, Glyphs, for_locale
-from trainctl.tui.keymap import named
-from trainctl.tui.lines import clean, plain, shorten
+from trainctl.tui.glyphs import Glyphs, for_locale
 from trainctl.tui.log_feed import LogFeed
+from trainctl.tui.orders import Follower
 from trainctl.tui.palette import ActionProvider, VerbProvider
-from trainctl.tui.popups import Chooser
 from trainctl.tui.rhythm import Rhythm
 from trainctl.tui.ringer import Ringer
 from trainctl.tui.screens.alerts import AlertsScreen
@@ -59,28 +47,12 @@ from trainctl.tui.screens.node import NodeScreen
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.screens.runs import RunsScreen
 from trainctl.tui.screens.why import WhyScreen
-from trainctl.tui.source import ClusterSource, Connect, Source
+from trainctl.tui.source import Connect, Source
 from trainctl.tui.spans import SpanUpdate
 from trainctl.tui.split_dialog import SplitDialog
 from trainctl.tui.themes import THEMES
 
 REPAINT_SECONDS = 0.5
-HANGUP_SECONDS = 2.0
-
-_OWN_ACTIONS = frozenset(
-    ("show", "node", "dialog", "command_line", "help", "theme", "picture", "detach", "why", "undo", "copy")
-) | {"command_palette", "read_only"}
-
-
-class Follower(Protocol):
-    """What shows how far a command has come."""
-
-    @property
-    def watching(self) -> bool:
-        """Whether a person still sees it."""
-        ...
-
-    def follow(self, progress: control.Progress) -> None: ...
 
 
 class TrainctlApp(App[int]):
@@ -88,49 +60,8 @@ class TrainctlApp(App[int]):
     times of day are read from."""
 
     TITLE = "trainctl"
-    CSS = """
-    Screen { layers: base; }
-    CommandDialog, SplitDialog, HelpScreen, WhyScreen { align: center middle; background: $background 55%; }
-    #dialog, #split, #help, #why { width: 68; max-width: 100%; height: auto; max-height: 100%; padding: 0 2;
-      border: round $accent; border-title-color: $accent; border-title-style: bold; background: $surface; }
-    #split, #help, #why { width: 76; }
-    #help VerticalScroll { height: auto; max-height: 100%; }
-    .ascii #dialog, .ascii #split, .ascii #help, .ascii #why { border: ascii $accent; }
-    .field { height: 1; }
-    .field .name { width: 18; color: $foreground 70%; }
-    .field Input, #command, #filter { width: 1fr; background: $panel; }
-    #command, #filter { height: 1; }
-    """
-    # Priority: a key acts before the next one of the same burst is handed out, so that `:` and what is typed after it,
-    # or `b` and a number, never end up in different places on a slow line. `check_action` keeps them out of text.
-    BINDINGS: ClassVar[list[BindingType]] = named([
-        Binding("0", "show('runs')", "runs", tooltip="every run the agent knows", priority=True),
-        Binding("1", "show('overview')", "view", tooltip="the run on one page", priority=True),
-        Binding("2", "node", "node", tooltip="one node in full", priority=True),
-        Binding("3", "show('charts')", "charts", tooltip="metrics, zoomed and read", priority=True),
-        Binding("4", "show('events')", "events", tooltip="all events, / filters", priority=True),
-        Binding("5", "show('logs')", "logs", tooltip="all nodes' logs, merged", priority=True),
-        Binding("b", "dialog('resize-batch')", "batch", tooltip="micro-batch of a node", priority=True),
-        Binding("s", "dialog('rebalance')", "split", tooltip="samples of each node", priority=True),
-        Binding("l", "dialog('set-lr')", "lr", tooltip="learning rate", priority=True),
-        Binding("c", "dialog('checkpoint')", "ckpt", tooltip="write a checkpoint", priority=True),
-        Binding("p", "dialog('pause')", "pause", tooltip="pause or resume", priority=True),
-        Binding("a", "show('alerts')", "alerts", tooltip="what is wrong now", priority=True),
-        Binding("w", "why", "why", show=False, tooltip="why of the first alert", priority=True),
-        Binding("x", "dialog('stop')", "stop", tooltip="stop the run", priority=True),
-        Binding("n", "dialog('note')", "note", tooltip="write a note", priority=True),
-        Binding("e", "dialog('evaluate')", "eval", tooltip="evaluate now", priority=True),
-        Binding("g", "dialog('set-global-batch')", "global batch", show=False, tooltip="samples a step", priority=True),
-        Binding("u", "undo", "undo", tooltip="undo a change", priority=True),
-        Binding("y", "copy", "copy", show=False, tooltip="copy a value (OSC 52)", priority=True),
-        Binding("colon", "command_line", "cmd", key_display=":", tooltip="any verb, as typed", priority=True),
-        Binding("question_mark", "help", "help", key_display="?", tooltip="this", priority=True),
-        Binding("t", "theme", "theme", show=False, tooltip="next theme", priority=True),
-        Binding("S", "picture", "picture", show=False, tooltip="save the screen as SVG", priority=True),
-        Binding("q", "detach", "detach", tooltip="leave; the run goes on", priority=True),
-        Binding("ctrl+p", "command_palette", "palette", show=False, tooltip="all of it by name", priority=True),
-        Binding("ctrl+c", "leave", "detach", show=False, tooltip="leave; the run goes on", priority=True),
-    ])  # fmt: skip
+    CSS = LOOK
+    BINDINGS: ClassVar[list[BindingType]] = EVERYWHERE
     COMMANDS: ClassVar[set[Any]] = {VerbProvider, ActionProvider}
     ENABLE_COMMAND_PALETTE = True
 
@@ -166,9 +97,7 @@ class TrainctlApp(App[int]):
     @classmethod
     def key_tables(cls) -> keymap.Tables:
         """The bindings that are everywhere, and those of each screen."""
-        kinds = sorted(_leaves(BaseScreen), key=lambda kind: kind.__name__)
-        screens = {kind.__name__.removesuffix("Screen").lower(): _all_bindings(kind) for kind in kinds}
-        return {"": _bindings(cls), **{name: bindings for name, bindings in screens.items() if bindings}}
+        return tables(cls)
 
     # ------------------------------------------------------------ what is shown
 
@@ -215,7 +144,7 @@ class TrainctlApp(App[int]):
         """The live bindings as they are declared, whatever keys they have."""
         found = [binding for _, binding, enabled, _ in self.screen.active_bindings.values() if enabled]
         kinds = [kind for last in (type(self.screen), type(self)) for kind in last.__mro__ if issubclass(kind, DOMNode)]
-        order = [binding.action for kind in kinds for binding in _bindings(kind)]
+        order = [binding.action for kind in kinds for binding in bindings_of(kind)]
         return sorted(found, key=lambda binding: order.index(binding.action) if binding.action in order else len(order))
 
     # ------------------------------------------------------------ following the agent
@@ -285,7 +214,7 @@ class TrainctlApp(App[int]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """The program's own keys are text while something is typed, and rest while a dialog is open."""
-        if action not in _OWN_ACTIONS:
+        if action not in OWN_ACTIONS:
             return True
         if parameters in (("rebalance",), ("checkpoint",)) and isinstance(self.screen, RunsScreen):
             return False  # there the keys are the screen's own
@@ -364,81 +293,15 @@ class TrainctlApp(App[int]):
 
     def send_order(self, order: Order, follower: Follower) -> None:
         """Sends a command; `follower` is told of each state it reaches, and the person if nothing shows it any more."""
-        run = self.shown.run
-        if order.run is None and order.verb != "start-run" and run is not None:
-            order = dataclasses.replace(order, run=run.run)
-        progress = control.Progress(order, self.clock.wall())
-        if self.read_only:
-            self.notify("read-only: commands are off for this screen", severity="warning")
-            return
-        follower.follow(progress)  # at once: the keys after this one must find it sent
-        self.run_worker(self._carry(progress, follower), group="command")
-
-    async def _carry(self, progress: control.Progress, follower: Follower) -> None:
-        order = progress.order
-        try:
-            if self.client is None:
-                raise UnreachableError("no agent")
-            async for reply in self.client.command(order.verb, dict(order.args), **order.options):
-                accepted = progress.accepted or reply.state == "accepted"
-                progress = dataclasses.replace(progress, accepted=accepted, reply=reply)
-                follower.follow(progress)
-        except TrainctlError as error:
-            progress = dataclasses.replace(progress, problem=str(error))
-            follower.follow(progress)
-        if not follower.watching:
-            self._tell(progress)
-
-    def _tell(self, progress: control.Progress) -> None:
-        text = f"{progress.order.verb}: {plain(control.progress_line(progress, self.glyphs))}"
-        failed = progress.reply is None or progress.reply.state != "applied"
-        self.notify(text, severity="error" if failed else "information", markup=False)
+        orders.send(self, order, follower)
 
     def action_undo(self) -> None:
         if isinstance(self.screen, BaseScreen):
             self.screen.undo()
 
-    def offer_undo(self) -> None:
-        """Lets a person choose among the newest changes that can be undone."""
-        state = self.shown
-        found = undo.newest(state.run, state.run_events)
-        if not found:
-            self.notify("nothing to undo: no change of this run has an inverse now", severity="warning")
-            return
-        words = [undo_dialog.line_of(inverse, self.clock) for inverse in found]
-        numbers = events_panel.numbered(state)
-        keys = [numbers.get(inverse.event.id, "") for inverse in found]
-        chooser = Chooser("undo which change?", words, "opens its dialog", self.glyphs, keys=keys)
-        self.push_screen(chooser, lambda index: self.open_undo(found[index]) if index is not None else None)
-
-    def open_undo(self, inverse: undo.Inverse) -> None:
-        """The dialog of the command that undoes an event, filled."""
-        form = undo_dialog.form(inverse, self.shown)
-        if form.verb == "rebalance":
-            made = undo_dialog.split_of(inverse, split.opened(self.shown, self.selected))
-            self.push_screen(SplitDialog(form, made, self.glyphs))
-        else:
-            self.push_screen(CommandDialog(form, self.glyphs))
-
     def action_copy(self) -> None:
         if isinstance(self.screen, BaseScreen):
-            self.copy_value(self.screen.values())
-
-    def copy_value(self, values: copying.Values) -> None:
-        """Copies a value, or lets a person choose one of several."""
-        if not values:
-            self.notify("nothing to copy here", severity="warning")
-        elif len(values) == 1:
-            self._copy(*values[0])
-        else:
-            words = [f"{name:<11} {clean(value)}" for name, value in values]
-            chooser = Chooser("copy what?", words, "copies it", self.glyphs)
-            self.push_screen(chooser, lambda index: self._copy(*values[index]) if index is not None else None)
-
-    def _copy(self, name: str, value: str) -> None:
-        """By OSC 52, so that it reaches the clipboard of the terminal that a person sits at, over SSH too."""
-        self.copy_to_clipboard(value)
-        self.notify(f"copied {name}: {shorten(clean(value), 60, self.glyphs.ellipsis)}", markup=False)
+            offers.copy_value(self, self.screen.values())
 
     def action_command_line(self) -> None:
         if isinstance(self.screen, BaseScreen):
@@ -446,7 +309,7 @@ class TrainctlApp(App[int]):
             self.paint()
 
     def action_help(self) -> None:
-        own = {binding.action for kind in (type(self), type(self.screen)) for binding in _bindings(kind)}
+        own = {binding.action for kind in (type(self), type(self.screen)) for binding in bindings_of(kind)}
         keys: dict[str, list[str]] = {}
         for binding in self._active():
             if binding.action in own:
@@ -485,72 +348,3 @@ class TrainctlApp(App[int]):
     def action_leave(self) -> None:
         """As detach, but from anywhere, a text field or a dialog too."""
         self.exit(0)
-
-
-def _leaves(kind: type[Any]) -> list[type[Any]]:
-    """The screens that there are, and not what some of them share."""
-    found = kind.__subclasses__()
-    return [leaf for sub in found for leaf in _leaves(sub)] if found else [kind]
-
-
-def _all_bindings(kind: type[DOMNode]) -> list[Binding]:
-    """A screen's own, and those it inherits from another one."""
-    mine = kind.__mro__[: kind.__mro__.index(BaseScreen)]
-    return [binding for part in mine if issubclass(part, DOMNode) for binding in _own_bindings(part)]
-
-
-def _own_bindings(kind: type[DOMNode]) -> list[Binding]:
-    return [binding for binding in kind.__dict__.get("BINDINGS", ()) if isinstance(binding, Binding)]
-
-
-def configuration(path: Path | None = None) -> settings.Found:
-    """The person's settings, their keys checked against the actions that there are. Raises as `settings.read`."""
-    return settings.read(
-        path, tuple(theme.name for theme in THEMES), lambda keys: keymap.checked(keys, TrainctlApp.key_tables())
-    )
-
-
-def _bindings(kind: type[DOMNode]) -> list[Binding]:
-    return [binding for binding in kind.BINDINGS if isinstance(binding, Binding)]
-
-
-def farewell(state: md.ViewState, address: str) -> str:
-    """What is said when the program is left: that the run goes on, and how to come back."""
-    again = f"come back with: trainctl attach --connect {address}"
-    if not state.active or state.run is None:
-        return f"detached; {again}"
-    run = state.run
-    return f"detached: {run.name} ({run.state}) goes on at step {run.step:,} of {run.steps:,}; {again}"
-
-
-def _leave_after_hangup(hung_up: threading.Event) -> None:
-    """A terminal that died can block for ever what is written to it on the way out."""
-    hung_up.wait()
-    time.sleep(HANGUP_SECONDS)
-    os._exit(128 + signal.SIGHUP)
-
-
-def run_app(
-    address: str, *, by: str, read_only: bool = False, config: Path | None = None,
-    say: Callable[[md.ViewState, str], str] = farewell,
-) -> int:  # fmt: skip
-    """The full-screen program until it is left; gives the exit status. Raises InvalidInputError for a bad address, and
-    for a configuration file that was named and can't be read.
-
-    `say` makes the line that is printed at the end from what was last known and the address.
-    """
-    ClusterSource(address, by=by)
-    found = configuration(config)
-    own = found.settings
-    app = TrainctlApp(
-        lambda: ClusterSource(address, by=by), read_only=read_only or own.read_only, address=address, theme=own.theme,
-        glyphs=None if own.ascii is None else ASCII if own.ascii else UNICODE, bell=own.bell, config=found,
-    )  # fmt: skip
-    for name in ("COLUMNS", "LINES"):  # exported by a shell, they would stand for the terminal's size for ever
-        os.environ.pop(name, None)
-    threading.Thread(target=_leave_after_hangup, args=(app.hung_up,), name="hang-up", daemon=True).start()
-    app.run(mouse=own.mouse)
-    if app.return_code == 0:
-        with contextlib.suppress(OSError):
-            print(clean(say(app.live, address)))
-    return app.return_code or 0

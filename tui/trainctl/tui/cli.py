@@ -95,7 +95,7 @@ def _full_screen(at: places.Where, *, read_only: bool, config: Path | None) -> i
         )  # fmt: skip
     places.is_local(at.addresses[0])
     from trainctl.protocol.client import user_name
-    from trainctl.tui.app import run_app  # Textual: only for the full screen
+    from trainctl.tui.running import run_app  # Textual: only for the full screen
 
     try:
         address = calls.find_lead(at.addresses)

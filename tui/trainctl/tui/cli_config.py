@@ -15,7 +15,7 @@ def config(ctx: typer.Context, config: Config = None, json: Json = False) -> int
     """The settings of the full screen as they count, as a file that could be used, and what is wrong with the one there
     is."""
     from trainctl.tui import keys  # Textual: not for `--help`
-    from trainctl.tui.app import configuration
+    from trainctl.tui.running import configuration
 
     found = configuration(config_of(ctx, config))
     code = InvalidInputError.exit_code if found.problems else 0

@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
-from trainctl.tui.app import TrainctlApp, _leave_after_hangup
+from trainctl.tui.app import TrainctlApp
 from trainctl.tui.clock import Clock
 from trainctl.tui.lines import clean
 from trainctl.tui.replay_bar import ReplayBar
 from trainctl.tui.replay_source import ReplaySource
+from trainctl.tui.running import leave_after_hangup
 from trainctl.tui.screens.base import Bar, BaseScreen
 from trainctl.tui.screens.overview import OverviewScreen
 
@@ -119,7 +120,7 @@ def run_replay(directory: Path, speed: float) -> int:
     """The full screen until it is left; its exit status. Raises InvalidInputError for what can't be replayed."""
     with _opened(directory, speed) as source:
         app = ReplayApp(source)
-        threading.Thread(target=_leave_after_hangup, args=(app.hung_up,), name="hang-up", daemon=True).start()
+        threading.Thread(target=leave_after_hangup, args=(app.hung_up,), name="hang-up", daemon=True).start()
         app.run()
         if app.return_code == 0:
             with contextlib.suppress(OSError):

@@ -7,7 +7,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.screen import Screen
 
-from trainctl.tui import copying, overview
+from trainctl.tui import copying, offers, overview
 from trainctl.tui.bottom import Bottom
 from trainctl.tui.keymap import named
 from trainctl.tui.lines import Line, line
@@ -79,7 +79,7 @@ class BaseScreen(Screen[None]):
 
     def undo(self) -> None:
         """Offers the newest changes that can be undone."""
-        self.owner.offer_undo()
+        offers.offer_undo(self.owner)
 
     @abc.abstractmethod
     def lines(self, columns: int, rows: int) -> list[Line]:

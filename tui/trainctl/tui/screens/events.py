@@ -7,7 +7,18 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui import changes, copying, effects, event_details, events_panel, events_table, header, sorting, undo
+from trainctl.tui import (
+    changes,
+    copying,
+    effects,
+    event_details,
+    events_panel,
+    events_table,
+    header,
+    offers,
+    sorting,
+    undo,
+)
 from trainctl.tui import format as f
 from trainctl.tui import series as s
 from trainctl.tui.lines import Line, Piece, fit, line, rule
@@ -192,7 +203,7 @@ class EventsScreen(TableScreen):
         if wish == "undo":
             self.undo()
         elif wish == "copy":
-            self.owner.copy_value(self.values())
+            offers.copy_value(self.owner, self.values())
 
     def undo(self) -> None:
         """Opens the dialog of what undoes the chosen event, or says why nothing does."""
@@ -202,7 +213,7 @@ class EventsScreen(TableScreen):
             if isinstance(found, str):
                 self.app.notify(f"no undo: {found}", severity="warning", markup=False)
             else:
-                self.owner.open_undo(found)
+                offers.open_undo(self.owner, found)
 
     def values(self) -> copying.Values:
         event = self.chosen

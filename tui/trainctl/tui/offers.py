@@ -1,0 +1,54 @@
+"""What a person may choose among: changes to undo, and values to copy."""
+
+from typing import TYPE_CHECKING
+
+from trainctl.tui import copying, events_panel, split, undo, undo_dialog
+from trainctl.tui.dialogs import CommandDialog
+from trainctl.tui.lines import clean, shorten
+from trainctl.tui.popups import Chooser
+from trainctl.tui.split_dialog import SplitDialog
+
+if TYPE_CHECKING:
+    from trainctl.tui.app import TrainctlApp
+
+
+def offer_undo(app: "TrainctlApp") -> None:
+    """Lets a person choose among the newest changes that can be undone."""
+    state = app.shown
+    found = undo.newest(state.run, state.run_events)
+    if not found:
+        app.notify("nothing to undo: no change of this run has an inverse now", severity="warning")
+        return
+    words = [undo_dialog.line_of(inverse, app.clock) for inverse in found]
+    numbers = events_panel.numbered(state)
+    keys = [numbers.get(inverse.event.id, "") for inverse in found]
+    chooser = Chooser("undo which change?", words, "opens its dialog", app.glyphs, keys=keys)
+    app.push_screen(chooser, lambda index: open_undo(app, found[index]) if index is not None else None)
+
+
+def open_undo(app: "TrainctlApp", inverse: undo.Inverse) -> None:
+    """The dialog of the command that undoes an event, filled."""
+    form = undo_dialog.form(inverse, app.shown)
+    if form.verb == "rebalance":
+        made = undo_dialog.split_of(inverse, split.opened(app.shown, app.selected))
+        app.push_screen(SplitDialog(form, made, app.glyphs))
+    else:
+        app.push_screen(CommandDialog(form, app.glyphs))
+
+
+def copy_value(app: "TrainctlApp", values: copying.Values) -> None:
+    """Copies a value, or lets a person choose one of several."""
+    if not values:
+        app.notify("nothing to copy here", severity="warning")
+    elif len(values) == 1:
+        _copy(app, *values[0])
+    else:
+        words = [f"{name:<11} {clean(value)}" for name, value in values]
+        chooser = Chooser("copy what?", words, "copies it", app.glyphs)
+        app.push_screen(chooser, lambda index: _copy(app, *values[index]) if index is not None else None)
+
+
+def _copy(app: "TrainctlApp", name: str, value: str) -> None:
+    """By OSC 52, so that it reaches the clipboard of the terminal that a person sits at, over SSH too."""
+    app.copy_to_clipboard(value)
+    app.notify(f"copied {name}: {shorten(clean(value), 60, app.glyphs.ellipsis)}", markup=False)

@@ -1,0 +1,68 @@
+"""The full-screen program from the command line: with the person's settings, to its last word."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trainctl.tui import keymap, settings
+from trainctl.tui import model as md
+from trainctl.tui.app import TrainctlApp
+from trainctl.tui.glyphs import ASCII, UNICODE
+from trainctl.tui.lines import clean
+from trainctl.tui.source import ClusterSource
+from trainctl.tui.themes import THEMES
+
+HANGUP_SECONDS = 2.0
+
+
+def configuration(path: Path | None = None) -> settings.Found:
+    """The person's settings, their keys checked against the actions that there are. Raises as `settings.read`."""
+    return settings.read(
+        path, tuple(theme.name for theme in THEMES), lambda keys: keymap.checked(keys, TrainctlApp.key_tables())
+    )
+
+
+def farewell(state: md.ViewState, address: str) -> str:
+    """What is said when the program is left: that the run goes on, and how to come back."""
+    again = f"come back with: trainctl attach --connect {address}"
+    if not state.active or state.run is None:
+        return f"detached; {again}"
+    run = state.run
+    return f"detached: {run.name} ({run.state}) goes on at step {run.step:,} of {run.steps:,}; {again}"
+
+
+def leave_after_hangup(hung_up: threading.Event) -> None:
+    """A terminal that died can block for ever what is written to it on the way out."""
+    hung_up.wait()
+    time.sleep(HANGUP_SECONDS)
+    os._exit(128 + signal.SIGHUP)
+
+
+def run_app(
+    address: str, *, by: str, read_only: bool = False, config: Path | None = None,
+    say: Callable[[md.ViewState, str], str] = farewell,
+) -> int:  # fmt: skip
+    """The full-screen program until it is left; gives the exit status. Raises InvalidInputError for a bad address, and
+    for a configuration file that was named and can't be read.
+
+    `say` makes the line that is printed at the end from what was last known and the address.
+    """
+    ClusterSource(address, by=by)
+    found = configuration(config)
+    own = found.settings
+    app = TrainctlApp(
+        lambda: ClusterSource(address, by=by), read_only=read_only or own.read_only, address=address, theme=own.theme,
+        glyphs=None if own.ascii is None else ASCII if own.ascii else UNICODE, bell=own.bell, config=found,
+    )  # fmt: skip
+    for name in ("COLUMNS", "LINES"):  # exported by a shell, they would stand for the terminal's size for ever
+        os.environ.pop(name, None)
+    threading.Thread(target=leave_after_hangup, args=(app.hung_up,), name="hang-up", daemon=True).start()
+    app.run(mouse=own.mouse)
+    if app.return_code == 0:
+        with contextlib.suppress(OSError):
+            print(clean(say(app.live, address)))
+    return app.return_code or 0
