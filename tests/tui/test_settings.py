@@ -11,8 +11,8 @@ from tests.tui.recorded import source_of
 from textual.pilot import Pilot
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui import app as program
 from trainctl.tui import keymap, keys, settings
+from trainctl.tui import running as program
 from trainctl.tui.app import TrainctlApp
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.help import HelpScreen
