@@ -16,7 +16,7 @@ import psutil
 import pytest
 import zmq
 
-from trainctl.protocol import checkpoints, codec
+from trainctl.protocol import checkpoints, codec, loglines
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.paths import RunPaths
@@ -260,7 +260,8 @@ def test_bad_input_is_one_line_to_both(
     assert process.returncode == 1
     assert names in failed.reason
     assert str(agent.paths.run_file) in failed.reason
-    assert errors == f"rank 0: {failed.reason}\n"
+    line = loglines.read(errors.removesuffix("\n"))
+    assert (line.level, line.text) == ("ERROR", f"rank 0: {failed.reason}")
 
 
 def test_an_mlx_rank_drops_garbage_trains_and_ends_at_a_term_signal(agent: Agent, run_file: Callable[..., Any]) -> None:
@@ -278,5 +279,9 @@ def test_an_mlx_rank_drops_garbage_trains_and_ends_at_a_term_signal(agent: Agent
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 143
-    assert [line.split(":")[0] for line in errors.splitlines()] == [*["dropped a message of the agent"] * 4, "leaving"]
+    lines = [loglines.read(line) for line in errors.splitlines()]
+    assert all(line.level for line in lines), errors
+    told = [line.text.split(":")[0] for line in lines if line.level != "INFO"]
+    assert told == ["dropped a message of the agent"] * 4, errors
+    assert lines[-1].text.startswith("leaving"), errors
     assert not [child for child in children if child.is_running()]
