@@ -102,24 +102,27 @@ def _say_bound(name: str, listen: str, live: str) -> None:
 @app.command()
 def play(
     recording: Annotated[
-        Path | None, typer.Argument(help="The recording [the one that comes with the program].", show_default=False)
+        Path | None,
+        typer.Argument(help="The recording (default: the one that comes with the program).", show_default=False),
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, max=64, help="How many [those recorded]; further ones repeat them.")
+        int | None, typer.Option(min=1, max=64, help="How many (default: those recorded); further ones repeat them.")
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(min=0.01, max=200, help="Steps a second [as recorded]. Beats --speed.")
+        float | None, typer.Option(min=0.01, max=200, help="Steps a second (default: as recorded). Beats --speed.")
     ] = None,
     speed: Annotated[float, typer.Option(min=0.01, max=200, help="Times as fast as recorded.")] = 1.0,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="How many [those recorded]; past them its last third comes again.")
+        int | None,
+        typer.Option(min=1, help="How many (default: those recorded); past them its last third comes again."),
     ] = None,
     begin: Annotated[int, typer.Option(min=0, help="Steps that are there at once.")] = 0,
     readings: Annotated[float, typer.Option(min=0.1, max=10, help="Readings of each machine a second.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of how repeated ranks differ.")] = 0,
     faults: Annotated[bool, typer.Option("--faults/--no-faults", help="With the scripted faults.")] = True,
     folder: Annotated[
-        Path | None, typer.Option(help="The run directory, gone on with if it has a record [one that is dropped].")
+        Path | None,
+        typer.Option(help="The run directory, gone on with if it has a record (default: one that is dropped)."),
     ] = None,
     listen: Annotated[str, typer.Option(help="Where the first node takes requests.")] = "tcp://127.0.0.1:0",
     leash: Annotated[bool, typer.Option("--leash", hidden=True, help="Leave once standard input has ended.")] = False,
