@@ -162,7 +162,10 @@ async def test_live_values_are_appended_and_the_axis_stands_still() -> None:
 
     async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
         await pilot.press("f")
-        await until(pilot, lambda: any(known.fine is not None for known in screen.data.values()))
+        for _ in range(2):  # drawing what came tells how many columns there are: then it is asked for just so many
+            app.paint()
+            await pilot.pause()
+            await until(pilot, lambda: not screen._missing() and not screen._under_way)
         await until(pilot, lambda: " 100 " in body(app))
         axis = [text for text in body(app).splitlines() if " 100 " in text][-1]
         count = len(source.asked)
