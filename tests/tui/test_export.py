@@ -87,3 +87,10 @@ def test_a_failed_export_leaves_what_was_there(
 def test_no_such_directory_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["export", str(tmp_path)]) == 2
     assert "record.db" in capfd.readouterr().err
+
+
+def test_a_run_that_cannot_be_asked_for_writes_nothing(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    arguments = ["export", "nowhere", "--format", "csv", "--connect", "tcp://127.0.0.1:9"]
+    assert cli.main(arguments) == 5
+    said = capfdbinary.readouterr()
+    assert said.out == b"" and b"no agent" in said.err

@@ -36,15 +36,21 @@ class _Csv:
     """A header and a line a row; what isn't known is empty, and no number is `nan`, `inf` or `-inf`."""
 
     def __init__(self, columns: dict[str, type], stream: IO[bytes]) -> None:
-        self._text = _Text(stream)
+        self._text, self._head = _Text(stream), tuple(columns)
         self._csv = csv.writer(self._text, lineterminator="\n")
-        self._csv.writerow(columns)
 
     def write(self, rows: list[Row]) -> None:
+        self._begin()
         self._csv.writerows(rows)
 
     def close(self) -> None:
-        return None
+        self._begin()
+
+    def _begin(self) -> None:
+        """The header, once there is something to write: a run that isn't there leaves nothing."""
+        if self._head:
+            self._csv.writerow(self._head)
+            self._head = ()
 
 
 class _Text:
