@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -9,7 +10,9 @@ import uuid
 from pathlib import Path
 
 import psutil
+import pytest
 
+needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux: the terminal of these tests")
 TRAINCTL = shlex.join([sys.executable, "-m", "trainctl.tui.cli"])
 
 

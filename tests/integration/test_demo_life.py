@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import shlex
-import shutil
 import signal
 import socket
 import sqlite3
@@ -20,7 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.integration.terminals import Terminal
+from tests.integration.terminals import Terminal, needs_tmux
 from tests.tui.cli_calls import (
     COMMAND,
     ENVIRONMENT,
@@ -224,7 +223,7 @@ def test_a_port_that_is_taken_ends_the_start_with_the_agent_s_own_words(folder: 
     assert address in said[-1]["error"]
 
 
-@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+@needs_tmux
 def test_on_the_screen_it_is_steered_and_goes_on_when_the_screen_is_left(folder: Path, tmp_path: Path) -> None:
     """The program from end to end in a real terminal: screens, a dialog, the `:` line, the palette, and leaving it."""
     words = ["demo", *ALONE, "--steps", "100000", "--folder", str(folder)]

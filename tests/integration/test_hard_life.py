@@ -3,7 +3,6 @@ changes its size all the time, what somebody pastes, and the end of the line. On
 
 import contextlib
 import random
-import shutil
 import signal
 import threading
 import time
@@ -14,14 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from tests.integration.terminals import TRAINCTL, Terminal
+from tests.integration.terminals import TRAINCTL, Terminal, needs_tmux
 from tests.tui.recorded import run_view, snapshot
 
 from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError
 
-pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+pytestmark = needs_tmux
 
 
 class StrangeAgent:

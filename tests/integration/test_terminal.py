@@ -1,13 +1,11 @@
 """The program in a real terminal: tmux at the two designed sizes, over a real agent, trainer and model."""
 
-import shutil
-
 import psutil
 import pytest
 from tests.integration.conftest import wait_for_step
-from tests.integration.terminals import TRAINCTL, Terminal
+from tests.integration.terminals import TRAINCTL, Terminal, needs_tmux
 
-pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+pytestmark = needs_tmux
 
 
 @pytest.fixture

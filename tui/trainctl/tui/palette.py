@@ -1,5 +1,6 @@
 """The command palette's entries: every verb there is, each opening its dialog, and all else that a key does."""
 
+import abc
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -29,8 +30,9 @@ class _Entries(Provider):
     def _owner(self) -> "TrainctlApp":
         return cast("TrainctlApp", self.app)
 
+    @abc.abstractmethod
     def entries(self) -> Iterator[Entry]:
-        raise NotImplementedError
+        """All there are."""
 
     async def discover(self) -> Hits:
         for entry in self.entries():

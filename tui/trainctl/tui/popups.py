@@ -1,5 +1,6 @@
 """Small windows over a screen: one that shows lines, and one in which one of a few is chosen."""
 
+import abc
 from collections.abc import Sequence
 from typing import ClassVar, TypeVar
 
@@ -54,8 +55,9 @@ class Popup(ModalScreen[T]):
         if self.query("#popup-text"):
             self.query_one("#popup-text", Lines).show(self.text())
 
+    @abc.abstractmethod
     def text(self) -> list[Line]:
-        raise NotImplementedError
+        """The lines, at most `cells` wide."""
 
     def on_resize(self) -> None:
         self.refresh_text()

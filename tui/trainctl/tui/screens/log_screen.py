@@ -1,5 +1,6 @@
 """What the screens with a log on them share: it is read while they are shown, and searched as one types."""
 
+import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -55,9 +56,9 @@ class LogScreen(BaseScreen):
     def on_mount(self) -> None:
         self.query_one("#filter").display = False
 
+    @abc.abstractmethod
     def names(self) -> dict[int, lv.Named]:
         """The ranks whose logs are shown, and what they are called."""
-        raise NotImplementedError
 
     # ------------------------------------------------------------ reading
 

@@ -1,5 +1,6 @@
 """What the screens with a table share: `/` filters it, `o` and `O` sort it, esc clears the filter."""
 
+import abc
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -68,9 +69,9 @@ class TableScreen(BaseScreen):
             self.bar.clear()
             self.paint()
 
+    @abc.abstractmethod
     def sort_fields(self) -> Sequence[str]:
         """What `o` goes through."""
-        raise NotImplementedError
 
     def action_sort_next(self) -> None:
         self.order = sorting.turned(self.order, self.sort_fields())
