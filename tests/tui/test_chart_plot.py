@@ -12,6 +12,7 @@ from tests.tui.recorded import history_of, run_view, source_of
 from trainctl.protocol import messages as m
 from trainctl.tui import lines as ln
 from trainctl.tui import model as md
+from trainctl.tui import overview
 from trainctl.tui import series as s
 from trainctl.tui.charts import history, readout, row, stack
 from trainctl.tui.charts import view as vw
@@ -284,11 +285,9 @@ def test_charts_above_each_other_fill_the_rows_with_one_left_edge(size: tuple[in
     assert any("learning rate" in ln.plain(row) for row in drawn.lines)
 
 
-def test_panels_of_a_node_stand_side_by_side() -> None:
+def test_panels_stand_side_by_side() -> None:
     state = state_of()
-    steps = row.Steps(18_001, 18_240)
-    panels = [row.node_panel(state, 1, names, steps) for names in (("busy_seconds", "step_seconds"), ("memory_bytes",))]
-    assert [panel.title for panel in panels] == ["busy seconds, step seconds", "memory GB"]
+    panels = [overview.busy_panel(state), overview.rate_panel(state)]
     rows = [ln.plain(line) for line in row.side_by_side(panels, 81, 8, UNICODE)]
     assert [len(text) for text in rows] == [81] * 8
     assert rows[0].index("┬") == 40

@@ -10,6 +10,7 @@ from trainctl.tui import events_panel, laps, node_facts
 from trainctl.tui import lines as ln
 from trainctl.tui import series as s
 from trainctl.tui.charts import panel as p
+from trainctl.tui.charts.row import Block, beside, widths
 from trainctl.tui.clock import Clock
 from trainctl.tui.fleet_rows import Row
 from trainctl.tui.glyphs import Glyphs
@@ -22,9 +23,6 @@ _TABLE_CELLS, _MEMORY_CELLS = 40, 44
 _TWO_CHARTS, _THREE_CHARTS = 76, 116
 PHASE_ROWS = 8
 """Of the phases, their rule included."""
-
-Block = tuple[list[ln.Line], list[tuple[int, str, str]], int]
-"""Rows, the labels that its part of the rule carries, and its cells."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +73,8 @@ def _charts(
 ) -> list[Block]:
     panels = [busy_panel(state, row), rate_panel(state, row), memory_panel(state, row, found)]
     count = 3 if columns >= _THREE_CHARTS else 2 if columns >= _TWO_CHARTS else 1
-    widths = _widths(columns, count)
-    return [_drawn(item, size, rows, glyphs) for item, size in zip(panels, widths, strict=False)]
+    sizes = widths(columns, count)
+    return [_drawn(item, size, rows, glyphs) for item, size in zip(panels, sizes, strict=False)]
 
 
 def _drawn(item: p.Panel, columns: int, rows: int, glyphs: Glyphs) -> Block:
@@ -105,31 +103,6 @@ def _phases(
         memory = node_facts.memory_lines(row, sizes[1], rows, glyphs)
         made.append((memory, [(0, f"{dash} memory and disk ", "title")], sizes[1]))
     return made
-
-
-def beside(blocks: Sequence[Block], columns: int, rows: int, glyphs: Glyphs) -> list[ln.Line]:
-    """Blocks side by side under one rule."""
-    labels: list[tuple[int, str, str]] = []
-    start = 0
-    for index, (_, own, size) in enumerate(blocks):
-        labels += [(start - 1, glyphs.tee, "rule")] if index else []
-        labels += [(start + at, text, role) for at, text, role in own]
-        start += size + 1
-    made = [ln.rule(columns, glyphs.horizontal, *labels)]
-    for place in range(rows):
-        pieces: list[ln.Piece] = []
-        for index, (body, _, size) in enumerate(blocks):
-            pieces += [ln.Piece(glyphs.vertical, "rule")] if index else []
-            pieces += ln.fit(body[place], size)
-        made.append(ln.fit(pieces, columns))
-    return made
-
-
-def _widths(columns: int, count: int) -> list[int]:
-    room = columns - (count - 1)
-    sizes = [room // count] * count
-    sizes[0] += room - sum(sizes)
-    return sizes
 
 
 # ---------------------------------------------------------------- the charts

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import Any, ClassVar
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
+from trainctl.tui import running
 from trainctl.tui.app import TrainctlApp
 from trainctl.tui.clock import Clock
-from trainctl.tui.lines import clean
 from trainctl.tui.replay_bar import ReplayBar
 from trainctl.tui.replay_source import ReplaySource
-from trainctl.tui.running import leave_after_hangup
 from trainctl.tui.screens.base import Bar, BaseScreen
 from trainctl.tui.screens.overview import OverviewScreen
 
@@ -119,13 +117,11 @@ class ReplayApp(TrainctlApp):
 def run_replay(directory: Path, speed: float) -> int:
     """The full screen until it is left; its exit status. Raises InvalidInputError for what can't be replayed."""
     with _opened(directory, speed) as source:
-        app = ReplayApp(source)
-        threading.Thread(target=leave_after_hangup, args=(app.hung_up,), name="hang-up", daemon=True).start()
-        app.run()
-        if app.return_code == 0:
-            with contextlib.suppress(OSError):
-                print(clean(f"left the replay of {source.paths.directory.name} at step {source.head.step:,}"))
-        return app.return_code or 0
+        found = running.configuration()
+        app = ReplayApp(source, **running.options(found))
+        return running.run(
+            app, found, lambda: f"left the replay of {source.paths.directory.name} at step {source.head.step:,}"
+        )
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from trainctl.tui import keymap, settings
 from trainctl.tui import model as md
@@ -35,7 +36,7 @@ def farewell(state: md.ViewState, address: str) -> str:
     return f"detached: {run.name} ({run.state}) goes on at step {run.step:,} of {run.steps:,}; {again}"
 
 
-def leave_after_hangup(hung_up: threading.Event) -> None:
+def _leave_after_hangup(hung_up: threading.Event) -> None:
     """A terminal that died can block for ever what is written to it on the way out."""
     hung_up.wait()
     time.sleep(HANGUP_SECONDS)
@@ -53,16 +54,27 @@ def run_app(
     """
     ClusterSource(address, by=by)
     found = configuration(config)
-    own = found.settings
     app = TrainctlApp(
-        lambda: ClusterSource(address, by=by), read_only=read_only or own.read_only, address=address, theme=own.theme,
-        glyphs=None if own.ascii is None else ASCII if own.ascii else UNICODE, bell=own.bell, config=found,
+        lambda: ClusterSource(address, by=by), read_only=read_only or found.settings.read_only, address=address,
+        **options(found),
     )  # fmt: skip
+    return run(app, found, lambda: say(app.live, address))
+
+
+def options(found: settings.Found) -> dict[str, Any]:
+    """What the program takes of a person's settings."""
+    own = found.settings
+    glyphs = None if own.ascii is None else ASCII if own.ascii else UNICODE
+    return {"theme": own.theme, "glyphs": glyphs, "bell": own.bell, "config": found}
+
+
+def run(app: TrainctlApp, found: settings.Found, say: Callable[[], str]) -> int:
+    """The program until it is left; gives the exit status. `say` makes the line that is printed then."""
     for name in ("COLUMNS", "LINES"):  # exported by a shell, they would stand for the terminal's size for ever
         os.environ.pop(name, None)
-    threading.Thread(target=leave_after_hangup, args=(app.hung_up,), name="hang-up", daemon=True).start()
-    app.run(mouse=own.mouse)
+    threading.Thread(target=_leave_after_hangup, args=(app.hung_up,), name="hang-up", daemon=True).start()
+    app.run(mouse=found.settings.mouse)
     if app.return_code == 0:
         with contextlib.suppress(OSError):
-            print(clean(say(app.live, address)))
+            print(clean(say()))
     return app.return_code or 0
