@@ -326,3 +326,14 @@ async def test_logs_of_all_nodes_are_merged_and_what_cannot_be_read_is_named(
     ]
     with pytest.raises(InvalidInputError, match="--grep"):
         logs_merged.wanted("/(/")
+
+
+async def test_logs_that_are_too_long_are_said_to_be_cut(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client: Any = ClusterLogs()
+    monkeypatch.setattr(logs_merged, "MOST_LINES", 3)
+    assert await logs_merged.show(client, None, None, None, logs_merged.wanted(None), follow=False, json=False) == 0
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 3
+    assert "only the newest 3 lines are kept" in said.err

@@ -40,6 +40,8 @@ async def show(
         ranks = {rank: ""}  # the agent says that there is none
     reading = _Reading(client, view.run, ranks)
     await reading.catch_up(only_one=rank is not None)
+    if len(reading.tail.entries) >= MOST_LINES:
+        output.tell(f"only the newest {MOST_LINES:,} lines are kept; what is older is in the runs' logs/")
     shown = lq.kept(reading.tail.entries, query, only=True)
     shown = shown if last is None else shown[len(shown) - min(last, len(shown)) :]
     if json and not follow:
