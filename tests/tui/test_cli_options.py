@@ -15,6 +15,7 @@ FROZEN = {
     "demo": "--backend --cluster --folder --headless --help --json --keep --nodes --scripted --speed --steps -h",
     "events": "--cluster --connect --follow --help --json --last --run -f -h -n",
     "export": "--cluster --connect --format --help --output --what -h RUN",
+    "init": "--address --batch --cluster-file --data --help --json --model --name --run-file --steps -h",
     "logs": "--all --cluster --connect --follow --grep --help --json --last --node --rank --run -f -h -n",
     "ls": "--cluster --connect --help --json -h",
     "promote": "--cluster --connect --help --json --old-lead-is-off --run --timeout -h NODE",
