@@ -30,15 +30,28 @@ def changed_spans(old: Line, new: Line) -> list[tuple[int, int]]:
     size = max(width(old), width(new))
     if size != len(plain(old)) or size != len(plain(new)):
         return [(0, size)]
-    before, after = ([(char, p.role if char != " " else "", p.action) for p in pieces for char in p.text]
-                     for pieces in (old, new))  # fmt: skip
+    lead = _alike(old, new)
+    start = len(plain(old[:lead]))
+    old, new = old[lead:], new[lead:]
+    end = _alike(old[::-1], new[::-1])
+    before, after = _cells(old[: len(old) - end]), _cells(new[: len(new) - end])
     spans: list[tuple[int, int]] = []
-    for index in (index for index in range(size) if before[index] != after[index]):
+    for index in (start + place for place, cell in enumerate(before) if cell != after[place]):
         if spans and index - sum(spans[-1]) < _APART:
             spans[-1] = (spans[-1][0], index - spans[-1][0] + 1)
         else:
             spans.append((index, 1))
     return spans
+
+
+def _alike(one: Line, other: Line) -> int:
+    """How many pieces are the same at the beginning of two lines."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _cells(pieces: Line) -> list[tuple[str, str, str]]:
+    """What is seen in each cell; a blank looks the same in every role."""
+    return [(char, role if char != " " else "", action) for text, role, action in pieces for char in text]
 
 
 _MOST_LOOKS = 1024

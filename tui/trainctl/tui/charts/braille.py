@@ -86,7 +86,12 @@ def extents(curve: Curve, frame: Frame) -> tuple[Floats, Floats, NDArray[np.bool
 
 
 def _bridge(
-    low: Floats, high: Floats, joined: NDArray[np.bool_], columns: NDArray[np.int64], curve: Curve, here: NDArray[np.intp]
+    low: Floats,
+    high: Floats,
+    joined: NDArray[np.bool_],
+    columns: NDArray[np.int64],
+    curve: Curve,
+    here: NDArray[np.intp],
 ) -> None:
     """Joins the buckets `here` to their next: columns between them get the straight line's value."""
     start, apart = columns[here], columns[here + 1] - columns[here]

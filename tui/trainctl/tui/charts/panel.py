@@ -193,9 +193,10 @@ def _draw_overruns(canvas: Canvas, tracks: Sequence[Track], marked: Collection[i
     frame = canvas.frame
     over: dict[int, float] = {}
     for track in tracks:
-        for step, value in zip(track.window.first.tolist(), track.window.maximum.tolist(), strict=True):
+        above = track.window.maximum > frame.y1
+        for step, value in zip(track.window.first[above].tolist(), track.window.maximum[above].tolist(), strict=True):
             column = frame.column_of(step)
-            if value > frame.y1 and 0 <= column < frame.columns:
+            if 0 <= column < frame.columns:
                 over[column] = max(over.get(column, value), value)
     if over:
         column, value = max(over.items(), key=lambda item: item[1])
