@@ -24,18 +24,18 @@ EMPTY: Line = ()
 
 def line(*parts: Piece | str) -> Line:
     """Pieces and plain strings as one line; empty texts vanish."""
-    pieces = (part if isinstance(part, Piece) else Piece(part) for part in parts)
-    return tuple(piece for piece in pieces if piece.text)
+    pieces = [Piece(part) if isinstance(part, str) else part for part in parts]
+    return tuple([piece for piece in pieces if piece.text])
 
 
 def clean(text: str) -> str:
     """Text from elsewhere made safe to print: control characters, escape sequences' included, become spaces."""
-    return "".join(char if char.isprintable() else " " for char in text)
+    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
 
 
 def plain(pieces: Iterable[Piece]) -> str:
     """The line's text."""
-    return "".join(piece.text for piece in pieces)
+    return "".join([text for text, _, _ in pieces])
 
 
 def cell_len(text: str) -> int:

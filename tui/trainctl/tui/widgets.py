@@ -16,7 +16,7 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from trainctl.tui.glyphs import Glyphs, to_ascii
-from trainctl.tui.lines import Line, Piece, merged, plain, width
+from trainctl.tui.lines import Line, Piece, cell_len, merged, plain, width
 from trainctl.tui.themes import style_of
 
 _APART = 12
@@ -27,9 +27,9 @@ def changed_spans(old: Line, new: Line) -> list[tuple[int, int]]:
     """(first cell, number of cells) of each stretch where two lines differ; all of it with wide characters."""
     if old == new:
         return []
-    size = max(width(old), width(new))
-    if size != len(plain(old)) or size != len(plain(new)):
-        return [(0, size)]
+    was, text = plain(old), plain(new)
+    if len(was) != len(text) or cell_len(was) != len(was) or cell_len(text) != len(text):
+        return [(0, max(cell_len(was), cell_len(text)))]
     lead = _alike(old, new)
     start = len(plain(old[:lead]))
     old, new = old[lead:], new[lead:]
@@ -95,7 +95,7 @@ class Lines(Widget):
             self._ground = Style(bgcolor=self.rich_style.bgcolor)
         ground = self._ground
         segments = [self._segment(piece, ground) for piece in pieces]
-        return Strip(segments).adjust_cell_length(self.size.width, ground)
+        return Strip(segments, width(pieces)).adjust_cell_length(self.size.width, ground)
 
     def _segment(self, piece: Piece, ground: Style) -> Segment:
         text = to_ascii(piece.text) if self._glyphs.ascii_only else piece.text

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.tui.lines import Line, Piece
+
 Floats = NDArray[np.float64]
-Cells = list[list[tuple[str, str]]]
 
 # Bit of the dot at (row, column) within a braille cell: Unicode chart "Braille Patterns", U+2800.
 _BITS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]], dtype=np.int64)
-_ASCII = (" ", "'", ".", ":")
+_BRAILLE = np.array([ord(" "), *range(0x2801, 0x2900)], dtype="<u4")
+_ASCII_BITS = np.array([[1], [2]], dtype=np.int64)
+_ASCII = np.array([ord(char) for char in " '.:"], dtype="<u4")
 
 
 @dataclass(frozen=True)
@@ -155,9 +158,7 @@ class Canvas:
 
     def _fill(self, dots: NDArray[np.bool_], role: str) -> None:
         self._dots |= dots
-        if role not in self._drawers:
-            self._drawers.append(role)
-        self._drawn_by[self._in_cells(dots).any(axis=(1, 3))] = self._drawers.index(role)
+        self._drawn_by[self._in_cells(dots).any(axis=(1, 3))] = self._drawer(role)
 
     def _in_cells(self, dots: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """By (row, dot row in it, column, dot column in it)."""
@@ -180,22 +181,27 @@ class Canvas:
         inside = 0 <= row < self.frame.rows and columns.start >= 0 and columns.stop <= self.frame.columns
         return inside and not any(self._drawn_by[row, column] or (row, column) in self._over for column in columns)
 
-    def cells(self) -> Cells:
-        """Rows of (character, role)."""
-        codes, drawers = self._codes().tolist(), self._drawn_by.tolist()
-        made = [
-            [(self._char(code), self._drawers[drawer]) for code, drawer in zip(*row, strict=True)]
-            for row in zip(codes, drawers, strict=True)
-        ]
-        for (row, column), cell in self._over.items():
-            made[row][column] = cell
-        return made
+    def lines(self) -> list[Line]:
+        """What is drawn, row by row."""
+        chars, drawers = self._chars(), self._drawn_by.copy()
+        for (row, column), (char, role) in self._over.items():
+            chars[row, column], drawers[row, column] = ord(char), self._drawer(role)
+        return [self._line(*row) for row in zip(chars, drawers, strict=True)]
 
-    def _codes(self) -> NDArray[np.int64]:
-        bits = np.array([[1], [2]], np.int64) if self.frame.ascii_only else _BITS
-        return np.asarray(np.einsum("rdca,da->rc", self._in_cells(self._dots).astype(np.int64), bits))
+    def _line(self, chars: NDArray[np.uint32], drawers: NDArray[np.int64]) -> Line:
+        """One row, neighbours of one role joined."""
+        text = chars.tobytes().decode("utf-32-le")
+        starts = [0, *(np.flatnonzero(drawers[1:] != drawers[:-1]) + 1).tolist()] if text else []
+        roles = [self._drawers[drawers[start]] for start in starts]
+        return tuple([Piece(text[a:b], role) for a, b, role in zip(starts, [*starts[1:], None], roles, strict=True)])
 
-    def _char(self, code: int) -> str:
-        if self.frame.ascii_only:
-            return _ASCII[code]
-        return chr(0x2800 + code) if code else " "
+    def _drawer(self, role: str) -> int:
+        if role not in self._drawers:
+            self._drawers.append(role)
+        return self._drawers.index(role)
+
+    def _chars(self) -> NDArray[np.uint32]:
+        """Code points by row and column."""
+        bits, known = (_ASCII_BITS, _ASCII) if self.frame.ascii_only else (_BITS, _BRAILLE)
+        codes = np.einsum("rdca,da->rc", self._in_cells(self._dots).astype(np.int64), bits)
+        return known[codes]
