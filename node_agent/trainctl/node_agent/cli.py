@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from trainctl.node_agent.services import commands
 from trainctl.protocol.alerting import AlertHooks, check_command, check_webhook
 from trainctl.protocol.cluster import Cluster, read_default
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
@@ -52,6 +53,9 @@ def run(
     leash: Annotated[
         bool, typer.Option("--leash", hidden=True, help="Leave once standard input has ended and no run is active.")
     ] = False,
+    exit_if_stalled: Annotated[
+        float, typer.Option(min=0, max=3600, help="End when the event loop stands still for so many seconds; 0: never.")
+    ] = 0.0,
 ) -> None:
     """Run the agent in the foreground until SIGTERM; its trainers outlive it."""
     node = name or node_name()
@@ -59,7 +63,7 @@ def run(
     if listen is None:
         listen = nodes.nodes[node].address if nodes.nodes else f"tcp://127.0.0.1:{DEFAULT_PORT}"
     hooks = _hooks(nodes, alert_command, alert_webhook)
-    asyncio.run(_serve(node, listen, live, state, nodes, hooks, leash=leash))
+    asyncio.run(_serve(node, listen, live, state, nodes, hooks, leash=leash, stall_seconds=exit_if_stalled))
 
 
 def _hooks(cluster: Cluster, command: str, webhook: str) -> AlertHooks:
@@ -86,11 +90,16 @@ def _cluster_of(node: str, path: Path | None) -> Cluster:
 
 
 async def _serve(
-    name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks, *, leash: bool
-) -> None:
+    name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks,
+    *, leash: bool, stall_seconds: float,
+) -> None:  # fmt: skip
     from trainctl.node_agent.daemon import Agent
+    from trainctl.node_agent.services.supervision import at_work
 
-    async with Agent(name, listen, live, state, cluster, leashed=leash, hooks=hooks) as agent:
+    async with (
+        Agent(name, listen, live, state, cluster, leashed=leash, hooks=hooks) as agent,
+        at_work(agent, stall_seconds),
+    ):
         _say_bound(name, agent.address, agent.live_address)
         await agent.serve()
 
@@ -159,6 +168,9 @@ def record(
     body = recordings.packed(of_run(run_directory))
     output.write_bytes(body)
     print(f"{output}: {len(body):,} bytes")
+
+
+commands.register(app)
 
 
 def main() -> None:
