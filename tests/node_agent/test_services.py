@@ -1,4 +1,5 @@
-"""What launchd and systemd are told of the agent: the files, and the steps from how things are to how they should be."""
+"""What launchd and systemd are told of the agent: the files, and the steps from how things are to how they should
+be."""
 
 import os
 import plistlib
@@ -32,9 +33,11 @@ def lines(steps: Any) -> list[str]:
 # ---------------------------------------------------------------- systemd
 
 
-SETTINGS = """Type=notify NotifyAccess=main WatchdogSec=30 Restart=always RestartSec=1 StartLimitIntervalSec=0
-TimeoutStopSec=120 LimitNOFILE=65536 UMask=0077 NoNewPrivileges=yes KillMode=process OOMPolicy=continue User=root
-WantedBy=multi-user.target""".split()
+SETTINGS = (
+    "Type=notify", "NotifyAccess=main", "WatchdogSec=30", "Restart=always", "RestartSec=1", "StartLimitIntervalSec=0",
+    "TimeoutStopSec=120", "LimitNOFILE=65536", "UMask=0077", "NoNewPrivileges=yes", "KillMode=process",
+    "OOMPolicy=continue", "User=root", "WantedBy=multi-user.target",
+)  # fmt: skip
 
 
 def test_the_unit_has_every_setting() -> None:
@@ -91,7 +94,7 @@ if VERIFY:  # a Mac has none
         assert status == 0 and systemd.NAME not in said, said
         # It would find one.
         assert "'KilMode'" in verified(tmp_path, whole.replace("KillMode=", "KilMode="), scope)[1]
-        assert systemd.NAME in verified(tmp_path, whole.replace("100%%", "100%!"), scope)[1]
+        assert "/no/such" in verified(tmp_path, whole.replace("ExecStart=/bin/sh", "ExecStart=/no/such"), scope)[1]
 
 
 @pytest.mark.parametrize(
