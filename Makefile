@@ -28,6 +28,7 @@ check: $(VENV)/.ready-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m trainctl.protocol.docs --check docs/protocol.md
+	$(BIN)/python -m trainctl.protocol.schema --check docs/protocol.schema.json
 
 format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .

@@ -17,6 +17,8 @@ import zmq.asyncio
 from trainctl.node_agent import binding, leash, requests
 from trainctl.node_agent.alerts.office import AlertOffice
 from trainctl.node_agent.equipment import Equipment
+from trainctl.node_agent.exporter.exporter import Exporter
+from trainctl.node_agent.exporter.place import Place
 from trainctl.node_agent.follower import Follower
 from trainctl.node_agent.host import TrainerHost
 from trainctl.node_agent.lead import Lead
@@ -60,8 +62,10 @@ class Agent:
         *,
         leashed: bool = False,
         hooks: AlertHooks | None = None,
+        metrics: Place | None = None,
     ) -> None:
-        """`hooks`: what is called about alerts in the place of what the cluster file names."""
+        """`hooks`: what is called about alerts in the place of what the cluster file names; `metrics`: where
+        Prometheus is served."""
         if not re.fullmatch(runfile.NAME_PATTERN, node):
             raise InvalidInputError("--name", f"{node!r} is no node name: lower-case letters, digits, '.', '_' and '-'")
         if leashed:
@@ -71,6 +75,8 @@ class Agent:
         self.node, self._cluster, self._wanted = node, cluster, (listen, live or binding.port_after(listen))
         sockets.check_bind(self._wanted[1])
         self.directory = node_directory(node, state_root)
+        self._metrics = metrics
+        self._exporter: Exporter | None = None
         self._stopping = asyncio.Event()
         self._commands: asyncio.Queue[tuple[bytes, m.Command]] = asyncio.Queue()
 
@@ -86,6 +92,7 @@ class Agent:
             self.address = binding.bind(self._control, self._wanted[0])
             self.live_address = binding.bind(live, self._wanted[1])
             self._link = TrainerLink(self._context, runtime_directory(self.directory) / "trainers.sock")
+            self._exporter = Exporter(self._metrics) if self._metrics is not None else None
         except InvalidInputError:
             self._close()
             raise
@@ -106,7 +113,14 @@ class Agent:
         self._reader = HostReader(self.node, self.directory)
         self._processes = ProcessMeter(lambda: self._outlook.run_directory(None))
         self._wakefulness = Wakefulness()
+        if self._exporter is not None:
+            self._exporter.attend(self._outlook, self.publisher)
         return self
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where Prometheus is served, None if it isn't."""
+        return self._exporter.url if self._exporter is not None else None
 
     async def __aexit__(self, *_: object) -> None:
         self._lead.close()
@@ -117,6 +131,8 @@ class Agent:
         self._close()
 
     def _close(self) -> None:
+        if self._exporter is not None:
+            self._exporter.close()
         self._ledger.close()
         self._context.destroy(linger=0)
         self._plain_context.destroy(linger=0)
@@ -320,6 +336,8 @@ class Agent:
                 followed.recorder.host(reading)
             beat = m.Heartbeat(node=self.node, at=time.time(), step_age_seconds=age, loop_lag_seconds=lag_seconds)
             self.publisher.beat(beat)
+            if self._exporter is not None:
+                self._exporter.look(lag_seconds)
 
 
 async def _every(seconds: float) -> AsyncIterator[float]:

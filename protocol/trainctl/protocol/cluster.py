@@ -18,6 +18,7 @@ class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One node."""
 
     address: str  # tcp://host:port where its agent takes requests
+    metrics: str = ""  # host:port where its agent serves Prometheus; empty: nowhere
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
