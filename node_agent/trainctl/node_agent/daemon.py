@@ -27,6 +27,7 @@ from trainctl.node_agent.outlook import Outlook
 from trainctl.node_agent.processes import ProcessMeter
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.readings import HostReader
+from trainctl.node_agent.services.wakefulness import Wakefulness
 from trainctl.node_agent.succession import Succession
 from trainctl.node_agent.trainer_link import TrainerLink
 from trainctl.protocol import codec, runfile, sockets
@@ -111,6 +112,7 @@ class Agent:
         self._outlook = Outlook(equipment, self._lead, self._follower, self._alerts)
         self._reader = HostReader(self.node, self.directory)
         self._processes = ProcessMeter(lambda: self._outlook.run_directory(None))
+        self._wakefulness = Wakefulness()
         if self._exporter is not None:
             self._exporter.attend(self._outlook, self.publisher)
         return self
@@ -139,6 +141,15 @@ class Agent:
     @property
     def _is_busy(self) -> bool:
         return self._lead.is_busy or self._follower.followed is not None
+
+    @property
+    def doing(self) -> str:
+        """A line for whoever supervises the agent."""
+        session, followed = self._lead.session, self._follower.followed
+        run = f"conducts {session.view.run} ({session.view.state})" if session is not None else "idle"
+        if session is None and followed is not None:
+            run = f"hosts a rank of {followed.run} for {followed.known.lead}"
+        return f"{self.node} at {self.address}: {run}"
 
     def stop(self) -> None:
         """Leave `serve`. Trainers stay as they are, for the next agent of this node."""
@@ -309,6 +320,7 @@ class Agent:
         async for lag_seconds in _every(BEAT_SECONDS):
             if time.monotonic() >= look_at:
                 await asyncio.to_thread(self._processes.find)
+                await asyncio.to_thread(self._wakefulness.keep, self._processes.trainers)
                 look_at = time.monotonic() + PROCESSES_SECONDS
             reading = self._reader.read(time.time())
             self._outlook.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
