@@ -88,8 +88,10 @@ def _cluster_of(node: str, path: Path | None) -> Cluster:
 async def _serve(
     name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks, *, leash: bool
 ) -> None:
+    from trainctl.node_agent import binding
     from trainctl.node_agent.daemon import Agent
 
+    binding.allow_open_files()
     async with Agent(name, listen, live, state, cluster, leashed=leash, hooks=hooks) as agent:
         _say_bound(name, agent.address, agent.live_address)
         await agent.serve()
