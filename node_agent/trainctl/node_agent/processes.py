@@ -49,7 +49,7 @@ class ProcessMeter:
         """One reading of each that lives; the processor's part is unknown at a process's first."""
         readings = []
         for known in self._known:
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error, OSError):
                 readings.append(self._read(known))
         alive = {reading.pid for reading in readings}
         self._before = {pid: before for pid, before in self._before.items() if pid in alive}
