@@ -17,6 +17,8 @@ import zmq.asyncio
 from trainctl.node_agent import binding, leash, requests
 from trainctl.node_agent.alerts.office import AlertOffice
 from trainctl.node_agent.equipment import Equipment
+from trainctl.node_agent.exporter.exporter import Exporter
+from trainctl.node_agent.exporter.place import Place
 from trainctl.node_agent.follower import Follower
 from trainctl.node_agent.host import TrainerHost
 from trainctl.node_agent.lead import Lead
@@ -25,6 +27,7 @@ from trainctl.node_agent.outlook import Outlook
 from trainctl.node_agent.processes import ProcessMeter
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.readings import HostReader
+from trainctl.node_agent.services.wakefulness import Wakefulness
 from trainctl.node_agent.succession import Succession
 from trainctl.node_agent.trainer_link import TrainerLink
 from trainctl.protocol import codec, runfile, sockets
@@ -59,8 +62,10 @@ class Agent:
         *,
         leashed: bool = False,
         hooks: AlertHooks | None = None,
+        metrics: Place | None = None,
     ) -> None:
-        """`hooks`: what is called about alerts in the place of what the cluster file names."""
+        """`hooks`: what is called about alerts in the place of what the cluster file names; `metrics`: where
+        Prometheus is served."""
         if not re.fullmatch(runfile.NAME_PATTERN, node):
             raise InvalidInputError("--name", f"{node!r} is no node name: lower-case letters, digits, '.', '_' and '-'")
         if leashed:
@@ -70,6 +75,8 @@ class Agent:
         self.node, self._cluster, self._wanted = node, cluster, (listen, live or binding.port_after(listen))
         sockets.check_bind(self._wanted[1])
         self.directory = node_directory(node, state_root)
+        self._metrics = metrics
+        self._exporter: Exporter | None = None
         self._stopping = asyncio.Event()
         self._commands: asyncio.Queue[tuple[bytes, m.Command]] = asyncio.Queue()
 
@@ -85,6 +92,7 @@ class Agent:
             self.address = binding.bind(self._control, self._wanted[0])
             self.live_address = binding.bind(live, self._wanted[1])
             self._link = TrainerLink(self._context, runtime_directory(self.directory) / "trainers.sock")
+            self._exporter = Exporter(self._metrics) if self._metrics is not None else None
         except InvalidInputError:
             self._close()
             raise
@@ -104,7 +112,15 @@ class Agent:
         self._outlook = Outlook(equipment, self._lead, self._follower, self._alerts)
         self._reader = HostReader(self.node, self.directory)
         self._processes = ProcessMeter(lambda: self._outlook.run_directory(None))
+        self._wakefulness = Wakefulness()
+        if self._exporter is not None:
+            self._exporter.attend(self._outlook, self.publisher)
         return self
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where Prometheus is served, None if it isn't."""
+        return self._exporter.url if self._exporter is not None else None
 
     async def __aexit__(self, *_: object) -> None:
         self._lead.close()
@@ -115,6 +131,8 @@ class Agent:
         self._close()
 
     def _close(self) -> None:
+        if self._exporter is not None:
+            self._exporter.close()
         self._ledger.close()
         self._context.destroy(linger=0)
         self._plain_context.destroy(linger=0)
@@ -123,6 +141,15 @@ class Agent:
     @property
     def _is_busy(self) -> bool:
         return self._lead.is_busy or self._follower.followed is not None
+
+    @property
+    def doing(self) -> str:
+        """A line for whoever supervises the agent."""
+        session, followed = self._lead.session, self._follower.followed
+        run = f"conducts {session.view.run} ({session.view.state})" if session is not None else "idle"
+        if session is None and followed is not None:
+            run = f"hosts a rank of {followed.run} for {followed.known.lead}"
+        return f"{self.node} at {self.address}: {run}"
 
     def stop(self) -> None:
         """Leave `serve`. Trainers stay as they are, for the next agent of this node."""
@@ -293,6 +320,7 @@ class Agent:
         async for lag_seconds in _every(BEAT_SECONDS):
             if time.monotonic() >= look_at:
                 await asyncio.to_thread(self._processes.find)
+                await asyncio.to_thread(self._wakefulness.keep, self._processes.trainers)
                 look_at = time.monotonic() + PROCESSES_SECONDS
             reading = self._reader.read(time.time())
             self._outlook.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
@@ -308,6 +336,8 @@ class Agent:
                 followed.recorder.host(reading)
             beat = m.Heartbeat(node=self.node, at=time.time(), step_age_seconds=age, loop_lag_seconds=lag_seconds)
             self.publisher.beat(beat)
+            if self._exporter is not None:
+                self._exporter.look(lag_seconds)
 
 
 async def _every(seconds: float) -> AsyncIterator[float]:

@@ -40,6 +40,11 @@ class ProcessMeter:
                 made += _tree(file)
         self._known = tuple(made[:MOST_PROCESSES])
 
+    @property
+    def trainers(self) -> tuple[int, ...]:
+        """Pids of the trainers that there were at the last `find`."""
+        return tuple(known.process.pid for known in self._known if known.role == "trainer")
+
     def read(self) -> tuple[ProcessReading, ...]:
         """One reading of each that lives; the processor's part is unknown at a process's first."""
         readings = []
