@@ -13,6 +13,7 @@ FROZEN = {
     "check": "--cluster --help --json --set -h RUN.toml",
     "config": "--config --help --json -h",
     "demo": "--backend --cluster --folder --headless --help --json --keep --nodes --scripted --speed --steps -h",
+    "discover": "--cluster --help --json --seconds -h",
     "doctor": "--cluster --connect --help --json --quiet -h -q [RUN.toml]",
     "events": "--cluster --connect --follow --help --json --last --run -f -h -n",
     "export": "--cluster --connect --format --help --output --what -h RUN",

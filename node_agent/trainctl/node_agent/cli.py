@@ -49,6 +49,9 @@ def run(
     alert_webhook: Annotated[
         str, typer.Option(help="An http address that alerts are posted to; instead of the cluster file's.")
     ] = "",
+    advertise: Annotated[
+        bool, typer.Option("--advertise", help="Tell the local network where this agent is (multicast DNS).")
+    ] = False,
     leash: Annotated[
         bool, typer.Option("--leash", hidden=True, help="Leave once standard input has ended and no run is active.")
     ] = False,
@@ -59,7 +62,8 @@ def run(
     if listen is None:
         listen = nodes.nodes[node].address if nodes.nodes else f"tcp://127.0.0.1:{DEFAULT_PORT}"
     hooks = _hooks(nodes, alert_command, alert_webhook)
-    asyncio.run(_serve(node, listen, live, state, nodes, hooks, leash=leash))
+    advertise = advertise or nodes.advertise
+    asyncio.run(_serve(node, listen, live, state, nodes, hooks, leash=leash, advertise=advertise))
 
 
 def _hooks(cluster: Cluster, command: str, webhook: str) -> AlertHooks:
@@ -86,11 +90,12 @@ def _cluster_of(node: str, path: Path | None) -> Cluster:
 
 
 async def _serve(
-    name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks, *, leash: bool
-) -> None:
+    name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks, *, leash: bool,
+    advertise: bool,
+) -> None:  # fmt: skip
     from trainctl.node_agent.daemon import Agent
 
-    async with Agent(name, listen, live, state, cluster, leashed=leash, hooks=hooks) as agent:
+    async with Agent(name, listen, live, state, cluster, leashed=leash, hooks=hooks, advertise=advertise) as agent:
         _say_bound(name, agent.address, agent.live_address)
         await agent.serve()
 

@@ -16,6 +16,7 @@ from trainctl.protocol.errors import InvalidInputError, TrainctlError, Unreachab
 from trainctl.tui import (
     calls,
     cli_config,
+    cli_discover,
     cli_doctor,
     cli_init,
     cli_inspect,
@@ -64,7 +65,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 applied, 1 an unexpected system error, 2 usage, 3 rejected or failed, 4 expired or not "
     "applied in time, 5 unreachable or another version, 6 not authorised, 130 interrupted.",
 )
-for commands in (cli_runs, cli_inspect, cli_send, cli_record, cli_config, cli_init, cli_doctor):
+for commands in (cli_runs, cli_inspect, cli_send, cli_record, cli_config, cli_init, cli_doctor, cli_discover):
     app.add_typer(commands.app)
 
 
