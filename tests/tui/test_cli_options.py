@@ -12,6 +12,11 @@ FROZEN = {
     "alerts": "--cluster --connect --help --json -h",
     "attach": "--cluster --config --connect --help --read-only -h",
     "check": "--cluster --help --json --set -h RUN.toml",
+    "cluster": "--help -h",
+    "cluster add": "--address --cluster --extras --help --here --json --name --pip-args --python --ssh-config "
+    "--system-site-packages -h USER@HOST",
+    "cluster list": "--cluster --help --json -h",
+    "cluster remove": "--cluster --help --json -h NODE",
     "config": "--config --help --json -h",
     "demo": "--backend --cluster --folder --headless --help --json --keep --nodes --scripted --speed --steps -h",
     "discover": "--cluster --help --json --seconds -h",

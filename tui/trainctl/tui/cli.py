@@ -16,6 +16,7 @@ from trainctl.protocol import keys
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
 from trainctl.tui import (
     calls,
+    cli_cluster,
     cli_config,
     cli_discover,
     cli_doctor,
@@ -69,6 +70,7 @@ app = typer.Typer(
 )
 for commands in (
     cli_runs, cli_inspect, cli_send, cli_record, cli_config, cli_keys, cli_init, cli_doctor, cli_discover,
+    cli_cluster,
 ):  # fmt: skip
     app.add_typer(commands.app)
 

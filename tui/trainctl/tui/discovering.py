@@ -37,8 +37,7 @@ def standing(advert: Advert, cluster: Cluster | None) -> str:
     entry = cluster.nodes.get(advert.node) if cluster is not None else None
     if entry is None:
         return "not in the cluster file"
-    key: str = getattr(entry, "key", "")
-    if key and discovery.fingerprint(key) != advert.fingerprint:
+    if entry.key and discovery.fingerprint(entry.key) != advert.fingerprint:
         return "ANOTHER KEY than the cluster file's"
     return "in the cluster file" if entry.address == advert.address else f"in the cluster file at {entry.address}"
 
