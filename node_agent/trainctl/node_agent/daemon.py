@@ -15,6 +15,7 @@ import zmq
 import zmq.asyncio
 
 from trainctl.node_agent import binding, leash, requests
+from trainctl.node_agent.advertisement import Advertisement
 from trainctl.node_agent.alerts.office import AlertOffice
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.exporter.exporter import Exporter
@@ -66,6 +67,7 @@ class Agent:
         leashed: bool = False,
         hooks: AlertHooks | None = None,
         metrics: Place | None = None,
+        advertise: bool = False,
     ) -> None:
         """`hooks`: what is called about alerts in the place of what the cluster file names; `metrics`: where
         Prometheus is served."""
@@ -73,6 +75,7 @@ class Agent:
             raise InvalidInputError("--name", f"{node!r} is no node name: lower-case letters, digits, '.', '_' and '-'")
         if leashed:
             leash.check()
+        self._advertise = advertise
         self._leashed, self._hooks = leashed, cluster.alerts if hooks is None else hooks
         sockets.check_bind(listen)
         self.node, self._cluster, self._wanted = node, cluster, (listen, live or binding.port_after(listen))
@@ -110,6 +113,7 @@ class Agent:
         self._follower = Follower(equipment, self._reply, self._lead, self._lead.office.settle)
         succession = Succession(equipment, self._lead, self._follower)
         self._lead.office.promote, self._follower.reclaim = succession.promote, succession.reclaim
+        self._advertisement = Advertisement(self.node, self.address, equipment.version)
         self._alerts = AlertOffice(self.node, self._hooks, self.publisher)
         self._lead.on_end, self._lead.on_reading = self._alerts.ended, self._alerts.read
         self._lead.office.alerts = self._alerts.obey
@@ -168,6 +172,7 @@ class Agent:
         workers = [self._serve_requests, self._serve_commands, self._serve_trainers, self._beat, self._watch]
         workers += [self._follower.serve, self._lead.peers.serve, self._alerts.hooks.serve]
         workers += [self._heed_leash] if self._leashed else []
+        workers += [self._advertisement.serve] if self._advertise else []
         tasks = [asyncio.create_task(worker(), name=worker.__name__) for worker in workers]
         stopping = asyncio.create_task(self._stopping.wait(), name="stopping")
         try:

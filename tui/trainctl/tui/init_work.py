@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from trainctl.protocol import cluster, sockets
+from trainctl.protocol import cluster, keys, sockets
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui import init_files, init_probe, new_files, places
 from trainctl.tui.init_files import Answers
@@ -45,13 +45,22 @@ def write(given: Given, run_file: Path, cluster_file: Path | None, ask: Ask | No
     model = init_probe.model(answers.model)
     texts = {run_file: init_files.run_text(answers, model, machine, run_file)}
     if kept is None:
-        texts[target] = init_files.cluster_text(init_files.cluster_tables(answers, machine, None))
+        texts[target] = init_files.cluster_text(init_files.cluster_tables(answers, machine, _key_for(answers.address)))
     with new_files.drafts(texts) as drafts:
         _check(drafts, run_file, kept or target)
     remarks = init_files.remarks(model, machine)
     if kept is not None:
         remarks.append(f"{kept} is there already and is left as it is")
     return Done(tuple(texts), kept, tuple(remarks))
+
+
+def _key_for(address: str) -> str | None:
+    """This machine's agent's public key, made if there is none; on loopback none is needed."""
+    if sockets.is_near(address):
+        return None
+    folder = keys.KeyFolder()
+    folder.make()
+    return folder.agent().public
 
 
 def answered(given: Given, machine: Machine, ask: Ask | None, *, has_cluster: bool) -> Answers:

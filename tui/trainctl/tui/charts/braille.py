@@ -204,4 +204,5 @@ class Canvas:
         """Code points by row and column."""
         bits, known = (_ASCII_BITS, _ASCII) if self.frame.ascii_only else (_BITS, _BRAILLE)
         codes = np.einsum("rdca,da->rc", self._in_cells(self._dots).astype(np.int64), bits)
-        return known[codes]
+        chars: NDArray[np.uint32] = known[codes]
+        return chars
