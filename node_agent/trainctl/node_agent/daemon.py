@@ -111,10 +111,12 @@ class Agent:
         self._lead.office.alerts = self._alerts.obey
         self._outlook = Outlook(equipment, self._lead, self._follower, self._alerts)
         self._reader = HostReader(self.node, self.directory)
-        self._processes = ProcessMeter(lambda: self._outlook.run_directory(None))
+        self._processes = ProcessMeter()
         self._wakefulness = Wakefulness()
         if self._exporter is not None:
             self._exporter.attend(self._outlook, self.publisher)
+        for number in (signal.SIGTERM, signal.SIGINT):  # whoever knows its address may end it
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
         return self
 
     @property
@@ -157,9 +159,6 @@ class Agent:
 
     async def serve(self) -> None:
         """Answer, conduct and publish until told to stop; an error in one of these ends the agent and is raised."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
         await self._take_up_run()
         workers = [self._serve_requests, self._serve_commands, self._serve_trainers, self._beat, self._watch]
         workers += [self._follower.serve, self._lead.peers.serve, self._alerts.hooks.serve]
@@ -319,8 +318,7 @@ class Agent:
         look_at = 0.0
         async for lag_seconds in _every(BEAT_SECONDS):
             if time.monotonic() >= look_at:
-                await asyncio.to_thread(self._processes.find)
-                await asyncio.to_thread(self._wakefulness.keep, self._processes.trainers)
+                await self._find_processes()
                 look_at = time.monotonic() + PROCESSES_SECONDS
             reading = self._reader.read(time.time())
             self._outlook.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
@@ -338,6 +336,11 @@ class Agent:
             self.publisher.beat(beat)
             if self._exporter is not None:
                 self._exporter.look(lag_seconds)
+
+    async def _find_processes(self) -> None:
+        directory = self._outlook.run_directory(None)  # here: the ledger is this thread's
+        await asyncio.to_thread(self._processes.find, directory)
+        await asyncio.to_thread(self._wakefulness.keep, self._processes.trainers)
 
 
 async def _every(seconds: float) -> AsyncIterator[float]:
