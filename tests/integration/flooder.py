@@ -10,6 +10,7 @@ import threading
 
 from tests.integration import rawzmtp
 from tests.protocol.mutations import Mutator
+
 from trainctl.protocol.codec import CONTROL_FRAME_BYTES
 
 BATCH_BYTES = 32_768
