@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
-from trainctl.tui import calls, cli_config, cli_inspect, cli_record, cli_runs, cli_send, output, places
+from trainctl.tui import calls, cli_config, cli_inspect, cli_mirror, cli_record, cli_runs, cli_send, output, places
 from trainctl.tui.cli_options import ClusterFile, Config, Connect, ReadOnly, config_of, where
 from trainctl.tui.cli_runs import INTERRUPTED
 
@@ -53,7 +53,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 applied, 1 an unexpected system error, 2 usage, 3 rejected or failed, 4 expired or not "
     "applied in time, 5 unreachable or another version, 6 not authorised, 130 interrupted.",
 )
-for commands in (cli_runs, cli_inspect, cli_send, cli_record, cli_config):
+for commands in (cli_runs, cli_inspect, cli_send, cli_record, cli_mirror, cli_config):
     app.add_typer(commands.app)
 
 
