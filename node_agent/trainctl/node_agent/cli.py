@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from trainctl.node_agent.exporter.place import EXAMPLE, Place, check, parse
+from trainctl.node_agent.services import commands
 from trainctl.protocol.alerting import AlertHooks, check_command, check_webhook
 from trainctl.protocol.cluster import Cluster, read_default
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
@@ -56,9 +57,15 @@ def run(
     metrics_for_anyone: Annotated[
         bool, typer.Option("--metrics-for-anyone", help="Also off loopback, outside the cluster's trusted networks.")
     ] = False,
+    advertise: Annotated[
+        bool, typer.Option("--advertise", help="Tell the local network where this agent is (multicast DNS).")
+    ] = False,
     leash: Annotated[
         bool, typer.Option("--leash", hidden=True, help="Leave once standard input has ended and no run is active.")
     ] = False,
+    exit_if_stalled: Annotated[
+        float, typer.Option(min=0, max=3600, help="End when the event loop stands still for so many seconds; 0: never.")
+    ] = 0.0,
 ) -> None:
     """Run the agent in the foreground until SIGTERM; its trainers outlive it."""
     node = name or node_name()
@@ -67,7 +74,12 @@ def run(
         listen = nodes.nodes[node].address if nodes.nodes else f"tcp://127.0.0.1:{DEFAULT_PORT}"
     hooks = _hooks(nodes, alert_command, alert_webhook)
     at = _metrics_place(node, nodes, metrics, anyone=metrics_for_anyone)
-    asyncio.run(_serve(node, listen, live, state, nodes, hooks, at, leash=leash))
+    advertise = advertise or nodes.advertise
+    asyncio.run(
+        _serve(
+            node, listen, live, state, nodes, hooks, at, leash=leash, advertise=advertise, stall_seconds=exit_if_stalled
+        )
+    )  # fmt: skip
 
 
 def _metrics_place(node: str, cluster: Cluster, text: str, *, anyone: bool) -> Place | None:
@@ -78,7 +90,7 @@ def _metrics_place(node: str, cluster: Cluster, text: str, *, anyone: bool) -> P
     if not text:
         return None
     place = parse(text, where)
-    check(place, where, getattr(cluster, "trusted_networks", ()), anyone=anyone)
+    check(place, where, cluster.trusted_networks, anyone=anyone)
     return place
 
 
@@ -107,11 +119,15 @@ def _cluster_of(node: str, path: Path | None) -> Cluster:
 
 async def _serve(
     name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks,
-    metrics: Place | None, *, leash: bool,
+    metrics: Place | None, *, leash: bool, advertise: bool, stall_seconds: float,
 ) -> None:  # fmt: skip
     from trainctl.node_agent.daemon import Agent
+    from trainctl.node_agent.services.supervision import at_work
 
-    async with Agent(name, listen, live, state, cluster, leashed=leash, hooks=hooks, metrics=metrics) as agent:
+    made = Agent(
+        name, listen, live, state, cluster, leashed=leash, hooks=hooks, metrics=metrics, advertise=advertise
+    )  # fmt: skip
+    async with made as agent, at_work(agent, stall_seconds):
         _say_bound(name, agent.address, agent.live_address, agent.metrics_url)
         await agent.serve()
 
@@ -183,6 +199,9 @@ def record(
     body = recordings.packed(of_run(run_directory))
     output.write_bytes(body)
     print(f"{output}: {len(body):,} bytes")
+
+
+commands.register(app)
 
 
 def main() -> None:
