@@ -41,7 +41,7 @@ PROCESSES_SECONDS = 5.0
 WATCH_SECONDS = 0.25
 """How often the agent looks whether its trainers live, and lets commands expire."""
 MOST_ASKED, MOST_ASKED_BY_ALL = 64, 1024
-"""Requests of one client, and of all, that may be under way; what is asked beyond is refused, and can be asked again."""
+"""Requests of one client, and of all, that may be under way; what is asked beyond is refused, to be asked again."""
 FAREWELL_SECONDS = 3.0
 """How long a leashed agent answers after it was let go and its run has ended."""
 
