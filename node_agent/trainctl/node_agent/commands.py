@@ -66,7 +66,7 @@ class CommandOffice:
                 await self._conduct(command, args)
         except InvalidInputError as error:
             await self.end(d.CommandEnded(command.id, "rejected", reason=error.problem, field=error.where))
-        except RefusedError as error:
+        except (RefusedError, OSError) as error:  # the latter: no descriptor is free, say
             await self.end(d.CommandEnded(command.id, "failed", reason=str(error)))
         row = self._ledger.find(command.id)
         if row is not None and row.is_open:

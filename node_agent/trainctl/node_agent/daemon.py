@@ -18,6 +18,8 @@ from trainctl.node_agent import binding, leash, requests
 from trainctl.node_agent.advertisement import Advertisement
 from trainctl.node_agent.alerts.office import AlertOffice
 from trainctl.node_agent.equipment import Equipment
+from trainctl.node_agent.exporter.exporter import Exporter
+from trainctl.node_agent.exporter.place import Place
 from trainctl.node_agent.follower import Follower
 from trainctl.node_agent.host import TrainerHost
 from trainctl.node_agent.lead import Lead
@@ -26,8 +28,10 @@ from trainctl.node_agent.outlook import Outlook
 from trainctl.node_agent.processes import ProcessMeter
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.readings import HostReader
+from trainctl.node_agent.services.wakefulness import Wakefulness
 from trainctl.node_agent.succession import Succession
 from trainctl.node_agent.trainer_link import TrainerLink
+from trainctl.node_agent.turnstile import Turnstile
 from trainctl.protocol import codec, runfile, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.alerting import AlertHooks
@@ -40,6 +44,8 @@ PROCESSES_SECONDS = 5.0
 """How often the agent looks which processes its trainers have."""
 WATCH_SECONDS = 0.25
 """How often the agent looks whether its trainers live, and lets commands expire."""
+MOST_ASKED, MOST_ASKED_BY_ALL = 64, 1024
+"""Requests of one client, and of all, that may be under way; what is asked beyond is refused, to be asked again."""
 FAREWELL_SECONDS = 3.0
 """How long a leashed agent answers after it was let go and its run has ended."""
 
@@ -60,9 +66,11 @@ class Agent:
         *,
         leashed: bool = False,
         hooks: AlertHooks | None = None,
+        metrics: Place | None = None,
         advertise: bool = False,
     ) -> None:
-        """`hooks`: what is called about alerts in the place of what the cluster file names."""
+        """`hooks`: what is called about alerts in the place of what the cluster file names; `metrics`: where
+        Prometheus is served."""
         if not re.fullmatch(runfile.NAME_PATTERN, node):
             raise InvalidInputError("--name", f"{node!r} is no node name: lower-case letters, digits, '.', '_' and '-'")
         if leashed:
@@ -73,8 +81,11 @@ class Agent:
         self.node, self._cluster, self._wanted = node, cluster, (listen, live or binding.port_after(listen))
         sockets.check_bind(self._wanted[1])
         self.directory = node_directory(node, state_root)
+        self._metrics = metrics
+        self._exporter: Exporter | None = None
         self._stopping = asyncio.Event()
         self._commands: asyncio.Queue[tuple[bytes, m.Command]] = asyncio.Queue()
+        self._turnstile = Turnstile(MOST_ASKED, MOST_ASKED_BY_ALL)
 
     # ------------------------------------------------------------ life
 
@@ -88,6 +99,7 @@ class Agent:
             self.address = binding.bind(self._control, self._wanted[0])
             self.live_address = binding.bind(live, self._wanted[1])
             self._link = TrainerLink(self._context, runtime_directory(self.directory) / "trainers.sock")
+            self._exporter = Exporter(self._metrics) if self._metrics is not None else None
         except InvalidInputError:
             self._close()
             raise
@@ -108,7 +120,15 @@ class Agent:
         self._outlook = Outlook(equipment, self._lead, self._follower, self._alerts)
         self._reader = HostReader(self.node, self.directory)
         self._processes = ProcessMeter(lambda: self._outlook.run_directory(None))
+        self._wakefulness = Wakefulness()
+        if self._exporter is not None:
+            self._exporter.attend(self._outlook, self.publisher)
         return self
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where Prometheus is served, None if it isn't."""
+        return self._exporter.url if self._exporter is not None else None
 
     async def __aexit__(self, *_: object) -> None:
         self._lead.close()
@@ -119,6 +139,8 @@ class Agent:
         self._close()
 
     def _close(self) -> None:
+        if self._exporter is not None:
+            self._exporter.close()
         self._ledger.close()
         self._context.destroy(linger=0)
         self._plain_context.destroy(linger=0)
@@ -127,6 +149,15 @@ class Agent:
     @property
     def _is_busy(self) -> bool:
         return self._lead.is_busy or self._follower.followed is not None
+
+    @property
+    def doing(self) -> str:
+        """A line for whoever supervises the agent."""
+        session, followed = self._lead.session, self._follower.followed
+        run = f"conducts {session.view.run} ({session.view.state})" if session is not None else "idle"
+        if session is None and followed is not None:
+            run = f"hosts a rank of {followed.run} for {followed.known.lead}"
+        return f"{self.node} at {self.address}: {run}"
 
     def stop(self) -> None:
         """Leave `serve`. Trainers stay as they are, for the next agent of this node."""
@@ -186,6 +217,9 @@ class Agent:
                 continue
             if isinstance(request, m.ToPeer):
                 await self._follower.receive(identity, request)
+            elif not self._turnstile.enter(identity):
+                text = f"{MOST_ASKED} requests of yours are still to be answered: ask again later"
+                await self._reply(identity, m.Refusal(rid=request.rid, code="busy", text=text))
             elif isinstance(request, m.Command):
                 self._commands.put_nowait((identity, request))
             else:
@@ -197,6 +231,7 @@ class Agent:
         """One after another; starting a run on other nodes can take seconds, in which requests are answered."""
         while True:
             identity, command = await self._commands.get()
+            self._turnstile.leave(identity)
             lead = self._lead_elsewhere(command)
             if lead is not None:
                 await self._reply(identity, lead)
@@ -232,17 +267,25 @@ class Agent:
 
     async def _answer_request(self, identity: bytes, request: m.ClientRequest) -> None:
         try:
-            reply: m.AgentReply = await requests.answer(request, self._outlook)
-        except requests.UnknownRunError as error:
-            reply = m.Refusal(rid=request.rid, code="unknown-run", text=str(error))
-        except requests.UnknownRankError as error:
-            reply = m.Refusal(rid=request.rid, code="unknown-rank", text=str(error))
-        except InvalidInputError as error:
-            reply = m.Refusal(rid=request.rid, code="malformed", text=str(error))
+            reply = await self._answer_to(request)
+        finally:
+            self._turnstile.leave(identity)
         try:
             await self._reply(identity, reply)
         except ProtocolError as error:
             await self._reply(identity, m.Refusal(rid=request.rid, code="busy", text=str(error)))
+
+    async def _answer_to(self, request: m.ClientRequest) -> m.AgentReply:
+        try:
+            return await requests.answer(request, self._outlook)
+        except requests.UnknownRunError as error:
+            return m.Refusal(rid=request.rid, code="unknown-run", text=str(error))
+        except requests.UnknownRankError as error:
+            return m.Refusal(rid=request.rid, code="unknown-rank", text=str(error))
+        except InvalidInputError as error:
+            return m.Refusal(rid=request.rid, code="malformed", text=str(error))
+        except (OSError, zmq.ZMQError) as error:  # no descriptor is free, say
+            return m.Refusal(rid=request.rid, code="busy", text=f"{self.node} can't answer now: {error}")
 
     async def _reply(self, identity: bytes, reply: m.AgentReply | m.FromPeer) -> None:
         # A client that has gone, or reads nothing, loses its reply: it asks again with the same id. A lead notices by
@@ -296,23 +339,28 @@ class Agent:
     async def _beat(self) -> None:
         look_at = 0.0
         async for lag_seconds in _every(BEAT_SECONDS):
-            if time.monotonic() >= look_at:
-                await asyncio.to_thread(self._processes.find)
-                look_at = time.monotonic() + PROCESSES_SECONDS
-            reading = self._reader.read(time.time())
-            self._outlook.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
-            self.publisher.publish(self._outlook.host_reading)
-            self._follower.host_reading = reading
-            session, followed, age = self._lead.session, self._follower.followed, None
+            with contextlib.suppress(OSError):  # no descriptor is free: the next one may tell again
+                if time.monotonic() >= look_at:
+                    await asyncio.to_thread(self._processes.find)
+                    await asyncio.to_thread(self._wakefulness.keep, self._processes.trainers)
+                    look_at = time.monotonic() + PROCESSES_SECONDS
+                self._tell_reading(self._reader.read(time.time()))
+            session, age = self._lead.session, None
             self._follower.loop_lag_seconds = lag_seconds
-            if session is not None:
-                session.recorder.host(reading)
-                if session.view.state == "running":
-                    age = time.monotonic() - session.last_commit_monotonic
-            elif followed is not None:
-                followed.recorder.host(reading)
+            if session is not None and session.view.state == "running":
+                age = time.monotonic() - session.last_commit_monotonic
             beat = m.Heartbeat(node=self.node, at=time.time(), step_age_seconds=age, loop_lag_seconds=lag_seconds)
             self.publisher.beat(beat)
+            if self._exporter is not None:
+                self._exporter.look(lag_seconds)
+
+    def _tell_reading(self, reading: m.HostReading) -> None:
+        self._outlook.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
+        self.publisher.publish(self._outlook.host_reading)
+        self._follower.host_reading = reading
+        of_a_run = self._lead.session or self._follower.followed
+        if of_a_run is not None:
+            of_a_run.recorder.host(reading)
 
 
 async def _every(seconds: float) -> AsyncIterator[float]:

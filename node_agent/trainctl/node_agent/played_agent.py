@@ -51,7 +51,8 @@ class PlayedAgent:
 
     def boot_anew(self, boot: str) -> None:
         """As an agent that was started again: its messages are numbered from 1."""
-        self.publisher = Publisher(self._live, boot)
+        before, self.publisher = self.publisher, Publisher(self._live, boot)
+        self.publisher.on_publish = before.on_publish
 
     def publish(self, message: m.Live) -> None:
         if not self.mute:

@@ -40,11 +40,16 @@ class ProcessMeter:
                 made += _tree(file)
         self._known = tuple(made[:MOST_PROCESSES])
 
+    @property
+    def trainers(self) -> tuple[int, ...]:
+        """Pids of the trainers that there were at the last `find`."""
+        return tuple(known.process.pid for known in self._known if known.role == "trainer")
+
     def read(self) -> tuple[ProcessReading, ...]:
         """One reading of each that lives; the processor's part is unknown at a process's first."""
         readings = []
         for known in self._known:
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error, OSError):
                 readings.append(self._read(known))
         alive = {reading.pid for reading in readings}
         self._before = {pid: before for pid, before in self._before.items() if pid in alive}

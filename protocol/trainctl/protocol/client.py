@@ -205,7 +205,10 @@ class Client:
         with self._conversation(command) as replies:
             await self._transmit(command)
             seconds = max(self.timeout_seconds, START_SECONDS if command.verb in ASKING_OTHERS else 0.0)
-            reply = await self._next(replies, seconds)
+            try:
+                reply = await self._next(replies, seconds)
+            except UnreachableError as error:
+                raise UnreachableError(f"{error}; the same command under id {command.id} tells its outcome") from None
             yield reply
             while isinstance(reply, m.CommandReply) and reply.state not in m.FINAL_COMMAND_STATES:
                 try:

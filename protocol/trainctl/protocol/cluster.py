@@ -20,6 +20,7 @@ class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One node."""
 
     address: str  # tcp://host:port where its agent takes requests
+    metrics: str = ""  # host:port where its agent serves Prometheus; empty: nowhere
     key: Key | None = None  # its agent's public key
 
 

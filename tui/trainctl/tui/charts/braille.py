@@ -9,12 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.tui.lines import Line, Piece
+
 Floats = NDArray[np.float64]
-Cells = list[list[tuple[str, str]]]
 
 # Bit of the dot at (row, column) within a braille cell: Unicode chart "Braille Patterns", U+2800.
 _BITS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]], dtype=np.int64)
-_ASCII = (" ", "'", ".", ":")
+_BRAILLE = np.array([ord(" "), *range(0x2801, 0x2900)], dtype="<u4")
+_ASCII_BITS = np.array([[1], [2]], dtype=np.int64)
+_ASCII = np.array([ord(char) for char in " '.:"], dtype="<u4")
 
 
 @dataclass(frozen=True)
@@ -81,21 +84,28 @@ def extents(curve: Curve, frame: Frame) -> tuple[Floats, Floats, NDArray[np.bool
     here, there = drawn[:-1], drawn[1:]
     ties = curve.joins[here] if curve.joins is not None else curve.x[there] - curve.x[here] <= 1.5 * curve.span
     onward = (there == here + 1) & ties & (columns[there] > columns[here])
-    for place in here[onward].tolist():
-        _bridge(low, high, joined, (int(columns[place]), int(columns[place + 1])), curve, place)
+    _bridge(low, high, joined, columns, curve, here[onward])
     return low, high, joined
 
 
 def _bridge(
-    low: Floats, high: Floats, joined: NDArray[np.bool_], between: tuple[int, int], curve: Curve, here: int
+    low: Floats,
+    high: Floats,
+    joined: NDArray[np.bool_],
+    columns: NDArray[np.int64],
+    curve: Curve,
+    here: NDArray[np.intp],
 ) -> None:
-    """Joins neighbouring buckets: columns between them get the straight line's value."""
-    start, end = between
-    joined[start:end] = True
-    if end > start + 1:
-        part = np.arange(1, end - start) / (end - start)
-        for out, source in ((low, curve.low), (high, curve.high)):
-            out[start + 1 : end] = source[here] + part * (source[here + 1] - source[here])
+    """Joins the buckets `here` to their next: columns between them get the straight line's value."""
+    start, apart = columns[here], columns[here + 1] - columns[here]
+    whose = np.repeat(np.arange(len(here)), apart)
+    within = np.arange(len(whose)) - np.repeat(np.cumsum(apart) - apart, apart)
+    joined[start[whose] + within] = True
+    between = within > 0
+    whose, within = whose[between], within[between]
+    column, part, bucket = start[whose] + within, within / apart[whose], here[whose]
+    for out, source in ((low, curve.low), (high, curve.high)):
+        out[column] = source[bucket] + part * (source[bucket + 1] - source[bucket])
 
 
 class Canvas:
@@ -106,7 +116,8 @@ class Canvas:
         width, height = frame.dots
         self._across, self._down = (1, 2) if frame.ascii_only else (2, 4)
         self._dots = np.zeros((height, width), bool)
-        self._roles: list[list[str]] = [[""] * frame.columns for _ in range(frame.rows)]
+        self._drawers = [""]  # roles in the order in which they first drew
+        self._drawn_by = np.zeros((frame.rows, frame.columns), np.int64)  # of each cell, as a place in `_drawers`
         self._over: dict[tuple[int, int], tuple[str, str]] = {}
 
     def stroke(self, curve: Curve, *, alone: bool = False) -> None:
@@ -119,7 +130,7 @@ class Canvas:
             self._dots = np.zeros_like(under)
         self._draw(curve)
         if alone:
-            cells = self._dots.reshape(self.frame.rows, self._down, self.frame.columns, self._across).any(axis=(1, 3))
+            cells = self._in_cells(self._dots).any(axis=(1, 3))
             passed = np.repeat(np.repeat(cells, self._down, axis=0), self._across, axis=1)
             self._dots |= under & ~passed
 
@@ -128,14 +139,15 @@ class Canvas:
         height = self._dots.shape[0]
         if height == 0:
             return
+        drawn = np.isfinite(low)
         bottom, top = self._dot_rows(low), self._dot_rows(high)
-        for column in np.flatnonzero(np.isfinite(low)):
-            first, last = int(top[column]), int(bottom[column])
-            if column and joined[column - 1] and np.isfinite(low[column - 1]):
-                # Reach towards the neighbour, so that a steep line has no holes.
-                first = min(first, int(bottom[column - 1]) + 1)
-                last = max(last, int(top[column - 1]) - 1)
-            self._fill(int(column), max(first, 0), min(last, height - 1), curve.role)
+        # Reach towards the neighbour, so that a steep line has no holes.
+        tied = joined[:-1] & drawn[:-1] & drawn[1:]
+        first, last = top.copy(), bottom.copy()
+        first[1:] = np.where(tied, np.minimum(top[1:], bottom[:-1] + 1), top[1:])
+        last[1:] = np.where(tied, np.maximum(bottom[1:], top[:-1] - 1), bottom[1:])
+        down = np.arange(height)[:, None]
+        self._fill((first <= down) & (down <= last) & drawn, curve.role)
 
     def _dot_rows(self, values: Floats) -> NDArray[np.int64]:
         height = self._dots.shape[0]
@@ -144,10 +156,13 @@ class Canvas:
         )
         return np.clip(np.floor(across * height), 0, height - 1).astype(np.int64)
 
-    def _fill(self, column: int, first: int, last: int, role: str) -> None:
-        self._dots[first : last + 1, column] = True
-        for row in range(first // self._down, last // self._down + 1):
-            self._roles[row][column // self._across] = role
+    def _fill(self, dots: NDArray[np.bool_], role: str) -> None:
+        self._dots |= dots
+        self._drawn_by[self._in_cells(dots).any(axis=(1, 3))] = self._drawer(role)
+
+    def _in_cells(self, dots: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """By (row, dot row in it, column, dot column in it)."""
+        return dots.reshape(self.frame.rows, self._down, self.frame.columns, self._across)
 
     def put(self, column: int, row: int, text: str, role: str) -> None:
         """Writes text over the dots, one character a cell; what falls outside is dropped."""
@@ -158,31 +173,36 @@ class Canvas:
     def under(self, column: int, char: str, role: str) -> None:
         """A vertical of `char` in the cells of a column that nothing else has drawn in."""
         for row in range(self.frame.rows):
-            if 0 <= column < self.frame.columns and not self._roles[row][column]:
+            if 0 <= column < self.frame.columns and not self._drawn_by[row, column]:
                 self._over.setdefault((row, column), (char, role))
 
     def is_blank(self, columns: range, row: int) -> bool:
         """Whether nothing is drawn or written in these cells of a row, all of them within the frame."""
         inside = 0 <= row < self.frame.rows and columns.start >= 0 and columns.stop <= self.frame.columns
-        return inside and not any(self._roles[row][column] or (row, column) in self._over for column in columns)
+        return inside and not any(self._drawn_by[row, column] or (row, column) in self._over for column in columns)
 
-    def cells(self) -> Cells:
-        """Rows of (character, role)."""
-        codes = self._codes()
-        return [
-            [
-                self._over.get((row, column)) or (self._char(int(codes[row, column])), self._roles[row][column])
-                for column in range(self.frame.columns)
-            ]
-            for row in range(self.frame.rows)
-        ]
+    def lines(self) -> list[Line]:
+        """What is drawn, row by row."""
+        chars, drawers = self._chars(), self._drawn_by.copy()
+        for (row, column), (char, role) in self._over.items():
+            chars[row, column], drawers[row, column] = ord(char), self._drawer(role)
+        return [self._line(*row) for row in zip(chars, drawers, strict=True)]
 
-    def _codes(self) -> NDArray[np.int64]:
-        blocks = self._dots.reshape(self.frame.rows, self._down, self.frame.columns, self._across)
-        bits = np.array([[1], [2]], np.int64) if self.frame.ascii_only else _BITS
-        return np.asarray(np.einsum("rdca,da->rc", blocks.astype(np.int64), bits))
+    def _line(self, chars: NDArray[np.uint32], drawers: NDArray[np.int64]) -> Line:
+        """One row, neighbours of one role joined."""
+        text = chars.tobytes().decode("utf-32-le")
+        starts = [0, *(np.flatnonzero(drawers[1:] != drawers[:-1]) + 1).tolist()] if text else []
+        roles = [self._drawers[drawers[start]] for start in starts]
+        return tuple([Piece(text[a:b], role) for a, b, role in zip(starts, [*starts[1:], None], roles, strict=True)])
 
-    def _char(self, code: int) -> str:
-        if self.frame.ascii_only:
-            return _ASCII[code]
-        return chr(0x2800 + code) if code else " "
+    def _drawer(self, role: str) -> int:
+        if role not in self._drawers:
+            self._drawers.append(role)
+        return self._drawers.index(role)
+
+    def _chars(self) -> NDArray[np.uint32]:
+        """Code points by row and column."""
+        bits, known = (_ASCII_BITS, _ASCII) if self.frame.ascii_only else (_BITS, _BRAILLE)
+        codes = np.einsum("rdca,da->rc", self._in_cells(self._dots).astype(np.int64), bits)
+        chars: NDArray[np.uint32] = known[codes]
+        return chars

@@ -8,7 +8,7 @@ import numpy as np
 
 from trainctl.tui import lines as ln
 from trainctl.tui.charts import marks as mk
-from trainctl.tui.charts.braille import Canvas, Cells, Curve, Frame
+from trainctl.tui.charts.braille import Canvas, Curve, Frame
 from trainctl.tui.generations import Change
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.series import Window
@@ -91,7 +91,7 @@ def draw(panel: Panel, columns: int, rows: int, glyphs: Glyphs) -> tuple[list[ln
     _draw_overruns(canvas, tracks, {frame.column_of(mark.step) for mark in panel.marks})
     names = mk.name(canvas, changes, titled, {column for column, _ in numbers})
     labels = end_labels(tracks, frame, glyphs) if end else {}
-    made = _assemble(canvas.cells(), {frame.row_of(tick): texts[tick] for tick in ticks}, gutter, labels, end)
+    made = _assemble(canvas.lines(), {frame.row_of(tick): texts[tick] for tick in ticks}, gutter, labels, end)
     if plot_rows < rows:
         made.append(_x_axis(frame, gutter, columns, glyphs))
     title += [(gutter + column, text, "label") for column, text in names]
@@ -193,9 +193,10 @@ def _draw_overruns(canvas: Canvas, tracks: Sequence[Track], marked: Collection[i
     frame = canvas.frame
     over: dict[int, float] = {}
     for track in tracks:
-        for step, value in zip(track.window.first.tolist(), track.window.maximum.tolist(), strict=True):
+        above = track.window.maximum > frame.y1
+        for step, value in zip(track.window.first[above].tolist(), track.window.maximum[above].tolist(), strict=True):
             column = frame.column_of(step)
-            if value > frame.y1 and 0 <= column < frame.columns:
+            if 0 <= column < frame.columns:
                 over[column] = max(over.get(column, value), value)
     if over:
         column, value = max(over.items(), key=lambda item: item[1])
@@ -232,14 +233,14 @@ def end_labels(tracks: Sequence[Track], frame: Frame, glyphs: Glyphs) -> dict[in
 
 
 def _assemble(
-    cells: Cells, y_labels: dict[int, str], gutter: int, ends: dict[int, tuple[str, str]], end: int
+    rows: list[ln.Line], y_labels: dict[int, str], gutter: int, ends: dict[int, tuple[str, str]], end: int
 ) -> list[ln.Line]:
     made = []
-    for row, drawn in enumerate(cells):
+    for row, drawn in enumerate(rows):
         label = y_labels.get(row, "")
         name, role = ends.get(row, ("", "text"))
         tail = (ln.Piece(f" {name}".ljust(end), role),) if end else ()
-        made.append((ln.Piece(label.rjust(gutter - 1) + " ", "axis"), *ln.from_cells(drawn), *tail))
+        made.append((ln.Piece(label.rjust(gutter - 1) + " ", "axis"), *drawn, *tail))
     return made
 
 

@@ -216,11 +216,11 @@ def _assemble(canvas: Canvas, plot: Plot, made: Prepared, room: Margins, glyphs:
     labels = {frame.row_of(height): words for height, words in made.labels.items()}
     ends = _ends(plot, made, frame, glyphs) if room.right else {}
     lines = []
-    for row, cells in enumerate(canvas.cells()):
+    for row, drawn in enumerate(canvas.lines()):
         name, role = ends.get(row, ("", "text"))
         tail = (ln.Piece(f" {name}".ljust(room.right)[: room.right], role),) if room.right else ()
         lead = ln.Piece(labels.get(row, "").rjust(room.left - 1) + " ", "axis")
-        lines.append((lead, *ln.from_cells(cells), *tail))
+        lines.append((lead, *drawn, *tail))
     return lines
 
 
