@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -49,6 +49,10 @@ def run(
     alert_webhook: Annotated[
         str, typer.Option(help="An http address that alerts are posted to; instead of the cluster file's.")
     ] = "",
+    keys: Annotated[
+        Literal["auto", "require"],
+        typer.Option(help="auto: keys off loopback, or where the cluster file names this node's; require: always."),
+    ] = "auto",
     leash: Annotated[
         bool, typer.Option("--leash", hidden=True, help="Leave once standard input has ended and no run is active.")
     ] = False,
@@ -59,7 +63,7 @@ def run(
     if listen is None:
         listen = nodes.nodes[node].address if nodes.nodes else f"tcp://127.0.0.1:{DEFAULT_PORT}"
     hooks = _hooks(nodes, alert_command, alert_webhook)
-    asyncio.run(_serve(node, listen, live, state, nodes, hooks, leash=leash))
+    asyncio.run(_serve(node, listen, live, state, nodes, hooks, leash=leash, require_keys=keys == "require"))
 
 
 def _hooks(cluster: Cluster, command: str, webhook: str) -> AlertHooks:
@@ -86,11 +90,13 @@ def _cluster_of(node: str, path: Path | None) -> Cluster:
 
 
 async def _serve(
-    name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks, *, leash: bool
-) -> None:
+    name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks, *, leash: bool,
+    require_keys: bool,
+) -> None:  # fmt: skip
     from trainctl.node_agent.daemon import Agent
 
-    async with Agent(name, listen, live, state, cluster, leashed=leash, hooks=hooks) as agent:
+    made = Agent(name, listen, live, state, cluster, leashed=leash, hooks=hooks, require_keys=require_keys)
+    async with made as agent:
         _say_bound(name, agent.address, agent.live_address)
         await agent.serve()
 

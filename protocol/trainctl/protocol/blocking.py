@@ -63,6 +63,9 @@ class BlockingClient:
     ) -> m.LogPart:
         return self._run(self._client.log(run, rank, offset_bytes, limit_bytes))
 
+    def audit(self, limit: int = 100) -> m.Audit:
+        return self._run(self._client.audit(limit))
+
     def send(self, verb: str, args: dict[str, Any], **options: Any) -> m.CommandReply:
         """As `Client.send`: the last reply; raises ExpiredError, UnreachableError, RefusedError."""
         return self._run(self._client.send(verb, args, **options))

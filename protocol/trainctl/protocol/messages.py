@@ -584,6 +584,12 @@ class AttendRequest(Request, tag="attend-request", frozen=True, forbid_unknown_f
     leaving: bool = False
 
 
+class AuditRequest(Request, tag="audit-request", frozen=True, forbid_unknown_fields=True):
+    """Who was refused what, newest first; for operators."""
+
+    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+
+
 class Command(Request, tag="command", frozen=True, forbid_unknown_fields=True):
     """A request to change something. The same id again gives the same outcome; `rid` is only the reply's address."""
 
@@ -607,6 +613,7 @@ ClientRequest = (
     | StepsRequest
     | LogRequest
     | AttendRequest
+    | AuditRequest
     | Command
 )
 
@@ -870,7 +877,7 @@ class PeerRefusal(Message, tag="peer-refusal", frozen=True):
     """The conversation is not known here, or this agent follows another lead."""
 
     link: Name
-    code: Literal["unknown-link", "older-term", "busy"]
+    code: Literal["unknown-link", "older-term", "busy", "not-authorised"]
     text: str
     run: str | None = None  # older-term: the one that the lead said it conducts
     state: RunState | None = None  # that run's, as it is known here; None: not known
@@ -1005,6 +1012,23 @@ class Viewers(Reply, tag="viewers", frozen=True):
     viewers: tuple[Viewer, ...]
 
 
+class Refused(msgspec.Struct, frozen=True):
+    """Something that was refused for want of a right, as often as `count` says."""
+
+    first_at: float
+    last_at: float
+    count: Count
+    name: str  # of the key; empty: it has none here
+    key: str  # Z85; empty: none was shown
+    what: str  # "command pause", "snapshot-request", "connect"
+    why: str
+    address: str = ""  # IP address that it came from, as far as it is known
+
+
+class Audit(Reply, tag="audit", frozen=True):
+    refused: tuple[Refused, ...]  # newest first
+
+
 class CommandReply(Reply, tag="command-reply", frozen=True):
     """Sent once when a command is accepted or refused, and once more when an accepted one ends."""
 
@@ -1030,7 +1054,7 @@ class Refusal(Reply, tag="refusal", frozen=True):
     lead_key: str | None = None  # not-lead: that agent's public key, Z85
 
 
-AgentReply = Snapshot | History | GapFill | Runs | Events | Steps | LogPart | Viewers | CommandReply | Refusal
+AgentReply = Snapshot | History | GapFill | Runs | Events | Steps | LogPart | Viewers | Audit | CommandReply | Refusal
 
 METRICS: dict[str, tuple[str, bool]] = {
     "loss": ("nats per token", False),
