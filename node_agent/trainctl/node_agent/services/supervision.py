@@ -47,7 +47,7 @@ async def at_work(agent: Working, stall_seconds: float) -> AsyncIterator[None]:
             async with supervised(notifier, stall_seconds, lambda: agent.doing, traces):
                 yield
         except TrainctlError as error:
-            log.error("ended: %s", error)  # noqa: TRY400  it is no fault of the program
+            log.error("ended: %s", error)
             raise
         except Exception as error:
             log.exception("ended by a fault")
@@ -100,5 +100,5 @@ async def _beat(notifier: Notifier, guard: StallGuard | None, doing: Callable[[]
 
 def _tell_stall(seconds: float) -> None:
     log.critical(
-        "the event loop has stood still for %.0f s: the agent ends, for its supervisor to start it again", seconds
+        "the event loop has stood still for %.3g s: the agent ends, for its supervisor to start it again", seconds
     )
