@@ -3,70 +3,20 @@
 import json
 import signal
 import sys
-import threading
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 import pytest
-import zmq
 
-from trainctl.protocol import codec, examples
 from trainctl.protocol import messages as m
 from trainctl.tui import calls, cli, outcome
 
 from .cli_calls import assert_one_line, call, started, wait_until
+from .scripted import SNAPSHOT, Answer, scripted
 
 ID = "6c1e4f0a-52d3-4b8e-9a77-0d3c5be2f914"
 RUN = "sft-1b-20261120-143107-9f3c"
-Answer = Callable[[m.ClientRequest], list[m.AgentReply | bytes]]
-SNAPSHOT: Any = examples.EXAMPLES["agent to client"]["snapshot"]
-
-
-class Scripted:
-    """A socket where an agent's should be, which speaks the protocol and answers as it was told to."""
-
-    def __init__(self, answer: Answer) -> None:
-        self.heard: list[m.Command] = []
-        self._answer = answer
-        self._over = threading.Event()
-        self._context = zmq.Context()
-        self._router = self._context.socket(zmq.ROUTER)
-        self._router.setsockopt(zmq.RCVTIMEO, 50)
-        self.address = f"tcp://127.0.0.1:{self._router.bind_to_random_port('tcp://127.0.0.1')}"
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while not self._over.is_set():
-            try:
-                identity, frame = self._router.recv_multipart()
-            except zmq.Again:
-                continue
-            request = codec.decode_request(frame)
-            if isinstance(request, m.Command):
-                self.heard.append(request)
-            for reply in self._answer(request):
-                raw = (
-                    reply if isinstance(reply, bytes) else codec.encode(msgspec.structs.replace(reply, rid=request.rid))
-                )
-                self._router.send_multipart([identity, raw])
-
-    def stop(self) -> None:
-        self._over.set()
-        self._thread.join(30)
-        self._context.destroy(linger=0)
-
-
-@contextmanager
-def scripted(answer: Answer) -> Iterator[Scripted]:
-    agent = Scripted(answer)
-    try:
-        yield agent
-    finally:
-        agent.stop()
 
 
 def reply(state: Any, **fields: Any) -> m.CommandReply:

@@ -1,5 +1,6 @@
 """A rank as its run's session sees it, wherever it runs: start it, tell it, look at it, end it."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -62,6 +63,7 @@ class LocalRank:
         self._host, self._link, self._paths, self._node, self._rank = host, link, paths, node, rank
         self._leave_due = float("inf")  # by time.monotonic
         self._kills, self._was_killed = OomKills(), False  # by this agent
+        self._seen = Look()
 
     def start(self, resume_from: Path | None) -> None:
         """Raises RefusedError if no process can be started."""
@@ -91,6 +93,12 @@ class LocalRank:
         return await self._link.send(self._rank, order)
 
     def look(self) -> Look:
+        """As it is now; while this agent has too many files open to tell, as it was."""
+        with contextlib.suppress(OSError):
+            self._seen = self._look()
+        return self._seen
+
+    def _look(self) -> Look:
         hosted = self._host.find(self._paths, self._rank)
         if hosted is not None:
             if time.monotonic() >= self._leave_due:
@@ -129,12 +137,19 @@ class LocalRank:
         self._end()
 
     def _end(self, grace_seconds: float = GRACE_SECONDS) -> None:
-        self._was_killed = self._host.kill(self._paths, self._rank, grace_seconds) or self._was_killed
+        try:
+            self._was_killed = self._host.kill(self._paths, self._rank, grace_seconds) or self._was_killed
+        except OSError:  # too many files are open to find it: at a look to come
+            self._leave_due = time.monotonic()
 
     async def start_again(self) -> None:
         """Have a trainer, if none lives; it takes part in nothing before it is given the group's state. Raises
         RefusedError if no process can be started."""
-        if self._host.find(self._paths, self._rank) is None:
+        try:
+            found = self._host.find(self._paths, self._rank)
+        except OSError as error:
+            raise RefusedError(f"rank {self._rank}: {error}") from None
+        if found is None:
             self._leave_due = float("inf")
             self.start(None)
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import DEFAULT_TIMEOUT_SECONDS, Client, Connection
+from trainctl.protocol.keyring import Keyring
 
 T = TypeVar("T")
 
@@ -19,13 +20,19 @@ class BlockingClient:
     """`Client` driven by an event loop of its own, which runs only inside the calls. Belongs to one thread."""
 
     def __init__(
-        self, address: str, *, by: str | None = None, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
-    ) -> None:
-        self._client = Client(address, by=by, timeout_seconds=timeout_seconds)
+        self, address: str, *, by: str | None = None, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        keys: Keyring | None = None,
+    ) -> None:  # fmt: skip
+        """As `Client`."""
+        self._client = Client(address, by=by, timeout_seconds=timeout_seconds, keys=keys)
 
     def __enter__(self) -> Self:
         self._runner = asyncio.Runner()
-        self._run(self._client.__aenter__())
+        try:
+            self._run(self._client.__aenter__())
+        except BaseException:
+            self._runner.close()
+            raise
         return self
 
     def __exit__(

@@ -934,6 +934,7 @@ class PeerView(msgspec.Struct, frozen=True):
     state: Literal["connected", "silent", "unknown"]
     since_at: float
     why: str = ""
+    key: str | None = None  # its agent's public key, Z85; None: it has none, or isn't known
 
 
 class Snapshot(Reply, tag="snapshot", frozen=True):
@@ -1085,9 +1086,12 @@ class CommandReply(Reply, tag="command-reply", frozen=True):
 class Refusal(Reply, tag="refusal", frozen=True):
     """The request was understood, and the answer is no."""
 
-    code: Literal["version", "malformed", "unknown-run", "unknown-rank", "unknown-type", "busy", "not-lead"]
+    code: Literal[
+        "version", "malformed", "unknown-run", "unknown-rank", "unknown-type", "busy", "not-lead", "not-authorised"
+    ]
     text: str
     lead: str | None = None  # not-lead: the address of the agent that conducts
+    lead_key: str | None = None  # not-lead: that agent's public key, Z85
 
 
 AgentReply = (
