@@ -58,6 +58,12 @@ class WeightsBiases:
         """The name of its folder."""
         return Path(self._run.dir).parent.name
 
+    @property
+    def url(self) -> str | None:
+        """Where the run is shown; None offline."""
+        found: str | None = self._run.url
+        return found
+
     def back(self, step: int) -> None:
         """Nothing can be taken back; rows from here on have a higher attempt."""
 
