@@ -44,23 +44,23 @@ def write(given: Given, run_file: Path, cluster_file: Path | None, ask: Ask | No
     answers = answered(given, machine, ask, has_cluster=kept is not None)
     model = init_probe.model(answers.model)
     texts = {run_file: init_files.run_text(answers, model, machine, run_file)}
+    key = _own_key()
     if kept is None:
-        texts[target] = init_files.cluster_text(init_files.cluster_tables(answers, machine, _key_for(answers.address)))
+        texts[target] = init_files.cluster_text(init_files.cluster_tables(answers, machine, key))
     with new_files.drafts(texts) as drafts:
         _check(drafts, run_file, kept or target)
     remarks = init_files.remarks(model, machine)
+    if key is None and not sockets.is_near(answers.address):
+        remarks.append("off loopback an agent needs keys: trainctl keys new makes them")
     if kept is not None:
         remarks.append(f"{kept} is there already and is left as it is")
     return Done(tuple(texts), kept, tuple(remarks))
 
 
-def _key_for(address: str) -> str | None:
-    """This machine's agent's public key, made if there is none; on loopback none is needed."""
-    if sockets.is_near(address):
-        return None
+def _own_key() -> str | None:
+    """This machine's agent's public key, if it has been made."""
     folder = keys.KeyFolder()
-    folder.make()
-    return folder.agent().public
+    return folder.agent().public if folder.has("agent") else None
 
 
 def answered(given: Given, machine: Machine, ask: Ask | None, *, has_cluster: bool) -> Answers:

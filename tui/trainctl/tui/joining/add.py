@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainctl.protocol import cluster, keys, paths, sockets
-from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, TrainctlError, UnreachableError
 from trainctl.protocol.keyring import Keyring
 from trainctl.tui.joining import link, wheel
 from trainctl.tui.joining.machine import Install, Machine, find
@@ -85,7 +85,10 @@ def add(wanted: Wanted, file: Path, known: cluster.Cluster, say: Say) -> Added:
         done("start", started["changed"], _start_text(started))
         ring = Keyring(nodes=known)
         ring.learn(pair.there_address, joined["key"])
-        tested = link.test(ssh, python, pair.there_address, ring)
+        try:
+            tested = link.test(ssh, python, pair.there_address, ring)
+        except (UnreachableError, NotAuthorisedError) as error:
+            raise type(error)(f"link: {error}") from None
         done("link", False, _link_text(tested))
     written = add_nodes(pair.file, pair.known, _nodes_here(pair, joined["key"]))
     done("nodes here", bool(written), ", ".join(written) or "are there")

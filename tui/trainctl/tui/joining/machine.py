@@ -29,6 +29,7 @@ for name in ${{1:-{_NAMES}}}; do
 done
 echo "no Python 3.11 or newer there (looked for ${{1:-{_NAMES}}})" >&2; exit 3
 """
+_WORKS = '''grep -q "^include-system-site-packages = $2" "$1/pyvenv.cfg" && "$1/bin/python" -c "import pip"'''
 _SEND = 'mkdir -p "$1" && cat > "$1/$2.part" && mv "$1/$2.part" "$1/$2"'
 
 
@@ -90,14 +91,24 @@ class Install(NamedTuple):
         folder, file = machine.folder, posixpath.join(machine.folder, wheel.name)
         ssh.run(["rm", "-f", marker], step="install")
         ssh.run(["sh", "-c", _SEND, "sh", folder, wheel.name], given=wheel.body, seconds=300, step="install (send)")
-        site = ["--system-site-packages"] if self.system_site_packages else []
-        ssh.run([machine.python, "-m", "venv", *site, f"{folder}/venv"], seconds=300, step="install (venv)")
+        is_new = self._make_environment(ssh, machine)
         pip = [machine.python_of_program, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *self.pip]
         step = "install (pip)"
         ssh.run([*pip, f"{file}{_bracketed(extras)}"], seconds=INSTALL_SECONDS, step=step)
-        ssh.run([*pip, "--no-deps", "--force-reinstall", file], seconds=300, step=step)  # the same version, but newer
+        if not is_new:  # it may be the same version with other contents, which pip would take for installed
+            ssh.run([*pip, "--no-deps", "--force-reinstall", file], seconds=300, step=step)
         ssh.run(["sh", "-c", 'cat > "$1"', "sh", marker], given=mark.encode(), step="install")
         return True, f"{label} in {folder}, {len(wheel.body) / 1e6:.1f} MB sent"
+
+    def _make_environment(self, ssh: Ssh, machine: Machine) -> bool:
+        """False if there is one of this kind that works."""
+        folder, sees = posixpath.join(machine.folder, "venv"), str(self.system_site_packages).lower()
+        status, _, _ = ssh.try_run(["sh", "-c", _WORKS, "sh", folder, sees], step="install (venv)")
+        if status:
+            site = ["--system-site-packages"] if self.system_site_packages else []
+            words = [machine.python, "-m", "venv", "--clear", *site, folder]
+            ssh.run(words, seconds=600, step="install (venv)")
+        return bool(status)
 
 
 def _check(extras: tuple[str, ...]) -> None:

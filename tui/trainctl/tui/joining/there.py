@@ -114,7 +114,7 @@ def _start_detached(agent: Path, name: str, *, anew: bool) -> bool:
     folder = paths.node_directory(name)
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / "detached.toml"
-    process = _running(note)
+    process = running(note)
     if process is not None and not anew:
         return False
     if process is not None:
@@ -147,7 +147,7 @@ def _await_bound(begun: "subprocess.Popen[bytes]", log: Path, begin: int) -> Non
     raise TrainctlError(f"the agent said nothing for {START_SECONDS:g} s; see {log}")
 
 
-def _running(note: Path) -> psutil.Process | None:
+def running(note: Path) -> psutil.Process | None:
     """The process that was started by itself before, if it lives."""
     with contextlib.suppress(OSError, ValueError, KeyError, psutil.Error):
         kept = tomllib.loads(note.read_text("utf-8"))
