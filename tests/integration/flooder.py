@@ -1,5 +1,7 @@
-"""`python -m tests.integration.flooder ADDRESS KIND CONVERSATION FRAMES SEED`: mutated frames at a socket, as fast as it
-takes them, over connections that are made again whenever the other side hangs up; prints what became of them as JSON."""
+"""Mutated frames at a socket, as fast as it takes them, over connections made again whenever the other side hangs up.
+
+`python -m tests.integration.flooder ADDRESS KIND CONVERSATION FRAMES SEED` prints how many it sent, as JSON.
+"""
 
 import contextlib
 import json
@@ -10,6 +12,7 @@ import threading
 
 from tests.integration import rawzmtp
 from tests.protocol.mutations import Mutator
+
 from trainctl.protocol.codec import CONTROL_FRAME_BYTES
 
 BATCH_BYTES = 32_768

@@ -31,6 +31,7 @@ FROZEN = {
     "keys revoke": "--help --json -h NAME",
     "logs": "--all --cluster --connect --follow --grep --help --json --last --node --rank --run -f -h -n",
     "ls": "--cluster --connect --help --json -h",
+    "mirror": "--cluster --connect --follow --help --offline --output --project --to -f -h RUN",
     "promote": "--cluster --connect --help --json --old-lead-is-off --run --timeout -h NODE",
     "replay": "--help --speed -h RUN",
     "run": "--cluster --connect --follow --help --json --resume --set --timeout -f -h RUN.toml",

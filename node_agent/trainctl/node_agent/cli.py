@@ -121,9 +121,11 @@ async def _serve(
     name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks,
     metrics: Place | None, *, leash: bool, advertise: bool, stall_seconds: float,
 ) -> None:  # fmt: skip
+    from trainctl.node_agent import binding
     from trainctl.node_agent.daemon import Agent
     from trainctl.node_agent.services.supervision import at_work
 
+    binding.allow_open_files()
     made = Agent(
         name, listen, live, state, cluster, leashed=leash, hooks=hooks, metrics=metrics, advertise=advertise
     )  # fmt: skip

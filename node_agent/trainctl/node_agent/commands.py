@@ -106,6 +106,10 @@ class CommandOffice:
                 reason = "the agent was restarted before it took effect"
                 await self.end(d.CommandEnded(row.id, "failed", reason=reason))
                 continue
+            noted = session.recorder.note_of(row.id) if row.verb == "note" else None
+            if noted is not None:  # killed before the outcome was journaled
+                await self.end(d.CommandEnded(row.id, "applied", noted))
+                continue
             left_seconds = row.received_at + row.ttl_seconds - time.time()
             try:
                 args = verbs.check(row.verb, row.args, row.node)

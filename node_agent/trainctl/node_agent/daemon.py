@@ -119,10 +119,12 @@ class Agent:
         self._lead.office.alerts = self._alerts.obey
         self._outlook = Outlook(equipment, self._lead, self._follower, self._alerts)
         self._reader = HostReader(self.node, self.directory)
-        self._processes = ProcessMeter(lambda: self._outlook.run_directory(None))
+        self._processes = ProcessMeter()
         self._wakefulness = Wakefulness()
         if self._exporter is not None:
             self._exporter.attend(self._outlook, self.publisher)
+        for number in (signal.SIGTERM, signal.SIGINT):  # whoever knows its address may end it
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
         return self
 
     @property
@@ -165,9 +167,6 @@ class Agent:
 
     async def serve(self) -> None:
         """Answer, conduct and publish until told to stop; an error in one of these ends the agent and is raised."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
         await self._take_up_run()
         workers = [self._serve_requests, self._serve_commands, self._serve_trainers, self._beat, self._watch]
         workers += [self._follower.serve, self._lead.peers.serve, self._alerts.hooks.serve]
@@ -341,8 +340,7 @@ class Agent:
         async for lag_seconds in _every(BEAT_SECONDS):
             with contextlib.suppress(OSError):  # no descriptor is free: the next one may tell again
                 if time.monotonic() >= look_at:
-                    await asyncio.to_thread(self._processes.find)
-                    await asyncio.to_thread(self._wakefulness.keep, self._processes.trainers)
+                    await self._find_processes()
                     look_at = time.monotonic() + PROCESSES_SECONDS
                 self._tell_reading(self._reader.read(time.time()))
             session, age = self._lead.session, None
@@ -361,6 +359,11 @@ class Agent:
         of_a_run = self._lead.session or self._follower.followed
         if of_a_run is not None:
             of_a_run.recorder.host(reading)
+
+    async def _find_processes(self) -> None:
+        directory = self._outlook.run_directory(None)  # here: the ledger is this thread's
+        await asyncio.to_thread(self._processes.find, directory)
+        await asyncio.to_thread(self._wakefulness.keep, self._processes.trainers)
 
 
 async def _every(seconds: float) -> AsyncIterator[float]:

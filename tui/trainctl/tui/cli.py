@@ -24,6 +24,7 @@ from trainctl.tui import (
     cli_init,
     cli_inspect,
     cli_keys,
+    cli_mirror,
     cli_record,
     cli_runs,
     cli_send,
@@ -70,7 +71,7 @@ app = typer.Typer(
     "applied in time, 5 unreachable or another version, 6 not authorised, 130 interrupted.",
 )
 for commands in (
-    cli_runs, cli_inspect, cli_send, cli_record, cli_config, cli_keys, cli_init, cli_doctor, cli_discover,
+    cli_runs, cli_inspect, cli_send, cli_record, cli_mirror, cli_config, cli_keys, cli_init, cli_doctor, cli_discover,
     cli_cluster,
 ):  # fmt: skip
     app.add_typer(commands.app)
