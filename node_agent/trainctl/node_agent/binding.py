@@ -1,6 +1,8 @@
 """What an agent takes for itself when it starts: its node's folder and its addresses."""
 
+import contextlib
 import fcntl
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,10 @@ import zmq
 
 from trainctl.protocol import sockets
 from trainctl.protocol.errors import InvalidInputError
+
+MOST_OPEN_FILES = 65536
+OPEN_MAX = 10_240
+"""What macOS allows where it refuses more, whatever it says of its hard limit."""
 
 
 def lock(directory: Path) -> Any:
@@ -23,6 +29,18 @@ def lock(directory: Path) -> Any:
         handle.close()
         raise InvalidInputError(str(directory), "another agent of this node is running") from None
     return handle
+
+
+def allow_open_files() -> None:
+    """Have room for as many connections as the system lets this process have, up to MOST_OPEN_FILES."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for most in (MOST_OPEN_FILES, OPEN_MAX):
+        wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
+        if soft == resource.RLIM_INFINITY or soft >= wanted:
+            return
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return
 
 
 def bind(socket: Any, address: str) -> str:

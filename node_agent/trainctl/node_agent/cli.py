@@ -57,6 +57,9 @@ def run(
     metrics_for_anyone: Annotated[
         bool, typer.Option("--metrics-for-anyone", help="Also off loopback, outside the cluster's trusted networks.")
     ] = False,
+    advertise: Annotated[
+        bool, typer.Option("--advertise", help="Tell the local network where this agent is (multicast DNS).")
+    ] = False,
     leash: Annotated[
         bool, typer.Option("--leash", hidden=True, help="Leave once standard input has ended and no run is active.")
     ] = False,
@@ -71,7 +74,12 @@ def run(
         listen = nodes.nodes[node].address if nodes.nodes else f"tcp://127.0.0.1:{DEFAULT_PORT}"
     hooks = _hooks(nodes, alert_command, alert_webhook)
     at = _metrics_place(node, nodes, metrics, anyone=metrics_for_anyone)
-    asyncio.run(_serve(node, listen, live, state, nodes, hooks, at, leash=leash, stall_seconds=exit_if_stalled))
+    advertise = advertise or nodes.advertise
+    asyncio.run(
+        _serve(
+            node, listen, live, state, nodes, hooks, at, leash=leash, advertise=advertise, stall_seconds=exit_if_stalled
+        )
+    )  # fmt: skip
 
 
 def _metrics_place(node: str, cluster: Cluster, text: str, *, anyone: bool) -> Place | None:
@@ -82,7 +90,7 @@ def _metrics_place(node: str, cluster: Cluster, text: str, *, anyone: bool) -> P
     if not text:
         return None
     place = parse(text, where)
-    check(place, where, getattr(cluster, "trusted_networks", ()), anyone=anyone)
+    check(place, where, cluster.trusted_networks, anyone=anyone)
     return place
 
 
@@ -111,12 +119,16 @@ def _cluster_of(node: str, path: Path | None) -> Cluster:
 
 async def _serve(
     name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks,
-    metrics: Place | None, *, leash: bool, stall_seconds: float,
+    metrics: Place | None, *, leash: bool, advertise: bool, stall_seconds: float,
 ) -> None:  # fmt: skip
+    from trainctl.node_agent import binding
     from trainctl.node_agent.daemon import Agent
     from trainctl.node_agent.services.supervision import at_work
 
-    made = Agent(name, listen, live, state, cluster, leashed=leash, hooks=hooks, metrics=metrics)
+    binding.allow_open_files()
+    made = Agent(
+        name, listen, live, state, cluster, leashed=leash, hooks=hooks, metrics=metrics, advertise=advertise
+    )  # fmt: skip
     async with made as agent, at_work(agent, stall_seconds):
         _say_bound(name, agent.address, agent.live_address, agent.metrics_url)
         await agent.serve()

@@ -15,6 +15,7 @@ import zmq
 import zmq.asyncio
 
 from trainctl.node_agent import binding, leash, requests
+from trainctl.node_agent.advertisement import Advertisement
 from trainctl.node_agent.alerts.office import AlertOffice
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.exporter.exporter import Exporter
@@ -30,6 +31,7 @@ from trainctl.node_agent.readings import HostReader
 from trainctl.node_agent.services.wakefulness import Wakefulness
 from trainctl.node_agent.succession import Succession
 from trainctl.node_agent.trainer_link import TrainerLink
+from trainctl.node_agent.turnstile import Turnstile
 from trainctl.protocol import codec, runfile, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.alerting import AlertHooks
@@ -42,6 +44,8 @@ PROCESSES_SECONDS = 5.0
 """How often the agent looks which processes its trainers have."""
 WATCH_SECONDS = 0.25
 """How often the agent looks whether its trainers live, and lets commands expire."""
+MOST_ASKED, MOST_ASKED_BY_ALL = 64, 1024
+"""Requests of one client, and of all, that may be under way; what is asked beyond is refused, to be asked again."""
 FAREWELL_SECONDS = 3.0
 """How long a leashed agent answers after it was let go and its run has ended."""
 
@@ -63,6 +67,7 @@ class Agent:
         leashed: bool = False,
         hooks: AlertHooks | None = None,
         metrics: Place | None = None,
+        advertise: bool = False,
     ) -> None:
         """`hooks`: what is called about alerts in the place of what the cluster file names; `metrics`: where
         Prometheus is served."""
@@ -70,6 +75,7 @@ class Agent:
             raise InvalidInputError("--name", f"{node!r} is no node name: lower-case letters, digits, '.', '_' and '-'")
         if leashed:
             leash.check()
+        self._advertise = advertise
         self._leashed, self._hooks = leashed, cluster.alerts if hooks is None else hooks
         sockets.check_bind(listen)
         self.node, self._cluster, self._wanted = node, cluster, (listen, live or binding.port_after(listen))
@@ -79,6 +85,7 @@ class Agent:
         self._exporter: Exporter | None = None
         self._stopping = asyncio.Event()
         self._commands: asyncio.Queue[tuple[bytes, m.Command]] = asyncio.Queue()
+        self._turnstile = Turnstile(MOST_ASKED, MOST_ASKED_BY_ALL)
 
     # ------------------------------------------------------------ life
 
@@ -106,15 +113,18 @@ class Agent:
         self._follower = Follower(equipment, self._reply, self._lead, self._lead.office.settle)
         succession = Succession(equipment, self._lead, self._follower)
         self._lead.office.promote, self._follower.reclaim = succession.promote, succession.reclaim
+        self._advertisement = Advertisement(self.node, self.address, equipment.version)
         self._alerts = AlertOffice(self.node, self._hooks, self.publisher)
         self._lead.on_end, self._lead.on_reading = self._alerts.ended, self._alerts.read
         self._lead.office.alerts = self._alerts.obey
         self._outlook = Outlook(equipment, self._lead, self._follower, self._alerts)
         self._reader = HostReader(self.node, self.directory)
-        self._processes = ProcessMeter(lambda: self._outlook.run_directory(None))
+        self._processes = ProcessMeter()
         self._wakefulness = Wakefulness()
         if self._exporter is not None:
             self._exporter.attend(self._outlook, self.publisher)
+        for number in (signal.SIGTERM, signal.SIGINT):  # whoever knows its address may end it
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
         return self
 
     @property
@@ -157,13 +167,11 @@ class Agent:
 
     async def serve(self) -> None:
         """Answer, conduct and publish until told to stop; an error in one of these ends the agent and is raised."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
         await self._take_up_run()
         workers = [self._serve_requests, self._serve_commands, self._serve_trainers, self._beat, self._watch]
         workers += [self._follower.serve, self._lead.peers.serve, self._alerts.hooks.serve]
         workers += [self._heed_leash] if self._leashed else []
+        workers += [self._advertisement.serve] if self._advertise else []
         tasks = [asyncio.create_task(worker(), name=worker.__name__) for worker in workers]
         stopping = asyncio.create_task(self._stopping.wait(), name="stopping")
         try:
@@ -208,6 +216,9 @@ class Agent:
                 continue
             if isinstance(request, m.ToPeer):
                 await self._follower.receive(identity, request)
+            elif not self._turnstile.enter(identity):
+                text = f"{MOST_ASKED} requests of yours are still to be answered: ask again later"
+                await self._reply(identity, m.Refusal(rid=request.rid, code="busy", text=text))
             elif isinstance(request, m.Command):
                 self._commands.put_nowait((identity, request))
             else:
@@ -219,6 +230,7 @@ class Agent:
         """One after another; starting a run on other nodes can take seconds, in which requests are answered."""
         while True:
             identity, command = await self._commands.get()
+            self._turnstile.leave(identity)
             lead = self._lead_elsewhere(command)
             if lead is not None:
                 await self._reply(identity, lead)
@@ -254,17 +266,25 @@ class Agent:
 
     async def _answer_request(self, identity: bytes, request: m.ClientRequest) -> None:
         try:
-            reply: m.AgentReply = await requests.answer(request, self._outlook)
-        except requests.UnknownRunError as error:
-            reply = m.Refusal(rid=request.rid, code="unknown-run", text=str(error))
-        except requests.UnknownRankError as error:
-            reply = m.Refusal(rid=request.rid, code="unknown-rank", text=str(error))
-        except InvalidInputError as error:
-            reply = m.Refusal(rid=request.rid, code="malformed", text=str(error))
+            reply = await self._answer_to(request)
+        finally:
+            self._turnstile.leave(identity)
         try:
             await self._reply(identity, reply)
         except ProtocolError as error:
             await self._reply(identity, m.Refusal(rid=request.rid, code="busy", text=str(error)))
+
+    async def _answer_to(self, request: m.ClientRequest) -> m.AgentReply:
+        try:
+            return await requests.answer(request, self._outlook)
+        except requests.UnknownRunError as error:
+            return m.Refusal(rid=request.rid, code="unknown-run", text=str(error))
+        except requests.UnknownRankError as error:
+            return m.Refusal(rid=request.rid, code="unknown-rank", text=str(error))
+        except InvalidInputError as error:
+            return m.Refusal(rid=request.rid, code="malformed", text=str(error))
+        except (OSError, zmq.ZMQError) as error:  # no descriptor is free, say
+            return m.Refusal(rid=request.rid, code="busy", text=f"{self.node} can't answer now: {error}")
 
     async def _reply(self, identity: bytes, reply: m.AgentReply | m.FromPeer) -> None:
         # A client that has gone, or reads nothing, loses its reply: it asks again with the same id. A lead notices by
@@ -318,26 +338,32 @@ class Agent:
     async def _beat(self) -> None:
         look_at = 0.0
         async for lag_seconds in _every(BEAT_SECONDS):
-            if time.monotonic() >= look_at:
-                await asyncio.to_thread(self._processes.find)
-                await asyncio.to_thread(self._wakefulness.keep, self._processes.trainers)
-                look_at = time.monotonic() + PROCESSES_SECONDS
-            reading = self._reader.read(time.time())
-            self._outlook.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
-            self.publisher.publish(self._outlook.host_reading)
-            self._follower.host_reading = reading
-            session, followed, age = self._lead.session, self._follower.followed, None
+            with contextlib.suppress(OSError):  # no descriptor is free: the next one may tell again
+                if time.monotonic() >= look_at:
+                    await self._find_processes()
+                    look_at = time.monotonic() + PROCESSES_SECONDS
+                self._tell_reading(self._reader.read(time.time()))
+            session, age = self._lead.session, None
             self._follower.loop_lag_seconds = lag_seconds
-            if session is not None:
-                session.recorder.host(reading)
-                if session.view.state == "running":
-                    age = time.monotonic() - session.last_commit_monotonic
-            elif followed is not None:
-                followed.recorder.host(reading)
+            if session is not None and session.view.state == "running":
+                age = time.monotonic() - session.last_commit_monotonic
             beat = m.Heartbeat(node=self.node, at=time.time(), step_age_seconds=age, loop_lag_seconds=lag_seconds)
             self.publisher.beat(beat)
             if self._exporter is not None:
                 self._exporter.look(lag_seconds)
+
+    def _tell_reading(self, reading: m.HostReading) -> None:
+        self._outlook.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
+        self.publisher.publish(self._outlook.host_reading)
+        self._follower.host_reading = reading
+        of_a_run = self._lead.session or self._follower.followed
+        if of_a_run is not None:
+            of_a_run.recorder.host(reading)
+
+    async def _find_processes(self) -> None:
+        directory = self._outlook.run_directory(None)  # here: the ledger is this thread's
+        await asyncio.to_thread(self._processes.find, directory)
+        await asyncio.to_thread(self._wakefulness.keep, self._processes.trainers)
 
 
 async def _every(seconds: float) -> AsyncIterator[float]:

@@ -1,6 +1,7 @@
 """What the parts of one agent share: who it is, where it keeps things, and what it speaks and hosts with."""
 
 import dataclasses
+import functools
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ class Equipment:
     link: TrainerLink
     publisher: Publisher
 
-    @property
+    @functools.cached_property
     def version(self) -> str:
         """Of the program."""
         return version("trainctl")

@@ -67,7 +67,10 @@ class TrainerHost:
             raise RefusedError(f"rank {rank} of {run_paths.directory.name} cannot be started: {error}") from None
 
     def find(self, run_paths: RunPaths, rank: int) -> HostedTrainer | None:
-        """The rank's trainer if it lives: same pid, start time and boot, and not a zombie."""
+        """The rank's trainer if it lives: same pid, start time and boot, and not a zombie.
+
+        Raises OSError if this process has too many files open to tell: that is no sign of death.
+        """
         self._reap()
         known = _read(run_paths, rank)
         if known is None:
@@ -138,10 +141,12 @@ def _key(run_paths: RunPaths, rank: int) -> _Key:
 
 
 def _read(run_paths: RunPaths, rank: int) -> dict[str, Any] | None:
-    """A process record, None if there is none or it is not whole."""
+    """A process record, None if there is none or it is not whole. Raises OSError if too many files are open to tell."""
     try:
         known = json.loads(run_paths.process(rank).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in keeper.NO_DESCRIPTORS:
+            raise
         return None
     kinds = {"pid": int, "keeper_pid": int, "started_at": int | float, "boot_id": str, "command": list}
     whole = isinstance(known, dict) and all(isinstance(known.get(name), kind) for name, kind in kinds.items())

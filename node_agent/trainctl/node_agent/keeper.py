@@ -9,6 +9,7 @@ comparing only.
 
 import argparse
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 NOT_FOR_US = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 CANNOT_EXECUTE = 127
 """Exit status of a command that could not be begun, as a shell gives it."""
 LOG_LIMIT_BYTES = 16 * 1024 * 1024
@@ -161,12 +163,17 @@ def write_record(path: Path, known: dict[str, Any]) -> None:
 
 
 def start_time(pid: int) -> float | None:
-    """When a live process began, in this system's own unit; None if there is none, or it is dead but not yet reaped."""
+    """When a live process began, in this system's own unit; None if there is none, or it is dead but not yet reaped.
+
+    Raises OSError if this process has too many files open to tell.
+    """
     if not sys.platform.startswith("linux"):
         return _start_time_elsewhere(pid)
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    except OSError as error:
+        if error.errno in NO_DESCRIPTORS:
+            raise
         return None
     # Field 2, the name, may hold spaces and parentheses; field 3 is the state and field 22 the start in clock ticks.
     fields = stat[stat.rfind(")") + 1 :].split()

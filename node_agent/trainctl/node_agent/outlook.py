@@ -12,7 +12,7 @@ from trainctl.node_agent.lead import Lead
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.requests import LiveRun
 from trainctl.protocol import messages as m
-from trainctl.protocol.facts import keys_folder
+from trainctl.protocol.keys import default_folder
 
 
 class Outlook:
@@ -22,7 +22,7 @@ class Outlook:
         self._own, self._lead, self._follower, self._alerts = equipment, lead, follower, alerts
         self.publisher: Publisher = equipment.publisher
         self.audience = Audience()
-        self.examination = Examination(equipment.node, keys_folder(), equipment.directory)
+        self.examination = Examination(equipment.node, default_folder(), equipment.directory)
         self.host_reading: m.HostReading | None = None
 
     @property

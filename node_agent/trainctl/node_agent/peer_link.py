@@ -137,18 +137,24 @@ class PeerLink:
     async def serve(self) -> None:
         """Converse, and begin anew whenever a conversation is lost."""
         while True:
-            async with self._connected() as receiver:
-                tasks = {receiver, asyncio.create_task(self._converse())}
-                try:
-                    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                    for task in done:
-                        task.result()
-                finally:
-                    for task in tasks:
-                        task.cancel()
-                    await asyncio.gather(*tasks, return_exceptions=True)
+            try:
+                await self._serve_once()
+            except zmq.ZMQError as error:  # there is no descriptor for another socket
+                self._lose(f"no connection can be made to {self.address}: {error}")
             self._show()
             await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _serve_once(self) -> None:
+        async with self._connected() as receiver:
+            tasks = {receiver, asyncio.create_task(self._converse())}
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator["asyncio.Task[None]"]:

@@ -16,7 +16,7 @@ from trainctl.node_agent.requests import LiveRun
 from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, VersionError
-from trainctl.protocol.facts import keys_folder
+from trainctl.protocol.keys import default_folder
 from trainctl.protocol.paths import RunPaths, state_root
 
 NO_COMMANDS = "a recording takes no commands"
@@ -44,7 +44,7 @@ class PlayedAgent:
         self.address = binding.bind(control, listen)
         self.live_address = binding.bind(live, "tcp://127.0.0.1:0")
         self.publisher, self.audience = Publisher(live, boot), Audience()
-        self.examination = Examination(node, keys_folder(), state_root())
+        self.examination = Examination(node, default_folder(), state_root())
         self.mute = False
         self.host: m.HostReading | None = None
         self._version = version

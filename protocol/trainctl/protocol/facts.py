@@ -15,7 +15,6 @@ from importlib.metadata import PackageNotFoundError, version
 from ipaddress import IPv4Interface
 from pathlib import Path
 
-import platformdirs
 import psutil
 
 from trainctl.protocol import messages as m
@@ -33,12 +32,6 @@ VARIABLES = (
 """Variables of the environment that change how a rank computes, or are thought to."""
 _VALUE_CHARACTERS = 200
 _LID = Path("/proc/acpi/button/lid")
-
-
-def keys_folder() -> Path:
-    """$TRAINCTL_KEYS, or `keys` in the platform's configuration folder."""
-    chosen = os.environ.get("TRAINCTL_KEYS")
-    return Path(chosen) if chosen else platformdirs.user_config_path("trainctl") / "keys"
 
 
 def gather(node: str, keys_folder: Path, state_folder: Path, rid: str = "") -> m.Facts:

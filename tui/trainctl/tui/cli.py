@@ -17,11 +17,14 @@ from trainctl.protocol import keys
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
 from trainctl.tui import (
     calls,
+    cli_cluster,
     cli_config,
+    cli_discover,
     cli_doctor,
     cli_init,
     cli_inspect,
     cli_keys,
+    cli_mirror,
     cli_record,
     cli_runs,
     cli_send,
@@ -67,7 +70,10 @@ app = typer.Typer(
     epilog="Exit codes: 0 applied, 1 an unexpected system error, 2 usage, 3 rejected or failed, 4 expired or not "
     "applied in time, 5 unreachable or another version, 6 not authorised, 130 interrupted.",
 )
-for commands in (cli_runs, cli_inspect, cli_send, cli_record, cli_config, cli_init, cli_doctor, cli_keys):
+for commands in (
+    cli_runs, cli_inspect, cli_send, cli_record, cli_mirror, cli_config, cli_keys, cli_init, cli_doctor, cli_discover,
+    cli_cluster,
+):  # fmt: skip
     app.add_typer(commands.app)
 
 

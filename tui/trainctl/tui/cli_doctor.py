@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,4 +65,5 @@ async def _scene(at: "Where", file: Path | None) -> "Scene":
     nodes = [(name, entry.address) for name, entry in entries.items()] or [("", at.addresses[0])]
     looks = await probe.looks(nodes, here)
     hashed = await probe.hashed(run, looks) if run is not None else ()
-    return Scene(here, looks, (), run, hashed)
+    trusted = at.cluster.cluster.trusted_networks if at.cluster is not None else ()
+    return Scene(here, looks, tuple(ip_network(network) for network in trusted), run, hashed)

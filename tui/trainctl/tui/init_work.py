@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from trainctl.protocol import cluster, sockets
+from trainctl.protocol import cluster, keys, sockets
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui import init_files, init_probe, new_files, places
 from trainctl.tui.init_files import Answers
@@ -44,14 +44,23 @@ def write(given: Given, run_file: Path, cluster_file: Path | None, ask: Ask | No
     answers = answered(given, machine, ask, has_cluster=kept is not None)
     model = init_probe.model(answers.model)
     texts = {run_file: init_files.run_text(answers, model, machine, run_file)}
+    key = _own_key()
     if kept is None:
-        texts[target] = init_files.cluster_text(init_files.cluster_tables(answers, machine, None))
+        texts[target] = init_files.cluster_text(init_files.cluster_tables(answers, machine, key))
     with new_files.drafts(texts) as drafts:
         _check(drafts, run_file, kept or target)
     remarks = init_files.remarks(model, machine)
+    if key is None and not sockets.is_near(answers.address):
+        remarks.append("off loopback an agent needs keys: trainctl keys new makes them")
     if kept is not None:
         remarks.append(f"{kept} is there already and is left as it is")
     return Done(tuple(texts), kept, tuple(remarks))
+
+
+def _own_key() -> str | None:
+    """This machine's agent's public key, if it has been made."""
+    folder = keys.KeyFolder()
+    return folder.agent().public if folder.has("agent") else None
 
 
 def answered(given: Given, machine: Machine, ask: Ask | None, *, has_cluster: bool) -> Answers:

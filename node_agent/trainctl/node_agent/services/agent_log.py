@@ -56,6 +56,7 @@ def kept(node_directory: Path, *, limit_bytes: int = LIMIT_BYTES) -> Iterator[Ca
     for handler in (keeping, telling):
         logging.getLogger().addHandler(handler)
     logging.captureWarnings(True)
+    logging.raiseExceptions = False  # a full disk is no reason to print tracebacks
     log.setLevel(logging.INFO)
     shorten_boot_log()
     try:

@@ -1,5 +1,5 @@
 """What the agent does for whoever supervises it, while it serves: says that it is ready, lives and stops; ends by
-itself where nobody counts its beats; and has the open files that it may have."""
+itself where nobody counts its beats; and keeps a log."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,6 @@ from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.services import agent_log
 from trainctl.node_agent.services.agent_log import log
 from trainctl.node_agent.services.notify import Notifier, from_environment
-from trainctl.node_agent.services.service import OPEN_FILES
 from trainctl.node_agent.services.stall import StallGuard
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
@@ -40,13 +39,16 @@ class Working(Protocol):
 async def at_work(agent: Working, stall_seconds: float) -> AsyncIterator[None]:
     """Around an agent's serving. Raises TrainctlError, its one line naming the log, for what must not happen."""
     notifier = from_environment(os.environ)
-    files = raise_open_files()
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     with contextlib.closing(notifier), agent_log.kept(agent.directory) as traces:
         log.info("started: %s, pid %s, version %s, %s open files", agent.doing, os.getpid(), version("trainctl"), files)
         _listen(agent.publisher)
         try:
             async with supervised(notifier, stall_seconds, lambda: agent.doing, traces):
                 yield
+        except TrainctlError as error:
+            log.error("ended: %s", error)
+            raise
         except Exception as error:
             log.exception("ended by a fault")
             where = traceback.extract_tb(error.__traceback__)[-1]
@@ -100,15 +102,3 @@ def _tell_stall(seconds: float) -> None:
     log.critical(
         "the event loop has stood still for %.0f s: the agent ends, for its supervisor to start it again", seconds
     )
-
-
-def raise_open_files(most: int = OPEN_FILES) -> int:
-    """Have as many open files as the hard limit allows, up to `most`; gives how many that are."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for wanted in (most, 10_240):  # macOS refuses more than its kernel's own limit
-        reachable = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        if soft != resource.RLIM_INFINITY and soft < reachable:
-            with contextlib.suppress(ValueError, OSError):
-                resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
-                return reachable
-    return soft

@@ -152,14 +152,7 @@ def tick_labels(low: float, high: float, rows: int) -> tuple[list[float], dict[f
 
 
 def _draw_tracks(canvas: Canvas, tracks: Sequence[Track], glyphs: Glyphs) -> None:
-    for track in tracks:
-        window = track.window
-        if track.points:
-            continue
-        x = window.first.astype(np.float64)
-        canvas.stroke(Curve(x, window.minimum, window.maximum, window.bucket_steps, track.band or track.role))
-        if track.band:
-            canvas.stroke(Curve(x, window.mean, window.mean, window.bucket_steps, track.role))
+    canvas.stroke(*(curve for track in tracks if not track.points for curve in _curves(track)))
     for track in tracks:
         if track.points:
             for step, value in zip(track.window.first.tolist(), track.window.last.tolist(), strict=True):
@@ -167,6 +160,14 @@ def _draw_tracks(canvas: Canvas, tracks: Sequence[Track], glyphs: Glyphs) -> Non
                     canvas.put(canvas.frame.column_of(step), canvas.frame.row_of(value), glyphs.point, track.role)
         for step in track.window.first[track.window.broken > 0].tolist():
             canvas.put(canvas.frame.column_of(step), 0, glyphs.nonfinite, "bad")
+
+
+def _curves(track: Track) -> list[Curve]:
+    """The extremes, and with a band the mean over them."""
+    window = track.window
+    x = window.first.astype(np.float64)
+    made = [Curve(x, window.minimum, window.maximum, window.bucket_steps, track.band or track.role)]
+    return [*made, Curve(x, window.mean, window.mean, window.bucket_steps, track.role)] if track.band else made
 
 
 def _lettered(track: Track) -> Track:

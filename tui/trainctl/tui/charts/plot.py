@@ -136,11 +136,17 @@ def _strokes(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
     or the smoothed lines."""
     single = sum(not trace.points for trace in plot.traces) == 1
     lines = [(trace, item) for trace, item in zip(plot.traces, shapes, strict=True) if not trace.points]
-    for trace, item in lines:
-        behind = "band" if single else "dim"
-        wide = bool(np.any(item.high > item.low))
-        role = behind if len(item.smoothed) or (single and wide) else trace.role
-        canvas.stroke(Curve(item.x, item.low, item.high, 0.0, role, item.joins))
+    behind = "band" if single else "dim"
+    roles = [
+        behind if len(item.smoothed) or (single and np.any(item.high > item.low)) else trace.role
+        for trace, item in lines
+    ]
+    canvas.stroke(
+        *(
+            Curve(item.x, item.low, item.high, 0.0, role, item.joins)
+            for role, (_, item) in zip(roles, lines, strict=True)
+        )
+    )
     for trace, item in lines:
         over = item.smoothed if len(item.smoothed) else item.mean
         if len(item.smoothed) or (single and np.any(item.high > item.low)):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from trainctl.protocol import facts, paths, runfile, sockets
+from trainctl.protocol import facts, keys, paths, runfile, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import Client
 from trainctl.protocol.errors import NotAuthorisedError, TrainctlError, UnreachableError, VersionError
@@ -43,7 +43,7 @@ class Round(NamedTuple):
 def here() -> m.Facts:
     """This machine, as far as it can be told without an agent."""
     name = paths.node_name()
-    return facts.gather(name, facts.keys_folder(), paths.node_directory(name))
+    return facts.gather(name, keys.default_folder(), paths.node_directory(name))
 
 
 async def look(name: str, address: str, here: m.Facts) -> Look:
@@ -54,7 +54,7 @@ async def look(name: str, address: str, here: m.Facts) -> Look:
     try:
         async with Client(address, timeout_seconds=ANSWER_SECONDS) as client:
             live_address = (await client.snapshot(0)).node.live_address
-            asked = [await _round(client) for _ in range(ROUNDS)]
+            asked = [await ask_round(client) for _ in range(ROUNDS)]
     except TrainctlError as error:
         return Look(name, address, trouble=_trouble(error))
     best, told = min(asked, key=lambda one: one[0].trip_seconds)
@@ -65,7 +65,8 @@ async def look(name: str, address: str, here: m.Facts) -> Look:
     )  # fmt: skip
 
 
-async def _round(client: Client) -> tuple[Round, m.Facts]:
+async def ask_round(client: Client) -> tuple[Round, m.Facts]:
+    """The agent's facts, and when it was asked and answered."""
     sent_at, began = time.time(), time.perf_counter()
     told = await client.facts()
     return Round(sent_at, told.received_at, told.at, sent_at + time.perf_counter() - began), told

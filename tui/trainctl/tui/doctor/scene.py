@@ -1,7 +1,7 @@
 """What the doctor judges, all immutable: what each node's agent told, how it was reached, the run file asked about."""
 
 from dataclasses import dataclass
-from ipaddress import IPv4Network
+from ipaddress import IPv4Network, IPv6Network
 from typing import Literal, NamedTuple
 
 from trainctl.protocol import messages as m
@@ -61,7 +61,7 @@ class Scene:
 
     here: m.Facts
     looks: tuple[Look, ...]
-    trusted_networks: tuple[IPv4Network, ...] = ()
+    trusted_networks: tuple[IPv4Network | IPv6Network, ...] = ()
     run: RunFile | None = None
     hashed: tuple[Hashed, ...] = ()
 
