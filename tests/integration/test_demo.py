@@ -13,7 +13,7 @@ from tests.tui.cli_calls import COMMAND, assert_none_left, end_all, started
 
 from trainctl.protocol import cluster
 
-STEPS = 10
+STEPS = 8
 TOKENS_PER_STEP = 24 * 128
 STEER = ROOT / "examples" / "nodejs" / "steer.mjs"
 SHARES = {"torch-a": 12, "torch-b": 10, "mlx-c": 2}
@@ -44,11 +44,9 @@ class Shown:
         self.err, self.status = "".join([*said, err]), process.returncode
 
     def _steer(self, address: str) -> subprocess.CompletedProcess:
-        """Samples moved from the slowest node, be its share what it may, to the first one."""
-        return subprocess.run(
-            ["node", str(STEER), "--answer", "60", "--connect", address, *(f"{node}={share}" for node, share in SHARES.items())],
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+        words = ["node", str(STEER), "--answer", "60", "--connect", address]
+        words += [f"{node}={share}" for node, share in SHARES.items()]
+        return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.fixture(scope="module")
