@@ -17,6 +17,7 @@ FROZEN = {
     "events": "--cluster --connect --follow --help --json --last --run -f -h -n",
     "export": "--cluster --connect --format --help --output --what -h RUN",
     "keys": "--help -h",
+    "keys audit": "--cluster --connect --help --json --last -h -n",
     "keys authorize": "--help --json --role -h KEY NAME",
     "keys list": "--help --json -h",
     "keys new": "--help --json --name -h",
