@@ -60,9 +60,10 @@ class Network:
         return ["ip", "netns", "exec", self._names[host], *command]
 
     def run(self, host: str, *command: str, seconds: float = 60.0, **env: str) -> "subprocess.CompletedProcess[str]":
+        line = self.on(host, *command)
         return subprocess.run(
-            self.on(host, *command), capture_output=True, text=True, timeout=seconds, env={**os.environ, **env}, check=False
-        )  # fmt: skip
+            line, capture_output=True, text=True, timeout=seconds, env={**os.environ, **env}, check=False
+        )
 
     def start(self, host: str, *command: str, **env: str) -> "subprocess.Popen[str]":
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
