@@ -65,9 +65,9 @@ class Network:
             line, capture_output=True, text=True, timeout=seconds, env={**os.environ, **env}, check=False
         )
 
-    def start(self, host: str, *command: str, **env: str) -> "subprocess.Popen[str]":
+    def start(self, host: str, *command: str, stdin: int | None = None, **env: str) -> "subprocess.Popen[str]":
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(self.on(host, *command), env={**os.environ, **env}, **pipes)
+        return subprocess.Popen(self.on(host, *command), stdin=stdin, env={**os.environ, **env}, **pipes)
 
     def close(self) -> None:
         """Remove the namespaces, and with them their ends of every cable."""

@@ -19,6 +19,14 @@ from trainctl.protocol.paths import RunPaths
 NODES = ("alpha", "beta", "gamma")
 DESK, STRANGER = "desk", "stranger"
 PORT = 7474
+LOOK = """
+import sys, msgspec
+from trainctl.protocol.blocking import BlockingClient
+with BlockingClient(sys.argv[1], timeout_seconds=30) as client:
+    for _ in sys.stdin:
+        print(msgspec.json.encode(client.snapshot(0)).decode(), flush=True)
+"""
+"""A script that tells what an agent says whenever it is given a line."""
 
 
 class Hosts:
@@ -30,6 +38,7 @@ class Hosts:
         self.keys = {host: KeyFolder(folder / host / "keys") for host in (*NODES, DESK, STRANGER)}
         self.file = folder / "cluster.toml"
         self.agents: dict[str, subprocess.Popen[str]] = {}
+        self._looker: subprocess.Popen[str] | None = None
         self._pair()
 
     def address(self, node: str) -> str:
@@ -78,15 +87,24 @@ class Hosts:
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
 
-    def run_view(self) -> dict[str, Any]:
-        view: dict[str, Any] = self.said("status", "--connect", self.address(NODES[0]))
+    def look(self) -> dict[str, Any]:
+        """What the first node's agent tells a script on the desk, now."""
+        if self._looker is None:
+            self._looker = self.network.start(
+                DESK, sys.executable, "-c", LOOK, self.address(NODES[0]), stdin=subprocess.PIPE, **self.env(DESK)
+            )
+            SHARED_PIDS.add(self._looker.pid)
+        assert self._looker.stdin is not None and self._looker.stdout is not None
+        self._looker.stdin.write("look\n")
+        self._looker.stdin.flush()
+        view: dict[str, Any] = json.loads(self._looker.stdout.readline())
         return view
 
     def wait(self, holds: Callable[[dict[str, Any]], Any], what: str, seconds: float = 90.0) -> dict[str, Any]:
-        """The status once `holds` of it."""
+        """What is seen once `holds` of it."""
 
         def look() -> dict[str, Any] | None:
-            view = self.run_view()
+            view = self.look()
             return view if holds(view) else None
 
         found: dict[str, Any] = until(look, seconds, what)
@@ -98,6 +116,8 @@ class Hosts:
     def close(self) -> None:
         """End the agents, and with the hosts what was on them."""
         said = {}
+        if self._looker is not None:
+            self._looker.communicate(timeout=30)
         for node, process in self.agents.items():
             process.terminate()
             _, error = process.communicate(timeout=30)
