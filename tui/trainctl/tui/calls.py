@@ -195,7 +195,7 @@ async def _hand_over(client: "Client", order: Order) -> m.CommandReply:
     elsewhere = _receiver(await client.snapshot(0), order)
     if elsewhere is None:
         return await client.send(order.verb, dict(order.args), wait="none", **order.options)
-    async with type(client)(elsewhere, by=client.by, timeout_seconds=client.timeout_seconds) as other:
+    async with type(client)(elsewhere, by=client.by, timeout_seconds=client.timeout_seconds, keys=client.keys) as other:
         return await other.send(order.verb, dict(order.args), wait="none", **order.options)
 
 

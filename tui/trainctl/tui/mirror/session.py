@@ -50,16 +50,17 @@ def run(source: Source, wanted: Wanted) -> Place:
         )  # fmt: skip
         failed = False
         try:
-            failed = _mirror(mirror, wanted, stop)
+            # A record that says nothing of its run's state is an old one.
+            failed = _mirror(mirror, wanted, stop, whole=not wanted.follow and source.view() is None)
         finally:
             session = opened.close(failed)
             kept.save(mirror.place.finished(session))
         return mirror.place
 
 
-def _mirror(mirror: Mirror, wanted: Wanted, stop: threading.Event) -> bool:
-    """Whether the run has failed."""
-    state = mirror.catch_up(whole=not wanted.follow)
+def _mirror(mirror: Mirror, wanted: Wanted, stop: threading.Event, *, whole: bool) -> bool:
+    """Whether the run has failed. `whole`: nothing is waited for."""
+    state = mirror.catch_up(whole=whole)
     away = False
     while wanted.follow and not mirror.has_ended and not stop.wait(POLL_SECONDS):
         try:
@@ -98,6 +99,9 @@ def _open(source: Source, wanted: Wanted, place: Place) -> Open:
         wanted.folder, source.run, wanted.project, config, place.sessions, offline=wanted.offline,
         name=view.name if view is not None else source.run,
     )  # fmt: skip
+
+    if made.url is not None:
+        output.tell(f"wandb: {made.url}")
 
     def close(failed: bool) -> str:
         session = made.session

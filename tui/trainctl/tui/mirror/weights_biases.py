@@ -35,6 +35,7 @@ class WeightsBiases:
         name: str, offline: bool,
     ) -> None:  # fmt: skip
         """`whole`: the sessions in `folder` that were finished. Raises InvalidInputError, UnreachableError."""
+        self._offline = offline
         _drop_cut_off(folder / "wandb", whole)
         if not offline and not wandb.api.api_key:
             raise InvalidInputError("--to", "wandb has no key: run `wandb login`, or add --offline")
@@ -57,6 +58,11 @@ class WeightsBiases:
     def session(self) -> str:
         """The name of its folder."""
         return Path(self._run.dir).parent.name
+
+    @property
+    def url(self) -> str | None:
+        """Where the run is shown; None offline."""
+        return None if self._offline else str(self._run.url)
 
     def back(self, step: int) -> None:
         """Nothing can be taken back; rows from here on have a higher attempt."""
