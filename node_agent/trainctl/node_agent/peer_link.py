@@ -147,17 +147,17 @@ class PeerLink:
         """Converse, and begin anew whenever a conversation is lost."""
         while True:
             try:
-                await self._serve_once()
-            except (InvalidInputError, zmq.ZMQError) as error:
-                # Keys that aren't there, or no descriptor for another socket.
-                self._lose(f"no connection can be made to {self.address}: {error}")
+                await self._serve_once(self._credentials(self.node, self.address))
+            except InvalidInputError as error:
+                self._lose(str(error))
                 await asyncio.sleep(PING_SECONDS)
                 continue
+            except zmq.ZMQError as error:  # there is no descriptor for another socket
+                self._lose(f"no connection can be made to {self.address}: {error}")
             self._show()
             await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _serve_once(self) -> None:
-        credentials = self._credentials(self.node, self.address)
+    async def _serve_once(self, credentials: Credentials | None) -> None:
         async with self._connected(credentials) as receiver:
             tasks = {receiver, asyncio.create_task(self._converse())}
             try:

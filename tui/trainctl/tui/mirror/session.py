@@ -40,7 +40,7 @@ class Open(NamedTuple):
 def run(source: Source, wanted: Wanted) -> Place:
     """Mirror what there is, and with `follow` what comes, to the run's end. Raises InvalidInputError, and
     UnreachableError for an agent that does not answer at first."""
-    _library(wanted.to)
+    _library(wanted)
     kept = PlaceFile(wanted.folder / f"{wanted.to}.place.json")
     with kept.held(), _stopped() as stop:
         place = kept.load(source.run, wanted.to)
@@ -74,9 +74,13 @@ def _mirror(mirror: Mirror, wanted: Wanted, stop: threading.Event, *, whole: boo
     return state == "failed"
 
 
-def _library(to: To) -> None:
-    """Load what writes the target, before anything is made. Raises InvalidInputError if it isn't installed."""
-    importlib.import_module(f"trainctl.tui.mirror.{'tensorboard' if to == 'tensorboard' else 'weights_biases'}")
+def _library(wanted: Wanted) -> None:
+    """Load what writes the target, before anything is made. Raises InvalidInputError if it isn't installed, or can't
+    be used."""
+    module = "tensorboard" if wanted.to == "tensorboard" else "weights_biases"
+    loaded = importlib.import_module(f"trainctl.tui.mirror.{module}")
+    if wanted.to == "wandb" and not wanted.offline:
+        loaded.check_key()
 
 
 def _open(source: Source, wanted: Wanted, place: Place) -> Open:

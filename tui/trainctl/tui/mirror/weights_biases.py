@@ -23,6 +23,12 @@ except ImportError:
 EVENTS = "events"
 
 
+def check_key() -> None:
+    """Raises InvalidInputError if nothing could be uploaded, for nobody has logged in."""
+    if not wandb.login(prompt=False):
+        raise InvalidInputError("--to", "wandb has no key: run `wandb login`, or add --offline")
+
+
 class WeightsBiases:
     """A session of the W&B run whose id is the run's. The library writes for sure only as it finishes: a session that
     was cut off is dropped by the next, which mirrors its steps again under the same numbers."""
@@ -37,8 +43,6 @@ class WeightsBiases:
         """`whole`: the sessions in `folder` that were finished. Raises InvalidInputError, UnreachableError."""
         self._offline = offline
         _drop_cut_off(folder / "wandb", whole)
-        if not offline and not wandb.api.api_key:
-            raise InvalidInputError("--to", "wandb has no key: run `wandb login`, or add --offline")
         settings = wandb.Settings(
             silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=True, x_disable_meta=True,
             x_disable_machine_info=True, x_save_requirements=False,
