@@ -82,7 +82,7 @@ def run(
     asyncio.run(
         _serve(
             node, listen, live, state, nodes, hooks, at, leash=leash, advertise=advertise,
-            stall_seconds=exit_if_stalled, require_keys=keys == "require",
+            require_keys=keys == "require", stall_seconds=exit_if_stalled,
         )
     )  # fmt: skip
 
@@ -124,8 +124,7 @@ def _cluster_of(node: str, path: Path | None) -> Cluster:
 
 async def _serve(
     name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks,
-    metrics: Place | None, *, leash: bool, advertise: bool, stall_seconds: float,
-    require_keys: bool,
+    metrics: Place | None, *, leash: bool, advertise: bool, require_keys: bool, stall_seconds: float,
 ) -> None:  # fmt: skip
     from trainctl.node_agent import binding
     from trainctl.node_agent.daemon import Agent

@@ -10,6 +10,7 @@ from trainctl.node_agent.door import Door
 from trainctl.node_agent.host import TrainerHost
 from trainctl.node_agent.ledger import AgentLedger
 from trainctl.node_agent.ports import LocalRank
+from trainctl.node_agent.premises import Grounds
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.trainer_link import TrainerLink
 from trainctl.protocol import sockets
@@ -35,6 +36,10 @@ class Equipment:
     link: TrainerLink
     publisher: Publisher
     door: Door | None = None  # None: this agent uses no keys
+
+    @property
+    def grounds(self) -> Grounds:
+        return Grounds(self.address, self.cluster)
 
     def credentials(self, node: str, address: str) -> Credentials | None:
         """What to speak to another node's agent with, None for one without keys. Raises InvalidInputError if it can't
