@@ -86,10 +86,11 @@ def contention() -> float:
 
 def tell(bars: Sequence[Bar], beside: dict[str, Any]) -> None:
     for bar in bars:
-        print(f"{bar.name:42} {bar.value:10.2f} {bar.unit:9} bar {bar.most:g}{'' if bar.held else '   MISSED'}")
+        verdict = "met" if bar.held else "MISSED"
+        print(f"{bar.name:48} {bar.value:10.2f} {bar.unit:9} bar {bar.most:g} {bar.unit}, {verdict}")
     for name, found in beside.items():
         words = found if isinstance(found, str) else "  ".join(f"{key} {value}" for key, value in found.items())
-        print(f"{name:42} {words}")
+        print(f"{name:48} {words}")
     values = {bar.name: {"value": round(bar.value, 3), "bar": bar.most, "unit": bar.unit} for bar in bars}
     print(json.dumps({"ok": all(bar.held for bar in bars), "values": values, "beside": beside}))
 
@@ -116,6 +117,11 @@ def trainctl(address: str) -> Terminal:
 def whole(*words: str) -> Any:
     """Whether a screen shows all of these."""
     return lambda screen: all(word in screen.text for word in words)
+
+
+def without(*words: str) -> Any:
+    """Whether a screen shows none of these."""
+    return lambda screen: not any(word in screen.text for word in words)
 
 
 # ---------------------------------------------------------------- the parts
@@ -228,10 +234,10 @@ def typed(terminal: Terminal, chance: random.Random) -> list[float]:
 def switched(terminal: Terminal, chance: random.Random) -> list[float]:
     """To another screen and back."""
     waits = []
-    for key, title in (("?", "keys"), ("\x1b", "RUNNING"), ("0", "runs"), ("1", "NODE")):
+    for key, shown in (("?", whole(" keys ")), ("\x1b", without(" keys ")), ("0", whole("runs")), ("1", whole("NODE"))):
         terminal.run(chance.uniform(0.2, 0.6))
         terminal.press(key)
-        waits.append(terminal.until(whole(title), DEADLINE_SECONDS))
+        waits.append(terminal.until(shown, DEADLINE_SECONDS))
     return waits
 
 

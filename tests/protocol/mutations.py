@@ -1,4 +1,4 @@
-"""Frames that are nearly of this protocol, made from a seed out of its examples: flipped, cut, spliced, retyped.
+"""Frames that are nearly of this protocol, made from a seed out of its examples: flipped, cut, spliced, swollen.
 
 The same seed makes the same frames, so that one that does harm is found again by its number.
 """

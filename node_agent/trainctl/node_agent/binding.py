@@ -12,6 +12,8 @@ from trainctl.protocol import sockets
 from trainctl.protocol.errors import InvalidInputError
 
 MOST_OPEN_FILES = 65536
+OPEN_MAX = 10_240
+"""What macOS allows where it refuses more, whatever it says of its hard limit."""
 
 
 def lock(directory: Path) -> Any:
@@ -32,11 +34,13 @@ def lock(directory: Path) -> Any:
 def allow_open_files() -> None:
     """Have room for as many connections as the system lets this process have, up to MOST_OPEN_FILES."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    with contextlib.suppress(ValueError, OSError):  # a system may allow less than it says
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    for most in (MOST_OPEN_FILES, OPEN_MAX):
+        wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
+        if soft == resource.RLIM_INFINITY or soft >= wanted:
+            return
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return
 
 
 def bind(socket: Any, address: str) -> str:

@@ -15,8 +15,11 @@ import zmq
 import zmq.asyncio
 
 from trainctl.node_agent import binding, leash, requests
+from trainctl.node_agent.advertisement import Advertisement
 from trainctl.node_agent.alerts.office import AlertOffice
 from trainctl.node_agent.equipment import Equipment
+from trainctl.node_agent.exporter.exporter import Exporter
+from trainctl.node_agent.exporter.place import Place
 from trainctl.node_agent.follower import Follower
 from trainctl.node_agent.host import TrainerHost
 from trainctl.node_agent.lead import Lead
@@ -25,6 +28,7 @@ from trainctl.node_agent.outlook import Outlook
 from trainctl.node_agent.processes import ProcessMeter
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.readings import HostReader
+from trainctl.node_agent.services.wakefulness import Wakefulness
 from trainctl.node_agent.succession import Succession
 from trainctl.node_agent.trainer_link import TrainerLink
 from trainctl.node_agent.turnstile import Turnstile
@@ -62,17 +66,23 @@ class Agent:
         *,
         leashed: bool = False,
         hooks: AlertHooks | None = None,
+        metrics: Place | None = None,
+        advertise: bool = False,
     ) -> None:
-        """`hooks`: what is called about alerts in the place of what the cluster file names."""
+        """`hooks`: what is called about alerts in the place of what the cluster file names; `metrics`: where
+        Prometheus is served."""
         if not re.fullmatch(runfile.NAME_PATTERN, node):
             raise InvalidInputError("--name", f"{node!r} is no node name: lower-case letters, digits, '.', '_' and '-'")
         if leashed:
             leash.check()
+        self._advertise = advertise
         self._leashed, self._hooks = leashed, cluster.alerts if hooks is None else hooks
         sockets.check_bind(listen)
         self.node, self._cluster, self._wanted = node, cluster, (listen, live or binding.port_after(listen))
         sockets.check_bind(self._wanted[1])
         self.directory = node_directory(node, state_root)
+        self._metrics = metrics
+        self._exporter: Exporter | None = None
         self._stopping = asyncio.Event()
         self._commands: asyncio.Queue[tuple[bytes, m.Command]] = asyncio.Queue()
         self._turnstile = Turnstile(MOST_ASKED, MOST_ASKED_BY_ALL)
@@ -89,6 +99,7 @@ class Agent:
             self.address = binding.bind(self._control, self._wanted[0])
             self.live_address = binding.bind(live, self._wanted[1])
             self._link = TrainerLink(self._context, runtime_directory(self.directory) / "trainers.sock")
+            self._exporter = Exporter(self._metrics) if self._metrics is not None else None
         except InvalidInputError:
             self._close()
             raise
@@ -102,13 +113,24 @@ class Agent:
         self._follower = Follower(equipment, self._reply, self._lead, self._lead.office.settle)
         succession = Succession(equipment, self._lead, self._follower)
         self._lead.office.promote, self._follower.reclaim = succession.promote, succession.reclaim
+        self._advertisement = Advertisement(self.node, self.address, equipment.version)
         self._alerts = AlertOffice(self.node, self._hooks, self.publisher)
         self._lead.on_end, self._lead.on_reading = self._alerts.ended, self._alerts.read
         self._lead.office.alerts = self._alerts.obey
         self._outlook = Outlook(equipment, self._lead, self._follower, self._alerts)
         self._reader = HostReader(self.node, self.directory)
-        self._processes = ProcessMeter(lambda: self._outlook.run_directory(None))
+        self._processes = ProcessMeter()
+        self._wakefulness = Wakefulness()
+        if self._exporter is not None:
+            self._exporter.attend(self._outlook, self.publisher)
+        for number in (signal.SIGTERM, signal.SIGINT):  # whoever knows its address may end it
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
         return self
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where Prometheus is served, None if it isn't."""
+        return self._exporter.url if self._exporter is not None else None
 
     async def __aexit__(self, *_: object) -> None:
         self._lead.close()
@@ -119,6 +141,8 @@ class Agent:
         self._close()
 
     def _close(self) -> None:
+        if self._exporter is not None:
+            self._exporter.close()
         self._ledger.close()
         self._context.destroy(linger=0)
         self._plain_context.destroy(linger=0)
@@ -128,19 +152,26 @@ class Agent:
     def _is_busy(self) -> bool:
         return self._lead.is_busy or self._follower.followed is not None
 
+    @property
+    def doing(self) -> str:
+        """A line for whoever supervises the agent."""
+        session, followed = self._lead.session, self._follower.followed
+        run = f"conducts {session.view.run} ({session.view.state})" if session is not None else "idle"
+        if session is None and followed is not None:
+            run = f"hosts a rank of {followed.run} for {followed.known.lead}"
+        return f"{self.node} at {self.address}: {run}"
+
     def stop(self) -> None:
         """Leave `serve`. Trainers stay as they are, for the next agent of this node."""
         self._stopping.set()
 
     async def serve(self) -> None:
         """Answer, conduct and publish until told to stop; an error in one of these ends the agent and is raised."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
         await self._take_up_run()
         workers = [self._serve_requests, self._serve_commands, self._serve_trainers, self._beat, self._watch]
         workers += [self._follower.serve, self._lead.peers.serve, self._alerts.hooks.serve]
         workers += [self._heed_leash] if self._leashed else []
+        workers += [self._advertisement.serve] if self._advertise else []
         tasks = [asyncio.create_task(worker(), name=worker.__name__) for worker in workers]
         stopping = asyncio.create_task(self._stopping.wait(), name="stopping")
         try:
@@ -309,7 +340,7 @@ class Agent:
         async for lag_seconds in _every(BEAT_SECONDS):
             with contextlib.suppress(OSError):  # no descriptor is free: the next one may tell again
                 if time.monotonic() >= look_at:
-                    await asyncio.to_thread(self._processes.find)
+                    await self._find_processes()
                     look_at = time.monotonic() + PROCESSES_SECONDS
                 self._tell_reading(self._reader.read(time.time()))
             session, age = self._lead.session, None
@@ -318,6 +349,8 @@ class Agent:
                 age = time.monotonic() - session.last_commit_monotonic
             beat = m.Heartbeat(node=self.node, at=time.time(), step_age_seconds=age, loop_lag_seconds=lag_seconds)
             self.publisher.beat(beat)
+            if self._exporter is not None:
+                self._exporter.look(lag_seconds)
 
     def _tell_reading(self, reading: m.HostReading) -> None:
         self._outlook.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
@@ -326,6 +359,11 @@ class Agent:
         of_a_run = self._lead.session or self._follower.followed
         if of_a_run is not None:
             of_a_run.recorder.host(reading)
+
+    async def _find_processes(self) -> None:
+        directory = self._outlook.run_directory(None)  # here: the ledger is this thread's
+        await asyncio.to_thread(self._processes.find, directory)
+        await asyncio.to_thread(self._wakefulness.keep, self._processes.trainers)
 
 
 async def _every(seconds: float) -> AsyncIterator[float]:

@@ -40,8 +40,12 @@ class TrainerHost:
         self._keepers: dict[_Key, subprocess.Popen[bytes]] = {}
         self._ending: dict[_Key, tuple[int, float]] = {}  # pid -> when to force it
 
-    def start(self, run_paths: RunPaths, rank: int, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        """Start a rank's trainer in a session of its own, what it prints added to its log. `env` None: this one's.
+    def start(
+        self, run_paths: RunPaths, rank: int, argv: Sequence[str], env: Mapping[str, str] | None = None,
+        nice: int | None = None,
+    ) -> None:  # fmt: skip
+        """Start a rank's trainer in a session of its own, what it prints added to its log. `env` and `nice` None: as
+        this process's.
 
         Raises RefusedError if the rank runs already, or no process can be started.
         """
@@ -50,7 +54,8 @@ class TrainerHost:
             raise RefusedError(f"rank {rank} of {run_paths.directory.name} runs already, pid {running.pid}")
         record, log = run_paths.process(rank), run_paths.log(rank)
         # By its path, so that it needs nothing of `env`; -P keeps this folder's names off its import path.
-        command = [sys.executable, "-P", keeper.__file__, "--record", str(record), "--log", str(log), "--", *argv]
+        command = [sys.executable, "-P", keeper.__file__, "--record", str(record), "--log", str(log)]
+        command += ["--", *argv] if nice is None else ["--nice", str(nice), "--", *argv]
         try:
             record.unlink(missing_ok=True)
             log.parent.mkdir(parents=True, exist_ok=True)

@@ -14,10 +14,11 @@ from trainctl.node_agent.memory_deaths import recognised
 from trainctl.node_agent.oom_kills import OomKills
 from trainctl.node_agent.peer_link import PeerLink
 from trainctl.node_agent.trainer_link import TrainerLink
-from trainctl.protocol import loglines
+from trainctl.protocol import loglines, runfile
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.runfile import NodeTable
 from trainctl.protocol.statuspage import read_status
 
 LEAVE_SECONDS = 60.0
@@ -73,10 +74,17 @@ class LocalRank:
         ]  # fmt: skip
         if resume_from is not None:
             argv += ["--resume-from", str(resume_from)]
-        env = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+        wanted = self._wanted()
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **wanted.env}
         self._was_killed = False
         self._link.forget_held(self._paths.directory.name, self._rank)
-        self._host.start(self._paths, self._rank, argv, env)
+        self._host.start(self._paths, self._rank, argv, env, wanted.priority)
+
+    def _wanted(self) -> NodeTable:
+        try:
+            return runfile.read(self._paths.run_file).nodes.get(self._node, NodeTable())
+        except InvalidInputError as error:
+            raise RefusedError(f"rank {self._rank} cannot be started: {error}") from None
 
     async def tell(self, order: m.ToTrainer) -> bool:
         """Whether the trainer was there to take it."""

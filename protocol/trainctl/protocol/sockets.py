@@ -9,6 +9,7 @@ import zmq
 
 from trainctl.protocol.codec import CONTROL_FRAME_BYTES, FRAME_BYTES
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
+from trainctl.protocol.keys import KeyPair
 
 DEFAULT_PORT = 7474
 """Where an agent listens for requests; it publishes on the port after."""
@@ -58,16 +59,41 @@ def _keep_alive(socket: Any) -> None:
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
 
 
-def check_bind(address: str) -> None:
-    """Refuse to listen anywhere but on loopback or a local socket file. Raises InvalidInputError."""
+def secure_client(socket: Any, own: KeyPair, server: str) -> None:
+    """Have a socket speak only to who holds the secret of the public key `server`, as `own`; before it connects."""
+    socket.curve_serverkey = server.encode()
+    socket.curve_publickey, socket.curve_secretkey = own.public.encode(), own.secret.encode()
+
+
+def secure_server(socket: Any, own: KeyPair, domain: str) -> None:
+    """Have a socket serve, as `own`, only those that the authenticator of its context lets into `domain`; before it
+    binds. Without an authenticator it serves nobody."""
+    if not domain:
+        raise ValueError("an empty domain would let everybody in")
+    socket.curve_server = True
+    socket.curve_publickey, socket.curve_secretkey = own.public.encode(), own.secret.encode()
+    socket.zap_domain = domain.encode()
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+
+def is_near(address: str) -> bool:
+    """Whether an address is on loopback or a local socket file. Raises InvalidInputError for what is no address."""
     parts = split(address)
-    if parts.scheme == "ipc":
-        return
-    if not is_loopback(parts.hostname or ""):
+    return parts.scheme == "ipc" or is_loopback(parts.hostname or "")
+
+
+def check_bind(address: str, *, keys: bool = False) -> None:
+    """Refuse to listen without keys anywhere but on loopback or a local socket file, and on all interfaces at once.
+
+    Raises InvalidInputError.
+    """
+    if not keys and not is_near(address):
         raise InvalidInputError(
-            address,
-            "only loopback can be listened on without keys, and keys are not part of this version; use 127.0.0.1",
-        )
+            address, "without keys only loopback is listened on; make keys and let someone in: "
+            "trainctl keys new; trainctl keys authorize NAME KEY --role operator",
+        )  # fmt: skip
+    if split(address).hostname in ("*", "0.0.0.0", "::"):  # noqa: S104
+        raise InvalidInputError(address, "name the one address that others reach it at, such as tcp://10.0.0.5:7474")
 
 
 def split(address: str) -> Any:
