@@ -90,14 +90,16 @@ export class Client {
     this.#inboxes.set(message.rid, inbox);
     try {
       const deadline = Date.now() + seconds * 1000;
+      let isAnswered = false;
       while (Date.now() < deadline) {
         await this.#socket.send(encode(message)).catch(() => {}); // nobody is there yet
         const left = () => Math.min(this.answerSeconds * 1000, deadline - Date.now());
         for (let reply; (reply = await inbox.take(left())) !== null; ) {
           if (reply.type === "refusal") this.#fail(reply.code, reply.text, reply.lead);
           if (isLast(reply)) return reply;
+          isAnswered = true;
         }
-        if (message.id) console.error(`${this.address} is silent: asking again under id ${message.id}`);
+        if (!isAnswered && message.id) console.error(`${this.address} is silent: asking again under id ${message.id}`);
       }
       return null;
     } finally {

@@ -27,7 +27,7 @@ NODE_STEER = ("node", str(EXAMPLES / "nodejs" / "steer.mjs"))
 PYTHON_STEER = (sys.executable, str(EXAMPLES / "python" / "steer.py"))
 STEERS = [
     pytest.param(PYTHON_STEER, id="python"),
-    pytest.param(NODE_STEER, id="nodejs", marks=pytest.mark.nodejs),
+    pytest.param((*NODE_STEER, "--answer", "30"), id="nodejs", marks=pytest.mark.nodejs),
 ]
 
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from trainctl.protocol import codec, examples, schema, verbs
+from trainctl.protocol import codec, docs, examples, meanings, schema, verbs
+from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 
 from . import strategies
@@ -122,6 +123,19 @@ def test_every_field_that_the_source_explains_is_explained_and_no_name_of_this_l
     assert not [text for text in told if "None" in text.split()]
     assert not [text for text in _strings(DOCUMENT, "pattern") if r"\Z" in text]
     assert "discriminator" not in json.dumps(DOCUMENT)
+
+
+def test_no_meaning_is_kept_of_a_field_that_is_gone_or_explained_where_it_stands() -> None:
+    said = docs.field_comments(m)
+    kinds = [*docs.part_types(), *(kind for talk in examples.UNIONS for kind in examples.types_of(talk))]
+    bare = {
+        name
+        for kind in kinds
+        for field in kind.__struct_fields__
+        if not any(said.get(base.__name__, {}).get(field) for base in kind.__mro__)
+        for name in (field, f"{kind.__name__}.{field}")
+    }
+    assert set(meanings.SHARED) - bare == set()
 
 
 def _strings(value: Any, key: str) -> Iterator[str]:

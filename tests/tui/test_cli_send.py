@@ -36,6 +36,7 @@ EXPIRED = reply("expired", reason="not applied within 60 s of its receipt")
 FAILED = reply("failed", reason="the run ended before it")
 CONFLICT = reply("conflict", reason="this id was used for another command")
 BUSY = m.Refusal(rid="", code="busy", text="the disk is full")
+NOT_AUTHORISED = m.Refusal(rid="", code="not-authorised", text="a viewer sends no verbs")
 OTHER_VERSION = m.Refusal(rid="", code="version", text="a message of protocol version 1, this side speaks 2")
 
 ENDS: list[tuple[str, tuple[Any, ...], int, str, str | None, str]] = [
@@ -48,6 +49,8 @@ ENDS: list[tuple[str, tuple[Any, ...], int, str, str | None, str]] = [
     ("applied", (ACCEPTED,), 4, "expired", "accepted", f"not applied within 0.5 s; the same call with --id {ID}"),
     ("applied", (BUSY,), 3, "refused", None, "the disk is full"),
     ("applied", (OTHER_VERSION,), 5, "version", None, "protocol version 1, this side speaks 2"),
+    ("applied", (NOT_AUTHORISED,), 6, "not-authorised", None, "a viewer sends no verbs"),
+    ("accepted", (NOT_AUTHORISED,), 6, "not-authorised", None, "a viewer sends no verbs"),
     ("applied", (b"\xc1garbage",), 5, "protocol", None, "not a msgpack message"),
     ("applied", (SNAPSHOT,), 5, "protocol", None, "asked for CommandReply, got Snapshot"),
     ("applied", (), 5, "unreachable", None, f"within 0.5 s; the same command under id {ID} tells its outcome"),

@@ -1,9 +1,11 @@
 """`trainctl watch --json` at the head of a pipe: a line at once for all that happens, restarts told, a clean end."""
 
 import json
+import re
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +13,7 @@ import pytest
 
 from trainctl.protocol import examples
 from trainctl.protocol import messages as m
+from trainctl.tui import follow
 
 from .cli_calls import DEADLINE_SECONDS, started
 from .scripted import Scripted, scripted
@@ -58,6 +61,18 @@ def watched() -> Iterator[tuple[Run, Scripted]]:
     with scripted(run.answer) as agent:
         run.agent = agent
         yield run, agent
+
+
+DOCUMENTED = re.compile(r"^\| `([a-z-]+)` \| .* \| ((?:`\w+` ?)+) \|$", re.MULTILINE)
+
+
+def test_the_lines_have_the_fields_that_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scripting.md").read_text("utf-8")
+    documented = {kind: set(fields.replace("`", "").split()) for kind, fields in DOCUMENTED.findall(page)}
+    for item in (STEP, EVENT, VIEW, follow.Restarted()):
+        follow.show_item(item, json=True)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {line.pop("type"): {*line} for line in lines} == documented
 
 
 def read(process: Any) -> dict[str, Any]:

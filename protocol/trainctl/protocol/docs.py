@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect as shape
 
-from trainctl.protocol import codec, examples, generated, prose, verbs
+from trainctl.protocol import codec, examples, generated, meanings, prose, verbs
 from trainctl.protocol import messages as m
 from trainctl.protocol.version import HISTORY, PROTOCOL_VERSION
 
@@ -80,7 +80,7 @@ def _lines(field: ast.AnnAssign) -> range:
 def comment(kind: type, name: str, comments: Comments) -> str:
     """What the comment beside a field says, be it one of a type above it."""
     told = (comments[base.__name__][name] for base in kind.__mro__ if name in comments.get(base.__name__, {}))
-    return plain(next(told, ""))
+    return plain(next((text for text in told if text), "") or meanings.of(kind, name))
 
 
 def purpose(kind: type) -> str:

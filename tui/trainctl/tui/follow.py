@@ -158,15 +158,16 @@ async def show(client: "Client", keep: Callable[[Line], bool], *, json: bool, **
         async for item in lines(client, **options):
             if isinstance(item, m.RunView):
                 view = item
-            if not isinstance(item, m.StepCommitted | m.Event | m.RunView):
-                _show_connection(item, json=json)
-            elif keep(item):
-                _show(item, json=json)
+            if not isinstance(item, m.StepCommitted | m.Event | m.RunView) or keep(item):
+                show_item(item, json=json)
     return view
 
 
-def _show(item: Line, *, json: bool) -> None:
-    if json:
+def show_item(item: "Line | Connection | Restarted", *, json: bool) -> None:
+    """One line of it, as docs/scripting.md has it with `json`; a state of the run has none for a person."""
+    if not isinstance(item, m.StepCommitted | m.Event | m.RunView):
+        _show_connection(item, json=json)
+    elif json:
         output.emit(item)
     elif not isinstance(item, m.RunView):  # its events say it in words
         output.say(output.step_line(item) if isinstance(item, m.StepCommitted) else output.event_line(item))
