@@ -17,6 +17,8 @@ from trainctl.protocol.blocking import BlockingClient
 from trainctl.protocol.keyring import Keyring
 from trainctl.tui.joining import there, wheel
 
+pytestmark = pytest.mark.needs("sshd")
+
 
 class Pair:
     """This machine's files, the other's behind sshd, and how the one is told to add the other."""
