@@ -134,3 +134,18 @@ def test_a_follower_tells_of_its_lead_alone_and_forgets_it_with_the_run(made: An
     assert office.view is None
     assert agent.published[-1].alerts == ()
     agent.session.close()
+
+
+def test_between_the_end_of_conducting_and_the_next_look_nothing_goes_into_the_record(made: Any) -> None:
+    """As when another agent has just taken the run over, and machines go on telling how they are."""
+    first = made()
+    first.commit(math.nan)
+    known = first.events()
+    first.session.close()
+    first.office.read(_full_disk())
+    assert first.obey("mute", kind="memory", minutes=5.0).step is None
+    assert first.obey("acknowledge", id="nonfinite").state == "applied"
+    first.office._hook_failed("a hook failed")
+    first.office.watch(None, {})
+    assert first.office.view is None
+    assert made().events() == known

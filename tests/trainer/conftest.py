@@ -20,6 +20,7 @@ import pytest
 import tomli_w
 import zmq
 from tests.trainer.curves import losses
+from tests.trainer.fork_servers import ForkServers
 from tests.trainer.line import WHO, Line
 from tests.trainer.ranks import Ranks
 
@@ -191,14 +192,23 @@ def curve(new_rig: Callable[..., Rig], known_curves: dict[Any, list[float]]) -> 
     return run
 
 
+@pytest.fixture(scope="session")
+def fork_servers() -> Iterator[ForkServers]:
+    """Shared by all tests that want reducers, not what makes them."""
+    made = ForkServers()
+    yield made
+    made.end()
+
+
 @pytest.fixture
-def new_ranks(new_rig: Callable[..., Rig]) -> Iterator[Callable[..., Ranks]]:
-    """Make a group that is still to be formed: `new_ranks("gloo", ("torch", "mlx"), samples=True)`."""
+def new_ranks(new_rig: Callable[..., Rig], fork_servers: ForkServers) -> Iterator[Callable[..., Ranks]]:
+    """Make a group that is still to be formed: `new_ranks("gloo", ("torch", "mlx"), samples=True)`; `own_standbys` has
+    each rank make its reducers itself."""
     made: list[Ranks] = []
 
-    def make(engine: m.Engine, backends: Sequence[str], **changes: Any) -> Ranks:
+    def make(engine: m.Engine, backends: Sequence[str], *, own_standbys: bool = False, **changes: Any) -> Ranks:
         makers = [functools.partial(new_rig, backend, **changes) for backend in backends]
-        made.append(Ranks(makers, engine))
+        made.append(Ranks(makers, engine, None if own_standbys else fork_servers))
         return made[-1]
 
     yield make
@@ -214,14 +224,15 @@ def ledger() -> Ledger:
 
 
 @pytest.fixture
-def line(tmp_path: Path, ledger: Ledger) -> Iterator[Line]:
+def line(tmp_path: Path, ledger: Ledger, fork_servers: ForkServers) -> Iterator[Line]:
     context = zmq.Context()
     socket = new_socket(context, zmq.ROUTER)
     status = StatusWriter(tmp_path / "rank-0.status", os.getpid())
     with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as folder:
         socket.bind(f"ipc://{folder}/a")
         with Control(WHO, f"ipc://{folder}/a", ledger, status) as control:
-            control.groups.formation = Formation(WHO.rank, Layout({"a": (4,)}, "x"), GroupTable(), "", None)
+            layout = Layout({"a": (4,)}, "x")
+            control.groups.formation = Formation(WHO.rank, layout, GroupTable(), "", None, fork_servers)
             made = Line(control, socket)
             made.hear(m.Alive)
             yield made

@@ -15,6 +15,7 @@ from trainctl.trainer.group import ReducerGroup
 from trainctl.trainer.ledger import FenceAnswer
 from trainctl.trainer.reducer_process import ReducerProcess
 from trainctl.trainer.shared_buffer import Layout
+from trainctl.trainer.standby import Standby
 
 DEADLINE_SECONDS = 60.0
 G = 12
@@ -33,11 +34,13 @@ def pid_of(reducer: ReducerProcess) -> int:
 class Rank:
     """One rank; its rig and its groups are used by its own thread, its formation by the test's."""
 
-    def __init__(self, number: int, new_rig: Callable[[], Any], thread: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, number: int, new_rig: Callable[[], Any], thread: ThreadPoolExecutor, standby: Standby | None
+    ) -> None:
         self.number, self.thread = number, thread
         self.rig: Any = self.call(new_rig)
         layout = Layout(self.rig.backend.shapes, digest.layout_digest(self.rig.backend.shapes))
-        self.formation = Formation(number, layout, self.rig.config.group, "", None)
+        self.formation = Formation(number, layout, self.rig.config.group, "", None, standby)
         self.group: ReducerGroup | None = None
 
     def submit(self, work: Callable[[], T]) -> "Future[T]":
@@ -91,15 +94,16 @@ class Rank:
 class Ranks:
     """A group of them. Failures come back as values, so that one rank's doesn't hide another's."""
 
-    def __init__(self, makers: Sequence[Callable[..., Any]], engine: m.Engine) -> None:
-        """`makers` make each rank's rig, given its number as `rank`."""
+    def __init__(self, makers: Sequence[Callable[..., Any]], engine: m.Engine, standby: Standby | None) -> None:
+        """`makers` make each rank's rig, given its number as `rank`; all have their reducers from `standby`, or each
+        from one of its own."""
         self.engine: m.Engine = engine
         self.generation = m.Generation(1, 0)
         self.ranks: list[Rank] = []
         self._seq = 0
         for number, make in enumerate(makers):
             thread = ThreadPoolExecutor(1)
-            self.ranks.append(Rank(number, functools.partial(make, rank=number), thread))
+            self.ranks.append(Rank(number, functools.partial(make, rank=number), thread, standby))
 
     def all(self, work: Callable[[Rank], T]) -> list[T | Exception]:
         """`work` on every rank's own thread at once."""

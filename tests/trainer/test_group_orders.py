@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from tests.trainer.fork_servers import ForkServers
 from tests.trainer.line import DEADLINE_SECONDS, Line
 from tests.trainer.ranks import pid_of
 
@@ -21,9 +22,9 @@ FIRST, SECOND, THIRD = (m.Generation(1, n) for n in (1, 2, 3))
 
 
 @pytest.fixture
-def peer() -> Iterator[Formation]:
+def peer(fork_servers: ForkServers) -> Iterator[Formation]:
     """Rank 1."""
-    made = Formation(1, Layout({"a": (4,)}, "x"), GroupTable(), "", None)
+    made = Formation(1, Layout({"a": (4,)}, "x"), GroupTable(), "", None, fork_servers)
     yield made
     made.close()
 
@@ -79,7 +80,7 @@ def test_a_group_is_offered_formed_and_fenced(line: Line, peer: Formation, ledge
     line.tell(order, offer(FIRST), fence(SECOND))
     assert line.hear(m.Fenced).generation == SECOND, "what has no outcome yet is not answered, nor begun again"
     assert isinstance(next_order(line), m.Fence)
-    assert joined.group._reducer.life.reap() == -signal.SIGKILL
+    assert joined.group._reducer._reap() == -signal.SIGKILL
     joined.group.close()
     other.close()
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.trainer.fork_servers import ForkServers
 from tests.trainer.ranks import DEADLINE_SECONDS, Ranks, pid_of
 
 from trainctl.protocol import messages as m
@@ -45,11 +46,13 @@ def holder() -> Iterator[Callable[..., "tuple[subprocess.Popen[str], list[int]]"
         from trainctl.trainer.channel import Reduce
         from trainctl.trainer.formation import Formation
         from trainctl.trainer.shared_buffer import Layout
+        from trainctl.trainer.standby import standby_here
 
         generation = m.Generation(1, 1)
         def made(engine, ranks):
             layout = Layout({"a": (1000,)}, "x")
-            formations = [Formation(rank, layout, GroupTable(), "", engine) for rank in range(ranks)]
+            standby = standby_here()
+            formations = [Formation(rank, layout, GroupTable(), "", engine, standby) for rank in range(ranks)]
             offer = m.Offer(run="r", generation=generation, engine=engine)
             endpoints = tuple(formation.offer(offer) for formation in formations)
             form = m.Form(run="r", generation=generation, engine=engine, ranks=tuple(range(ranks)), endpoints=endpoints,
@@ -178,7 +181,7 @@ def test_stray_bytes_cost_a_generation_at_most(new_ranks: NewRanks, engine: m.En
 
 
 def test_nothing_is_left_of_a_group(new_ranks: NewRanks) -> None:
-    ranks = new_ranks("gloo", ("torch", "torch"))
+    ranks = new_ranks("gloo", ("torch", "torch"), own_standbys=True)
     process, shared = psutil.Process(), Path("/dev/shm")
 
     def there() -> tuple[int, int, list[Path]]:
@@ -199,8 +202,9 @@ def test_nothing_is_left_of_a_group(new_ranks: NewRanks) -> None:
 
 
 @pytest.mark.parametrize("engine", ["gloo", "ring"])
-def test_a_peer_that_never_comes_is_waited_for_until_the_deadline(engine: m.Engine) -> None:
-    formations = [Formation(rank, Layout({"a": (3,)}, "x"), GroupTable(), "", engine) for rank in (0, 1)]
+def test_a_peer_that_never_comes_is_waited_for_until_the_deadline(fork_servers: ForkServers, engine: m.Engine) -> None:
+    layout = Layout({"a": (3,)}, "x")
+    formations = [Formation(rank, layout, GroupTable(), "", engine, fork_servers) for rank in (0, 1)]
     endpoints = tuple(one.offer(m.Offer(run="r", generation=FIRST, engine=engine)) for one in formations)
     form = m.Form(run="r", generation=FIRST, engine=engine, ranks=(0, 1), endpoints=endpoints, deadline_seconds=1.0)
     group = formations[0].form(form)
@@ -310,21 +314,18 @@ def test_a_reducer_killed_before_it_is_born_never_serves() -> None:
             reducer.wait(DEADLINE_SECONDS)
 
 
-def test_reducers_share_what_their_server_has_imported() -> None:
+def test_reducers_share_what_their_server_has_imported(fork_servers: ForkServers) -> None:
     """They are there at once, and a fork takes along only the one thread that there is."""
-    standby = ForkStandby()
-    first = standby.take("gloo")
+    first = fork_servers.take("gloo")
     with pytest.raises(GroupError, match="before joining"):  # imported by then
         first.order(Reduce("float32", 0, 1))
         first.wait(DEADLINE_SECONDS)
-    assert standby._server is not None
-    assert psutil.Process(standby._server.process.pid).num_threads() == 1
-    second = standby.take("gloo")
+    assert psutil.Process(fork_servers.pid("gloo")).num_threads() == 1
+    second = fork_servers.take("gloo")
     memory = psutil.Process(pid_of(second)).memory_full_info()
     assert memory.uss < 40e6 < memory.rss
     for reducer in (first, second):
         reducer.close()
-    standby.close()
 
 
 def test_a_reducer_says_what_ended_it() -> None:
@@ -373,7 +374,7 @@ def test_a_reducer_heeds_the_signals_that_its_trainer_blocks(made: Callable[[], 
         assert time.monotonic() < deadline
         os.kill(pid, signal.SIGTERM)
         time.sleep(0.05)
-    assert reducer.life.reap() == -signal.SIGTERM
+    assert reducer._reap() == -signal.SIGTERM
     reducer.close()
     standby.close()
 

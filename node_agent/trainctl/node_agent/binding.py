@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import resource
 import socket
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,10 @@ from trainctl.protocol import sockets
 from trainctl.protocol.cluster import Cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.keys import KeyFolder
+
+MOST_OPEN_FILES = 65536
+OPEN_MAX = 10_240
+"""What macOS allows where it refuses more, whatever it says of its hard limit."""
 
 
 def lock(directory: Path) -> Any:
@@ -27,6 +32,18 @@ def lock(directory: Path) -> Any:
         handle.close()
         raise InvalidInputError(str(directory), "another agent of this node is running") from None
     return handle
+
+
+def allow_open_files() -> None:
+    """Have room for as many connections as the system lets this process have, up to MOST_OPEN_FILES."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for most in (MOST_OPEN_FILES, OPEN_MAX):
+        wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
+        if soft == resource.RLIM_INFINITY or soft >= wanted:
+            return
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return
 
 
 def bind(bound_socket: Any, address: str) -> str:

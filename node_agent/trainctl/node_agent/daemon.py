@@ -16,10 +16,13 @@ import zmq.asyncio
 
 from trainctl.node_agent import binding, leash, requests
 from trainctl.node_agent.access import REQUESTS
+from trainctl.node_agent.advertisement import Advertisement
 from trainctl.node_agent.alerts.office import AlertOffice
 from trainctl.node_agent.audit import Audit
 from trainctl.node_agent.door import Door
 from trainctl.node_agent.equipment import Equipment
+from trainctl.node_agent.exporter.exporter import Exporter
+from trainctl.node_agent.exporter.place import Place
 from trainctl.node_agent.follower import Follower
 from trainctl.node_agent.host import TrainerHost
 from trainctl.node_agent.lead import Lead
@@ -28,8 +31,10 @@ from trainctl.node_agent.outlook import Outlook
 from trainctl.node_agent.processes import ProcessMeter
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.readings import HostReader
+from trainctl.node_agent.services.wakefulness import Wakefulness
 from trainctl.node_agent.succession import Succession
 from trainctl.node_agent.trainer_link import TrainerLink
+from trainctl.node_agent.turnstile import Turnstile
 from trainctl.node_agent.warden import Warden, new_live_socket
 from trainctl.protocol import codec, runfile, sockets
 from trainctl.protocol import messages as m
@@ -44,6 +49,8 @@ PROCESSES_SECONDS = 5.0
 """How often the agent looks which processes its trainers have."""
 WATCH_SECONDS = 0.25
 """How often the agent looks whether its trainers live, and lets commands expire."""
+MOST_ASKED, MOST_ASKED_BY_ALL = 64, 1024
+"""Requests of one client, and of all, that may be under way; what is asked beyond is refused, to be asked again."""
 FAREWELL_SECONDS = 3.0
 """How long a leashed agent answers after it was let go and its run has ended."""
 
@@ -64,15 +71,19 @@ class Agent:
         *,
         leashed: bool = False,
         hooks: AlertHooks | None = None,
+        metrics: Place | None = None,
+        advertise: bool = False,
         keys: KeyFolder | None = None,
         require_keys: bool = False,
     ) -> None:
-        """`hooks`: what is called about alerts in the place of what the cluster file names. `keys`: this machine's, the
-        default folder's unless given; used off loopback, where the cluster file names one, or if required."""
+        """`hooks`: what is called about alerts in the place of what the cluster file names. `metrics`: where Prometheus
+        is served. `keys`: this machine's, the default folder's unless given; used off loopback, where the cluster file
+        names one, or if required."""
         if not re.fullmatch(runfile.NAME_PATTERN, node):
             raise InvalidInputError("--name", f"{node!r} is no node name: lower-case letters, digits, '.', '_' and '-'")
         if leashed:
             leash.check()
+        self._advertise = advertise
         self._leashed, self._hooks = leashed, cluster.alerts if hooks is None else hooks
         listen = binding.numeric(listen)
         live = binding.numeric(live) if live is not None else binding.port_after(listen)
@@ -80,8 +91,11 @@ class Agent:
         self._uses_keys = binding.needs_keys(node, listen, live, cluster, self._keys, required=require_keys)
         self.node, self._cluster, self._wanted = node, cluster, (listen, live)
         self.directory = node_directory(node, state_root)
+        self._metrics = metrics
+        self._exporter: Exporter | None = None
         self._stopping = asyncio.Event()
         self._commands: asyncio.Queue[tuple[bytes, m.Command]] = asyncio.Queue()
+        self._turnstile = Turnstile(MOST_ASKED, MOST_ASKED_BY_ALL)
 
     # ------------------------------------------------------------ life
 
@@ -101,6 +115,7 @@ class Agent:
             live = new_live_socket(self._context, self._door)
             self.live_address = binding.bind(live, self._wanted[1])
             self._link = TrainerLink(self._context, runtime_directory(self.directory) / "trainers.sock")
+            self._exporter = Exporter(self._metrics) if self._metrics is not None else None
         except InvalidInputError:
             self._close()
             raise
@@ -114,13 +129,25 @@ class Agent:
         self._follower = Follower(equipment, self._reply, self._lead, self._lead.office.settle)
         succession = Succession(equipment, self._lead, self._follower)
         self._lead.office.promote, self._follower.reclaim = succession.promote, succession.reclaim
+        public = self._door.pair.public if self._door is not None else ""
+        self._advertisement = Advertisement(self.node, self.address, equipment.version, public)
         self._alerts = AlertOffice(self.node, self._hooks, self.publisher)
         self._lead.on_end, self._lead.on_reading = self._alerts.ended, self._alerts.read
         self._lead.office.alerts = self._alerts.obey
         self._outlook = Outlook(equipment, self._lead, self._follower, self._alerts)
         self._reader = HostReader(self.node, self.directory)
-        self._processes = ProcessMeter(lambda: self._outlook.run_directory(None))
+        self._processes = ProcessMeter()
+        self._wakefulness = Wakefulness()
+        if self._exporter is not None:
+            self._exporter.attend(self._outlook, self.publisher)
+        for number in (signal.SIGTERM, signal.SIGINT):  # whoever knows its address may end it
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
         return self
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where Prometheus is served, None if it isn't."""
+        return self._exporter.url if self._exporter is not None else None
 
     async def __aexit__(self, *_: object) -> None:
         self._lead.close()
@@ -131,6 +158,8 @@ class Agent:
         self._close()
 
     def _close(self) -> None:
+        if self._exporter is not None:
+            self._exporter.close()
         self._audit.flush(force=True)
         self._ledger.close()
         if self._door is not None:
@@ -142,19 +171,26 @@ class Agent:
     def _is_busy(self) -> bool:
         return self._lead.is_busy or self._follower.followed is not None
 
+    @property
+    def doing(self) -> str:
+        """A line for whoever supervises the agent."""
+        session, followed = self._lead.session, self._follower.followed
+        run = f"conducts {session.view.run} ({session.view.state})" if session is not None else "idle"
+        if session is None and followed is not None:
+            run = f"hosts a rank of {followed.run} for {followed.known.lead}"
+        return f"{self.node} at {self.address}: {run}"
+
     def stop(self) -> None:
         """Leave `serve`. Trainers stay as they are, for the next agent of this node."""
         self._stopping.set()
 
     async def serve(self) -> None:
         """Answer, conduct and publish until told to stop; an error in one of these ends the agent and is raised."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
         await self._take_up_run()
         workers = [self._serve_requests, self._serve_commands, self._serve_trainers, self._beat, self._watch]
         workers += [self._follower.serve, self._lead.peers.serve, self._alerts.hooks.serve]
         workers += [self._heed_leash] if self._leashed else []
+        workers += [self._advertisement.serve] if self._advertise else []
         workers += [self._door.serve, self._guard] if self._door is not None else []
         tasks = [asyncio.create_task(worker(), name=worker.__name__) for worker in workers]
         stopping = asyncio.create_task(self._stopping.wait(), name="stopping")
@@ -197,6 +233,9 @@ class Agent:
                 continue
             if isinstance(request, m.ToPeer):
                 await self._follower.receive(identity, request)
+            elif not self._turnstile.enter(identity):
+                text = f"{MOST_ASKED} requests of yours are still to be answered: ask again later"
+                await self._reply(identity, m.Refusal(rid=request.rid, code="busy", text=text))
             elif isinstance(request, m.Command):
                 self._commands.put_nowait((identity, request))
             else:
@@ -227,6 +266,7 @@ class Agent:
         """One after another; starting a run on other nodes can take seconds, in which requests are answered."""
         while True:
             identity, command = await self._commands.get()
+            self._turnstile.leave(identity)
             lead = self._lead_elsewhere(command)
             if lead is not None:
                 await self._reply(identity, lead)
@@ -268,17 +308,25 @@ class Agent:
 
     async def _answer_request(self, identity: bytes, request: m.ClientRequest) -> None:
         try:
-            reply: m.AgentReply = await requests.answer(request, self._outlook)
-        except requests.UnknownRunError as error:
-            reply = m.Refusal(rid=request.rid, code="unknown-run", text=str(error))
-        except requests.UnknownRankError as error:
-            reply = m.Refusal(rid=request.rid, code="unknown-rank", text=str(error))
-        except InvalidInputError as error:
-            reply = m.Refusal(rid=request.rid, code="malformed", text=str(error))
+            reply = await self._answer_to(request)
+        finally:
+            self._turnstile.leave(identity)
         try:
             await self._reply(identity, reply)
         except ProtocolError as error:
             await self._reply(identity, m.Refusal(rid=request.rid, code="busy", text=str(error)))
+
+    async def _answer_to(self, request: m.ClientRequest) -> m.AgentReply:
+        try:
+            return await requests.answer(request, self._outlook)
+        except requests.UnknownRunError as error:
+            return m.Refusal(rid=request.rid, code="unknown-run", text=str(error))
+        except requests.UnknownRankError as error:
+            return m.Refusal(rid=request.rid, code="unknown-rank", text=str(error))
+        except InvalidInputError as error:
+            return m.Refusal(rid=request.rid, code="malformed", text=str(error))
+        except (OSError, zmq.ZMQError) as error:  # no descriptor is free, say
+            return m.Refusal(rid=request.rid, code="busy", text=f"{self.node} can't answer now: {error}")
 
     async def _reply(self, identity: bytes, reply: m.AgentReply | m.FromPeer, *, anyway: bool = False) -> None:
         if self._door is not None and not anyway and not self._door.may_hear(identity):
@@ -334,23 +382,32 @@ class Agent:
     async def _beat(self) -> None:
         look_at = 0.0
         async for lag_seconds in _every(BEAT_SECONDS):
-            if time.monotonic() >= look_at:
-                await asyncio.to_thread(self._processes.find)
-                look_at = time.monotonic() + PROCESSES_SECONDS
-            reading = self._reader.read(time.time())
-            self._outlook.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
-            self.publisher.publish(self._outlook.host_reading)
-            self._follower.host_reading = reading
-            session, followed, age = self._lead.session, self._follower.followed, None
+            with contextlib.suppress(OSError):  # no descriptor is free: the next one may tell again
+                if time.monotonic() >= look_at:
+                    await self._find_processes()
+                    look_at = time.monotonic() + PROCESSES_SECONDS
+                self._tell_reading(self._reader.read(time.time()))
+            session, age = self._lead.session, None
             self._follower.loop_lag_seconds = lag_seconds
-            if session is not None:
-                session.recorder.host(reading)
-                if session.view.state == "running":
-                    age = time.monotonic() - session.last_commit_monotonic
-            elif followed is not None:
-                followed.recorder.host(reading)
+            if session is not None and session.view.state == "running":
+                age = time.monotonic() - session.last_commit_monotonic
             beat = m.Heartbeat(node=self.node, at=time.time(), step_age_seconds=age, loop_lag_seconds=lag_seconds)
             self.publisher.beat(beat)
+            if self._exporter is not None:
+                self._exporter.look(lag_seconds)
+
+    def _tell_reading(self, reading: m.HostReading) -> None:
+        self._outlook.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
+        self.publisher.publish(self._outlook.host_reading)
+        self._follower.host_reading = reading
+        of_a_run = self._lead.session or self._follower.followed
+        if of_a_run is not None:
+            of_a_run.recorder.host(reading)
+
+    async def _find_processes(self) -> None:
+        directory = self._outlook.run_directory(None)  # here: the ledger is this thread's
+        await asyncio.to_thread(self._processes.find, directory)
+        await asyncio.to_thread(self._wakefulness.keep, self._processes.trainers)
 
 
 async def _every(seconds: float) -> AsyncIterator[float]:

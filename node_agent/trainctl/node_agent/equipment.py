@@ -1,6 +1,7 @@
 """What the parts of one agent share: who it is, where it keeps things, and what it speaks and hosts with."""
 
 import dataclasses
+import functools
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ class Equipment:
             raise InvalidInputError(f"nodes.{node}.key", f"{node} has keys, and this agent was started without")
         return None
 
-    @property
+    @functools.cached_property
     def version(self) -> str:
         """Of the program."""
         return version("trainctl")

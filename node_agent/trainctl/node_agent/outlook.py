@@ -6,12 +6,14 @@ from pathlib import Path
 from trainctl.node_agent.alerts.office import AlertOffice
 from trainctl.node_agent.audience import Audience
 from trainctl.node_agent.equipment import Equipment
+from trainctl.node_agent.examination import Examination
 from trainctl.node_agent.follower import Follower
 from trainctl.node_agent.lead import Lead
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.requests import LiveRun
 from trainctl.protocol import messages as m
 from trainctl.protocol.keyring import Keyring
+from trainctl.protocol.keys import default_folder
 
 
 class Outlook:
@@ -21,6 +23,7 @@ class Outlook:
         self._own, self._lead, self._follower, self._alerts = equipment, lead, follower, alerts
         self.publisher: Publisher = equipment.publisher
         self.audience = Audience()
+        self.examination = Examination(equipment.node, default_folder(), equipment.directory)
         self.host_reading: m.HostReading | None = None
 
     @property

@@ -147,23 +147,27 @@ class PeerLink:
         """Converse, and begin anew whenever a conversation is lost."""
         while True:
             try:
-                credentials = self._credentials(self.node, self.address)
+                await self._serve_once(self._credentials(self.node, self.address))
             except InvalidInputError as error:
                 self._lose(str(error))
                 await asyncio.sleep(PING_SECONDS)
                 continue
-            async with self._connected(credentials) as receiver:
-                tasks = {receiver, asyncio.create_task(self._converse())}
-                try:
-                    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                    for task in done:
-                        task.result()
-                finally:
-                    for task in tasks:
-                        task.cancel()
-                    await asyncio.gather(*tasks, return_exceptions=True)
+            except zmq.ZMQError as error:  # there is no descriptor for another socket
+                self._lose(f"no connection can be made to {self.address}: {error}")
             self._show()
             await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _serve_once(self, credentials: Credentials | None) -> None:
+        async with self._connected(credentials) as receiver:
+            tasks = {receiver, asyncio.create_task(self._converse())}
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     @contextlib.asynccontextmanager
     async def _connected(self, credentials: Credentials | None) -> AsyncIterator["asyncio.Task[None]"]:

@@ -1,7 +1,10 @@
 """What a run file wants of the cluster and of this machine: the nodes that take part, files, the network interface."""
 
 import ipaddress
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -45,6 +48,8 @@ def check_on(config: RunFile, node: str, where: str = "config", grounds: Grounds
             problem = f"{path!r} must be absolute: agent and trainer run elsewhere"
             raise InvalidInputError(f"{where}: {field}.path", problem)
     runfile.check_paths(config, where, node)
+    if (priority := config.nodes[node].priority) is not None:
+        check_priority(priority, f"{where}: nodes.{node}.priority")
     check_network(config, node, where, grounds)
 
 
@@ -55,6 +60,18 @@ def check_network(config: RunFile, node: str, where: str, grounds: Grounds) -> N
         _check_interface(node, interface, field, grounds)
     elif len(config.nodes) > 1 and not sockets.is_near(grounds.address):
         problem = f"{node} is at {grounds.address}: name the interface that its gradients travel by; {_interfaces()}"
+        raise InvalidInputError(field, problem)
+
+
+def check_priority(nice: int, field: str) -> None:
+    """Whether this process may start others at that nice value, found out by a process that tries it; only one below
+    its own can be refused. Raises InvalidInputError."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    if nice >= own:
+        return
+    code = f"import os; os.setpriority(os.PRIO_PROCESS, 0, {nice})"
+    if subprocess.run([sys.executable, "-ISc", code], capture_output=True, check=False).returncode:
+        problem = f"{nice} is not permitted here; {own} and above are, or install the agent with --nice {nice}"
         raise InvalidInputError(field, problem)
 
 

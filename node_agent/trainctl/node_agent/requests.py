@@ -10,6 +10,7 @@ import msgspec
 
 from trainctl.node_agent.audience import Audience
 from trainctl.node_agent.copies import VIEW_KEY
+from trainctl.node_agent.examination import Examination
 from trainctl.node_agent.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import Client
@@ -42,6 +43,7 @@ class Surroundings(Protocol):
 
     publisher: Publisher
     audience: Audience
+    examination: Examination
 
     @property
     def node(self) -> str: ...
@@ -86,6 +88,10 @@ async def answer(request: m.ClientRequest, around: Surroundings) -> m.AgentReply
             return await _log(request, around)
         case m.AttendRequest():
             return m.Viewers(rid=request.rid, viewers=around.audience.hear(request, time.monotonic(), around.now()))
+        case m.FactsRequest():
+            return await around.examination.facts(request)
+        case m.DigestsRequest():
+            return await around.examination.digests(request)
         case m.AuditRequest():
             return m.Audit(rid=request.rid, refused=around.refusals(request.limit))
         case m.Command():

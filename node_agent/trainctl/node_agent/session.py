@@ -292,6 +292,10 @@ class Session:
             text, severity = (problem, "error") if problem else ("the record is being written again", "good")
             self.note(d.Happened("record", severity, "auto", text, self.conductor.progress.step))  # type: ignore[arg-type]
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     def close(self) -> None:
         """Of what waits for its turn, commands still end; the record takes nothing any more."""
         if not self._closed:

@@ -7,7 +7,7 @@ with BlockingClient("tcp://127.0.0.1:7474") as client:
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import DEFAULT_TIMEOUT_SECONDS, Client, Connection
@@ -62,6 +62,12 @@ class BlockingClient:
         self, run: str | None = None, rank: int = 0, offset_bytes: int = -65536, limit_bytes: int = 65536
     ) -> m.LogPart:
         return self._run(self._client.log(run, rank, offset_bytes, limit_bytes))
+
+    def facts(self) -> m.Facts:
+        return self._run(self._client.facts())
+
+    def digests(self, what: Literal["model", "data"], path: str) -> m.Digests:
+        return self._run(self._client.digests(what, path))
 
     def audit(self, limit: int = 100) -> m.Audit:
         return self._run(self._client.audit(limit))

@@ -144,6 +144,14 @@ class Client:
         """The runs the agent knows, newest first."""
         return await self._ask(m.RunsRequest(rid=_rid()), m.Runs)
 
+    async def facts(self) -> m.Facts:
+        """What the agent's machine and installation are like."""
+        return await self._ask(m.FactsRequest(rid=_rid()), m.Facts)
+
+    async def digests(self, what: Literal["model", "data"], path: str) -> m.Digests:
+        """Of a model's folder or of data on the agent's machine; `timeout_seconds` must allow for reading them."""
+        return await self._ask(m.DigestsRequest(rid=_rid(), what=what, path=path), m.Digests)
+
     async def events(
         self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
     ) -> m.Events:
@@ -201,7 +209,10 @@ class Client:
         with self._conversation(command) as replies:
             await self._transmit(command)
             seconds = max(self.timeout_seconds, START_SECONDS if command.verb in ASKING_OTHERS else 0.0)
-            reply = await self._next(replies, seconds)
+            try:
+                reply = await self._next(replies, seconds)
+            except UnreachableError as error:
+                raise UnreachableError(f"{error}; the same command under id {command.id} tells its outcome") from None
             yield reply
             while isinstance(reply, m.CommandReply) and reply.state not in m.FINAL_COMMAND_STATES:
                 try:

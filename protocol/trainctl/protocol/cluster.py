@@ -20,6 +20,7 @@ class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One node."""
 
     address: str  # tcp://host:port where its agent takes requests
+    metrics: str = ""  # host:port where its agent serves Prometheus; empty: nowhere
     key: Key | None = None  # its agent's public key
 
 
@@ -29,6 +30,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], NodeEntry] = {}
     quorum: bool = False  # a lead makes no step while a majority of these nodes is out of its reach
     alerts: AlertHooks = AlertHooks()  # what this machine's agents call
+    advertise: bool = False  # this machine's agents tell the local network where they are
     trusted_networks: tuple[str, ...] = ()  # in which gradients may travel, unencrypted: "10.0.0.0/24"
 
     def trusts(self, address: str) -> bool:

@@ -1,5 +1,6 @@
 """Every ZeroMQ socket the program opens, with the options that keep it bounded and honest, and where it may bind."""
 
+import asyncio
 import ipaddress
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +15,12 @@ DEFAULT_PORT = 7474
 """Where an agent listens for requests; it publishes on the port after."""
 
 MAX_FRAMES = 8
+SUBSCRIPTION_BYTES = 512
+"""Largest frame a publisher takes: a handshake or a subscription, each byte of which costs it some 50."""
+LISTENING = (zmq.ROUTER, zmq.PUB)
+"""Kinds that are bound and connected to. They send no heartbeats of their own: libzmq 4.3.5 aborts the process when one
+is due on a connection whose peer has gone while more of it waits than the socket takes (RCVHWM). They answer those of
+their peers, and by the time to live in these they notice that a peer is gone."""
 
 
 def new_socket(context: Any, kind: int, *, control: bool = False, socket_class: Any = None) -> Any:
@@ -21,11 +28,15 @@ def new_socket(context: Any, kind: int, *, control: bool = False, socket_class: 
     `socket_class` is the context's own unless given."""
     socket = context.socket(kind, socket_class=socket_class)
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, CONTROL_FRAME_BYTES if control else FRAME_BYTES)
+    limit = SUBSCRIPTION_BYTES if kind == zmq.PUB else CONTROL_FRAME_BYTES if control else FRAME_BYTES
+    socket.setsockopt(zmq.MAXMSGSIZE, limit)
     socket.setsockopt(zmq.HANDSHAKE_IVL, 2000)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
-    socket.setsockopt(zmq.HEARTBEAT_TTL, 3000)
+    if kind in LISTENING:
+        _keep_alive(socket)
+    else:
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
+        socket.setsockopt(zmq.HEARTBEAT_TTL, 3000)
     socket.setsockopt(zmq.RECONNECT_IVL, 200)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5000)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, 3000)
@@ -39,6 +50,14 @@ def new_socket(context: Any, kind: int, *, control: bool = False, socket_class: 
     elif kind == zmq.DEALER:
         socket.setsockopt(zmq.IMMEDIATE, 1)
     return socket
+
+
+def _keep_alive(socket: Any) -> None:
+    """Have the system notice a peer that is gone without a word and had sent no heartbeats."""
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 10)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
 
 
 def secure_client(socket: Any, own: KeyPair, server: str) -> None:
@@ -129,7 +148,11 @@ def _sender(frame: Any) -> str:
 
 
 async def receive(socket: Any) -> list[bytes]:
-    """One message of an asyncio socket, frame by frame; past MAX_FRAMES frames are dropped unread."""
+    """One message of an asyncio socket, frame by frame; past MAX_FRAMES frames are dropped unread.
+
+    Others have a turn before each: what waits already is received without one, and a flood would keep it for itself.
+    """
+    await asyncio.sleep(0)
     frames: list[bytes] = [await socket.recv()]
     count = 1
     while socket.getsockopt(zmq.RCVMORE):

@@ -193,7 +193,8 @@ class TrainctlApp(App[int]):
             self.screen.reload()
         self._opened = True
         self.paint()
-        self.run_worker(self.feed.refine(), group="refine", exclusive=True)
+        # The function, not its coroutine: the next snapshot may end this before it has begun.
+        self.run_worker(self.feed.refine, group="refine", exclusive=True)
 
     def _repaint(self) -> None:
         self.paint()

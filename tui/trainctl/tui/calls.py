@@ -193,7 +193,7 @@ async def send(client: "Client", order: Order, wait: Wait, timeout_seconds: floa
     """
     verb, args = order.verb, dict(order.args)
     if wait == "none":
-        return await client.send(verb, args, wait="none", **order.options)
+        return await _hand_over(client, order)
     replies: Any = client.command(verb, args, **order.options)
     async with contextlib.aclosing(replies):
         first: m.CommandReply = await anext(replies)
@@ -208,6 +208,22 @@ async def send(client: "Client", order: Order, wait: Wait, timeout_seconds: floa
                 f"{verb}: accepted, not applied within {timeout_seconds:g} s; "
                 f"the same call with --id {order.id} asks for its outcome"
             ) from None
+
+
+async def _hand_over(client: "Client", order: Order) -> m.CommandReply:
+    """Nobody waits to be told that another agent should be asked: that is found out first."""
+    elsewhere = _receiver(await client.snapshot(0), order)
+    if elsewhere is None:
+        return await client.send(order.verb, dict(order.args), wait="none", **order.options)
+    async with type(client)(elsewhere, by=client.by, timeout_seconds=client.timeout_seconds, keys=client.keys) as other:
+        return await other.send(order.verb, dict(order.args), wait="none", **order.options)
+
+
+def _receiver(seen: m.Snapshot, order: Order) -> str | None:
+    """The address of the agent that takes an order, if that isn't the one that was asked."""
+    if order.verb == "promote":
+        return next((peer.address for peer in seen.peers if peer.node == order.node), None)
+    return _told_lead(seen)
 
 
 def exit_code(reply: m.CommandReply) -> int:

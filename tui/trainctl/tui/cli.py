@@ -2,6 +2,7 @@
 line of whatever goes wrong."""
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -14,9 +15,24 @@ from typer.core import TyperGroup
 
 from trainctl.protocol import keys
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
-from trainctl.tui import calls, cli_config, cli_inspect, cli_keys, cli_record, cli_runs, cli_send, output, places
+from trainctl.tui import (
+    calls,
+    cli_cluster,
+    cli_config,
+    cli_discover,
+    cli_doctor,
+    cli_init,
+    cli_inspect,
+    cli_keys,
+    cli_mirror,
+    cli_record,
+    cli_runs,
+    cli_send,
+    output,
+    places,
+)
 from trainctl.tui.cli_options import ClusterFile, Config, Connect, ReadOnly, ServerKey, config_of, where
-from trainctl.tui.cli_runs import INTERRUPTED
+from trainctl.tui.outcome import INTERRUPTED
 
 BROKEN_PIPE = 141
 """128 + SIGPIPE, as a shell tells it."""
@@ -54,7 +70,10 @@ app = typer.Typer(
     epilog="Exit codes: 0 applied, 1 an unexpected system error, 2 usage, 3 rejected or failed, 4 expired or not "
     "applied in time, 5 unreachable or another version, 6 not authorised, 130 interrupted.",
 )
-for commands in (cli_runs, cli_inspect, cli_send, cli_record, cli_config, cli_keys):
+for commands in (
+    cli_runs, cli_inspect, cli_send, cli_record, cli_mirror, cli_config, cli_keys, cli_init, cli_doctor, cli_discover,
+    cli_cluster,
+):  # fmt: skip
     app.add_typer(commands.app)
 
 
@@ -167,7 +186,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command line; the exit code. No exception leaves it but the interpreter's own end."""
     arguments = sys.argv[1:] if argv is None else argv
     json = "--json" in arguments
-    _prepare()
+    _prepare(json=json)
     try:
         code = typer.main.get_command(app).main(args=arguments, prog_name="trainctl", standalone_mode=False)
         sys.stdout.flush()
@@ -201,20 +220,23 @@ def _hint(error: typer.TyperException) -> str:
     return f" (see {path} --help)" if path else ""
 
 
-def _prepare() -> None:
-    """Streams that print what their encoding lacks as `?`, and a fault of our own told in one line."""
+def _prepare(*, json: bool) -> None:
+    """Streams that print what their encoding lacks as `?`, and a fault of our own told in one line, or one object."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     if not os.environ.get("TRAINCTL_DEBUG"):
-        sys.excepthook = _one_line_fault
+        sys.excepthook = functools.partial(_one_line_fault, json=json)
 
 
-def _one_line_fault(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _one_line_fault(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None, *, json: bool = False
+) -> None:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     where = f" in {trace.tb_frame.f_code.co_qualname}, line {trace.tb_lineno}" if trace is not None else ""
-    output.complain(f"internal fault: {kind.__name__}: {error}{where} (TRAINCTL_DEBUG=1 shows all of it)")
+    text = f"internal fault: {kind.__name__}: {error}{where} (TRAINCTL_DEBUG=1 shows all of it)"
+    _fail("internal", text, 1, json=json)
 
 
 def _program_version() -> str:

@@ -2,6 +2,7 @@
 full."""
 
 import math
+import statistics
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -153,15 +154,23 @@ def fold(window: Window) -> Window:
 def tail(window: Window, first_step: int) -> Window:
     """The part from `first_step` on; a bucket is kept when it begins there or later."""
     place = int(np.searchsorted(window.first, first_step))
-    cut = {name: getattr(window, name)[place:] for name in ("first", "broken", *_COLUMNS)}
-    return replace(window, **cut)
+    return Window(
+        bucket_steps=window.bucket_steps,
+        first=window.first[place:],
+        minimum=window.minimum[place:],
+        maximum=window.maximum[place:],
+        total=window.total[place:],
+        count=window.count[place:],
+        last=window.last[place:],
+        broken=window.broken[place:],
+        capacity=window.capacity,
+    )
 
 
 def typical(window: Window, newest: int = 8) -> float | None:
     """Median of the last values: what it is like now, without one odd step. None when nothing finite is there."""
-    values = window.last[-newest:]
-    values = values[np.isfinite(values)]
-    return float(np.median(values)) if len(values) else None
+    values = [value for value in window.last[-newest:].tolist() if math.isfinite(value)]
+    return statistics.median(values) if values else None
 
 
 def lately(window: Window, steps: int) -> float | None:

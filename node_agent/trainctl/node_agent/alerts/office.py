@@ -34,7 +34,7 @@ class AlertOffice:
     def __init__(self, node: str, hooks: AlertHooks, publisher: Publisher) -> None:
         self._node, self._publisher = node, publisher
         self.hooks = Hooks(hooks, self._hook_failed)
-        self._session: Session | None = None
+        self._watched: Session | None = None
         self._run = ("", "")  # id and name of the run that is watched
         self._evaluator: Evaluator | None = None
         self._mutes: tuple[m.MuteView, ...] = ()
@@ -46,6 +46,11 @@ class AlertOffice:
     def view(self) -> m.Alerts | None:
         """What is open, None while no run is watched."""
         return self._shown if self._evaluator is not None else None
+
+    @property
+    def _session(self) -> Session | None:
+        """The run that is conducted. Since the last look at it another agent may have taken it over."""
+        return None if self._watched is None or self._watched.is_closed else self._watched
 
     # ------------------------------------------------------------ what is watched
 
@@ -68,7 +73,7 @@ class AlertOffice:
     def watch(self, session: Session | None, silent: dict[str, str]) -> None:
         """Look at the run that is conducted; `silent` are nodes whose agents aren't heard. A few times a second."""
         was_following = session is None and self._evaluator is not None
-        if session is not self._session or was_following:
+        if session is not self._watched or was_following:
             self._turn_to(session)
         if session is None or self._evaluator is None:
             return
@@ -78,7 +83,7 @@ class AlertOffice:
 
     def _turn_to(self, session: Session | None) -> None:
         """Another run is conducted, or none any more: what is open stays in the old one's record."""
-        self._session, self._evaluator, self._mutes, self._kept = session, None, (), Kept()
+        self._watched, self._evaluator, self._mutes, self._kept = session, None, (), Kept()
         if session is not None:
             self._run = session.run, session.conductor.config.run.name
             self._kept = _decoded(session.recorder.meta(ALERTS_KEY))
@@ -90,8 +95,8 @@ class AlertOffice:
 
     def follow(self, run: str, name: str, table: AlertsTable, lead: str, silent_seconds: float) -> None:
         """Look whether the lead of a run that is followed is heard. A few times a second, instead of `watch`."""
-        if self._session is not None or self._run[0] != run or self._evaluator is None:
-            self._session, self._run, self._mutes, self._kept = None, (run, name), (), Kept()
+        if self._watched is not None or self._run[0] != run or self._evaluator is None:
+            self._watched, self._run, self._mutes, self._kept = None, (run, name), (), Kept()
             self._evaluator = Evaluator(table, time.monotonic())
             self._show()
         changes = self._evaluator.lead_silent(self._node, lead, silent_seconds, time.monotonic(), time.time())

@@ -3,6 +3,7 @@
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 from textual import events
@@ -77,7 +78,8 @@ class LogScreen(BaseScreen):
         wanted = (run.run if run else "", {rank: item.node for rank, item in self.names().items()})
         if wanted != self._reading:
             self._reading = wanted
-            self.run_worker(self.owner.logs.keep_up(*wanted), group="logs", exclusive=True)
+            # The function, not its coroutine: what is wanted next may end this before it has begun.
+            self.run_worker(partial(self.owner.logs.keep_up, *wanted), group="logs", exclusive=True)
 
     # ------------------------------------------------------------ drawing
 
