@@ -29,10 +29,19 @@ export class Client {
   constructor(address, { by = "nodejs", keys = null, answerSeconds = 5 } = {}) {
     Object.assign(this, { address, by, keys, answerSeconds });
     this.#socket = newSocket(keys, answerSeconds);
-    this.#socket.events.on("handshake:error:auth", () => {
-      const text = `${address} knows no such key, or has revoked it: trainctl keys authorize NAME PUBLIC on its machine`;
-      for (const inbox of this.#inboxes.values()) inbox.put({ type: "refusal", code: "not-authorised", text });
-    });
+    let failures = 0;
+    const refused = (text) => {
+      for (const inbox of this.#inboxes.values()) inbox.put({ type: "refusal", code: "not-authorised", text: `${address}: ${text}` });
+    };
+    const broken = ({ error }) => {
+      if (++failures < 2 && error.code !== "ERR_ZMTP_MECHANISM_MISMATCH") return; // once may be an agent that ends
+      refused(keys ? "what answers there doesn't have the key it is known by" : "its agent wants keys: give --server-key");
+    };
+    const { events } = this.#socket;
+    events.on("handshake:error:auth", () => refused("its agent doesn't let this key in: trainctl keys authorize there"));
+    events.on("handshake:error:protocol", broken);
+    events.on("handshake:error:other", broken);
+    events.on("handshake", () => (failures = 0));
     this.#socket.connect(address);
     this.#receive();
   }
@@ -92,7 +101,7 @@ export class Client {
       const deadline = Date.now() + seconds * 1000;
       let isAnswered = false;
       while (Date.now() < deadline) {
-        await this.#socket.send(encode(message)).catch(() => {}); // nobody is there yet
+        this.#socket.send(encode(message)).catch(() => {}); // nobody is there yet: the next time, perhaps
         const left = () => Math.min(this.answerSeconds * 1000, deadline - Date.now());
         for (let reply; (reply = await inbox.take(left())) !== null; ) {
           if (reply.type === "refusal") this.#fail(reply.code, reply.text, reply.lead);
@@ -147,8 +156,7 @@ class Inbox {
 /** A DEALER with the settings that the protocol asks for. */
 function newSocket(keys, sendSeconds) {
   return new Dealer({
-    routingId: newRid(),
-    linger: 0,
+    linger: 0, // and no routingId: the agent's side makes one up that nobody else can take
     immediate: true, // nothing is kept for an agent that starts an hour later
     maxMessageSize: FRAME_BYTES,
     handshakeInterval: 2000,

@@ -42,7 +42,7 @@ def with_nodes(config: RunFile, node: str, cluster: Sequence[str]) -> RunFile:
 def check_on(config: RunFile, node: str, where: str = "config", grounds: Grounds = Grounds()) -> None:  # noqa: B008
     """Whether a node has the model and the data that the run file wants, and may sum gradients by the interface that it
     names. Raises InvalidInputError by the field."""
-    here, interface = runfile.on_node(config, node), config.nodes[node].interface
+    here = runfile.on_node(config, node)
     for field, path in (("model", here.model.path), ("data", here.data.path)):
         if not Path(path).is_absolute():
             problem = f"{path!r} must be absolute: agent and trainer run elsewhere"
@@ -50,7 +50,12 @@ def check_on(config: RunFile, node: str, where: str = "config", grounds: Grounds
     runfile.check_paths(config, where, node)
     if (priority := config.nodes[node].priority) is not None:
         check_priority(priority, f"{where}: nodes.{node}.priority")
-    field = f"{where}: nodes.{node}.interface"
+    check_network(config, node, where, grounds)
+
+
+def check_network(config: RunFile, node: str, where: str, grounds: Grounds) -> None:
+    """Whether a node may sum gradients by the interface that it names. Raises InvalidInputError."""
+    interface, field = config.nodes[node].interface, f"{where}: nodes.{node}.interface"
     if interface:
         _check_interface(node, interface, field, grounds)
     elif len(config.nodes) > 1 and not sockets.is_near(grounds.address):

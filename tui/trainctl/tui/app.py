@@ -20,6 +20,7 @@ from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
 from textual.screen import Screen
 from textual.widgets import Input
+from textual.worker import Worker
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.tui import control, keymap, offers, orders, picture, settings, split, themes
@@ -194,7 +195,7 @@ class TrainctlApp(App[int]):
         self._opened = True
         self.paint()
         # The function, not its coroutine: the next snapshot may end this before it has begun.
-        self.run_worker(self.feed.refine, group="refine", exclusive=True)
+        _: Worker[None] = self.run_worker(self.feed.refine, group="refine", exclusive=True)
 
     def _repaint(self) -> None:
         self.paint()

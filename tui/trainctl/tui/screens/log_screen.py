@@ -10,6 +10,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
+from textual.worker import Worker
 
 from trainctl.tui import log_query as lq
 from trainctl.tui import log_view as lv
@@ -79,7 +80,8 @@ class LogScreen(BaseScreen):
         if wanted != self._reading:
             self._reading = wanted
             # The function, not its coroutine: what is wanted next may end this before it has begun.
-            self.run_worker(partial(self.owner.logs.keep_up, *wanted), group="logs", exclusive=True)
+            read = partial(self.owner.logs.keep_up, *wanted)
+            _: Worker[None] = self.run_worker(read, group="logs", exclusive=True)
 
     # ------------------------------------------------------------ drawing
 
