@@ -8,12 +8,12 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests mostly wait for real processes, so three workers are worth it on two cores.
 WORKERS ?= 3
 
-.PHONY: demo test soak check format bench clean
+.PHONY: demo test soak check format bench nodejs clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/trainctl demo $(DEMO_ARGS)
 
-test: $(VENV)/.ready-dev
+test: $(VENV)/.ready-dev nodejs
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # What takes too long for every change: ten times as many transitions of the conductor's model; more faults on all
@@ -30,6 +30,7 @@ check: $(VENV)/.ready-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m trainctl.protocol.docs --check docs/protocol.md
+	$(BIN)/python -m trainctl.protocol.schema --check docs/protocol.schema.json
 
 format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .
@@ -46,6 +47,14 @@ bench: $(VENV)/.ready-dev
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# What the Node.js example needs; its packages bring their binaries along, so no script of theirs is run. Without npm
+# the tests of that example are left out.
+nodejs:
+	@command -v npm >/dev/null || { echo "make: npm not found: the Node.js example is not tested" >&2; exit 0; }; \
+	  cmp -s examples/nodejs/package-lock.json examples/nodejs/node_modules/.trainctl-lock.json || \
+	  { npm ci --prefix examples/nodejs --ignore-scripts --no-audit --no-fund --silent && \
+	    cp examples/nodejs/package-lock.json examples/nodejs/node_modules/.trainctl-lock.json; }
 
 $(VENV)/bin/python:
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; set PYTHON to a Python 3.11 or newer" >&2; exit 2; }

@@ -86,10 +86,11 @@ def contention() -> float:
 
 def tell(bars: Sequence[Bar], beside: dict[str, Any]) -> None:
     for bar in bars:
-        print(f"{bar.name:42} {bar.value:10.2f} {bar.unit:9} bar {bar.most:g}{'' if bar.held else '   MISSED'}")
+        verdict = "met" if bar.held else "MISSED"
+        print(f"{bar.name:48} {bar.value:10.2f} {bar.unit:9} bar {bar.most:g} {bar.unit}, {verdict}")
     for name, found in beside.items():
         words = found if isinstance(found, str) else "  ".join(f"{key} {value}" for key, value in found.items())
-        print(f"{name:42} {words}")
+        print(f"{name:48} {words}")
     values = {bar.name: {"value": round(bar.value, 3), "bar": bar.most, "unit": bar.unit} for bar in bars}
     print(json.dumps({"ok": all(bar.held for bar in bars), "values": values, "beside": beside}))
 
@@ -116,6 +117,11 @@ def trainctl(address: str) -> Terminal:
 def whole(*words: str) -> Any:
     """Whether a screen shows all of these."""
     return lambda screen: all(word in screen.text for word in words)
+
+
+def without(*words: str) -> Any:
+    """Whether a screen shows none of these."""
+    return lambda screen: not any(word in screen.text for word in words)
 
 
 # ---------------------------------------------------------------- the parts
@@ -196,9 +202,9 @@ def many(minutes: float) -> list[Bar]:
             waits += switched(terminal, chance)
             memory.append((time.monotonic() - begun, terminal.memory_bytes))
         took = time.monotonic() - begun
-        early = [size for at, size in memory if at <= took / 3]
-        late = [size for at, size in memory if at >= 2 * took / 3]
-        growth = (statistics.median(late) - statistics.median(early)) / 1e6
+        growth = (settled(memory, took, 2 / 3, 1.0) - settled(memory, took, 0.1, 0.4)) / 1e6
+        curve = ", ".join(f"{at / 60:.0f} min {size / 1e6:.1f}" for at, size in by_the_minute(memory))
+        print(f"64 nodes, resident MB at: {curve}")
         print(f"64 nodes: {len(waits)} keys, median {1e3 * statistics.median(waits):.0f} ms, "
               f"worst {1e3 * max(waits):.0f} ms; CPU {100 * (terminal.cpu_seconds - cpu) / took:.1f} %, "
               f"{(terminal.bytes_read - before) / took:,.0f} B/s")  # fmt: skip
@@ -207,6 +213,19 @@ def many(minutes: float) -> list[Bar]:
             Bar(f"memory's growth over {minutes:g} min", growth, 3.0, "MB"),
             Bar("peak memory, 64 nodes", terminal.peak_bytes / 1e6, 160, "MB"),
         ]
+
+
+def settled(memory: Sequence[tuple[float, int]], took: float, first: float, last: float) -> float:
+    """The median of what was read in a part of the time; the screens' first opening is before the tenth of it."""
+    return statistics.median([size for at, size in memory if first * took <= at <= last * took] or [memory[-1][1]])
+
+
+def by_the_minute(memory: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
+    """The first reading of each minute."""
+    found: dict[int, tuple[float, int]] = {}
+    for at, size in memory:
+        found.setdefault(int(at // 60), (at, size))
+    return list(found.values())
 
 
 def typed(terminal: Terminal, chance: random.Random) -> list[float]:
@@ -228,10 +247,10 @@ def typed(terminal: Terminal, chance: random.Random) -> list[float]:
 def switched(terminal: Terminal, chance: random.Random) -> list[float]:
     """To another screen and back."""
     waits = []
-    for key, title in (("?", "keys"), ("\x1b", "RUNNING"), ("0", "runs"), ("1", "NODE")):
+    for key, shown in (("?", whole(" keys ")), ("\x1b", without(" keys ")), ("0", whole("runs")), ("1", whole("NODE"))):
         terminal.run(chance.uniform(0.2, 0.6))
         terminal.press(key)
-        waits.append(terminal.until(whole(title), DEADLINE_SECONDS))
+        waits.append(terminal.until(shown, DEADLINE_SECONDS))
     return waits
 
 

@@ -2,13 +2,16 @@
 
 import os
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
+ROOT = Path(__file__).parents[1]
 MARK = "TRAINCTL_TEST_SESSION"
 """Every process that a test starts inherits this variable, however it detaches itself."""
 GRACE_SECONDS = 5.0
@@ -21,13 +24,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fail-on-skip", action="store_true", help="a skipped test fails the session")
 
 
-LONG = ("test_faults", "test_soak", "test_promotion", "test_hangs", "test_quorum")
+LONG = ("test_faults", "test_soak", "test_promotion", "test_hangs", "test_quorum", "test_several_hosts")
 """Modules of tests that take a minute each: begun first, so that none is left for the end, when the others are done."""
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not has_nodejs():
+        without = [item for item in items if item.get_closest_marker("nodejs") is not None]
+        items[:] = [item for item in items if item not in without]
+        config.hook.pytest_deselected(items=without)
     items.sort(key=lambda item: item.path.stem not in LONG)
+
+
+def has_nodejs() -> bool:
+    """Whether Node.js is here, and what its example needs: `make test` fetches it where there is npm."""
+    return shutil.which("node") is not None and (ROOT / "examples" / "nodejs" / "node_modules" / "zeromq").is_dir()
 
 
 def our_processes(but: set[int]) -> dict[int, str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -41,8 +42,9 @@ def until(condition: Callable[[], Any], seconds: float = STEP_SECONDS_LIMIT, wha
 class AgentProcess:
     """One agent on free loopback ports, or where a cluster file has it, in a node folder of its own."""
 
-    def __init__(self, folder: Path, name: str = NODE, cluster: Path | None = None) -> None:
-        self.state, self.name, self._cluster = folder, name, cluster
+    def __init__(self, folder: Path, name: str = NODE, cluster: Path | None = None, keys: Path | None = None) -> None:
+        """`keys`: a folder of keys that the agent is to use, on loopback too."""
+        self.state, self.name, self._cluster, self._keys = folder, name, cluster, keys
         self.address = "tcp://127.0.0.1:0"
         self.live_address: str | None = "tcp://127.0.0.1:0" if cluster is not None else None
         self.process: subprocess.Popen[str] | None = None
@@ -57,8 +59,10 @@ class AgentProcess:
         command += ["--listen", self.address] if self._cluster is None else ["--cluster", str(self._cluster)]
         if self.live_address is not None:
             command += ["--live", self.live_address]
+        command += ["--keys", "require"] if self._keys is not None else []
+        env = {**os.environ, "TRAINCTL_KEYS": str(self._keys)} if self._keys is not None else None
         self.process = subprocess.Popen(
-            [*command, "--state", str(self.state)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*command, "--state", str(self.state)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,11 +66,13 @@ class Agent:
         self.run_file.write_text(RUN_FILE.format(steps=FOREVER))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", "here", "--listen", "tcp://127.0.0.1:0",
-             "--state", str(folder / "state")],
+             "--state", str(folder / "state"), "--metrics", "127.0.0.1:0"],
             env=ENVIRONMENT, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self._process.stdout is not None
-        self.address: str = json.loads(self._process.stdout.readline())["listen"]
+        said = json.loads(self._process.stdout.readline())
+        self.address: str = said["listen"]
+        self.metrics_url: str = said["metrics"]
         self.at = ("--connect", self.address)
 
     def keep(self) -> None:
@@ -127,6 +130,24 @@ def training(agent: Agent) -> Agent:
 
 
 # ---------------------------------------------------------------- looking
+
+
+def test_prometheus_counts_what_is_trained(agent: Agent) -> None:
+    """Of a real run: steps, its trainer's phases, the agent's own loop and its processes' memory."""
+
+    def scraped() -> str:
+        with urllib.request.urlopen(agent.metrics_url, timeout=20) as reply:
+            return str(reply.read().decode())
+
+    wait_until(lambda: re.search(r'^trainctl_steps_total\{run="tiny-.*"\} [1-9]', scraped(), re.MULTILINE), "steps")
+    wait_until(lambda: 'role="trainer"' in scraped(), "the trainer's memory")
+    text = scraped()
+    for line in (
+        r'trainctl_rank_phase_seconds_total\{node="here",phase="backward",rank="0",run="tiny-.*"\} [0-9.e+-]+',
+        r'trainctl_agent_event_loop_lag_seconds\{node="here"\} [0-9.e+-]+',
+        r'trainctl_run_state\{run="tiny-.*",state="(running|paused)"\} 1.0',
+    ):
+        assert re.search(f"^{line}$", text, re.MULTILINE), line
 
 
 def test_ls(agent: Agent) -> None:

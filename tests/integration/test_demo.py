@@ -1,32 +1,67 @@
 """The demo as a newcomer runs it: one command, a real model on real text, one JSON object, nothing left behind."""
 
 import json
+import re
 import subprocess
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.tui.cli_calls import assert_none_left, end_all
+import pytest
+from tests.conftest import ROOT, has_nodejs
+from tests.tui.cli_calls import COMMAND, assert_none_left, end_all, started
 
 from trainctl.protocol import cluster
 
 STEPS = 8
 TOKENS_PER_STEP = 24 * 128
+STEER = ROOT / "examples" / "nodejs" / "steer.mjs"
+SHARES = {"torch-a": 12, "torch-b": 10, "mlx-c": 2}
 
 
 def demo(folder: Path, *arguments: str, seconds: float = 170) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "trainctl.tui.cli", "demo", "--folder", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    return subprocess.run(
+        [*COMMAND, "demo", "--folder", str(folder), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
 
 
-def test_the_headless_demo_trains_one_model_on_torch_and_mlx_and_prints_one_object(tmp_path):
+class Shown:
+    """A demo that has ended, and what the Node.js example said and did while it trained; None where there is none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with started("demo", "--folder", folder, "--headless", "--steps", str(STEPS), "--json") as process:
+            assert process.stderr is not None
+            said = [next(line for line in iter(process.stderr.readline, "") if "step 2 " in line)]
+            (self.cluster,) = folder.glob("demo-*/cluster.toml")
+            address = next(iter(cluster.read(self.cluster).nodes.values())).address
+            self.steered = self._steer(address) if has_nodejs() else None
+            self.out, err = process.communicate(timeout=170)
+        self.err, self.status = "".join([*said, err]), process.returncode
+
+    def _steer(self, address: str) -> subprocess.CompletedProcess:
+        words = ["node", str(STEER), "--answer", "60", "--connect", address]
+        words += [f"{node}={share}" for node, share in SHARES.items()]
+        return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory) -> Iterator[Shown]:
+    folder = tmp_path_factory.mktemp("shown")
     try:
-        done = demo(tmp_path, "--headless", "--steps", str(STEPS), "--json")
-        assert_none_left(tmp_path)
+        yield Shown(folder)
+        assert_none_left(folder)
     finally:
-        end_all(tmp_path)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+        end_all(folder)
+
+
+def test_the_headless_demo_trains_one_model_on_torch_and_mlx_and_prints_one_object(shown):
+    assert shown.status == 0, shown.err
+    result = json.loads(shown.out)
     assert (result["steps"], result["state"], result["mixed"]) == (STEPS, "finished", True)
     assert 5.3 < result["first_loss"] < 5.7
     assert result["last_loss"] < result["first_loss"] - 0.5
@@ -40,10 +75,21 @@ def test_the_headless_demo_trains_one_model_on_torch_and_mlx_and_prints_one_obje
     assert sum(node["tokens"] for node in result["nodes"]) == STEPS * TOKENS_PER_STEP
     assert sum(node["share"] for node in result["nodes"]) == 24
     assert result["tokens_per_second"] > 0
-    (file,) = tmp_path.glob("demo-*/cluster.toml")
-    assert list(cluster.read(file).nodes) == ["torch-a", "torch-b", "mlx-c"]
+    assert list(cluster.read(shown.cluster).nodes) == ["torch-a", "torch-b", "mlx-c"]
     assert Path(result["run_directory"]).is_dir()
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in shown.err
+
+
+@pytest.mark.nodejs
+def test_the_nodejs_example_steers_the_live_demo(shown):
+    steered = shown.steered
+    assert (steered.returncode, steered.stderr) == (0, "")
+    head, *ranks, last = steered.stdout.splitlines()
+    assert re.fullmatch(rf"demo-\S+ running, step \d+/{STEPS}, plan \d+, batch 24", head)
+    assert [line.split()[0] for line in ranks] == ["torch-a", "torch-b", "mlx-c"]
+    applied = re.match(r"rebalance applied at step (\d+): ", last)
+    assert applied and 2 < int(applied[1]) <= STEPS
+    assert {node["name"]: node["share"] for node in json.loads(shown.out)["nodes"]} == SHARES
 
 
 def test_a_demo_that_cannot_start_is_one_line_and_leaves_nothing(tmp_path):

@@ -1,7 +1,9 @@
 """The keeper: who runs is on disk before it runs, how it ended is there after, whatever signals come its way."""
 
+import ctypes
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,16 +18,18 @@ from tests.node_agent.processes import ENVIRONMENT, wait_for
 
 from trainctl.node_agent import keeper
 
+PR_CAPBSET_DROP, CAP_SYS_NICE = 24, 23
+
 
 class Kept:
     """A keeper at work in a folder."""
 
-    def __init__(self, folder: Path, *command: str) -> None:
+    def __init__(self, folder: Path, *command: str, options: tuple[str, ...] = (), **popen: Any) -> None:
         self.record, self.log = folder / "rank-0.process.json", folder / "rank-0.log"
         self.process = subprocess.Popen(
             [sys.executable, "-m", "trainctl.node_agent.keeper", "--record", str(self.record), "--log", str(self.log),
-             "--", *command],
-            env=ENVIRONMENT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+             *options, "--", *command],
+            env=ENVIRONMENT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **popen,
         )  # fmt: skip
 
     def known(self) -> dict[str, Any]:
@@ -45,8 +49,8 @@ class Kept:
 def keep(tmp_path: Path) -> Iterator[Callable[..., Kept]]:
     made: list[Kept] = []
 
-    def start(*command: str) -> Kept:
-        made.append(Kept(tmp_path, *command))
+    def start(*command: str, **options: Any) -> Kept:
+        made.append(Kept(tmp_path, *command, **options))
         return made[-1]
 
     yield start
@@ -150,3 +154,101 @@ def test_a_name_with_parentheses_and_spaces_is_no_obstacle(tmp_path: Path) -> No
     finally:
         child.kill()
         child.wait(10)
+
+
+# ---------------------------------------------------------------- priority
+
+
+def test_a_priority_is_the_keepers_and_of_all_that_is_started(keep: Callable[..., Kept]) -> None:
+    wanted = min(os.getpriority(os.PRIO_PROCESS, 0) + 3, 19)
+    kept = keep("/bin/sh", "-c", "nice; exec sleep 60", options=("--nice", str(wanted)))
+    pid = kept.running()["pid"]
+    assert wait_for(kept.log.read_text).split() == [str(wanted)]
+    assert psutil.Process(kept.process.pid).nice() == psutil.Process(pid).nice() == wanted
+    os.kill(pid, signal.SIGKILL)
+    kept.ended()
+
+
+def may_not_be_hasty() -> None:
+    """In a child: take away root's right to any priority. Another user has none to lose."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_NICE, 0, 0, 0)
+        resource.setrlimit(resource.RLIMIT_NICE, (0, 0))
+
+
+def test_a_priority_that_is_not_permitted_begins_nothing_and_says_so(keep: Callable[..., Kept], tmp_path: Path) -> None:
+    kept = keep("/bin/sh", "-c", f"touch {tmp_path}/began", options=("--nice", "-20"), preexec_fn=may_not_be_hasty)
+    assert kept.ended() == {} and kept.process.returncode == 1
+    assert kept.errors == "keeper: priority -20 is not permitted: Permission denied\n"
+    assert not (tmp_path / "began").exists()
+
+
+def test_a_node_refuses_a_priority_that_it_may_not_give() -> None:
+    code = """if True:
+        import os
+        from trainctl.node_agent.premises import check_priority
+        from trainctl.protocol.errors import InvalidInputError
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        check_priority(own, "nodes.box.priority"), check_priority(19, "nodes.box.priority")
+        try:
+            check_priority(-20, "nodes.box.priority")
+        except InvalidInputError as error:
+            print(own, error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=20,
+        preexec_fn=may_not_be_hasty,
+    )  # fmt: skip
+    own, _, said = done.stdout.strip().partition(" ")
+    assert said == (
+        f"nodes.box.priority: -20 is not permitted here; {own} and above are, or install the agent with --nice -20"
+    )
+
+
+# ---------------------------------------------------------------- the log's size
+
+
+def test_a_log_does_not_grow_without_end_while_the_command_writes_on(keep: Callable[..., Kept]) -> None:
+    code = """if True:
+        import itertools, time
+        for number in itertools.count():
+            print(f"{number:09} " + "x" * 990, flush=True)
+            time.sleep(0.0005)
+    """
+    limit = 200_000
+    kept = keep(sys.executable, "-c", code, options=("--log-limit", str(limit)))
+    older = kept.log.with_name("rank-0.log.1")
+    pid = kept.running()["pid"]
+    first = wait_for(lambda: older.exists() and older.read_bytes())
+    begun_anew = kept.log.stat().st_size
+    wait_for(lambda: older.read_bytes() != first)  # and again, in the same file and with the same writer
+    os.kill(pid, signal.SIGKILL)
+    kept.ended()
+    again = older.read_bytes()
+    assert begun_anew < limit * 20 and len(first) <= len(again) + limit
+    for text in (first, again):
+        numbers = [int(line[:9]) for line in text.splitlines()]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))  # whole lines, none missing
+        assert text.endswith(b"x\n")
+    assert sorted(path.name for path in kept.log.parent.iterdir()) == [
+        "rank-0.log", "rank-0.log.1", "rank-0.process.json",
+    ]  # fmt: skip
+
+
+def test_only_the_end_of_a_log_far_over_its_limit_is_kept(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text("".join(f"{number:07}\n" for number in range(1000)))
+    keeper.bound_log(log, 8000)
+    assert log.stat().st_size == 8000  # at its limit: nothing is done
+    keeper.bound_log(log, 79)
+    kept = log.with_name("rank-0.log.1").read_text().splitlines()
+    assert kept == [f"{number:07}" for number in range(991, 1000)] and log.read_text() == ""
+    keeper.bound_log(tmp_path / "none.log", 10)  # not there: nothing to bound
+
+
+def test_a_log_is_bounded_where_its_end_cannot_be_kept(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text("x" * 100)
+    log.with_name("rank-0.log.1.new").mkdir()  # as good as a disk without room
+    keeper.bound_log(log, 10)
+    assert log.read_text() == ""

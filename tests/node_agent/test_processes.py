@@ -18,13 +18,14 @@ CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import t
 def test_a_trainer_is_read_with_its_keeper_and_its_children(tmp_path: Path) -> None:
     host, paths = TrainerHost(), RunPaths(tmp_path / "runs" / "r")
     paths.directory.mkdir(parents=True)
-    meter = ProcessMeter(lambda: paths.directory)
+    meter = ProcessMeter()
     host.start(paths, 2, [sys.executable, "-c", CHILD])
     found = alive(host, paths, 2)
     assert found.pid is not None
     try:
         wait_for(lambda: psutil.Process(found.pid).children())
-        meter.find()
+        meter.find(paths.directory)
+        assert meter.trainers == (found.pid,)
         first = meter.read()
         time.sleep(0.01)
         second = {item.role: item for item in meter.read()}
@@ -37,11 +38,11 @@ def test_a_trainer_is_read_with_its_keeper_and_its_children(tmp_path: Path) -> N
         for child in psutil.Process(found.pid).children():
             child.kill()
     wait_for(lambda: host.find(paths, 2) is None)
-    meter.find()
+    meter.find(paths.directory)
     assert [item.role for item in meter.read()] == ["agent"]
 
 
 def test_without_a_run_there_is_the_agent_alone() -> None:
-    meter = ProcessMeter(lambda: None)
-    meter.find()
+    meter = ProcessMeter()
+    meter.find(None)
     assert [item.pid for item in meter.read()] == [os.getpid()]

@@ -47,6 +47,8 @@ def _value(kind: Any, finite: bool) -> st.SearchStrategy[Any]:
             return st.sampled_from(values)
         case shape.VarTupleType(item_type=item):
             return st.lists(_value(item, finite), max_size=3).map(tuple)
+        case shape.DictType(value_type=shape.StrType()):
+            return st.dictionaries(TEXT, TEXT, max_size=3)
         case shape.DictType():
             return st.dictionaries(TEXT, st.none() | st.booleans() | st.integers(-LARGE, LARGE) | TEXT, max_size=3)
         case shape.StructType():

@@ -135,6 +135,10 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("alerts.disk_free_gb", 7, "must be at most alerts.disk_clear_gb = 6"),
         ("alerts.disk_clear_gb", -1, " of at least 0"),
         ("alerts.silent_seconds", 1, " of at least 3"),
+        ("nodes.studio.priority", 20, " of at most 19"),
+        ("nodes.studio.priority", -21, " of at least -20"),
+        ("nodes.studio.priority", "low", "needs a whole number"),
+        ("nodes.studio.env", ["A=b"], "needs a table"),
     ],
 )  # fmt: skip
 def test_each_bad_field_is_named_with_its_file(tmp_path: Path, key: str, value: Any, says: str) -> None:
@@ -144,6 +148,41 @@ def test_each_bad_field_is_named_with_its_file(tmp_path: Path, key: str, value: 
     # A table of names is reported as a map of them: nodes[...].share
     assert (key if not key.startswith("nodes") else key.rpartition(".")[2]) in text
     assert says in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("PYTHONPATH", "/x", ".PYTHONPATH: chooses which code runs; set it on the node: trainctl-agent install --env"),
+        ("LD_PRELOAD", "/x.so", ".LD_PRELOAD: chooses which code runs"),
+        ("DYLD_INSERT_LIBRARIES", "/x", "chooses which code runs"),
+        ("CUDA_INJECTION64_PATH", "/x", "chooses which code runs"),
+        ("NCCL_NET_PLUGIN", "/x", "chooses which code runs"),
+        ("PATH", "/x", "chooses which code runs"),
+        ("TRAINCTL_STATE", "/x", ".TRAINCTL_STATE: is set by trainctl itself"),
+        ("GLOO_SOCKET_IFNAME", "en0", "is set by trainctl itself"),
+        ("MLX_HOSTFILE", "/x", "is set by trainctl itself"),
+        ("NOTIFY_SOCKET", "/x", "is set by trainctl itself"),
+        ("WITH SPACE", "x", "'WITH SPACE' is no variable's name"),
+        ("A=B", "x", "is no variable's name"),
+        ("", "x", "'' is no variable's name"),
+        ("ZERO", "a\0b", ".ZERO: needs text of at most 4000 bytes, without a zero byte"),
+        ("LONG", "ü" * 2001, "needs text of at most 4000 bytes"),
+        ("NUMBER", 3, "needs text"),
+    ],
+)  # fmt: skip
+def test_a_variable_that_a_run_file_may_not_give_is_named(tmp_path: Path, name: str, value: Any, says: str) -> None:
+    path = write(tmp_path, with_value(good(), "nodes.studio.env", {"OMP_NUM_THREADS": "2", name: value}))
+    text = problem_of(path)
+    assert text.startswith(f"{path}: nodes") and ".env" in text
+    assert says in text
+
+
+def test_variables_for_libraries_and_ones_own_are_given(tmp_path: Path) -> None:
+    wanted = {"OMP_NUM_THREADS": "2", "MLX_METAL_FAST_SYNCH": "1", "PYTORCH_CUDA_ALLOC_CONF": "a:b", "mine": "ü=$x"}
+    assert runfile.read(write(tmp_path, with_value(good(), "nodes.studio.env", wanted))).nodes["studio"].env == wanted
+    many = with_value(good(), "nodes.studio.env", {f"V{number}": "" for number in range(65)})
+    assert "nodes.studio.env: 65 variables are over the 64 that fit" in problem_of(write(tmp_path, many))
 
 
 def test_every_field_of_the_run_file_is_tried_above() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainctl.protocol import runfile
+from trainctl.protocol import digests, runfile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer import demo_assets, digest
 from trainctl.trainer.backend import Backend, choose, load
@@ -145,7 +145,7 @@ def test_the_demo_assets_are_made_once_and_say_so(tmp_path: Path) -> None:
     assert 700_000 < outs[0]["parameters"] < 900_000
     assert outs[0]["bytes"] > 1_000_000
     assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == ["data", "model"]
-    assert digest.model_digests(tmp_path / "demo" / "model").whole == (
+    assert digests.model_digests(tmp_path / "demo" / "model").whole == (
         "8bea4bf4c26e67abc82a2d7b1f1cbc0103a64fdefa62d670e85909c177a12f3c"
     ), "the demo's model is the same bits on every machine"
 

@@ -43,8 +43,8 @@ def dots(canvas: Canvas) -> set[tuple[int, int]]:
         0x20: (2, 1),
         0x80: (3, 1),
     }
-    for row, cells in enumerate(canvas.cells()):
-        for column, (char, _) in enumerate(cells):
+    for row, pieces in enumerate(canvas.lines()):
+        for column, char in enumerate(ln.plain(pieces)):
             code = ord(char) - 0x2800 if char >= "\u2800" else 0
             found |= {(4 * row + y, 2 * column + x) for bit, (y, x) in bits.items() if code & bit}
     return found
@@ -68,14 +68,29 @@ def test_every_value_has_its_dot(values: list[float], columns: int, rows: int, a
     frame = Frame(1, len(values) + 1, low, high, columns, rows, ascii_only)
     canvas = Canvas(frame)
     canvas.stroke(curve(values))
-    lows, highs, _ = extents(curve(values), frame)
+    (lows,), (highs,), _ = extents([curve(values)], frame)
     width = frame.dots[0]
     for index, value in enumerate(values):
         column = int(index * width / len(values) + 1e-9)
         assert lows[column] <= value <= highs[column]
-    rows_made = canvas.cells()
+    rows_made = canvas.lines()
     assert len(rows_made) == rows
-    assert {len(cells) for cells in rows_made} == {columns}
+    assert {ln.width(pieces) for pieces in rows_made} == {columns}
+
+
+def test_curves_drawn_together_are_those_drawn_one_after_another() -> None:
+    frame = Frame(1, 41, 0.0, 10.0, 20, 5)
+    curves = [
+        Curve(np.arange(1.0, 41, 1 + place % 3), *2 * (np.abs(np.sin(np.arange(1.0, 41, 1 + place % 3) * place)) * 9,),
+              1 + place % 3, f"series{place}")
+        for place in range(20)
+    ]  # fmt: skip
+    together, apart = Canvas(frame), Canvas(frame)
+    together.stroke(*curves)
+    for item in curves:
+        apart.stroke(item)
+    assert together.lines() == apart.lines()
+    assert {piece.role for pieces in together.lines() for piece in pieces} > {"series19", "series18"}
 
 
 def test_a_spike_one_step_wide_among_thousands_is_drawn_to_its_top() -> None:

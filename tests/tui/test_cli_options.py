@@ -7,16 +7,32 @@ import typer
 from trainctl.tui.cli import app
 
 FROZEN = {
-    "": "--cluster --config --connect --help --install-completion --read-only --show-completion --version -h",
+    "": "--cluster --config --connect --help --install-completion --read-only --server-key --show-completion --version "
+    "-h",
     "alerts": "--cluster --connect --help --json -h",
     "attach": "--cluster --config --connect --help --read-only -h",
     "check": "--cluster --help --json --set -h RUN.toml",
+    "cluster": "--help -h",
+    "cluster add": "--address --cluster --extras --help --here --json --name --pip-args --python --ssh-config "
+    "--system-site-packages -h USER@HOST",
+    "cluster list": "--cluster --help --json -h",
+    "cluster remove": "--cluster --help --json -h NODE",
     "config": "--config --help --json -h",
     "demo": "--backend --cluster --folder --headless --help --json --keep --nodes --scripted --speed --steps -h",
+    "discover": "--cluster --help --json --seconds -h",
+    "doctor": "--cluster --connect --help --json --quiet -h -q [RUN.toml]",
     "events": "--cluster --connect --follow --help --json --last --run -f -h -n",
     "export": "--cluster --connect --format --help --output --what -h RUN",
+    "init": "--address --batch --cluster-file --data --help --json --model --name --run-file --steps -h",
+    "keys": "--help -h",
+    "keys audit": "--cluster --connect --help --json --last -h -n",
+    "keys authorize": "--help --json --role -h KEY NAME",
+    "keys list": "--help --json -h",
+    "keys new": "--help --json --name -h",
+    "keys revoke": "--help --json -h NAME",
     "logs": "--all --cluster --connect --follow --grep --help --json --last --node --rank --run -f -h -n",
     "ls": "--cluster --connect --help --json -h",
+    "mirror": "--cluster --connect --follow --help --offline --output --project --to -f -h RUN",
     "promote": "--cluster --connect --help --json --old-lead-is-off --run --timeout -h NODE",
     "replay": "--help --speed -h RUN",
     "run": "--cluster --connect --follow --help --json --resume --set --timeout -f -h RUN.toml",
@@ -36,15 +52,22 @@ def names(command: Any) -> str:
     return " ".join(sorted(found))
 
 
-def test_commands_and_options_are_the_frozen_ones() -> None:
+def commands() -> dict[str, Any]:
+    """All of them by name, those of a group after the group's."""
     group: Any = typer.main.get_command(app)
-    found = {"": names(group), **{name: names(command) for name, command in group.commands.items()}}
-    assert found == FROZEN
+    found = {"": group}
+    for name, command in group.commands.items():
+        found[name] = command
+        found |= {f"{name} {inner}": below for inner, below in getattr(command, "commands", {}).items()}
+    return found
+
+
+def test_commands_and_options_are_the_frozen_ones() -> None:
+    assert {name: names(command) for name, command in commands().items()} == FROZEN
 
 
 def test_every_command_and_option_says_what_it_is() -> None:
-    group: Any = typer.main.get_command(app)
-    for name, command in group.commands.items():
+    for name, command in commands().items():
         assert command.help, name
         for parameter in command.params:
             assert parameter.param_type_name == "argument" or parameter.help, f"{name} {parameter.name}"

@@ -1,13 +1,22 @@
 """What an agent takes for itself when it starts: its node's folder and its addresses."""
 
+import contextlib
 import fcntl
+import resource
+import socket
 from pathlib import Path
 from typing import Any
 
 import zmq
 
 from trainctl.protocol import sockets
+from trainctl.protocol.cluster import Cluster
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.keys import KeyFolder
+
+MOST_OPEN_FILES = 65536
+OPEN_MAX = 10_240
+"""What macOS allows where it refuses more, whatever it says of its hard limit."""
 
 
 def lock(directory: Path) -> Any:
@@ -25,15 +34,49 @@ def lock(directory: Path) -> Any:
     return handle
 
 
-def bind(socket: Any, address: str) -> str:
+def allow_open_files() -> None:
+    """Have room for as many connections as the system lets this process have, up to MOST_OPEN_FILES."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for most in (MOST_OPEN_FILES, OPEN_MAX):
+        wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
+        if soft == resource.RLIM_INFINITY or soft >= wanted:
+            return
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return
+
+
+def bind(bound_socket: Any, address: str) -> str:
     """Bind and give the address with its real port. Raises InvalidInputError if it is taken."""
     try:
-        socket.bind(address)
+        bound_socket.bind(address)
     except zmq.ZMQError as error:
         why = "something listens there already, another agent?" if error.errno == zmq.EADDRINUSE else error.strerror
         raise InvalidInputError(address, f"cannot listen: {why}") from None
-    bound: bytes = socket.getsockopt(zmq.LAST_ENDPOINT)
+    bound: bytes = bound_socket.getsockopt(zmq.LAST_ENDPOINT)
     return bound.rstrip(b"\0").decode()
+
+
+def needs_keys(node: str, listen: str, live: str, cluster: Cluster, folder: KeyFolder, *, required: bool) -> bool:
+    """Whether an agent that listens at these addresses uses keys: off loopback, where the cluster file names a key for
+    it, or if that is `required`. Raises InvalidInputError for an address that can't be listened on so."""
+    entry = cluster.nodes.get(node)
+    named = entry is not None and entry.key is not None
+    needed = required or named or not (sockets.is_near(listen) and sockets.is_near(live))
+    for address in (listen, live):
+        sockets.check_bind(address, keys=needed and folder.has("agent"))
+    return needed
+
+
+def numeric(address: str) -> str:
+    """An address to bind, the name of its host looked up; unchanged for one that isn't known."""
+    parts = sockets.split(address)
+    if parts.scheme == "ipc" or parts.hostname == "localhost":
+        return address
+    with contextlib.suppress(OSError):
+        host = socket.getaddrinfo(parts.hostname, None, socket.AF_INET)[0][4][0]
+        return f"tcp://{host}:{parts.port}"
+    return address
 
 
 def port_after(listen: str) -> str:

@@ -7,10 +7,12 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from trainctl.node_agent.exporter.place import EXAMPLE, Place, check, parse
+from trainctl.node_agent.services import commands
 from trainctl.protocol.alerting import AlertHooks, check_command, check_webhook
 from trainctl.protocol.cluster import Cluster, read_default
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
@@ -49,9 +51,25 @@ def run(
     alert_webhook: Annotated[
         str, typer.Option(help="An http address that alerts are posted to; instead of the cluster file's.")
     ] = "",
+    metrics: Annotated[
+        str, typer.Option(help=f"Serve Prometheus at HOST:PORT, such as {EXAMPLE}; instead of the cluster file's.")
+    ] = "",
+    metrics_for_anyone: Annotated[
+        bool, typer.Option("--metrics-for-anyone", help="Also off loopback, outside the cluster's trusted networks.")
+    ] = False,
+    advertise: Annotated[
+        bool, typer.Option("--advertise", help="Tell the local network where this agent is (multicast DNS).")
+    ] = False,
+    keys: Annotated[
+        Literal["auto", "require"],
+        typer.Option(help="auto: keys off loopback, or where the cluster file names this node's; require: always."),
+    ] = "auto",
     leash: Annotated[
         bool, typer.Option("--leash", hidden=True, help="Leave once standard input has ended and no run is active.")
     ] = False,
+    exit_if_stalled: Annotated[
+        float, typer.Option(min=0, max=3600, help="End when the event loop stands still for so many seconds; 0: never.")
+    ] = 0.0,
 ) -> None:
     """Run the agent in the foreground until SIGTERM; its trainers outlive it."""
     node = name or node_name()
@@ -59,7 +77,26 @@ def run(
     if listen is None:
         listen = nodes.nodes[node].address if nodes.nodes else f"tcp://127.0.0.1:{DEFAULT_PORT}"
     hooks = _hooks(nodes, alert_command, alert_webhook)
-    asyncio.run(_serve(node, listen, live, state, nodes, hooks, leash=leash))
+    at = _metrics_place(node, nodes, metrics, anyone=metrics_for_anyone)
+    advertise = advertise or nodes.advertise
+    asyncio.run(
+        _serve(
+            node, listen, live, state, nodes, hooks, at, leash=leash, advertise=advertise,
+            require_keys=keys == "require", stall_seconds=exit_if_stalled,
+        )
+    )  # fmt: skip
+
+
+def _metrics_place(node: str, cluster: Cluster, text: str, *, anyone: bool) -> Place | None:
+    """Where Prometheus is served: as the option says, or else the cluster file. Raises InvalidInputError."""
+    entry = cluster.nodes.get(node)
+    where = "--metrics" if text else f"cluster file: nodes.{node}.metrics"
+    text = text or (entry.metrics if entry is not None else "")
+    if not text:
+        return None
+    place = parse(text, where)
+    check(place, where, cluster.trusted_networks, anyone=anyone)
+    return place
 
 
 def _hooks(cluster: Cluster, command: str, webhook: str) -> AlertHooks:
@@ -86,17 +123,26 @@ def _cluster_of(node: str, path: Path | None) -> Cluster:
 
 
 async def _serve(
-    name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks, *, leash: bool
-) -> None:
+    name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks,
+    metrics: Place | None, *, leash: bool, advertise: bool, require_keys: bool, stall_seconds: float,
+) -> None:  # fmt: skip
+    from trainctl.node_agent import binding
     from trainctl.node_agent.daemon import Agent
+    from trainctl.node_agent.services.supervision import at_work
 
-    async with Agent(name, listen, live, state, cluster, leashed=leash, hooks=hooks) as agent:
-        _say_bound(name, agent.address, agent.live_address)
+    binding.allow_open_files()
+    made = Agent(
+        name, listen, live, state, cluster, leashed=leash, hooks=hooks, metrics=metrics, advertise=advertise,
+        require_keys=require_keys,
+    )  # fmt: skip
+    async with made as agent, at_work(agent, stall_seconds):
+        _say_bound(name, agent.address, agent.live_address, agent.metrics_url)
         await agent.serve()
 
 
-def _say_bound(name: str, listen: str, live: str) -> None:
-    print(json.dumps({"name": name, "listen": listen, "live": live, "pid": os.getpid()}), flush=True)
+def _say_bound(name: str, listen: str, live: str, metrics: str | None = None) -> None:
+    said = {"name": name, "listen": listen, "live": live, "pid": os.getpid()}
+    print(json.dumps(said | ({"metrics": metrics} if metrics is not None else {})), flush=True)
 
 
 @app.command()
@@ -125,6 +171,7 @@ def play(
         typer.Option(help="The run directory, gone on with if it has a record (default: one that is dropped)."),
     ] = None,
     listen: Annotated[str, typer.Option(help="Where the first node takes requests.")] = "tcp://127.0.0.1:0",
+    metrics: Annotated[str, typer.Option(help="Serve Prometheus for the first node at HOST:PORT, on loopback.")] = "",
     leash: Annotated[bool, typer.Option("--leash", hidden=True, help="Leave once standard input has ended.")] = False,
 ) -> None:
     """Play a recorded run as a cluster on loopback, with scripted faults; it takes no commands."""
@@ -133,14 +180,15 @@ def play(
 
     played = recordings.read(recording or recordings.shipped())
     pace = Pace(rate, speed, steps, begin, readings)
+    at = _metrics_place("", Cluster(), metrics, anyone=False)
 
     async def serve(directory: Path) -> None:
         count = nodes or len(played.ranks)
         async with Player(
-            played, directory, count, pace, listen=listen, seed=seed, faults=faults, leashed=leash
+            played, directory, count, pace, listen=listen, seed=seed, faults=faults, leashed=leash, metrics=at
         ) as player:  # fmt: skip
             first = player.agents[0]
-            _say_bound(first.node, first.address, first.live_address)
+            _say_bound(first.node, first.address, first.live_address, player.metrics_url)
             await player.serve()
 
     with contextlib.nullcontext(folder) if folder is not None else passing_folder(played.name) as directory:
@@ -159,6 +207,9 @@ def record(
     body = recordings.packed(of_run(run_directory))
     output.write_bytes(body)
     print(f"{output}: {len(body):,} bytes")
+
+
+commands.register(app)
 
 
 def main() -> None:

@@ -66,7 +66,7 @@ class CommandOffice:
                 await self._conduct(command, args)
         except InvalidInputError as error:
             await self.end(d.CommandEnded(command.id, "rejected", reason=error.problem, field=error.where))
-        except RefusedError as error:
+        except (RefusedError, OSError) as error:  # the latter: no descriptor is free, say
             await self.end(d.CommandEnded(command.id, "failed", reason=str(error)))
         row = self._ledger.find(command.id)
         if row is not None and row.is_open:
@@ -105,6 +105,10 @@ class CommandOffice:
             if row.run != session.run or row.verb in ("start-run", "acknowledge", "mute"):
                 reason = "the agent was restarted before it took effect"
                 await self.end(d.CommandEnded(row.id, "failed", reason=reason))
+                continue
+            noted = session.recorder.note_of(row.id) if row.verb == "note" else None
+            if noted is not None:  # killed before the outcome was journaled
+                await self.end(d.CommandEnded(row.id, "applied", noted))
                 continue
             left_seconds = row.received_at + row.ttl_seconds - time.time()
             try:

@@ -106,7 +106,7 @@ class Course:
         step, durable = self.planned_step + 1, self._book.durable
         carried = [id for id, command in durable.carried.items() if command.step == step]
         self._book.keep(seq=durable.seq + 1)
-        ids = [*durable.paused_ids, *carried]
+        ids = list(dict.fromkeys([*durable.paused_ids, *carried]))
         return planner.train(self._book.run, self._book.durable, self._book.config, step, self._planned_cursor, ids)
 
     def hold_next_plan(self, now: float) -> None:

@@ -15,8 +15,14 @@ import zmq
 import zmq.asyncio
 
 from trainctl.node_agent import binding, leash, requests
+from trainctl.node_agent.access import REQUESTS
+from trainctl.node_agent.advertisement import Advertisement
 from trainctl.node_agent.alerts.office import AlertOffice
+from trainctl.node_agent.audit import Audit
+from trainctl.node_agent.door import Door
 from trainctl.node_agent.equipment import Equipment
+from trainctl.node_agent.exporter.exporter import Exporter
+from trainctl.node_agent.exporter.place import Place
 from trainctl.node_agent.follower import Follower
 from trainctl.node_agent.host import TrainerHost
 from trainctl.node_agent.lead import Lead
@@ -25,13 +31,17 @@ from trainctl.node_agent.outlook import Outlook
 from trainctl.node_agent.processes import ProcessMeter
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.readings import HostReader
+from trainctl.node_agent.services.wakefulness import Wakefulness
 from trainctl.node_agent.succession import Succession
 from trainctl.node_agent.trainer_link import TrainerLink
+from trainctl.node_agent.turnstile import Turnstile
+from trainctl.node_agent.warden import Warden, new_live_socket
 from trainctl.protocol import codec, runfile, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.alerting import AlertHooks
 from trainctl.protocol.cluster import Cluster
-from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError, VersionError
+from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, ProtocolError, RefusedError, VersionError
+from trainctl.protocol.keys import KeyFolder
 from trainctl.protocol.paths import node_directory, runtime_directory
 
 BEAT_SECONDS = 1.0
@@ -39,6 +49,8 @@ PROCESSES_SECONDS = 5.0
 """How often the agent looks which processes its trainers have."""
 WATCH_SECONDS = 0.25
 """How often the agent looks whether its trainers live, and lets commands expire."""
+MOST_ASKED, MOST_ASKED_BY_ALL = 64, 1024
+"""Requests of one client, and of all, that may be under way; what is asked beyond is refused, to be asked again."""
 FAREWELL_SECONDS = 3.0
 """How long a leashed agent answers after it was let go and its run has ended."""
 
@@ -59,32 +71,51 @@ class Agent:
         *,
         leashed: bool = False,
         hooks: AlertHooks | None = None,
+        metrics: Place | None = None,
+        advertise: bool = False,
+        keys: KeyFolder | None = None,
+        require_keys: bool = False,
     ) -> None:
-        """`hooks`: what is called about alerts in the place of what the cluster file names."""
+        """`hooks`: what is called about alerts in the place of what the cluster file names. `metrics`: where Prometheus
+        is served. `keys`: this machine's, the default folder's unless given; used off loopback, where the cluster file
+        names one, or if required."""
         if not re.fullmatch(runfile.NAME_PATTERN, node):
             raise InvalidInputError("--name", f"{node!r} is no node name: lower-case letters, digits, '.', '_' and '-'")
         if leashed:
             leash.check()
+        self._advertise = advertise
         self._leashed, self._hooks = leashed, cluster.alerts if hooks is None else hooks
-        sockets.check_bind(listen)
-        self.node, self._cluster, self._wanted = node, cluster, (listen, live or binding.port_after(listen))
-        sockets.check_bind(self._wanted[1])
+        listen = binding.numeric(listen)
+        live = binding.numeric(live) if live is not None else binding.port_after(listen)
+        self._keys = keys or KeyFolder()
+        self._uses_keys = binding.needs_keys(node, listen, live, cluster, self._keys, required=require_keys)
+        self.node, self._cluster, self._wanted = node, cluster, (listen, live)
         self.directory = node_directory(node, state_root)
+        self._metrics = metrics
+        self._exporter: Exporter | None = None
         self._stopping = asyncio.Event()
         self._commands: asyncio.Queue[tuple[bytes, m.Command]] = asyncio.Queue()
+        self._turnstile = Turnstile(MOST_ASKED, MOST_ASKED_BY_ALL)
 
     # ------------------------------------------------------------ life
 
     async def __aenter__(self) -> "Agent":
         self._lock = binding.lock(self.directory)
         self._ledger = AgentLedger(self.directory / "agent.db")
-        self._context, self._plain_context = zmq.asyncio.Context(), zmq.Context()
+        self._context = zmq.asyncio.Context()
+        self._audit, self._door = Audit(self._ledger), None
         try:
+            if self._uses_keys:
+                self._door = Door(self._keys, self._cluster, self.node, self._audit)
+                self._door.open(self._context)
             self._control = sockets.new_socket(self._context, zmq.ROUTER, control=True)
-            live = sockets.new_socket(self._plain_context, zmq.PUB)
+            if self._door is not None:
+                sockets.secure_server(self._control, self._door.pair, REQUESTS)
             self.address = binding.bind(self._control, self._wanted[0])
+            live = new_live_socket(self._context, self._door)
             self.live_address = binding.bind(live, self._wanted[1])
             self._link = TrainerLink(self._context, runtime_directory(self.directory) / "trainers.sock")
+            self._exporter = Exporter(self._metrics) if self._metrics is not None else None
         except InvalidInputError:
             self._close()
             raise
@@ -92,19 +123,31 @@ class Agent:
         self.publisher = Publisher(live, boot)
         equipment = Equipment(
             self.node, boot, self.address, self.live_address, self.directory, self._cluster, self._context,
-            self._ledger, TrainerHost(), self._link, self.publisher,
+            self._ledger, TrainerHost(), self._link, self.publisher, self._door,
         )  # fmt: skip
         self._lead = Lead(equipment, self._reply)
         self._follower = Follower(equipment, self._reply, self._lead, self._lead.office.settle)
         succession = Succession(equipment, self._lead, self._follower)
         self._lead.office.promote, self._follower.reclaim = succession.promote, succession.reclaim
+        public = self._door.pair.public if self._door is not None else ""
+        self._advertisement = Advertisement(self.node, self.address, equipment.version, public)
         self._alerts = AlertOffice(self.node, self._hooks, self.publisher)
         self._lead.on_end, self._lead.on_reading = self._alerts.ended, self._alerts.read
         self._lead.office.alerts = self._alerts.obey
         self._outlook = Outlook(equipment, self._lead, self._follower, self._alerts)
         self._reader = HostReader(self.node, self.directory)
-        self._processes = ProcessMeter(lambda: self._outlook.run_directory(None))
+        self._processes = ProcessMeter()
+        self._wakefulness = Wakefulness()
+        if self._exporter is not None:
+            self._exporter.attend(self._outlook, self.publisher)
+        for number in (signal.SIGTERM, signal.SIGINT):  # whoever knows its address may end it
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
         return self
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where Prometheus is served, None if it isn't."""
+        return self._exporter.url if self._exporter is not None else None
 
     async def __aexit__(self, *_: object) -> None:
         self._lead.close()
@@ -115,14 +158,27 @@ class Agent:
         self._close()
 
     def _close(self) -> None:
+        if self._exporter is not None:
+            self._exporter.close()
+        self._audit.flush(force=True)
         self._ledger.close()
+        if self._door is not None:
+            self._door.close()
         self._context.destroy(linger=0)
-        self._plain_context.destroy(linger=0)
         self._lock.close()
 
     @property
     def _is_busy(self) -> bool:
         return self._lead.is_busy or self._follower.followed is not None
+
+    @property
+    def doing(self) -> str:
+        """A line for whoever supervises the agent."""
+        session, followed = self._lead.session, self._follower.followed
+        run = f"conducts {session.view.run} ({session.view.state})" if session is not None else "idle"
+        if session is None and followed is not None:
+            run = f"hosts a rank of {followed.run} for {followed.known.lead}"
+        return f"{self.node} at {self.address}: {run}"
 
     def stop(self) -> None:
         """Leave `serve`. Trainers stay as they are, for the next agent of this node."""
@@ -130,13 +186,12 @@ class Agent:
 
     async def serve(self) -> None:
         """Answer, conduct and publish until told to stop; an error in one of these ends the agent and is raised."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
         await self._take_up_run()
         workers = [self._serve_requests, self._serve_commands, self._serve_trainers, self._beat, self._watch]
         workers += [self._follower.serve, self._lead.peers.serve, self._alerts.hooks.serve]
         workers += [self._heed_leash] if self._leashed else []
+        workers += [self._advertisement.serve] if self._advertise else []
+        workers += [self._door.serve, self._guard] if self._door is not None else []
         tasks = [asyncio.create_task(worker(), name=worker.__name__) for worker in workers]
         stopping = asyncio.create_task(self._stopping.wait(), name="stopping")
         try:
@@ -169,18 +224,18 @@ class Agent:
     async def _serve_requests(self) -> None:
         pending: set[asyncio.Task[None]] = set()
         while True:
-            frames = await sockets.receive(self._control)
-            if len(frames) != 2:
-                await self._reply(frames[0], m.Refusal(rid="", code="malformed", text="a request is one frame"))
-                continue
-            identity, frame = frames
+            frames, key = await sockets.receive_from(self._control)
+            identity = frames[0]
             try:
-                request = codec.decode_control(frame)
-            except ProtocolError as error:
-                await self._reply(identity, _refusal(frame, error))
+                request = self._admit(frames, key)
+            except (ProtocolError, NotAuthorisedError) as error:
+                await self._reply(identity, _refusal(frames[-1], error), anyway=True)
                 continue
             if isinstance(request, m.ToPeer):
                 await self._follower.receive(identity, request)
+            elif not self._turnstile.enter(identity):
+                text = f"{MOST_ASKED} requests of yours are still to be answered: ask again later"
+                await self._reply(identity, m.Refusal(rid=request.rid, code="busy", text=text))
             elif isinstance(request, m.Command):
                 self._commands.put_nowait((identity, request))
             else:
@@ -188,10 +243,30 @@ class Agent:
                 pending.add(task)
                 task.add_done_callback(pending.discard)
 
+    def _admit(self, frames: list[bytes], key: str) -> m.ClientRequest | m.ToPeer:
+        """The request in frames that came from the holder of a key. Raises ProtocolError or NotAuthorisedError."""
+        rights = self._door.rights(frames[0], key) if self._door is not None else None
+        if len(frames) != 2:
+            raise ProtocolError("a request is one frame")
+        request = codec.decode_control(frames[1])
+        if self._door is None or rights is None:
+            return request
+        if isinstance(request, m.ToPeer):
+            self._door.check(key, rights, request, self._follower.lead_of(request))
+            return request
+        self._door.check(key, rights, request, None)
+        return self._door.signed(rights, request)
+
+    async def _guard(self) -> None:
+        assert self._door is not None
+        warden = Warden(self._door, self._audit, self.publisher, self._context, self._lead.peers.renew)
+        await warden.serve(self._control, self.live_address)
+
     async def _serve_commands(self) -> None:
         """One after another; starting a run on other nodes can take seconds, in which requests are answered."""
         while True:
             identity, command = await self._commands.get()
+            self._turnstile.leave(identity)
             lead = self._lead_elsewhere(command)
             if lead is not None:
                 await self._reply(identity, lead)
@@ -216,30 +291,46 @@ class Agent:
         if known is None:
             return None
         text = f"{known.lead} conducts {known.run}; its agent is at {known.address}"
-        return m.Refusal(rid=command.rid, code="not-lead", text=text, lead=known.address)
+        return self._not_lead(command, text, known.lead, known.address)
+
+    def _not_lead(self, command: m.Command, text: str, node: str, address: str) -> m.Refusal:
+        entry = self._cluster.nodes.get(node)
+        return m.Refusal(
+            rid=command.rid, code="not-lead", text=text, lead=address, lead_key=entry.key if entry else None
+        )
 
     def _other_node(self, command: m.Command) -> m.Refusal | None:
         address = self._lead.peers.address(command.node) if command.node is not None else None
-        if address is None:
+        if command.node is None or address is None:
             return None
         text = f"{command.node} itself is asked; its agent is at {address}"
-        return m.Refusal(rid=command.rid, code="not-lead", text=text, lead=address)
+        return self._not_lead(command, text, command.node, address)
 
     async def _answer_request(self, identity: bytes, request: m.ClientRequest) -> None:
         try:
-            reply: m.AgentReply = await requests.answer(request, self._outlook)
-        except requests.UnknownRunError as error:
-            reply = m.Refusal(rid=request.rid, code="unknown-run", text=str(error))
-        except requests.UnknownRankError as error:
-            reply = m.Refusal(rid=request.rid, code="unknown-rank", text=str(error))
-        except InvalidInputError as error:
-            reply = m.Refusal(rid=request.rid, code="malformed", text=str(error))
+            reply = await self._answer_to(request)
+        finally:
+            self._turnstile.leave(identity)
         try:
             await self._reply(identity, reply)
         except ProtocolError as error:
             await self._reply(identity, m.Refusal(rid=request.rid, code="busy", text=str(error)))
 
-    async def _reply(self, identity: bytes, reply: m.AgentReply | m.FromPeer) -> None:
+    async def _answer_to(self, request: m.ClientRequest) -> m.AgentReply:
+        try:
+            return await requests.answer(request, self._outlook)
+        except requests.UnknownRunError as error:
+            return m.Refusal(rid=request.rid, code="unknown-run", text=str(error))
+        except requests.UnknownRankError as error:
+            return m.Refusal(rid=request.rid, code="unknown-rank", text=str(error))
+        except InvalidInputError as error:
+            return m.Refusal(rid=request.rid, code="malformed", text=str(error))
+        except (OSError, zmq.ZMQError) as error:  # no descriptor is free, say
+            return m.Refusal(rid=request.rid, code="busy", text=f"{self.node} can't answer now: {error}")
+
+    async def _reply(self, identity: bytes, reply: m.AgentReply | m.FromPeer, *, anyway: bool = False) -> None:
+        if self._door is not None and not anyway and not self._door.may_hear(identity):
+            return  # its key was revoked since it asked
         # A client that has gone, or reads nothing, loses its reply: it asks again with the same id. A lead notices by
         # the numbers.
         with contextlib.suppress(zmq.Again, zmq.ZMQError):
@@ -291,23 +382,32 @@ class Agent:
     async def _beat(self) -> None:
         look_at = 0.0
         async for lag_seconds in _every(BEAT_SECONDS):
-            if time.monotonic() >= look_at:
-                await asyncio.to_thread(self._processes.find)
-                look_at = time.monotonic() + PROCESSES_SECONDS
-            reading = self._reader.read(time.time())
-            self._outlook.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
-            self.publisher.publish(self._outlook.host_reading)
-            self._follower.host_reading = reading
-            session, followed, age = self._lead.session, self._follower.followed, None
+            with contextlib.suppress(OSError):  # no descriptor is free: the next one may tell again
+                if time.monotonic() >= look_at:
+                    await self._find_processes()
+                    look_at = time.monotonic() + PROCESSES_SECONDS
+                self._tell_reading(self._reader.read(time.time()))
+            session, age = self._lead.session, None
             self._follower.loop_lag_seconds = lag_seconds
-            if session is not None:
-                session.recorder.host(reading)
-                if session.view.state == "running":
-                    age = time.monotonic() - session.last_commit_monotonic
-            elif followed is not None:
-                followed.recorder.host(reading)
+            if session is not None and session.view.state == "running":
+                age = time.monotonic() - session.last_commit_monotonic
             beat = m.Heartbeat(node=self.node, at=time.time(), step_age_seconds=age, loop_lag_seconds=lag_seconds)
             self.publisher.beat(beat)
+            if self._exporter is not None:
+                self._exporter.look(lag_seconds)
+
+    def _tell_reading(self, reading: m.HostReading) -> None:
+        self._outlook.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
+        self.publisher.publish(self._outlook.host_reading)
+        self._follower.host_reading = reading
+        of_a_run = self._lead.session or self._follower.followed
+        if of_a_run is not None:
+            of_a_run.recorder.host(reading)
+
+    async def _find_processes(self) -> None:
+        directory = self._outlook.run_directory(None)  # here: the ledger is this thread's
+        await asyncio.to_thread(self._processes.find, directory)
+        await asyncio.to_thread(self._wakefulness.keep, self._processes.trainers)
 
 
 async def _every(seconds: float) -> AsyncIterator[float]:
@@ -319,6 +419,10 @@ async def _every(seconds: float) -> AsyncIterator[float]:
         await asyncio.sleep(due - time.monotonic())
 
 
-def _refusal(frame: bytes, error: ProtocolError) -> m.Refusal:
+def _refusal(frame: bytes, error: ProtocolError | NotAuthorisedError) -> m.Refusal | m.PeerRefusal:
+    if isinstance(error, NotAuthorisedError) and (link := codec.peek_link(frame)):
+        return m.PeerRefusal(link=link, code="not-authorised", text=str(error))
     code: Any = "version" if isinstance(error, VersionError) else "malformed"
+    if isinstance(error, NotAuthorisedError):
+        code = "not-authorised"
     return m.Refusal(rid=codec.peek_rid(frame), code=code, text=str(error))

@@ -40,8 +40,12 @@ class TrainerHost:
         self._keepers: dict[_Key, subprocess.Popen[bytes]] = {}
         self._ending: dict[_Key, tuple[int, float]] = {}  # pid -> when to force it
 
-    def start(self, run_paths: RunPaths, rank: int, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        """Start a rank's trainer in a session of its own, what it prints added to its log. `env` None: this one's.
+    def start(
+        self, run_paths: RunPaths, rank: int, argv: Sequence[str], env: Mapping[str, str] | None = None,
+        nice: int | None = None,
+    ) -> None:  # fmt: skip
+        """Start a rank's trainer in a session of its own, what it prints added to its log. `env` and `nice` None: as
+        this process's.
 
         Raises RefusedError if the rank runs already, or no process can be started.
         """
@@ -50,7 +54,8 @@ class TrainerHost:
             raise RefusedError(f"rank {rank} of {run_paths.directory.name} runs already, pid {running.pid}")
         record, log = run_paths.process(rank), run_paths.log(rank)
         # By its path, so that it needs nothing of `env`; -P keeps this folder's names off its import path.
-        command = [sys.executable, "-P", keeper.__file__, "--record", str(record), "--log", str(log), "--", *argv]
+        command = [sys.executable, "-P", keeper.__file__, "--record", str(record), "--log", str(log)]
+        command += ["--", *argv] if nice is None else ["--nice", str(nice), "--", *argv]
         try:
             record.unlink(missing_ok=True)
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +67,10 @@ class TrainerHost:
             raise RefusedError(f"rank {rank} of {run_paths.directory.name} cannot be started: {error}") from None
 
     def find(self, run_paths: RunPaths, rank: int) -> HostedTrainer | None:
-        """The rank's trainer if it lives: same pid, start time and boot, and not a zombie."""
+        """The rank's trainer if it lives: same pid, start time and boot, and not a zombie.
+
+        Raises OSError if this process has too many files open to tell: that is no sign of death.
+        """
         self._reap()
         known = _read(run_paths, rank)
         if known is None:
@@ -133,10 +141,12 @@ def _key(run_paths: RunPaths, rank: int) -> _Key:
 
 
 def _read(run_paths: RunPaths, rank: int) -> dict[str, Any] | None:
-    """A process record, None if there is none or it is not whole."""
+    """A process record, None if there is none or it is not whole. Raises OSError if too many files are open to tell."""
     try:
         known = json.loads(run_paths.process(rank).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in keeper.NO_DESCRIPTORS:
+            raise
         return None
     kinds = {"pid": int, "keeper_pid": int, "started_at": int | float, "boot_id": str, "command": list}
     whole = isinstance(known, dict) and all(isinstance(known.get(name), kind) for name, kind in kinds.items())

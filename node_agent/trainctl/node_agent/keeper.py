@@ -1,32 +1,42 @@
 """The parent of a trainer: outlives the agent, and keeps in a file who the trainer is and how it ended.
 
-`python -m trainctl.node_agent.keeper --record FILE --log FILE -- CMD...` (standard library only, so that it stays
-small). FILE is written before CMD begins, so no trainer ever runs unknown: {"pid", "start_time", "boot_id", "command",
-"started_at", "keeper_pid"}, and at its end also {"exit_status" (negative: the signal), "ended_at"}. Times are Unix
-seconds; `start_time` is the system's own mark of a process, for comparing only.
+`python -m trainctl.node_agent.keeper --record FILE --log FILE [--nice N] -- CMD...` (standard library only, so that it
+stays small). It also keeps LOG from growing without end. FILE is written before CMD begins, so no trainer ever runs
+unknown: {"pid", "start_time", "boot_id", "command", "started_at", "keeper_pid"}, and at its end also {"exit_status"
+(negative: the signal), "ended_at"}. Times are Unix seconds; `start_time` is the system's own mark of a process, for
+comparing only.
 """
 
 import argparse
 import contextlib
+import errno
 import functools
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 NOT_FOR_US = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 CANNOT_EXECUTE = 127
 """Exit status of a command that could not be begun, as a shell gives it."""
+LOG_LIMIT_BYTES = 16 * 1024 * 1024
+"""Past this a log begins anew, and what it ended with is kept beside it, as LOG.1."""
+LOG_LOOK_SECONDS = 2.0
+_PIECE_BYTES = 1024 * 1024
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="keeper", description="Run a command and keep how it ended.")
     parser.add_argument("--record", type=Path, required=True, help="who runs, and how it ended")
     parser.add_argument("--log", type=Path, required=True, help="what the command prints is added to it")
+    parser.add_argument("--log-limit", type=int, default=LOG_LIMIT_BYTES, metavar="BYTES", help="of the log")
+    parser.add_argument("--nice", type=int, metavar="N", help="nice value of the command and what it starts")
     parser.add_argument("command", nargs="+", help="the command, after --")
     options = parser.parse_args(argv)
     _leave_session()
@@ -34,14 +44,24 @@ def main(argv: list[str]) -> int:
     for number in NOT_FOR_US:
         signal.signal(number, _stay)
     try:
-        keep(options.command, options.record, options.log)
+        if options.nice is not None:
+            be_nice(options.nice)
+        keep(options.command, options.record, options.log, options.log_limit)
     except OSError as error:
         print(f"keeper: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def keep(command: list[str], record: Path, log: Path) -> None:
+def be_nice(value: int) -> None:
+    """Run at this nice value from here on. Raises OSError if it is below this process's own and not permitted."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, value)
+    except OSError as error:
+        raise OSError(f"priority {value} is not permitted: {error.strerror}") from None
+
+
+def keep(command: list[str], record: Path, log: Path, log_limit: int = LOG_LIMIT_BYTES) -> None:
     """Run `command` to its end. Raises OSError if the log or the record cannot be written."""
     go_read, go_write = os.pipe()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -58,6 +78,7 @@ def keep(command: list[str], record: Path, log: Path) -> None:
         "pid": pid, "start_time": start_time(pid), "boot_id": boot_id(), "command": command,
         "started_at": time.time(), "keeper_pid": os.getpid(),
     }  # fmt: skip
+    threading.Thread(target=_watch_log, args=(log, log_limit), name="log", daemon=True).start()
     try:
         write_record(record, known)
         with contextlib.suppress(BrokenPipeError):  # ended by someone who read the record before it could begin
@@ -86,6 +107,40 @@ def _become(command: list[str], go: int, output: int) -> None:
         os._exit(CANNOT_EXECUTE)
 
 
+def _watch_log(log: Path, limit: int) -> None:
+    while True:
+        time.sleep(LOG_LOOK_SECONDS)
+        bound_log(log, limit)
+
+
+def bound_log(log: Path, limit: int) -> None:
+    """Where a log is over `limit` bytes, keep its end as LOG.1 and begin it anew, under the hands of those who add to
+    it: they opened it to append. A line written in the very moment between the two is lost."""
+    kept = log.with_name(f"{log.name}.1")
+    fresh = kept.with_name(f"{kept.name}.new")
+    with contextlib.suppress(OSError):
+        size = log.stat().st_size
+        if size <= limit:
+            return
+        try:
+            _copy_end(log, fresh, size - limit)
+        finally:  # on a full disk too
+            os.truncate(log, 0)
+        fresh.replace(kept)
+        return
+    with contextlib.suppress(OSError):
+        fresh.unlink(missing_ok=True)
+
+
+def _copy_end(source: Path, target: Path, begin: int) -> None:
+    """From the first line that begins past `begin` on."""
+    with source.open("rb") as reading, target.open("wb") as writing:
+        reading.seek(begin)
+        reading.readline(_PIECE_BYTES)
+        while piece := reading.read(_PIECE_BYTES):
+            writing.write(piece)
+
+
 def _leave_session() -> None:
     try:
         os.setsid()
@@ -108,12 +163,17 @@ def write_record(path: Path, known: dict[str, Any]) -> None:
 
 
 def start_time(pid: int) -> float | None:
-    """When a live process began, in this system's own unit; None if there is none, or it is dead but not yet reaped."""
+    """When a live process began, in this system's own unit; None if there is none, or it is dead but not yet reaped.
+
+    Raises OSError if this process has too many files open to tell.
+    """
     if not sys.platform.startswith("linux"):
         return _start_time_elsewhere(pid)
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    except OSError as error:
+        if error.errno in NO_DESCRIPTORS:
+            raise
         return None
     # Field 2, the name, may hold spaces and parentheses; field 3 is the state and field 22 the start in clock ticks.
     fields = stat[stat.rfind(")") + 1 :].split()

@@ -36,8 +36,9 @@ class Orders:
     def _dispatch(self, command: d.Commanded, settings: Settings, state: str, now: float) -> None:
         match command.args:
             case verbs.Note(text=text):
-                self._book.happen("note", "info", text, by=command.by)
-                self._book.end(command.id, "applied", self._book.progress.step)
+                step = self._book.progress.step
+                self._book.decide(d.Happened("note", "info", command.by, text, step, command=command.id))
+                self._book.end(command.id, "applied", step)
             case verbs.Pause():
                 self._pause(command, state)
             case verbs.Resume():
@@ -93,7 +94,10 @@ class Orders:
         for command in self._desk.pausing:
             self._book.end(command.id, "applied", self._book.progress.step, before="running", after="paused")
         self._desk.pausing.clear()
-        if self._desk.staged:
+        # Killed before the outcome of what the held plan carries was journaled: it is held once more.
+        if self._desk.staged or any(
+            carried.step > self._book.progress.step for carried in self._book.durable.carried.values()
+        ):
             self._course.hold_next_plan(now)
 
     def _resume(self, command: d.Commanded, state: str) -> None:

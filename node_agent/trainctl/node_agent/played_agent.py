@@ -10,12 +10,14 @@ import zmq
 
 from trainctl.node_agent import binding, requests
 from trainctl.node_agent.audience import Audience
+from trainctl.node_agent.examination import Examination
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.requests import LiveRun
 from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, VersionError
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.keys import default_folder
+from trainctl.protocol.paths import RunPaths, state_root
 
 NO_COMMANDS = "a recording takes no commands"
 
@@ -42,13 +44,15 @@ class PlayedAgent:
         self.address = binding.bind(control, listen)
         self.live_address = binding.bind(live, "tcp://127.0.0.1:0")
         self.publisher, self.audience = Publisher(live, boot), Audience()
+        self.examination = Examination(node, default_folder(), state_root())
         self.mute = False
         self.host: m.HostReading | None = None
         self._version = version
 
     def boot_anew(self, boot: str) -> None:
         """As an agent that was started again: its messages are numbered from 1."""
-        self.publisher = Publisher(self._live, boot)
+        before, self.publisher = self.publisher, Publisher(self._live, boot)
+        self.publisher.on_publish = before.on_publish
 
     def publish(self, message: m.Live) -> None:
         if not self.mute:
@@ -93,6 +97,12 @@ class PlayedAgent:
             return m.Refusal(rid=request.rid, code=code, text=str(error))
 
     # ------------------------------------------------------------ what the handlers see
+
+    keys = None
+    """Played agents are on loopback only."""
+
+    def refusals(self, limit: int) -> tuple[m.Refused, ...]:
+        return ()
 
     def now(self) -> float:
         return time.time()

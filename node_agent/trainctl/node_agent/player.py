@@ -20,14 +20,16 @@ import zmq.asyncio
 
 from trainctl.node_agent import leash, played_machine
 from trainctl.node_agent.copies import VIEW_KEY
+from trainctl.node_agent.exporter.exporter import Exporter
+from trainctl.node_agent.exporter.place import Place
 from trainctl.node_agent.played_agent import PlayedAgent
 from trainctl.node_agent.played_alerts import PlayedAlerts
 from trainctl.node_agent.recorder import RunRecorder
 from trainctl.node_agent.recording import Happened, Recording
 from trainctl.node_agent.requests import LiveRun
 from trainctl.node_agent.story import Scene, Story
+from trainctl.protocol import loglines, sockets
 from trainctl.protocol import messages as m
-from trainctl.protocol import sockets
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.paths import RunPaths
 
@@ -49,7 +51,7 @@ class Player:
 
     def __init__(
         self, recording: Recording, folder: Path, nodes: int, pace: Pace, *, listen: str = "tcp://127.0.0.1:0",
-        seed: int = 0, faults: bool = True, leashed: bool = False,
+        seed: int = 0, faults: bool = True, leashed: bool = False, metrics: Place | None = None,
     ) -> None:  # fmt: skip
         """`folder` becomes the run directory, or is one whose record is gone on with. Raises InvalidInputError."""
         if not 1 <= nodes <= MOST_NODES:
@@ -61,6 +63,8 @@ class Player:
         self.story = Story(recording, self.paths.directory.name, nodes, seed=seed, faults=faults)
         self._alerts = PlayedAlerts(self.story)
         self._pace, self._listen, self._leashed = pace, listen, leashed
+        self._metrics = metrics
+        self._exporter: Exporter | None = None
         self._stopping = asyncio.Event()
         self._readings = 0
 
@@ -70,18 +74,28 @@ class Player:
         self.paths.logs.mkdir(parents=True, exist_ok=True)
         for rank in range(len(self.story.nodes)):
             known = self.story.recording.ranks
-            self.paths.log(rank).write_text(known[rank % len(known)].log)
+            self.paths.log(rank).write_text("")
+            for text in known[rank % len(known)].log.splitlines():
+                self._log(rank, time.time(), text)
         self._recorder = RunRecorder(self.paths, resumable=False)
         self._context, self._plain = zmq.asyncio.Context(), zmq.Context()
         for context in (self._context, self._plain):
             context.set(zmq.MAX_SOCKETS, 4096)
         try:
+            self._exporter = Exporter(self._metrics) if self._metrics is not None else None
             self.agents = [self._agent(number, node) for number, node in enumerate(self.story.nodes)]
         except InvalidInputError:
             self._close()
             raise
         self._begin()
+        if self._exporter is not None:
+            self._exporter.attend(self.agents[0], self.agents[0].publisher)
         return self
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where Prometheus is served for the first node, None if it isn't."""
+        return self._exporter.url if self._exporter is not None else None
 
     def _agent(self, number: int, node: str) -> PlayedAgent:
         control = sockets.new_socket(self._context, zmq.ROUTER, control=True)
@@ -92,7 +106,14 @@ class Player:
     async def __aexit__(self, *_: object) -> None:
         self._close()
 
+    def _log(self, rank: int, at: float, text: str) -> None:
+        """A line more in a rank's log, in their form if it isn't."""
+        with self.paths.log(rank).open("a") as log:
+            log.write(f"{text if loglines.read(text).level else loglines.write(at, 'INFO', text)}\n")
+
     def _close(self) -> None:
+        if self._exporter is not None:
+            self._exporter.close()
         self._recorder.close()
         self._context.destroy(linger=0)
         self._plain.destroy(linger=0)
@@ -193,8 +214,7 @@ class Player:
         for event in scene.events:
             self._happen(event, at)
         for rank, text in self.story.script.log_lines(scene.step.step):
-            with self.paths.log(rank).open("a") as log:
-                log.write(f"{text}\n")
+            self._log(rank, at, text)
         self._watch(scene, after, at)
         self._view = after
         if _apart_from_steps(before) != _apart_from_steps(after):
@@ -263,6 +283,8 @@ class Player:
             for rank, agent in enumerate(self.agents):
                 age = time.time() - self._last.committed_at if rank == 0 and self._last is not None else None
                 agent.beat(m.Heartbeat(node=agent.node, at=time.time(), step_age_seconds=age, loop_lag_seconds=0.0))
+            if self._exporter is not None:
+                self._exporter.look(None)
 
     def _read(self) -> None:
         """A reading of every machine."""

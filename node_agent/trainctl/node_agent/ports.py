@@ -1,5 +1,6 @@
 """A rank as its run's session sees it, wherever it runs: start it, tell it, look at it, end it."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -13,9 +14,11 @@ from trainctl.node_agent.memory_deaths import recognised
 from trainctl.node_agent.oom_kills import OomKills
 from trainctl.node_agent.peer_link import PeerLink
 from trainctl.node_agent.trainer_link import TrainerLink
-from trainctl.protocol import loglines
+from trainctl.protocol import loglines, runfile
 from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.runfile import NodeTable
 from trainctl.protocol.statuspage import read_status
 
 LEAVE_SECONDS = 60.0
@@ -60,6 +63,7 @@ class LocalRank:
         self._host, self._link, self._paths, self._node, self._rank = host, link, paths, node, rank
         self._leave_due = float("inf")  # by time.monotonic
         self._kills, self._was_killed = OomKills(), False  # by this agent
+        self._seen = Look()
 
     def start(self, resume_from: Path | None) -> None:
         """Raises RefusedError if no process can be started."""
@@ -70,10 +74,17 @@ class LocalRank:
         ]  # fmt: skip
         if resume_from is not None:
             argv += ["--resume-from", str(resume_from)]
-        env = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+        wanted = self._wanted()
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **wanted.env}
         self._was_killed = False
         self._link.forget_held(self._paths.directory.name, self._rank)
-        self._host.start(self._paths, self._rank, argv, env)
+        self._host.start(self._paths, self._rank, argv, env, wanted.priority)
+
+    def _wanted(self) -> NodeTable:
+        try:
+            return runfile.read(self._paths.run_file).nodes.get(self._node, NodeTable())
+        except InvalidInputError as error:
+            raise RefusedError(f"rank {self._rank} cannot be started: {error}") from None
 
     async def tell(self, order: m.ToTrainer) -> bool:
         """Whether the trainer was there to take it."""
@@ -82,6 +93,12 @@ class LocalRank:
         return await self._link.send(self._rank, order)
 
     def look(self) -> Look:
+        """As it is now; while this agent has too many files open to tell, as it was."""
+        with contextlib.suppress(OSError):
+            self._seen = self._look()
+        return self._seen
+
+    def _look(self) -> Look:
         hosted = self._host.find(self._paths, self._rank)
         if hosted is not None:
             if time.monotonic() >= self._leave_due:
@@ -120,12 +137,19 @@ class LocalRank:
         self._end()
 
     def _end(self, grace_seconds: float = GRACE_SECONDS) -> None:
-        self._was_killed = self._host.kill(self._paths, self._rank, grace_seconds) or self._was_killed
+        try:
+            self._was_killed = self._host.kill(self._paths, self._rank, grace_seconds) or self._was_killed
+        except OSError:  # too many files are open to find it: at a look to come
+            self._leave_due = time.monotonic()
 
     async def start_again(self) -> None:
         """Have a trainer, if none lives; it takes part in nothing before it is given the group's state. Raises
         RefusedError if no process can be started."""
-        if self._host.find(self._paths, self._rank) is None:
+        try:
+            found = self._host.find(self._paths, self._rank)
+        except OSError as error:
+            raise RefusedError(f"rank {self._rank}: {error}") from None
+        if found is None:
             self._leave_due = float("inf")
             self.start(None)
 

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,28 +23,31 @@ class _Known(NamedTuple):
 
 
 class ProcessMeter:
-    """`directory` gives the run whose trainers count. `find` looks for processes, which takes milliseconds and may be
-    called from another thread; `read` takes some 50 µs a process."""
+    """`find` looks for processes, which takes milliseconds and may be called from another thread; `read` takes some
+    50 µs a process."""
 
-    def __init__(self, directory: Callable[[], Path | None]) -> None:
-        self._directory = directory
+    def __init__(self) -> None:
         self._known: tuple[_Known, ...] = (_Known(psutil.Process(os.getpid()), "agent", None),)
         self._before: dict[int, tuple[float, float]] = {}  # pid -> (processor seconds, monotonic seconds)
 
-    def find(self) -> None:
-        """Find out which processes there are."""
+    def find(self, directory: Path | None) -> None:
+        """Find out which processes there are: of trainers those of the run that is in `directory`."""
         made = [self._known[0]]
-        directory = self._directory()
         for file in sorted(directory.glob("rank-*.process.json")) if directory is not None else ():
             with contextlib.suppress(psutil.Error, OSError, ValueError, KeyError):
                 made += _tree(file)
         self._known = tuple(made[:MOST_PROCESSES])
 
+    @property
+    def trainers(self) -> tuple[int, ...]:
+        """Pids of the trainers that there were at the last `find`."""
+        return tuple(known.process.pid for known in self._known if known.role == "trainer")
+
     def read(self) -> tuple[ProcessReading, ...]:
         """One reading of each that lives; the processor's part is unknown at a process's first."""
         readings = []
         for known in self._known:
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error, OSError):
                 readings.append(self._read(known))
         alive = {reading.pid for reading in readings}
         self._before = {pid: before for pid, before in self._before.items() if pid in alive}

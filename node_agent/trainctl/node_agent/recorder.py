@@ -170,6 +170,13 @@ class RunRecorder:
         self.on_kept(m.KeptEvent(event=event))
         return event
 
+    def note_of(self, command: str) -> int | None:
+        """The step at which the note that a command asked for was made, None if it was not."""
+        row = self._connection.execute(
+            "SELECT step FROM events WHERE command = ? AND kind = 'note'", (command,)
+        ).fetchone()
+        return (row[0] or 0) if row else None
+
     def known_event(self, event: m.Event) -> None:
         """Keep an event under the id that another node has given it."""
         self._last_event = max(self._last_event, event.id)

@@ -7,10 +7,11 @@ with BlockingClient("tcp://127.0.0.1:7474") as client:
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import DEFAULT_TIMEOUT_SECONDS, Client, Connection
+from trainctl.protocol.keyring import Keyring
 
 T = TypeVar("T")
 
@@ -19,13 +20,19 @@ class BlockingClient:
     """`Client` driven by an event loop of its own, which runs only inside the calls. Belongs to one thread."""
 
     def __init__(
-        self, address: str, *, by: str | None = None, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
-    ) -> None:
-        self._client = Client(address, by=by, timeout_seconds=timeout_seconds)
+        self, address: str, *, by: str | None = None, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        keys: Keyring | None = None,
+    ) -> None:  # fmt: skip
+        """As `Client`."""
+        self._client = Client(address, by=by, timeout_seconds=timeout_seconds, keys=keys)
 
     def __enter__(self) -> Self:
         self._runner = asyncio.Runner()
-        self._run(self._client.__aenter__())
+        try:
+            self._run(self._client.__aenter__())
+        except BaseException:
+            self._runner.close()
+            raise
         return self
 
     def __exit__(
@@ -55,6 +62,15 @@ class BlockingClient:
         self, run: str | None = None, rank: int = 0, offset_bytes: int = -65536, limit_bytes: int = 65536
     ) -> m.LogPart:
         return self._run(self._client.log(run, rank, offset_bytes, limit_bytes))
+
+    def facts(self) -> m.Facts:
+        return self._run(self._client.facts())
+
+    def digests(self, what: Literal["model", "data"], path: str) -> m.Digests:
+        return self._run(self._client.digests(what, path))
+
+    def audit(self, limit: int = 100) -> m.Audit:
+        return self._run(self._client.audit(limit))
 
     def send(self, verb: str, args: dict[str, Any], **options: Any) -> m.CommandReply:
         """As `Client.send`: the last reply; raises ExpiredError, UnreachableError, RefusedError."""

@@ -8,7 +8,6 @@ async with Client("tcp://127.0.0.1:7474") as client:
 import asyncio
 import contextlib
 import dataclasses
-import getpass
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -24,11 +23,16 @@ from trainctl.protocol.attachment import Attachment, Gap
 from trainctl.protocol.errors import (
     ExpiredError,
     InvalidInputError,
+    NotAuthorisedError,
     ProtocolError,
     RefusedError,
+    TrainctlError,
     UnreachableError,
     VersionError,
 )
+from trainctl.protocol.handshake import HandshakeWatch
+from trainctl.protocol.keyring import Credentials, Keyring, current
+from trainctl.protocol.paths import user_name
 
 DEFAULT_TIMEOUT_SECONDS = 5.0
 START_SECONDS = 20.0
@@ -42,6 +46,8 @@ REFUSED_PAUSE_SECONDS = 1.0
 GAP_PAGE = 400
 """Most live messages fetched by one gap request."""
 
+_REFUSALS: dict[str, type[TrainctlError]] = {"version": VersionError, "not-authorised": NotAuthorisedError}
+
 R = TypeVar("R", bound=m.Reply)
 
 
@@ -54,18 +60,11 @@ class Connection:
     why: str = ""
 
 
-def user_name() -> str:
-    """Who is asking, for the record; "unknown" where the system won't say."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError, ImportError):
-        return "unknown"
-
-
 def check_reply(reply: m.AgentReply, wanted: type[R]) -> R:
-    """The reply as the type that was asked for. Raises RefusedError, VersionError or ProtocolError."""
+    """The reply as the type that was asked for. Raises RefusedError, NotAuthorisedError, VersionError or
+    ProtocolError."""
     if isinstance(reply, m.Refusal):
-        raise (VersionError if reply.code == "version" else RefusedError)(reply.text)
+        raise _REFUSALS.get(reply.code, RefusedError)(reply.text)
     if not isinstance(reply, wanted):
         raise ProtocolError(f"asked for {wanted.__name__}, got {type(reply).__name__}")
     return reply
@@ -93,17 +92,26 @@ class Client:
     """One agent, over one DEALER socket (and a SUB socket while attached). Belongs to one event loop."""
 
     def __init__(
-        self, address: str, *, by: str | None = None, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
-    ) -> None:
+        self, address: str, *, by: str | None = None, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        keys: Keyring | None = None,
+    ) -> None:  # fmt: skip
+        """`keys`: the program's keyring unless given. Off loopback nothing is said without keys."""
         sockets.split(address)
         self.address, self.by, self.timeout_seconds = address, by if by is not None else user_name(), timeout_seconds
-        self._waiting: dict[str, asyncio.Queue[m.AgentReply | ProtocolError]] = {}
+        self.keys = keys or current()
+        self._waiting: dict[str, asyncio.Queue[m.AgentReply | TrainctlError]] = {}
 
     async def __aenter__(self) -> Self:
+        """Raises InvalidInputError for an agent whose key isn't known, and for a lack of own keys."""
+        self._credentials = self.keys.credentials(self.address)
         self._context = zmq.asyncio.Context()
         self._socket = sockets.new_socket(self._context, zmq.DEALER)
+        if self._credentials is not None:
+            sockets.secure_client(self._socket, self._credentials.own, self._credentials.server)
+        self._watch = HandshakeWatch(self._socket, self.address, self._credentials, self._refused)
         self._socket.connect(self.address)
         self._receiver = asyncio.create_task(self._receive(), name="trainctl-client-receive")
+        self._watch.start()
         return self
 
     async def __aexit__(
@@ -112,13 +120,16 @@ class Client:
         self._receiver.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._receiver
+        await self._watch.close()
         self._context.destroy(linger=0)
 
     # ------------------------------------------------------------ requests
 
     async def snapshot(self, columns: int = 120, run: str | None = None) -> m.Snapshot:
         """State and history of the run (default: the active one, or the newest), `columns` buckets a series."""
-        return await self._ask(m.SnapshotRequest(rid=_rid(), columns=columns, run=run), m.Snapshot)
+        snapshot = await self._ask(m.SnapshotRequest(rid=_rid(), columns=columns, run=run), m.Snapshot)
+        self._learn({peer.address: peer.key for peer in snapshot.peers})
+        return snapshot
 
     async def history(
         self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
@@ -132,6 +143,14 @@ class Client:
     async def runs(self) -> m.Runs:
         """The runs the agent knows, newest first."""
         return await self._ask(m.RunsRequest(rid=_rid()), m.Runs)
+
+    async def facts(self) -> m.Facts:
+        """What the agent's machine and installation are like."""
+        return await self._ask(m.FactsRequest(rid=_rid()), m.Facts)
+
+    async def digests(self, what: Literal["model", "data"], path: str) -> m.Digests:
+        """Of a model's folder or of data on the agent's machine; `timeout_seconds` must allow for reading them."""
+        return await self._ask(m.DigestsRequest(rid=_rid(), what=what, path=path), m.Digests)
 
     async def events(
         self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
@@ -157,6 +176,10 @@ class Client:
         request = m.AttendRequest(rid=_rid(), viewer=viewer, by=self.by[:64], read_only=read_only, leaving=leaving)
         return await self._ask(request, m.Viewers)
 
+    async def audit(self, limit: int = 100) -> m.Audit:
+        """Who was refused what, newest first. Raises NotAuthorisedError for any but an operator."""
+        return await self._ask(m.AuditRequest(rid=_rid(), limit=limit), m.Audit)
+
     async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
         """Send a command; yields its first reply and, if that was `accepted`, the one it ends with.
 
@@ -170,11 +193,12 @@ class Client:
             async for reply in replies:
                 if isinstance(reply, m.Refusal) and reply.code == "not-lead" and reply.lead:
                     lead = reply.lead
+                    self._learn({lead: reply.lead_key})
                     break
                 yield check_reply(reply, m.CommandReply)
         if lead is not None:
             async with (
-                Client(lead, by=self.by, timeout_seconds=self.timeout_seconds) as client,
+                Client(lead, by=self.by, timeout_seconds=self.timeout_seconds, keys=self.keys) as client,
                 contextlib.aclosing(client._converse(command)) as replies,
             ):
                 async for reply in replies:
@@ -185,7 +209,10 @@ class Client:
         with self._conversation(command) as replies:
             await self._transmit(command)
             seconds = max(self.timeout_seconds, START_SECONDS if command.verb in ASKING_OTHERS else 0.0)
-            reply = await self._next(replies, seconds)
+            try:
+                reply = await self._next(replies, seconds)
+            except UnreachableError as error:
+                raise UnreachableError(f"{error}; the same command under id {command.id} tells its outcome") from None
             yield reply
             while isinstance(reply, m.CommandReply) and reply.state not in m.FINAL_COMMAND_STATES:
                 try:
@@ -245,7 +272,7 @@ class Client:
                 yield Connection("silent", time.monotonic(), str(error))
                 await asyncio.sleep(REFUSED_PAUSE_SECONDS)
                 continue
-            live = _LiveQueue(self._context, snapshot.node.live_address)
+            live = _LiveQueue(self._context, snapshot.node.live_address, self._credentials)
             try:
                 # Subscribed before this snapshot was asked for: what is published meanwhile waits in the queue.
                 snapshot = await self.snapshot(columns)
@@ -289,6 +316,16 @@ class Client:
         fill = await self._ask(request, m.GapFill)
         return fill.messages if fill.complete and fill.messages else None
 
+    def _refused(self, error: NotAuthorisedError) -> None:
+        for queue in self._waiting.values():
+            queue.put_nowait(error)
+
+    def _learn(self, keys: dict[str, str | None]) -> None:
+        """An agent that has proved who it is may say who others are."""
+        if self._credentials is not None:
+            for address, public in keys.items():
+                self.keys.learn(address, public)
+
     # ------------------------------------------------------------ the wire
 
     async def _ask(self, request: m.Request, wanted: type[R]) -> R:
@@ -307,7 +344,7 @@ class Client:
 
     @contextlib.contextmanager
     def _conversation(self, request: m.Request) -> Any:
-        replies: asyncio.Queue[m.AgentReply | ProtocolError] = asyncio.Queue()
+        replies: asyncio.Queue[m.AgentReply | TrainctlError] = asyncio.Queue()
         self._waiting[request.rid] = replies
         try:
             yield replies
@@ -319,19 +356,21 @@ class Client:
         if len(frame) > codec.CONTROL_FRAME_BYTES:
             limit = f"{codec.CONTROL_FRAME_BYTES:,}"
             raise InvalidInputError("request", f"{len(frame):,} bytes, and an agent takes {limit} at most")
+        sending = asyncio.ensure_future(self._socket.send(frame))
         try:
-            async with asyncio.timeout(self.timeout_seconds):
-                await self._socket.send(frame)
+            if not sending.done():  # not connected yet
+                await self._watch.race(sending, self.timeout_seconds)
         except TimeoutError:
             raise UnreachableError(f"no agent at {self.address}: is one running? (trainctl-agent run)") from None
+        await sending
 
-    async def _next(self, replies: "asyncio.Queue[m.AgentReply | ProtocolError]", seconds: float) -> m.AgentReply:
+    async def _next(self, replies: "asyncio.Queue[m.AgentReply | TrainctlError]", seconds: float) -> m.AgentReply:
         try:
             async with asyncio.timeout(seconds):
                 reply = await replies.get()
         except TimeoutError:
             raise UnreachableError(f"no answer from {self.address} within {seconds:g} s") from None
-        if isinstance(reply, ProtocolError):
+        if isinstance(reply, TrainctlError):
             raise reply
         return reply
 
@@ -339,10 +378,10 @@ class Client:
         while True:
             frames = await sockets.receive(self._socket)
             try:
-                reply: m.AgentReply | ProtocolError = codec.decode_reply(sockets.check_frames(frames, 1)[0])
+                reply: m.AgentReply | TrainctlError = codec.decode_reply(sockets.check_frames(frames, 1)[0])
             except ProtocolError as error:
                 reply = type(error)(f"{self.address}: {error}")
-            if isinstance(reply, ProtocolError) or not reply.rid:
+            if isinstance(reply, TrainctlError) or not reply.rid:
                 for queue in self._waiting.values():
                     queue.put_nowait(reply)
             elif reply.rid in self._waiting:
@@ -352,8 +391,10 @@ class Client:
 class _LiveQueue:
     """A SUB socket with its one receive task; when the reader is slow, ZeroMQ drops and the gap is noticed."""
 
-    def __init__(self, context: Any, address: str) -> None:
+    def __init__(self, context: Any, address: str, credentials: Credentials | None) -> None:
         self._socket = sockets.new_socket(context, zmq.SUB)
+        if credentials is not None:
+            sockets.secure_client(self._socket, credentials.own, credentials.server)
         self._socket.setsockopt(zmq.SUBSCRIBE, b"")
         self._socket.connect(address)
         self._queue: asyncio.Queue[m.Live | m.Heartbeat | VersionError] = asyncio.Queue(maxsize=4096)

@@ -1,5 +1,6 @@
-"""cluster.toml: the nodes of a cluster and where their agents listen."""
+"""cluster.toml: the nodes of a cluster, where their agents listen, and by which keys they are known."""
 
+import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ from msgspec import Meta
 from trainctl.protocol import sockets, tomlfile
 from trainctl.protocol.alerting import AlertHooks, check_webhook
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.keys import Key
 from trainctl.protocol.runfile import NAME_PATTERN
 
 
@@ -18,6 +20,8 @@ class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One node."""
 
     address: str  # tcp://host:port where its agent takes requests
+    metrics: str = ""  # host:port where its agent serves Prometheus; empty: nowhere
+    key: Key | None = None  # its agent's public key
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,6 +30,23 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], NodeEntry] = {}
     quorum: bool = False  # a lead makes no step while a majority of these nodes is out of its reach
     alerts: AlertHooks = AlertHooks()  # what this machine's agents call
+    advertise: bool = False  # this machine's agents tell the local network where they are
+    trusted_networks: tuple[str, ...] = ()  # in which gradients may travel, unencrypted: "10.0.0.0/24"
+
+    def trusts(self, address: str) -> bool:
+        """Whether gradients may travel by the interface with this IP address: loopback, or in a trusted network."""
+        found = ipaddress.ip_address(address)
+        return found.is_loopback or any(found in ipaddress.ip_network(network) for network in self.trusted_networks)
+
+    def nodes_of(self, public: str) -> frozenset[str]:
+        """The nodes whose agents have this key."""
+        return frozenset(name for name, entry in self.nodes.items() if entry.key == public)
+
+
+class _Added(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of cluster.d."""
+
+    nodes: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], NodeEntry] = {}
 
 
 def default_path() -> Path:
@@ -35,8 +56,8 @@ def default_path() -> Path:
 
 
 def read(path: Path) -> Cluster:
-    """Raises InvalidInputError naming the file and the field."""
-    cluster = tomlfile.checked(tomlfile.read(path, "cluster file"), Cluster, str(path))
+    """The file, and the nodes of those in `cluster.d` beside it. Raises InvalidInputError naming file and field."""
+    cluster = _with_added(tomlfile.checked(tomlfile.read(path, "cluster file"), Cluster, str(path)), path)
     seen: dict[str, str] = {}
     for name, entry in cluster.nodes.items():
         sockets.split(entry.address)
@@ -44,6 +65,7 @@ def read(path: Path) -> Cluster:
             raise InvalidInputError(f"{path}: nodes.{name}.address", f"{entry.address} is {seen[entry.address]}'s too")
         seen[entry.address] = name
     check_webhook(cluster.alerts, f"{path}: alerts.webhook")
+    _check_networks(cluster.trusted_networks, f"{path}: trusted_networks")
     return cluster
 
 
@@ -52,4 +74,29 @@ def read_default(path: Path | None = None) -> Cluster:
     if path is not None:
         return read(path)
     found = default_path()
-    return read(found) if found.is_file() else Cluster()
+    if found.is_file():
+        return read(found)
+    return _with_added(Cluster(), found)
+
+
+def added_directory(path: Path) -> Path:
+    """Where `trainctl cluster add` writes a file for each node it adds: a person's cluster file is never rewritten."""
+    return path.parent / "cluster.d"
+
+
+def _with_added(cluster: Cluster, path: Path) -> Cluster:
+    nodes = dict(cluster.nodes)
+    for file in sorted(added_directory(path).glob("*.toml")):
+        for name, entry in tomlfile.checked(tomlfile.read(file, "cluster file"), _Added, str(file)).nodes.items():
+            if name in nodes:
+                raise InvalidInputError(f"{file}: nodes.{name}", f"the node is in {path} or beside it too; keep one")
+            nodes[name] = entry
+    return msgspec.structs.replace(cluster, nodes=nodes)
+
+
+def _check_networks(networks: tuple[str, ...], where: str) -> None:
+    for network in networks:
+        try:
+            ipaddress.ip_network(network)
+        except ValueError as error:
+            raise InvalidInputError(where, f"{error}; a network is written as 10.0.0.0/24") from None

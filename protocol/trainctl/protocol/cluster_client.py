@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import DEFAULT_TIMEOUT_SECONDS, Client, Connection
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.keyring import Keyring, current
 
 Item = m.Snapshot | m.NodeView | m.Live | m.Heartbeat | Connection
 RETRY_SECONDS = 1.0
@@ -19,8 +20,9 @@ WAITING_ITEMS = 4096
 
 
 async def attach_cluster(
-    address: str, columns: int = 120, *, by: str | None = None, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
-) -> AsyncGenerator[tuple[str, Item], None]:
+    address: str, columns: int = 120, *, by: str | None = None, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    keys: Keyring | None = None,
+) -> AsyncGenerator[tuple[str, Item], None]:  # fmt: skip
     """(node, message): of the agent that conducts the active run all that `Client.attach` gives, of every other agent
     of its cluster what it says of itself (NodeView), the host readings, the heartbeats, the alerts and how the line to
     it is.
@@ -29,7 +31,7 @@ async def attach_cluster(
     another one begins to conduct, that one's snapshot follows. The node is empty until the agent has told its name.
     Raises what `Client.attach` raises for the conducting agent.
     """
-    cluster = _Cluster(address, columns, by, timeout_seconds)
+    cluster = _Cluster(address, columns, by, timeout_seconds, keys or current())
     try:
         cluster.watch(address)
         while True:
@@ -49,11 +51,12 @@ class _Watch:
 
 
 class _Cluster:
-    def __init__(self, address: str, columns: int, by: str | None, timeout_seconds: float) -> None:
+    def __init__(self, address: str, columns: int, by: str | None, timeout_seconds: float, keys: Keyring) -> None:
         self.queue: asyncio.Queue[tuple[_Watch, Item | TrainctlError]] = asyncio.Queue(WAITING_ITEMS)
         self.watches: dict[str, _Watch] = {}  # by the agent's address
         self.names: dict[str, str] = {}  # address -> node
         self._main, self._columns, self._by, self._timeout_seconds = address, columns, by, timeout_seconds
+        self._keys = keys
         self._is_active = False
         self._term = 0  # of the run that was last seen to be conducted
         self._old: list[asyncio.Task[None]] = []
@@ -72,7 +75,9 @@ class _Cluster:
         while True:
             try:
                 async with (
-                    Client(watch.address, by=self._by, timeout_seconds=self._timeout_seconds) as client,
+                    Client(
+                        watch.address, by=self._by, timeout_seconds=self._timeout_seconds, keys=self._keys
+                    ) as client,
                     contextlib.aclosing(client.attach(columns)) as items,
                 ):
                     async for item in items:

@@ -4,10 +4,10 @@ Types and limits come from the code at run time, the meaning of each field from 
 With `--check` nothing is written and the exit status says whether the page is as it would be.
 """
 
-import argparse
 import ast
 import inspect
 import io
+import re
 import sys
 import tokenize
 from pathlib import Path
@@ -17,13 +17,14 @@ from typing import Any
 import msgspec
 from msgspec import inspect as shape
 
-from trainctl.protocol import codec, examples, prose, verbs
+from trainctl.protocol import codec, examples, generated, meanings, prose, verbs
 from trainctl.protocol import messages as m
 from trainctl.protocol.version import HISTORY, PROTOCOL_VERSION
 
 DEFAULT_PATH = Path("docs/protocol.md")
 Comments = dict[str, dict[str, str]]
 """Class -> field -> the comment beside it."""
+CONSTANTS = {"None": "null", "True": "true", "False": "false"}
 
 
 def page() -> str:
@@ -41,7 +42,7 @@ def page() -> str:
         + prose.MESSAGES
         + "\n\n"
         + "\n\n".join(_conversation(talk, comments) for talk in examples.UNIONS),
-        "## Parts of messages\n\n" + "\n\n".join(_type(kind, comments) for kind in _parts()),
+        "## Parts of messages\n\n" + "\n\n".join(_type(kind, comments) for kind in part_types()),
         _metrics(),
         _verbs(field_comments(verbs)),
         _bytes(),
@@ -76,12 +77,28 @@ def _lines(field: ast.AnnAssign) -> range:
     return range(field.lineno, (field.end_lineno or field.lineno) + 1)
 
 
-def _comment(kind: type, name: str, comments: Comments) -> str:
+def comment(kind: type, name: str, comments: Comments) -> str:
+    """What the comment beside a field says, be it one of a type above it."""
     told = (comments[base.__name__][name] for base in kind.__mro__ if name in comments.get(base.__name__, {}))
-    return next(told, "").replace("|", r"\|")
+    return plain(next((text for text in told if text), "") or meanings.of(kind, name))
 
 
-def _parts() -> list[type[msgspec.Struct]]:
+def purpose(kind: type) -> str:
+    """What its docstring says of a type, on one line."""
+    return plain(" ".join((vars(kind).get("__doc__") or "").split()))
+
+
+def plain(text: str) -> str:
+    """Words of the source with its constants named as every language names them."""
+    return re.sub(r"\b(None|True|False)\b", lambda found: CONSTANTS[found[0]], text)
+
+
+def portable(pattern: str) -> str:
+    """A pattern whose end is written as other languages do."""
+    return pattern.replace(r"\Z", "$")
+
+
+def part_types() -> list[type[msgspec.Struct]]:
     """The structs inside messages, in the order of the source."""
     structs = [kind for kind in vars(m).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
     return [kind for kind in structs if kind.__module__ == m.__name__ and not issubclass(kind, m.Message)]
@@ -138,7 +155,7 @@ def _length(low: int | None, high: int | None) -> str:
 
 
 def _pattern(pattern: str | None) -> str:
-    return f" matching `{pattern}`" if pattern else ""
+    return f" matching `{portable(pattern)}`" if pattern else ""
 
 
 def _default(field: shape.Field) -> str:
@@ -161,8 +178,7 @@ def _type(kind: type[msgspec.Struct], comments: Comments) -> str:
     info = shape.type_info(kind)
     assert isinstance(info, shape.StructType)
     tag = f"`type` is `{info.tag}`. " if info.tag is not None else ""
-    purpose = kind.__doc__ if "__doc__" in vars(kind) else None
-    head = f"#### {kind.__name__}\n\n{tag}{_flat(purpose or '')}".rstrip()
+    head = f"#### {kind.__name__}\n\n{tag}{purpose(kind)}".rstrip()
     order = "\n\nAn array, in this order." if info.array_like else ""
     fields = [field for field in info.fields if field.encode_name != "v"]
     return f"{head}{order}\n\n{_fields(kind, fields, comments)}" if fields else f"{head}{order}"
@@ -170,14 +186,14 @@ def _type(kind: type[msgspec.Struct], comments: Comments) -> str:
 
 def _fields(kind: type, fields: list[shape.Field], comments: Comments) -> str:
     rows = [
-        f"| `{field.encode_name}` | {words(field.type)} | {_default(field)} | {_comment(kind, field.name, comments)} |"
+        f"| `{field.encode_name}` | {words(field.type)} | {_default(field)} | {_meaning(kind, field, comments)} |"
         for field in fields
     ]
     return "\n".join(["| field | type | default | meaning |", "| --- | --- | --- | --- |", *rows])
 
 
-def _flat(text: str) -> str:
-    return " ".join(text.split())
+def _meaning(kind: type, field: shape.Field, comments: Comments) -> str:
+    return comment(kind, field.name, comments).replace("|", r"\|")
 
 
 def _limits() -> str:
@@ -215,9 +231,12 @@ def _verbs(comments: Comments) -> str:
     for verb in verbs.VERBS.values():
         info = shape.type_info(verb.args)
         assert isinstance(info, shape.StructType)
-        takes = " Takes a `node`." if verb.takes_node else ""
-        table = _fields(verb.args, list(info.fields), comments) if info.fields else "No arguments."
-        parts.append(f"### {verb.name}\n\n{verb.summary[0].upper()}{verb.summary[1:]}.{takes}\n\n{table}")
+        takes = " Needs a `node`." if verb.needs_node else " Takes a `node`." if verb.takes_node else ""
+        table = f"\n\n{_fields(verb.args, list(info.fields), comments)}" if info.fields else ""
+        parts.append(
+            f"### {verb.name}\n\n{verb.summary[0].upper()}{verb.summary[1:]}.{takes} {purpose(verb.args)}".rstrip()
+            + table
+        )
     return "\n\n".join(parts)
 
 
@@ -238,19 +257,8 @@ def _history() -> str:
 
 
 def main() -> int:
-    """Write or check the page; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m trainctl.protocol.docs")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is out of date")
-    parser.add_argument("path", nargs="?", type=Path, default=DEFAULT_PATH)
-    given = parser.parse_args()
-    made = page()
-    if not given.check:
-        given.path.write_text(made, "utf-8")
-        return 0
-    if not given.path.is_file() or given.path.read_text("utf-8") != made:
-        print(f"{given.path} is out of date: run python -m trainctl.protocol.docs", file=sys.stderr)
-        return 1
-    return 0
+    """Write or check it; the exit status."""
+    return generated.main("trainctl.protocol.docs", page, DEFAULT_PATH)
 
 
 if __name__ == "__main__":

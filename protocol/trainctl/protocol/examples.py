@@ -127,6 +127,9 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "steps-request": m.StepsRequest(rid=_RID, after_step=100),
         "log-request": m.LogRequest(rid=_RID, rank=0, offset_bytes=-4096),
         "attend-request": m.AttendRequest(rid=_RID, viewer=_ID, by="anna"),
+        "facts-request": m.FactsRequest(rid=_RID),
+        "digests-request": m.DigestsRequest(rid=_RID, what="model", path="/models/sft-1b"),
+        "audit-request": m.AuditRequest(rid=_RID),
         "command": m.Command(
             rid=_RID, id=_ID, verb="resize-batch", args={"micro": 4}, by="anna", node="studio", run=_RUN, if_plan=2,
             issued_at=_AT, ttl_seconds=30.0,
@@ -165,15 +168,49 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "steps": m.Steps(rid=_RID, run=_RUN, steps=(_STEP,), more=True),
         "log-part": m.LogPart(rid=_RID, run=_RUN, rank=0, offset_bytes=8192, size_bytes=8204, text="model loaded"),
         "viewers": m.Viewers(rid=_RID, viewers=(m.Viewer(by="cron", since_at=_AT - 400, read_only=True),)),
+        "facts": m.Facts(
+            rid=_RID, node="studio", received_at=_AT, at=_AT + 0.04, version="0.1.0", python="3.12.7", system="Darwin",
+            release="25.1.0", machine="arm64", libraries={"mlx": "0.32.0", "pyzmq": "27.1.0"},
+            environment={"OMP_NUM_THREADS": "8"}, keys_folder="/Users/anna/Library/Application Support/trainctl/keys",
+            key_files=(
+                m.FileFacts(
+                    path="/Users/anna/Library/Application Support/trainctl/keys/agent.toml", mode=0o600, is_own=True
+                ),
+            ),
+            state_folder="/Users/anna/Library/Application Support/trainctl/studio", disk_free_bytes=512 * _GIGABYTE,
+            disk_total_bytes=2000 * _GIGABYTE, memory_total_bytes=192 * _GIGABYTE, memory_limit_bytes=None,
+            open_files=65_536,
+            interfaces=(m.InterfaceFacts(name="en5", is_up=True, addresses=("10.0.7.1/24",)),), on_battery=False,
+            battery_percent=None, lid_closed=None,
+        ),
+        "digests": m.Digests(
+            rid=_RID, digest="b" * 64,
+            files=(m.FileDigest("config.json", "d" * 64), m.FileDigest("model.safetensors", "e" * 64)),
+        ),
+        "digests-problem": m.Digests(rid=_RID, digest="", problem="/models/sft-1b: no such file or folder"),
         "command-reply": m.CommandReply(
             rid=_RID, id=_ID, state="applied", step=121, before="studio=8", after="studio=4", plan_version=3, run=_RUN
         ),
         "command-reply-rejected": m.CommandReply(
             rid=_RID, id=_ID, state="rejected", reason="64 is over studio's share of 16 samples", field="micro"
         ),
+        "audit": m.Audit(
+            rid=_RID,
+            refused=(
+                m.Refused(
+                    first_at=1763600000.5, last_at=1763600003.25, count=2, name="anna@mbp",
+                    key="rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7", what="command pause",
+                    why="anna@mbp is viewer here: it reads, and only an operator may send command pause",
+                ),
+            ),
+        ),
         "refusal": m.Refusal(rid=_RID, code="unknown-run", text="run: no run 'sft-2b' on this node"),
         "refusal-not-lead": m.Refusal(
             rid=_RID, code="not-lead", text="studio conducts this run", lead="tcp://127.0.0.1:7474"
+        ),
+        "refusal-not-authorised": m.Refusal(
+            rid=_RID, code="not-authorised",
+            text="anna@mbp is viewer here: it reads, and only an operator may send command pause",
         ),
     },
     "published by an agent": {

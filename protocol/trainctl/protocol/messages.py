@@ -584,6 +584,23 @@ class AttendRequest(Request, tag="attend-request", frozen=True, forbid_unknown_f
     leaving: bool = False
 
 
+class FactsRequest(Request, tag="facts-request", frozen=True, forbid_unknown_fields=True):
+    """What a node's machine and installation are like, for `trainctl doctor`."""
+
+
+class DigestsRequest(Request, tag="digests-request", frozen=True, forbid_unknown_fields=True):
+    """Digests of a model's folder or of data on the node; they are read there, which takes as long as the disk does."""
+
+    what: Literal["model", "data"]
+    path: Annotated[str, Meta(min_length=1, max_length=4096)]  # absolute
+
+
+class AuditRequest(Request, tag="audit-request", frozen=True, forbid_unknown_fields=True):
+    """Who was refused what, newest first; for operators."""
+
+    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+
+
 class Command(Request, tag="command", frozen=True, forbid_unknown_fields=True):
     """A request to change something. The same id again gives the same outcome; `rid` is only the reply's address."""
 
@@ -607,6 +624,9 @@ ClientRequest = (
     | StepsRequest
     | LogRequest
     | AttendRequest
+    | FactsRequest
+    | DigestsRequest
+    | AuditRequest
     | Command
 )
 
@@ -870,7 +890,7 @@ class PeerRefusal(Message, tag="peer-refusal", frozen=True):
     """The conversation is not known here, or this agent follows another lead."""
 
     link: Name
-    code: Literal["unknown-link", "older-term", "busy"]
+    code: Literal["unknown-link", "older-term", "busy", "not-authorised"]
     text: str
     run: str | None = None  # older-term: the one that the lead said it conducts
     state: RunState | None = None  # that run's, as it is known here; None: not known
@@ -921,6 +941,7 @@ class PeerView(msgspec.Struct, frozen=True):
     state: Literal["connected", "silent", "unknown"]
     since_at: float
     why: str = ""
+    key: str | None = None  # its agent's public key, Z85; None: it has none, or isn't known
 
 
 class Snapshot(Reply, tag="snapshot", frozen=True):
@@ -1004,6 +1025,74 @@ class Viewers(Reply, tag="viewers", frozen=True):
     viewers: tuple[Viewer, ...]
 
 
+class InterfaceFacts(msgspec.Struct, frozen=True):
+    """A network interface."""
+
+    name: str
+    is_up: bool
+    addresses: tuple[str, ...]  # IPv4 with the prefix's length: 192.168.1.5/24
+
+
+class FileFacts(msgspec.Struct, frozen=True):
+    """Who may open a file or folder."""
+
+    path: str
+    mode: Count  # permission bits, as chmod takes them
+    is_own: bool  # it belongs to the agent's user
+
+
+class Facts(Reply, tag="facts", frozen=True):
+    """A node's machine and installation as its agent finds them; None where that can't be told."""
+
+    node: str
+    received_at: float  # when the request was, by that machine's clock
+    at: float  # when this was sent
+    version: str  # of the program
+    python: str
+    system: str  # "Linux", "Darwin"
+    release: str
+    machine: str  # "arm64"
+    libraries: dict[str, str]  # name -> version of those that matter and are installed
+    environment: dict[str, str]  # of the agent, which trainers inherit: the variables that matter and are set
+    keys_folder: str
+    key_files: tuple[FileFacts, ...]  # the folder and what is in it; none if there is none
+    state_folder: str  # where runs are kept
+    disk_free_bytes: Count | None
+    disk_total_bytes: Count | None
+    memory_total_bytes: Count | None
+    memory_limit_bytes: Count | None  # of the agent's control group; None: no limit, or not known
+    open_files: Count | None  # soft limit (ulimit -n); None: no limit
+    interfaces: tuple[InterfaceFacts, ...]
+    on_battery: bool | None
+    battery_percent: float | None
+    lid_closed: bool | None
+
+
+class Digests(Reply, tag="digests", frozen=True):
+    """SHA-256 of files, over name, size and content."""
+
+    digest: str  # of all together; empty if there is a problem
+    files: tuple[FileDigest, ...] = ()  # at most 64: the last stands for the rest
+    problem: str = ""  # why there is none
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """Something that was refused for want of a right, as often as `count` says."""
+
+    first_at: float
+    last_at: float
+    count: Count
+    name: str  # of the key; empty: it has none here
+    key: str  # Z85; empty: none was shown
+    what: str  # "command pause", "snapshot-request", "connect"
+    why: str
+    address: str = ""  # IP address that it came from, as far as it is known
+
+
+class Audit(Reply, tag="audit", frozen=True):
+    refused: tuple[Refused, ...]  # newest first
+
+
 class CommandReply(Reply, tag="command-reply", frozen=True):
     """Sent once when a command is accepted or refused, and once more when an accepted one ends."""
 
@@ -1021,12 +1110,29 @@ class CommandReply(Reply, tag="command-reply", frozen=True):
 class Refusal(Reply, tag="refusal", frozen=True):
     """The request was understood, and the answer is no."""
 
-    code: Literal["version", "malformed", "unknown-run", "unknown-rank", "unknown-type", "busy", "not-lead"]
+    code: Literal[
+        "version", "malformed", "unknown-run", "unknown-rank", "unknown-type", "busy", "not-lead", "not-authorised"
+    ]
     text: str
     lead: str | None = None  # not-lead: the address of the agent that conducts
+    lead_key: str | None = None  # not-lead: that agent's public key, Z85
 
 
-AgentReply = Snapshot | History | GapFill | Runs | Events | Steps | LogPart | Viewers | CommandReply | Refusal
+AgentReply = (
+    Snapshot
+    | History
+    | GapFill
+    | Runs
+    | Events
+    | Steps
+    | LogPart
+    | Viewers
+    | Facts
+    | Digests
+    | Audit
+    | CommandReply
+    | Refusal
+)
 
 METRICS: dict[str, tuple[str, bool]] = {
     "loss": ("nats per token", False),

@@ -1,5 +1,6 @@
-"""What a node is called, and where it keeps its runs and its sockets."""
+"""What a node and its user are called, and where it keeps its runs and its sockets."""
 
+import getpass
 import os
 import socket
 import tempfile
@@ -16,6 +17,14 @@ def node_name(host: str | None = None) -> str:
     label = (socket.gethostname() if host is None else host).split(".")[0].lower()
     kept = "".join(char if char.isascii() and (char.isalnum() or char in "_-") else "-" for char in label)
     return kept.strip("-_")[:_NODE_NAME_CHARACTERS].rstrip("-_") or "node"
+
+
+def user_name() -> str:
+    """Who is asking, for the record; "unknown" where the system won't say."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return "unknown"
 
 
 def state_root() -> Path:

@@ -56,8 +56,18 @@ CONVERSATIONS = """
 ## Requests, replies, commands
 
 Each request carries a `rid` of the client's choice and each reply brings it back; replies may come in another order
-than the requests. A request that can't be answered gets a [Refusal](#refusal); its `rid` is empty if none could be
-read.
+than the requests. An agent answers within 5 s; to the verbs `start-run` and `promote`, for which it asks other nodes,
+within 20 s. What only asks may be sent again. A request that can't be answered gets a
+[Refusal](#refusal); its `rid` is empty if none could be read.
+
+| code of a refusal | meaning |
+| --- | --- |
+| `version` | this side speaks another version of the protocol |
+| `malformed` | the frame is no message, or a field is wrong: the text names it |
+| `unknown-run`, `unknown-rank` | there is no such run, or rank of it, on this node |
+| `busy` | it can't be answered now, such as with a full disk: try again |
+| `not-lead` | another agent is to be asked: `lead` is its address, `lead_key` its key. Send it the same there |
+| `not-authorised` | the key is not let in, or its role doesn't allow this |
 
 A [Command](#command) changes something. Its first reply has the state `accepted` once it is journaled, or a final
 one straight away; an accepted command gets exactly one more reply when it ends:
@@ -71,7 +81,9 @@ one straight away; an accepted command gets exactly one more reply when it ends:
 | `conflict` | its `id` was used before for something else |
 
 The `id` is a UUID of the client's. The same command sent again under the same `id` changes nothing and is answered
-with the first one's outcome, or told `accepted` and then the outcome: after a lost connection, send it again.
+with the first one's outcome, or told `accepted` and then the outcome: after a lost connection, or when nothing has
+come for some seconds, send it again, `rid` and all. Whoever sends it may be another, at another time; another verb,
+`args`, `node`, `run` or `if_plan` is a `conflict`.
 `if_plan` makes a command conditional on the plan version it was computed from. Arguments are absolute values, never
 differences.
 """

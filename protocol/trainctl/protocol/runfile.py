@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from trainctl.protocol import inputs, tomlfile
+from trainctl.protocol import environment, inputs, tomlfile
 from trainctl.protocol.alerting import AlertsTable, check_thresholds
 from trainctl.protocol.errors import InvalidInputError
 
@@ -97,6 +97,8 @@ class NodeTable(_Table, frozen=True):
     model_path: PathText | None = None  # where this machine keeps the model, if not at model.path
     data_path: PathText | None = None  # where this machine keeps the data, if not at data.path
     interface: Annotated[str, Meta(max_length=64)] = ""  # network interface of the sums, such as en5; empty: loopback
+    priority: Annotated[int, Meta(ge=-20, le=19)] | None = None  # nice value of its processes; None: the agent's
+    env: dict[str, str] = {}  # environment variables of its processes, over the agent's
 
 
 class RunFile(_Table, frozen=True):
@@ -212,6 +214,7 @@ def _check_sense(config: RunFile, where: str) -> None:
     if config.nodes and all(node.share is not None for node in config.nodes.values()) and fixed != batch.global_:
         raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, not to batch.global = {batch.global_}")
     for name, node in config.nodes.items():
+        environment.check(node.env, f"{where}: nodes.{name}.env")
         for key, path in (("model_path", node.model_path), ("data_path", node.data_path)):
             if path is not None and not Path(path).is_absolute():
                 raise InvalidInputError(

@@ -19,11 +19,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.protocol.digests import data_files, files_digests
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import FileDigest
 from trainctl.protocol.runfile import RunFile
 from trainctl.trainer.backend import first_line, model_config, vocabulary_size
-from trainctl.trainer.digest import files_digests
 from trainctl.trainer.whole import make_folder
 
 BYTES_BEGIN, BYTES_END, BYTES_PAD = 256, 257, 258
@@ -71,8 +71,7 @@ def open_pack(config: RunFile, folder: Path, where: str) -> Pack:
 
 def source_files(config: RunFile) -> list[Path]:
     """The files that the data are read from, in order."""
-    path = Path(config.data.path)
-    return sorted(path.rglob("*.txt")) if path.is_dir() else [path]
+    return data_files(Path(config.data.path))
 
 
 def _key(config: RunFile, sources: list[Path]) -> str:

@@ -7,8 +7,8 @@ from typing import assert_never
 
 import msgspec
 
+from trainctl.protocol import digests, runfile
 from trainctl.protocol import messages as m
-from trainctl.protocol import runfile
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.statuspage import StatusWriter
@@ -64,7 +64,7 @@ class Trainer:
 
     def announce(self, pid: int) -> m.Ready:
         """Tell the agent what has been loaded; heartbeats repeat it from here on."""
-        model = digest.model_digests(Path(self._config.model.path))
+        model = digests.model_digests(Path(self._config.model.path))
         ready = m.Ready(
             run=self._who.run,
             rank=self._who.rank,

@@ -54,7 +54,8 @@ def phase_bar(phases: m.Phases, size: int, whole_seconds: float, *, waited: floa
 
 def in_cells(parts: Sequence[float], cells: int) -> list[int]:
     """`cells` cells in proportion to `parts`, whose sum is above 0, by largest remainders."""
-    exact = [cells * part / sum(parts) for part in parts]
+    whole = sum(parts)
+    exact = [cells * part / whole for part in parts]
     counts = [int(part) for part in exact]
     by_rest = sorted(range(len(exact)), key=lambda index: counts[index] - exact[index])
     for index in by_rest[: cells - sum(counts)]:

@@ -61,6 +61,7 @@ class Bottom(Vertical):
         super().__init__()
         self._glyphs = glyphs
         self.progress: control.Progress | None = None
+        self._hinted: tuple[list[KeyHint], int] | None = None  # what the keys were last made from, while they show
 
     @property
     def _owner(self) -> "TrainctlApp":
@@ -86,7 +87,10 @@ class Bottom(Vertical):
     def paint(self) -> None:
         """The keys of the moment; while the `:` line is open, what it says stays."""
         if not self.open:
-            self.query_one("#keys", Lines).show([keys_line(self._owner.key_hints(), self.size.width)])
+            hinted = self._owner.key_hints(), self.size.width
+            if hinted != self._hinted:
+                self._hinted = hinted
+                self.query_one("#keys", Lines).show([keys_line(*hinted)])
 
     def start(self) -> None:
         """Opens the `:` line."""
@@ -109,7 +113,7 @@ class Bottom(Vertical):
             paint()
 
     def _say(self, pieces: Line) -> None:
-        columns = self.size.width
+        columns, self._hinted = self.size.width, None
         self.query_one("#keys", Lines).show([fit(ellipsized(pieces, columns, self._glyphs.ellipsis), columns)])
 
     def on_input_changed(self, event: Input.Changed) -> None:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
-from trainctl.protocol.errors import ExpiredError, InvalidInputError, RefusedError, TrainctlError, UnreachableError
+from trainctl.protocol.errors import (
+    ExpiredError,
+    InvalidInputError,
+    NotAuthorisedError,
+    RefusedError,
+    TrainctlError,
+    UnreachableError,
+)
 from trainctl.tui import pace
 
 if TYPE_CHECKING:
@@ -59,16 +66,18 @@ def find_any(addresses: Sequence[str]) -> str:
     """The first of several agents' addresses at which one answers. Raises UnreachableError if none does."""
 
     async def look() -> list[m.Snapshot | None]:
-        return await asyncio.gather(*(_look(address) for address in addresses))
+        return await asyncio.gather(*(_look(address, refused) for address in addresses))
 
+    refused: list[TrainctlError] = []
     found = next((at for at, seen in zip(addresses, asyncio.run(look()), strict=True) if seen is not None), None)
     if found is None:
-        raise UnreachableError(f"no agent of the cluster answers: {', '.join(addresses)} (trainctl-agent run)")
+        raise _nobody(addresses, refused)
     return found
 
 
 async def _find_lead(addresses: Sequence[str]) -> str:
-    looks = {address: asyncio.create_task(_look(address)) for address in addresses}
+    refused: list[TrainctlError] = []
+    looks = {address: asyncio.create_task(_look(address, refused)) for address in addresses}
     found: dict[str, m.Snapshot] = {}
     pending: set[asyncio.Task[m.Snapshot | None]] = set(looks.values())
     try:
@@ -89,18 +98,29 @@ async def _find_lead(addresses: Sequence[str]) -> str:
             look.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
     if not found:
-        raise UnreachableError(f"no agent of the cluster answers: {', '.join(addresses)} (trainctl-agent run)")
+        raise _nobody(addresses, refused)
     told = (_told_lead(seen) for seen in found.values())
     return next((lead for lead in told if lead), None) or next(address for address in addresses if address in found)
 
 
-async def _look(address: str) -> m.Snapshot | None:
+async def _look(address: str, refused: list[TrainctlError] | None = None) -> m.Snapshot | None:
+    """What an agent says; None if it says nothing, and where that is for want of keys, why it doesn't in `refused`."""
     from trainctl.protocol.client import Client
 
-    with contextlib.suppress(TrainctlError):
+    try:
         async with Client(address, timeout_seconds=LOOK_SECONDS) as client:
             return await client.snapshot(0)
-    return None
+    except TrainctlError as error:
+        if refused is not None and isinstance(error, NotAuthorisedError | InvalidInputError):
+            refused.append(error)
+        return None
+
+
+def _nobody(addresses: Sequence[str], refused: list[TrainctlError]) -> TrainctlError:
+    """None of several agents has answered: for want of keys, or because none is there."""
+    if refused:
+        return refused[0]
+    return UnreachableError(f"no agent of the cluster answers: {', '.join(addresses)} (trainctl-agent run)")
 
 
 def _conducts(seen: m.Snapshot) -> bool:
@@ -173,7 +193,7 @@ async def send(client: "Client", order: Order, wait: Wait, timeout_seconds: floa
     """
     verb, args = order.verb, dict(order.args)
     if wait == "none":
-        return await client.send(verb, args, wait="none", **order.options)
+        return await _hand_over(client, order)
     replies: Any = client.command(verb, args, **order.options)
     async with contextlib.aclosing(replies):
         first: m.CommandReply = await anext(replies)
@@ -188,6 +208,22 @@ async def send(client: "Client", order: Order, wait: Wait, timeout_seconds: floa
                 f"{verb}: accepted, not applied within {timeout_seconds:g} s; "
                 f"the same call with --id {order.id} asks for its outcome"
             ) from None
+
+
+async def _hand_over(client: "Client", order: Order) -> m.CommandReply:
+    """Nobody waits to be told that another agent should be asked: that is found out first."""
+    elsewhere = _receiver(await client.snapshot(0), order)
+    if elsewhere is None:
+        return await client.send(order.verb, dict(order.args), wait="none", **order.options)
+    async with type(client)(elsewhere, by=client.by, timeout_seconds=client.timeout_seconds, keys=client.keys) as other:
+        return await other.send(order.verb, dict(order.args), wait="none", **order.options)
+
+
+def _receiver(seen: m.Snapshot, order: Order) -> str | None:
+    """The address of the agent that takes an order, if that isn't the one that was asked."""
+    if order.verb == "promote":
+        return next((peer.address for peer in seen.peers if peer.node == order.node), None)
+    return _told_lead(seen)
 
 
 def exit_code(reply: m.CommandReply) -> int:

@@ -2,6 +2,7 @@
 line of whatever goes wrong."""
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -12,10 +13,26 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
+from trainctl.protocol import keys
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
-from trainctl.tui import calls, cli_config, cli_inspect, cli_record, cli_runs, cli_send, output, places
-from trainctl.tui.cli_options import ClusterFile, Config, Connect, ReadOnly, config_of, where
-from trainctl.tui.cli_runs import INTERRUPTED
+from trainctl.tui import (
+    calls,
+    cli_cluster,
+    cli_config,
+    cli_discover,
+    cli_doctor,
+    cli_init,
+    cli_inspect,
+    cli_keys,
+    cli_mirror,
+    cli_record,
+    cli_runs,
+    cli_send,
+    output,
+    places,
+)
+from trainctl.tui.cli_options import ClusterFile, Config, Connect, ReadOnly, ServerKey, config_of, where
+from trainctl.tui.outcome import INTERRUPTED
 
 BROKEN_PIPE = 141
 """128 + SIGPIPE, as a shell tells it."""
@@ -53,7 +70,10 @@ app = typer.Typer(
     epilog="Exit codes: 0 applied, 1 an unexpected system error, 2 usage, 3 rejected or failed, 4 expired or not "
     "applied in time, 5 unreachable or another version, 6 not authorised, 130 interrupted.",
 )
-for commands in (cli_runs, cli_inspect, cli_send, cli_record, cli_config):
+for commands in (
+    cli_runs, cli_inspect, cli_send, cli_record, cli_mirror, cli_config, cli_keys, cli_init, cli_doctor, cli_discover,
+    cli_cluster,
+):  # fmt: skip
     app.add_typer(commands.app)
 
 
@@ -67,11 +87,14 @@ def root(
     cluster: ClusterFile = None,
     read_only: ReadOnly = False,
     config: Config = None,
+    server_key: ServerKey = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> int:
     if version:
         output.say(f"trainctl {_program_version()}")
         raise typer.Exit
+    if server_key is not None:
+        keys.check_public(server_key)
     if ctx.invoked_subcommand is not None:
         return 0
     return _full_screen(where(ctx, connect, cluster), read_only=read_only, config=config)
@@ -94,7 +117,7 @@ def _full_screen(at: places.Where, *, read_only: bool, config: Path | None) -> i
             "try trainctl status or watch",
         )  # fmt: skip
     places.is_local(at.addresses[0])
-    from trainctl.protocol.client import user_name
+    from trainctl.protocol.paths import user_name
     from trainctl.tui.running import run_app  # Textual: only for the full screen
 
     try:
@@ -163,7 +186,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command line; the exit code. No exception leaves it but the interpreter's own end."""
     arguments = sys.argv[1:] if argv is None else argv
     json = "--json" in arguments
-    _prepare()
+    _prepare(json=json)
     try:
         code = typer.main.get_command(app).main(args=arguments, prog_name="trainctl", standalone_mode=False)
         sys.stdout.flush()
@@ -179,6 +202,8 @@ def main(argv: list[str] | None = None) -> int:
         return _fail("system", f"{where}{error.strerror or error}", 1, json=json)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    finally:
+        places.forget_keys()
     return code if isinstance(code, int) else 0
 
 
@@ -195,20 +220,23 @@ def _hint(error: typer.TyperException) -> str:
     return f" (see {path} --help)" if path else ""
 
 
-def _prepare() -> None:
-    """Streams that print what their encoding lacks as `?`, and a fault of our own told in one line."""
+def _prepare(*, json: bool) -> None:
+    """Streams that print what their encoding lacks as `?`, and a fault of our own told in one line, or one object."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     if not os.environ.get("TRAINCTL_DEBUG"):
-        sys.excepthook = _one_line_fault
+        sys.excepthook = functools.partial(_one_line_fault, json=json)
 
 
-def _one_line_fault(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _one_line_fault(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None, *, json: bool = False
+) -> None:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     where = f" in {trace.tb_frame.f_code.co_qualname}, line {trace.tb_lineno}" if trace is not None else ""
-    output.complain(f"internal fault: {kind.__name__}: {error}{where} (TRAINCTL_DEBUG=1 shows all of it)")
+    text = f"internal fault: {kind.__name__}: {error}{where} (TRAINCTL_DEBUG=1 shows all of it)"
+    _fail("internal", text, 1, json=json)
 
 
 def _program_version() -> str:

@@ -26,6 +26,15 @@ ClusterFile = Annotated[
         show_default=False,
     ),
 ]
+ServerKey = Annotated[
+    str | None,
+    typer.Option(
+        "--server-key",
+        metavar="KEY",
+        help="The public key of the agent, where the cluster file names none for it (else $TRAINCTL_SERVER_KEY).",
+        show_default=False,
+    ),
+]
 Config = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Keys and looks of the full screen (else the user's config.toml)."),
@@ -48,6 +57,7 @@ def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> plac
     if not given and file is None:
         given = os.environ.get("TRAINCTL_CONNECT")
     found = None if given else places.cluster_file(file)
+    places.use_keys(found if file is not None else None, root.get("server_key"))
     return places.Where((given or calls.DEFAULT_ADDRESS,)) if found is None else places.Where(found.addresses, found)
 
 

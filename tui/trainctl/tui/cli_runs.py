@@ -10,9 +10,6 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.tui import calls, outcome, output, places, typed
 from trainctl.tui.cli_options import ClusterFile, Connect, Json, JsonLines, Set, Timeout, subcommands, where
 
-INTERRUPTED = 130
-"""128 + SIGINT, as a shell tells it."""
-
 app = subcommands()
 
 
@@ -43,10 +40,12 @@ def run(
     else:
         args = {"resume": typed.check_text(resume or "", "--resume")}
     order = calls.make_order("start-run", args, ttl_seconds=_ttl(timeout))
-    address = calls.find_lead(at.addresses)
+    with outcome.told(order, json=json):
+        address = calls.find_lead(at.addresses)
+        wait: calls.Wait = "accepted" if follow else "applied"
+        reply = outcome.send(address, order, wait, calls.ANSWER_SECONDS if follow else timeout)
     if follow:
-        return _run_and_follow(address, order, json=json, from_start=resume is None)
-    reply = outcome.send(address, order, "applied", timeout)
+        return _run_and_follow(address, order, reply, json=json, from_start=resume is None)
     if (code := calls.exit_code(reply)) or reply.run is None:
         return outcome.finish(order.verb, reply, json=json, code=code)
     _show_started(reply, reply.run, json=json)
@@ -85,8 +84,7 @@ def _ttl(timeout: float) -> float:
     return min(86400.0, max(60.0, timeout))
 
 
-def _run_and_follow(address: str, order: calls.Order, *, json: bool, from_start: bool) -> int:
-    reply = outcome.send(address, order, "accepted", calls.ANSWER_SECONDS)
+def _run_and_follow(address: str, order: calls.Order, reply: m.CommandReply, *, json: bool, from_start: bool) -> int:
     if code := calls.exit_code(reply):
         return outcome.finish(order.verb, reply, json=json, code=code)
     active = calls.call(address, lambda client: client.snapshot(0, reply.run)).run
@@ -96,7 +94,7 @@ def _run_and_follow(address: str, order: calls.Order, *, json: bool, from_start:
         return calls.call(address, lambda client: _followed(client, run, json=json, from_start=from_start))
     except KeyboardInterrupt:
         output.tell(f"detached; {run} goes on: trainctl attach or trainctl watch shows it, trainctl send stop ends it")
-        return INTERRUPTED
+        return outcome.INTERRUPTED
 
 
 async def _followed(client: Any, run: str, *, json: bool, from_start: bool) -> int:

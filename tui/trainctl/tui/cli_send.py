@@ -35,7 +35,8 @@ def send(
     for name, text in (("--node", node), ("--run", run)):
         typed.check_text(text or "", name)
     order = calls.make_order(verb, args, id=id_, node=node, run=run, if_plan=if_plan, ttl_seconds=ttl)
-    reply = outcome.send(calls.find_lead(at.addresses), order, wait, timeout)
+    with outcome.told(order, json=json):
+        reply = outcome.send(calls.find_lead(at.addresses), order, wait, timeout)
     if wait == "none":
         return _sent(verb, reply, json=json)
     return outcome.finish(verb, reply, json=json, code=calls.exit_code(reply))
@@ -62,7 +63,8 @@ def promote(
     for name, text in (("NODE", node), ("--run", run)):
         typed.check_text(text or "", name)
     order = calls.make_order("promote", {"old_lead_is_off": old_lead_is_off}, node=node, run=run)
-    reply = outcome.send(_own_agent(at, node), order, "applied", timeout)
+    with outcome.told(order, json=json):
+        reply = outcome.send(_own_agent(at, node), order, "applied", timeout)
     return outcome.finish("promote", reply, json=json, code=calls.exit_code(reply))
 
 

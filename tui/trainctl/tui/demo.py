@@ -68,7 +68,7 @@ def headless(wanted: Wanted) -> int:
 
 def on_screen(wanted: Wanted) -> int:
     """Train with the full screen in front; leaving it leaves the run going."""
-    from trainctl.protocol.client import user_name
+    from trainctl.protocol.paths import user_name
     from trainctl.tui.running import run_app  # Textual: only for the full screen
 
     with _supervised(wanted) as (demo, supervisor):

@@ -99,8 +99,9 @@ def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock) -> list[Co
     bar = max(min(columns - used, 60), 8)
     spare = max(columns - used - bar, 0)
     grow = {"NODE": min(spare // 2, 12), "DEVICE": min(spare - spare // 2, 24)}
+    grow[bar_title] = bar
     return [
-        replace(column, size=bar if column.size == 0 else column.size + grow.get(column.title, 0)) for column in chosen
+        replace(column, size=column.size + grow[column.title]) if column.title in grow else column for column in chosen
     ]
 
 
@@ -124,15 +125,16 @@ def _head(shown: list[Column], columns: int, order: Order, glyphs: Glyphs) -> Li
 
 def _body(row: Row, shown: list[Column], columns: int, glyphs: Glyphs) -> Line:
     parts: list[Piece] = []
-    for column in _with_room_for_why(row, shown, glyphs):
+    for column in _with_room_for_why(row, shown, glyphs) if row.says_why else shown:
         cell = column.cell(row, glyphs, column.size)
         cell = pad_left(cell, column.size) if column.right else fit(cell, column.size)
-        parts += [Piece(" " * column.gap), *cell]
+        parts += [Piece(" " * column.gap), *cell] if column.gap else cell
     opens = f"screen.toggle_node({row.view.rank})" if row.members else f"app.node({row.view.rank})"
     keep = ("bad", "warning", "cursor") if row.old or row.out else ()
     return tuple(
         Piece(piece.text, piece.role if not keep or piece.role in keep else "old", opens)
-        for piece in fit([piece for piece in parts if piece.text], columns)
+        for piece in fit(parts, columns)
+        if piece.text
     )
 
 
@@ -140,7 +142,7 @@ def _with_room_for_why(row: Row, shown: list[Column], glyphs: Glyphs) -> list[Co
     """The columns; where a why is longer than the step's bar, which it stands for, it goes on over those to its right
     that would say n/a."""
     at = next(place for place, column in enumerate(shown) if column.cell is c.bar)
-    needed = width((Piece(clean(row.view.why)),)) if row.says_why else 0
+    needed = width((Piece(clean(row.view.why)),))
     size, end = shown[at].size, at + 1
     while size < needed and end < len(shown) - 1 and plain(shown[end].cell(row, glyphs, shown[end].size)) == f.NA:
         size, end = size + shown[end].gap + shown[end].size, end + 1

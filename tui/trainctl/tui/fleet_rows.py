@@ -88,14 +88,16 @@ def rows(state: ViewState, clock: Clock, selected: int | None = None) -> list[Ro
     if run is None:
         return []
     common, slow = pace.common_parts(state), pace.named_straggler(state)
-    known = {rank: common.get(rank, seen.value) for rank, seen in state.ranks.items() if rank in pace.reporting(run)}
+    due = set(pace.reporting(run))
+    known = {rank: common.get(rank, seen.value) for rank, seen in state.ranks.items() if rank in due}
     slowest = max((step.step_seconds for step in known.values()), default=None)
     waits = pace.waits(common)
+    hot = {alert.rank for alert in state.open_alerts if alert.kind == "clock"}
     views = sorted(run.ranks, key=lambda item: item.rank)
     return [
         _row(
             state, clock, view, place, known.get(view.rank), slowest, waits.get(view.rank),
-            slow.phase if slow and slow.rank == view.rank else "", view.rank == selected,
+            slow.phase if slow and slow.rank == view.rank else "", view.rank == selected, view.rank in hot,
         )
         for place, view in enumerate(views)
     ]  # fmt: skip
@@ -103,7 +105,7 @@ def rows(state: ViewState, clock: Clock, selected: int | None = None) -> list[Ro
 
 def _row(
     state: ViewState, clock: Clock, view: m.RankView, place: int, step: m.RankStep | None, slowest: float | None,
-    waited: float | None, slow_phase: str, selected: bool,
+    waited: float | None, slow_phase: str, selected: bool, hot: bool,
 ) -> Row:  # fmt: skip
     assert state.run is not None
     now = clock.monotonic()
@@ -112,6 +114,7 @@ def _row(
     out = view.state in pace.SILENT_STATES
     age = seen.age(now) if seen else None
     late = age is not None and age > max(_OLD_SECONDS, 3 * (slowest or 0.0))
+    link, link_seconds = _link(state, view.node, now)
     fresh = host is not None and (silent or host.age(now) <= _HOST_SECONDS)
     return Row(
         view=view, place=place, step=None if out else step,
@@ -121,8 +124,7 @@ def _row(
         own_rate=None if out else own_rate(state, view.rank, seen),
         own_rates=state.lately("own_tokens_per_second", view.rank),
         waited=waited, global_batch=state.run.global_batch, slowest_seconds=slowest, slow_phase=slow_phase,
-        selected=selected, hot=any(alert.kind == "clock" and alert.rank == view.rank for alert in state.open_alerts),
-        link=_link(state, view.node, now)[0], link_seconds=_link(state, view.node, now)[1],
+        selected=selected, hot=hot, link=link, link_seconds=link_seconds,
     )  # fmt: skip
 
 

@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError, UnreachableError
-from trainctl.tui import output
+from trainctl.tui import output, piped
 
 if TYPE_CHECKING:
     from trainctl.protocol.client import Client, Connection
@@ -18,6 +20,14 @@ EVENTS_PAGE = 200
 ATTEND_SECONDS = 5.0
 
 Line = m.StepCommitted | m.Event | m.RunView
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """The agent is another process than before; what it recorded meanwhile follows."""
+
+    state: Literal["restarted"] = "restarted"
+    why: str = "its agent was started again"
 
 
 class Place:
@@ -64,8 +74,8 @@ async def lines(
     from_start: bool = False,
     until_end: bool = False,
     after_event: int | None = None,
-) -> "AsyncIterator[Line | Connection]":
-    """News of `run` (default: whichever is active) as it comes, and how the line to the agent is.
+) -> "AsyncIterator[Line | Connection | Restarted]":
+    """News of `run` (default: whichever is active) as it comes, how the line to the agent is, and its restarts.
 
     A RunView comes when the run's state changes. `after_event` is the last event already shown; with `until_end` it
     stops once the run has ended. Raises UnreachableError if no agent answers at first; later it waits for one.
@@ -78,12 +88,15 @@ async def lines(
         place.event = after_event
     for view in _own_view(place, first):  # the attachment below may be of another run and never tell it
         yield view
-    connection = "connecting"
+    connection, boot = "connecting", first.boot
     attachment: Any = client.attach(0)
     async with contextlib.aclosing(attachment):
         while not (until_end and place.ended):
             item = await anext(attachment)
             if isinstance(item, m.Snapshot):
+                if item.boot != boot:
+                    boot = item.boot
+                    yield Restarted()
                 if run is None and item.run is not None and item.run.run != place.run:
                     place = Place(item.run.run)  # begun while nobody listened: all of it is news
                 news: list[Line] = [*await missed(client, place), *_own_view(place, item)]
@@ -141,19 +154,20 @@ async def _event_pages(client: "Client", run: str, event_id: int) -> AsyncIterat
 async def show(client: "Client", keep: Callable[[Line], bool], *, json: bool, **options: Any) -> m.RunView | None:
     """Print what `keep` keeps of `lines(**options)`; the run's last known state when it ends."""
     view: m.RunView | None = None
-    async with attending(client):
+    async with attending(client), piped.reader_watched():
         async for item in lines(client, **options):
             if isinstance(item, m.RunView):
                 view = item
-            if not isinstance(item, m.StepCommitted | m.Event | m.RunView):
-                _show_connection(item, json=json)
-            elif keep(item):
-                _show(item, json=json)
+            if not isinstance(item, m.StepCommitted | m.Event | m.RunView) or keep(item):
+                show_item(item, json=json)
     return view
 
 
-def _show(item: Line, *, json: bool) -> None:
-    if json:
+def show_item(item: "Line | Connection | Restarted", *, json: bool) -> None:
+    """One line of it, as docs/scripting.md has it with `json`; a state of the run has none for a person."""
+    if not isinstance(item, m.StepCommitted | m.Event | m.RunView):
+        _show_connection(item, json=json)
+    elif json:
         output.emit(item)
     elif not isinstance(item, m.RunView):  # its events say it in words
         output.say(output.step_line(item) if isinstance(item, m.StepCommitted) else output.event_line(item))
@@ -208,8 +222,10 @@ def _concerns(item: Line, run: str) -> bool:
     return item.run == run or (isinstance(item, m.Event) and not item.run)
 
 
-def _show_connection(item: "Connection", *, json: bool) -> None:
+def _show_connection(item: "Connection | Restarted", *, json: bool) -> None:
     if json:
-        output.emit({"type": "connection", "state": item.state, "why": item.why})
+        output.emit({"type": "connection", "state": item.state, "why": item.why, "at": time.time()})
     elif item.state == "silent":
         output.tell(f"agent silent: {item.why}; waiting for it")
+    elif item.state == "restarted":
+        output.tell("agent restarted; what it recorded meanwhile follows")

@@ -24,18 +24,18 @@ EMPTY: Line = ()
 
 def line(*parts: Piece | str) -> Line:
     """Pieces and plain strings as one line; empty texts vanish."""
-    pieces = (part if isinstance(part, Piece) else Piece(part) for part in parts)
-    return tuple(piece for piece in pieces if piece.text)
+    pieces = [Piece(part) if isinstance(part, str) else part for part in parts]
+    return tuple([piece for piece in pieces if piece.text])
 
 
 def clean(text: str) -> str:
     """Text from elsewhere made safe to print: control characters, escape sequences' included, become spaces."""
-    return "".join(char if char.isprintable() else " " for char in text)
+    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
 
 
 def plain(pieces: Iterable[Piece]) -> str:
     """The line's text."""
-    return "".join(piece.text for piece in pieces)
+    return "".join([text for text, _, _ in pieces])
 
 
 def cell_len(text: str) -> int:
@@ -45,23 +45,28 @@ def cell_len(text: str) -> int:
 
 def width(pieces: Iterable[Piece]) -> int:
     """Terminal cells the line takes."""
-    return sum([cell_len(piece.text) for piece in pieces])
+    return sum([len(text) if text.isascii() else _cell_len(text) for text, _, _ in pieces])
 
 
 def crop(pieces: Sequence[Piece], columns: int) -> Line:
     """At most `columns` cells; a wide character cut in half becomes a space."""
+    return _cut(pieces, columns)[0]
+
+
+def _cut(pieces: Sequence[Piece], columns: int) -> tuple[Line, int]:
+    """At most `columns` cells, and how many of them are left."""
     kept: list[Piece] = []
     left = max(columns, 0)
     for piece in pieces:
         if left == 0:
             break
-        size = cell_len(piece.text)
+        text = piece[0]
+        size = len(text) if text.isascii() else _cell_len(text)
         if size > left:
-            piece = piece._replace(text=set_cell_size(piece.text, left))
-            size = left
+            piece, size = piece._replace(text=set_cell_size(text, left)), left
         kept.append(piece)
         left -= size
-    return tuple(kept)
+    return tuple(kept), left
 
 
 def shorten(text: str, columns: int, ellipsis: str = "…") -> str:
@@ -83,9 +88,8 @@ def ellipsized(pieces: Sequence[Piece], columns: int, ellipsis: str = "…") -> 
 
 def fit(pieces: Sequence[Piece], columns: int, role: str = "text") -> Line:
     """Exactly `columns` cells: cut, or filled with spaces of `role`."""
-    cut = crop(pieces, columns)
-    missing = columns - width(cut)
-    return (*cut, Piece(" " * missing, role)) if missing > 0 else cut
+    cut, missing = _cut(pieces, columns)
+    return (*cut, Piece(" " * missing, role)) if missing else cut
 
 
 def pad_left(pieces: Sequence[Piece], columns: int) -> Line:
@@ -145,18 +149,20 @@ def from_cells(cells: Iterable[tuple[str, str]]) -> Line:
 def merged(pieces: Iterable[Piece]) -> Line:
     """The same cells in fewer pieces: neighbours of one look joined, blanks taken into the piece before them."""
     made: list[Piece] = []
-    for piece in pieces:
-        last = made[-1] if made else None
-        blank = piece.text.isspace() and not piece.action and piece.role != "cursor"
+    texts: list[str] = []
+    last_role, last_action = "", ""  # of the piece that `texts` make up
+    for text, role, action in pieces:
         if (
-            last is not None
-            and last.action == piece.action
-            and (last.role == piece.role or (blank and last.role != "cursor"))
+            texts
+            and last_action == action
+            and (last_role == role or (last_role != "cursor" != role and not action and text.isspace()))
         ):
-            made[-1] = last._replace(text=last.text + piece.text)
-        elif piece.text:
-            made.append(piece)
-    return tuple(made)
+            texts.append(text)
+        elif text:
+            if texts:
+                made.append(Piece("".join(texts), last_role, last_action))
+            texts, last_role, last_action = [text], role, action
+    return (*made, Piece("".join(texts), last_role, last_action)) if texts else ()
 
 
 def wrap(text: str, columns: int) -> list[str]:

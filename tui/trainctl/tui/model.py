@@ -146,12 +146,20 @@ def apply(state: ViewState, message: Incoming, now: float) -> ViewState:
         return _open(state, message, now)
     if isinstance(message, m.NodeView):  # of one that is not another's any more: its snapshot follows
         return state
-    state = replace(state, heard_at=now)
     if isinstance(message, m.Heartbeat):
-        return replace(state, heartbeat=Seen(message, now)) if message.boot == state.boot else state
+        return _with(
+            state, heard_at=now, heartbeat=Seen(message, now) if message.boot == state.boot else state.heartbeat
+        )
     if message.boot != state.boot or message.seq <= state.seq:
-        return state
-    return _live(replace(state, seq=message.seq), message, now)
+        return _with(state, heard_at=now)
+    return _live(_with(state, heard_at=now, seq=message.seq), message, now)
+
+
+def _with(state: ViewState, **changes: object) -> ViewState:
+    """As `dataclasses.replace`, which for each of many messages would go through all fields."""
+    made = object.__new__(ViewState)
+    made.__dict__.update(state.__dict__, **changes)
+    return made
 
 
 def take(state: ViewState, node: str, message: Incoming, now: float) -> ViewState:
@@ -177,9 +185,9 @@ def apply_other(state: ViewState, node: str, message: Incoming, now: float) -> V
         line = replace(line, node=message)
     elif isinstance(message, m.Heartbeat):
         line = replace(line, lag_seconds=message.loop_lag_seconds)
-    state = replace(state, agents=_frozen({**state.agents, node: line}))
+    state = _with(state, agents=_frozen({**state.agents, node: line}))
     if isinstance(message, m.HostReading):
-        return replace(state, hosts=_frozen({**state.hosts, node: Seen(message, now)}))
+        return _with(state, hosts=_frozen({**state.hosts, node: Seen(message, now)}))
     if isinstance(message, m.Alerts):
         return replace(state, alerts=_frozen({**state.alerts, node: message}))
     return state
@@ -265,7 +273,7 @@ def _live(state: ViewState, message: m.Live, now: float) -> ViewState:
         case m.RunView():
             return _run_changed(state, message)
         case m.HostReading():
-            return replace(state, hosts=_frozen({**state.hosts, message.node: Seen(message, now)}))
+            return _with(state, hosts=_frozen({**state.hosts, message.node: Seen(message, now)}))
         case m.Alerts():
             return replace(state, alerts=_frozen({**state.alerts, message.node: message}))
         case m.Event():
@@ -315,7 +323,7 @@ def _step(state: ViewState, step: m.StepCommitted, now: float) -> ViewState:
         values["tokens_per_second", None] = step.weight / step.step_seconds
     if (last := state.last_step) is not None and _made_by(last.value) != _made_by(step):
         state = replace(state, plan_step=step.step)
-    return _record(replace(state, run=run, last_step=Seen(step, now)), step.step, values)
+    return _record(_with(state, run=run, last_step=Seen(step, now)), step.step, values)
 
 
 def _made_by(step: m.StepCommitted) -> tuple[int, m.Generation]:
@@ -349,9 +357,9 @@ def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
         state = replace(state, tried=_frozen(dict(foresight.without_rank(state.tried, step.rank))))
     parts = _frozen({**state.parts, step.rank: (*known, step)[-RECENT_PARTS:]})
     laps = _frozen({**state.laps, step.rank: (*state.laps.get(step.rank, ()), step)[-RECENT_LAPS:]})
-    state = replace(state, ranks=ranks, parts=parts, laps=laps)
+    state = _with(state, ranks=ranks, parts=parts, laps=laps)
     if all(part.step >= step.step for part in pace.common_parts(state).values()):
-        state = replace(state, slow=pace.straggler(state, state.slow))
+        state = _with(state, slow=pace.straggler(state, state.slow))
     return _record(state, step.step, values)
 
 
@@ -362,7 +370,7 @@ def _record(state: ViewState, step: int, values: Mapping[SeriesKey, float]) -> V
             continue
         windows[key] = s.add(windows.get(key) or s.empty(), step, value)
         recent[key] = _keep_recent(s.add(recent.get(key) or s.empty(2 * RECENT_STEPS), step, value))
-    return replace(state, windows=_frozen(windows), recent=_frozen(recent))
+    return _with(state, windows=_frozen(windows), recent=_frozen(recent))
 
 
 def _keep_recent(window: s.Window) -> s.Window:

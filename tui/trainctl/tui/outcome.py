@@ -1,9 +1,46 @@
 """A command sent from the command line, and how its end is told."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
+import typer
+
 from trainctl.protocol import messages as m
+from trainctl.protocol.errors import ExpiredError, InvalidInputError, TrainctlError
 from trainctl.tui import calls, output
+
+INTERRUPTED = 130
+"""128 + SIGINT, as a shell tells it."""
+FIELDS = ("id", "state", "step", "reason", "field", "before", "after", "plan_version", "run")
+"""What `--json` tells of a command beside its verb, whatever became of it."""
+
+
+@contextlib.contextmanager
+def told(order: calls.Order, *, json: bool) -> Iterator[None]:
+    """With `json`, whatever ends a command before its last reply is one object too, and names the id to repeat it by.
+
+    Leaves that way with the exit code; without `json`, and for what isn't the agent's to say, the exception goes on.
+    """
+    try:
+        yield
+    except InvalidInputError:
+        raise
+    except TrainctlError as error:
+        if not json:
+            raise
+        state = "accepted" if isinstance(error, ExpiredError) else None
+        output.emit_error(output.error_code(error), str(error), verb=order.verb, **_unsettled(order, state))
+        raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt:
+        if not json:
+            raise
+        output.emit_error("interrupted", "interrupted", verb=order.verb, **_unsettled(order, None))
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _unsettled(order: calls.Order, state: str | None) -> dict[str, Any]:
+    return {**dict.fromkeys(FIELDS), "id": order.id, "state": state, "reason": "", "run": order.run}
 
 
 def send(address: str, order: calls.Order, wait: calls.Wait, timeout: float) -> m.CommandReply:
@@ -28,5 +65,4 @@ def finish(verb: str, reply: m.CommandReply, *, json: bool, code: int) -> int:
 
 def fields(reply: m.CommandReply) -> dict[str, Any]:
     """What `--json` tells of a reply."""
-    names = ("id", "state", "step", "reason", "field", "before", "after", "plan_version", "run")
-    return {name: getattr(reply, name) for name in names}
+    return {name: getattr(reply, name) for name in FIELDS}

@@ -87,8 +87,14 @@ def same_step(ranks: Iterable[m.RankView], parts: Iterable[m.RankStep]) -> dict[
 
 def common_parts(state: "ViewState") -> dict[int, m.RankStep]:
     """The newest step that all ranks which report have reported; empty where there is none."""
-    found = _common(state, 0)
-    return {rank: steps[-1] for rank, steps in found.items()}
+    parts = {rank: state.parts.get(rank, ()) for rank in reporting(state.run)}
+    if not parts or not all(parts.values()):
+        return {}
+    step = min(own[-1].step for own in parts.values())  # nearly always the one
+    newest = {rank: part for rank, own in parts.items() for part in own[-2:] if part.step == step}
+    if len(newest) == len(parts):
+        return newest
+    return {rank: steps[-1] for rank, steps in _common(state, 0).items()}
 
 
 def _common(state: "ViewState", first_step: int) -> dict[int, list[m.RankStep]]:

@@ -1,5 +1,6 @@
 """Where agents are, by the cluster file, and whether a run file fits the nodes and the files that are there."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,6 +54,22 @@ def cluster_file(path: Path | None) -> ClusterFile | None:
     if not read.nodes and path is not None:
         raise InvalidInputError(str(path), "it names no node: [nodes.NAME] with an address")
     return read if read.nodes else None
+
+
+def use_keys(file: ClusterFile | None, server_key: str | None) -> None:
+    """Have all clients of this program know agents by the keys of this cluster file (the default one's if None) and by
+    the one given."""
+    from trainctl.protocol import keyring  # ZeroMQ: not for `--help`
+
+    keyring.install(keyring.Keyring(nodes=file.cluster if file is not None else None, server_key=server_key))
+
+
+def forget_keys() -> None:
+    """Have clients know agents by the default files again."""
+    if "trainctl.protocol.keyring" in sys.modules:
+        from trainctl.protocol import keyring
+
+        keyring.install(None)
 
 
 class RunFile(NamedTuple):

@@ -1,6 +1,6 @@
 """How often the screen is repainted for new data: twice a second, or less often where that would cost too much."""
 
-SLOWEST_SECONDS = 0.9
+SLOWEST_SECONDS = 0.95
 """What arrives is still shown within a second."""
 DEAR, CHEAP = 0.025, 0.015
 """Shares of a core from which on the pause between repaints grows, and under which it shrinks again."""

@@ -16,7 +16,7 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from trainctl.tui.glyphs import Glyphs, to_ascii
-from trainctl.tui.lines import Line, Piece, merged, plain, width
+from trainctl.tui.lines import Line, Piece, cell_len, merged, plain, width
 from trainctl.tui.themes import style_of
 
 _APART = 12
@@ -27,18 +27,31 @@ def changed_spans(old: Line, new: Line) -> list[tuple[int, int]]:
     """(first cell, number of cells) of each stretch where two lines differ; all of it with wide characters."""
     if old == new:
         return []
-    size = max(width(old), width(new))
-    if size != len(plain(old)) or size != len(plain(new)):
-        return [(0, size)]
-    before, after = ([(char, p.role if char != " " else "", p.action) for p in pieces for char in p.text]
-                     for pieces in (old, new))  # fmt: skip
+    was, text = plain(old), plain(new)
+    if len(was) != len(text) or cell_len(was) != len(was) or cell_len(text) != len(text):
+        return [(0, max(cell_len(was), cell_len(text)))]
+    lead = _alike(old, new)
+    start = len(plain(old[:lead]))
+    old, new = old[lead:], new[lead:]
+    end = _alike(old[::-1], new[::-1])
+    before, after = _cells(old[: len(old) - end]), _cells(new[: len(new) - end])
     spans: list[tuple[int, int]] = []
-    for index in (index for index in range(size) if before[index] != after[index]):
+    for index in (start + place for place, cell in enumerate(before) if cell != after[place]):
         if spans and index - sum(spans[-1]) < _APART:
             spans[-1] = (spans[-1][0], index - spans[-1][0] + 1)
         else:
             spans.append((index, 1))
     return spans
+
+
+def _alike(one: Line, other: Line) -> int:
+    """How many pieces are the same at the beginning of two lines."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _cells(pieces: Line) -> list[tuple[str, str, str]]:
+    """What is seen in each cell; a blank looks the same in every role."""
+    return [(char, role if char != " " else "", action) for text, role, action in pieces for char in text]
 
 
 _MOST_LOOKS = 1024
@@ -82,7 +95,7 @@ class Lines(Widget):
             self._ground = Style(bgcolor=self.rich_style.bgcolor)
         ground = self._ground
         segments = [self._segment(piece, ground) for piece in pieces]
-        return Strip(segments).adjust_cell_length(self.size.width, ground)
+        return Strip(segments, width(pieces)).adjust_cell_length(self.size.width, ground)
 
     def _segment(self, piece: Piece, ground: Style) -> Segment:
         text = to_ascii(piece.text) if self._glyphs.ascii_only else piece.text

@@ -4,17 +4,21 @@ Values fall into dot columns by min and max, so a spike one step wide is drawn w
 leaves its columns empty; a value that isn't finite is marked, never drawn as a number.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.tui.lines import Line, Piece
+
 Floats = NDArray[np.float64]
-Cells = list[list[tuple[str, str]]]
 
 # Bit of the dot at (row, column) within a braille cell: Unicode chart "Braille Patterns", U+2800.
 _BITS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]], dtype=np.int64)
-_ASCII = (" ", "'", ".", ":")
+_BRAILLE = np.array([ord(" "), *range(0x2801, 0x2900)], dtype="<u4")
+_ASCII_BITS = np.array([[1], [2]], dtype=np.int64)
+_ASCII = np.array([ord(char) for char in " '.:"], dtype="<u4")
 
 
 @dataclass(frozen=True)
@@ -61,41 +65,67 @@ class Frame:
         return min(max(int(across * self.rows), 0), self.rows - 1)
 
 
-def extents(curve: Curve, frame: Frame) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-    """Per dot column: the lowest and the highest value (NaN where there is none), and whether a line joins it to the
-    next.
+def extents(curves: Sequence[Curve], frame: Frame) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """Per curve and dot column: the lowest and the highest value (NaN where there is none), and whether a line joins it
+    to the next.
 
     Between buckets wider than a column the line is interpolated; it breaks where a bucket is missing.
     """
     width = frame.dots[0]
-    low, high = np.full(width, np.nan), np.full(width, np.nan)
-    joined = np.zeros(width, bool)
-    if not len(curve.x) or width == 0 or frame.x1 <= frame.x0:
+    shape = (len(curves), width)
+    low, high, joined = np.full(shape, np.nan), np.full(shape, np.nan), np.zeros(shape, bool)
+    if not sum(len(curve.x) for curve in curves) or width == 0 or frame.x1 <= frame.x0:
         return low, high, joined
-    scale = width / (frame.x1 - frame.x0)
-    columns = np.floor((curve.x - frame.x0) * scale + 1e-9).astype(np.int64)
+    x, lows, highs, ties = (np.concatenate(parts) for parts in zip(*map(_parts, curves), strict=True))
+    columns = np.floor((x - frame.x0) * (width / (frame.x1 - frame.x0)) + 1e-9).astype(np.int64)
     inside = (columns >= 0) & (columns < width)
-    drawn = np.flatnonzero(inside & np.isfinite(curve.low) & np.isfinite(curve.high))
-    np.fmin.at(low, columns[drawn], curve.low[drawn])
-    np.fmax.at(high, columns[drawn], curve.high[drawn])
+    places = columns + np.repeat(np.arange(len(curves)) * width, [len(curve.x) for curve in curves])  # in all rows
+    drawn = np.flatnonzero(inside & np.isfinite(lows) & np.isfinite(highs))
+    np.fmin.at(low.reshape(-1), places[drawn], lows[drawn])
+    np.fmax.at(high.reshape(-1), places[drawn], highs[drawn])
     here, there = drawn[:-1], drawn[1:]
-    ties = curve.joins[here] if curve.joins is not None else curve.x[there] - curve.x[here] <= 1.5 * curve.span
-    onward = (there == here + 1) & ties & (columns[there] > columns[here])
-    for place in here[onward].tolist():
-        _bridge(low, high, joined, (int(columns[place]), int(columns[place + 1])), curve, place)
+    here = here[(there == here + 1) & ties[here] & (columns[there] > columns[here])]
+    _bridge(((low, lows), (high, highs)), joined, places, here)
     return low, high, joined
 
 
+def _parts(curve: Curve) -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
+    """x, low, high, and which buckets are joined to the next; the last isn't."""
+    ties = np.zeros(len(curve.x), bool)
+    ties[:-1] = np.diff(curve.x) <= 1.5 * curve.span if curve.joins is None else curve.joins
+    return curve.x, curve.low, curve.high, ties
+
+
 def _bridge(
-    low: Floats, high: Floats, joined: NDArray[np.bool_], between: tuple[int, int], curve: Curve, here: int
+    drawn: Sequence[tuple[Floats, Floats]],
+    joined: NDArray[np.bool_],
+    places: NDArray[np.int64],
+    here: NDArray[np.intp],
 ) -> None:
-    """Joins neighbouring buckets: columns between them get the straight line's value."""
-    start, end = between
-    joined[start:end] = True
-    if end > start + 1:
-        part = np.arange(1, end - start) / (end - start)
-        for out, source in ((low, curve.low), (high, curve.high)):
-            out[start + 1 : end] = source[here] + part * (source[here + 1] - source[here])
+    """Joins the buckets `here`, drawn at their `places`, to their next: columns between them get the straight line's
+    value. `drawn` pairs what is drawn with the buckets' values."""
+    start, apart = places[here], places[here + 1] - places[here]
+    whose = np.repeat(np.arange(len(here)), apart)
+    within = np.arange(len(whose)) - np.repeat(np.cumsum(apart) - apart, apart)
+    joined.reshape(-1)[start[whose] + within] = True
+    between = within > 0
+    whose, within = whose[between], within[between]
+    place, part, bucket = start[whose] + within, within / apart[whose], here[whose]
+    for out, values in drawn:
+        out.reshape(-1)[place] = values[bucket] + part * (values[bucket + 1] - values[bucket])
+
+
+def _between(
+    first: NDArray[np.int64], last: NDArray[np.int64], drawn: NDArray[np.bool_], rows: int
+) -> NDArray[np.bool_]:
+    """By curve, row and column: whether the row is one of those from the first to the last that are drawn there."""
+    row = np.arange(rows)[:, None]
+    made: NDArray[np.bool_] = (first[:, None] <= row) & (row <= last[:, None]) & drawn[:, None]
+    return made
+
+
+_AT_ONCE = 16
+"""Curves whose dots are worked out together, which bounds the memory that it takes."""
 
 
 class Canvas:
@@ -106,36 +136,47 @@ class Canvas:
         width, height = frame.dots
         self._across, self._down = (1, 2) if frame.ascii_only else (2, 4)
         self._dots = np.zeros((height, width), bool)
-        self._roles: list[list[str]] = [[""] * frame.columns for _ in range(frame.rows)]
+        self._drawers = [""]  # roles in the order in which they first drew
+        self._drawn_by = np.zeros((frame.rows, frame.columns), np.int64)  # of each cell, as a place in `_drawers`
         self._over: dict[tuple[int, int], tuple[str, str]] = {}
 
-    def stroke(self, curve: Curve, *, alone: bool = False) -> None:
-        """Draws a curve: in each dot column from its lowest to its highest value, joined to its neighbours.
+    def stroke(self, *curves: Curve, alone: bool = False) -> None:
+        """Draws curves, a later one over those before it: in each dot column from its lowest to its highest value,
+        joined to its neighbours.
 
-        With `alone` it clears the cells that it passes through, so that a line is seen on what fills them.
+        With `alone` they clear the cells that they pass through, so that a line is seen on what fills them.
         """
         under = self._dots
         if alone:
             self._dots = np.zeros_like(under)
-        self._draw(curve)
+        for start in range(0, len(curves), _AT_ONCE):
+            self._draw(curves[start : start + _AT_ONCE])
         if alone:
-            cells = self._dots.reshape(self.frame.rows, self._down, self.frame.columns, self._across).any(axis=(1, 3))
+            cells = self._in_cells(self._dots).any(axis=(1, 3))
             passed = np.repeat(np.repeat(cells, self._down, axis=0), self._across, axis=1)
             self._dots |= under & ~passed
 
-    def _draw(self, curve: Curve) -> None:
-        low, high, joined = extents(curve, self.frame)
-        height = self._dots.shape[0]
-        if height == 0:
+    def _draw(self, curves: Sequence[Curve]) -> None:
+        low, high, joined = extents(curves, self.frame)
+        height, width = self._dots.shape
+        if height == 0 or width == 0:
             return
+        drawn = np.isfinite(low)
         bottom, top = self._dot_rows(low), self._dot_rows(high)
-        for column in np.flatnonzero(np.isfinite(low)):
-            first, last = int(top[column]), int(bottom[column])
-            if column and joined[column - 1] and np.isfinite(low[column - 1]):
-                # Reach towards the neighbour, so that a steep line has no holes.
-                first = min(first, int(bottom[column - 1]) + 1)
-                last = max(last, int(top[column - 1]) - 1)
-            self._fill(int(column), max(first, 0), min(last, height - 1), curve.role)
+        # Reach towards the neighbour, so that a steep line has no holes.
+        tied = joined[:, :-1] & drawn[:, :-1] & drawn[:, 1:]
+        first, last = top.copy(), bottom.copy()
+        first[:, 1:] = np.where(tied, np.minimum(top[:, 1:], bottom[:, :-1] + 1), top[:, 1:])
+        last[:, 1:] = np.where(tied, np.maximum(bottom[:, 1:], top[:, :-1] - 1), bottom[:, 1:])
+        self._dots |= _between(first, last, drawn, height).any(axis=0)
+        passed = _between(first // self._down, last // self._down, drawn, self.frame.rows)
+        passed = np.logical_or.reduce([passed[:, :, at :: self._across] for at in range(self._across)])
+        self._sign(passed, [self._drawer(curve.role) for curve in curves])
+
+    def _sign(self, passed: NDArray[np.bool_], drawers: Sequence[int]) -> None:
+        """The last curve to pass through a cell is the one that drew it; `passed` is by curve, row and column."""
+        newest = np.max(passed * np.arange(1, len(drawers) + 1)[:, None, None], axis=0)
+        self._drawn_by = np.where(newest, np.array([0, *drawers])[newest], self._drawn_by)
 
     def _dot_rows(self, values: Floats) -> NDArray[np.int64]:
         height = self._dots.shape[0]
@@ -144,10 +185,9 @@ class Canvas:
         )
         return np.clip(np.floor(across * height), 0, height - 1).astype(np.int64)
 
-    def _fill(self, column: int, first: int, last: int, role: str) -> None:
-        self._dots[first : last + 1, column] = True
-        for row in range(first // self._down, last // self._down + 1):
-            self._roles[row][column // self._across] = role
+    def _in_cells(self, dots: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """By (row, dot row in it, column, dot column in it)."""
+        return dots.reshape(self.frame.rows, self._down, self.frame.columns, self._across)
 
     def put(self, column: int, row: int, text: str, role: str) -> None:
         """Writes text over the dots, one character a cell; what falls outside is dropped."""
@@ -158,31 +198,36 @@ class Canvas:
     def under(self, column: int, char: str, role: str) -> None:
         """A vertical of `char` in the cells of a column that nothing else has drawn in."""
         for row in range(self.frame.rows):
-            if 0 <= column < self.frame.columns and not self._roles[row][column]:
+            if 0 <= column < self.frame.columns and not self._drawn_by[row, column]:
                 self._over.setdefault((row, column), (char, role))
 
     def is_blank(self, columns: range, row: int) -> bool:
         """Whether nothing is drawn or written in these cells of a row, all of them within the frame."""
         inside = 0 <= row < self.frame.rows and columns.start >= 0 and columns.stop <= self.frame.columns
-        return inside and not any(self._roles[row][column] or (row, column) in self._over for column in columns)
+        return inside and not any(self._drawn_by[row, column] or (row, column) in self._over for column in columns)
 
-    def cells(self) -> Cells:
-        """Rows of (character, role)."""
-        codes = self._codes()
-        return [
-            [
-                self._over.get((row, column)) or (self._char(int(codes[row, column])), self._roles[row][column])
-                for column in range(self.frame.columns)
-            ]
-            for row in range(self.frame.rows)
-        ]
+    def lines(self) -> list[Line]:
+        """What is drawn, row by row."""
+        chars, drawers = self._chars(), self._drawn_by.copy()
+        for (row, column), (char, role) in self._over.items():
+            chars[row, column], drawers[row, column] = ord(char), self._drawer(role)
+        return [self._line(*row) for row in zip(chars, drawers, strict=True)]
 
-    def _codes(self) -> NDArray[np.int64]:
-        blocks = self._dots.reshape(self.frame.rows, self._down, self.frame.columns, self._across)
-        bits = np.array([[1], [2]], np.int64) if self.frame.ascii_only else _BITS
-        return np.asarray(np.einsum("rdca,da->rc", blocks.astype(np.int64), bits))
+    def _line(self, chars: NDArray[np.uint32], drawers: NDArray[np.int64]) -> Line:
+        """One row, neighbours of one role joined."""
+        text = chars.tobytes().decode("utf-32-le")
+        starts = [0, *(np.flatnonzero(drawers[1:] != drawers[:-1]) + 1).tolist()] if text else []
+        roles = [self._drawers[drawer] for drawer in drawers[starts].tolist()]
+        return tuple([Piece(text[a:b], role) for a, b, role in zip(starts, [*starts[1:], None], roles, strict=True)])
 
-    def _char(self, code: int) -> str:
-        if self.frame.ascii_only:
-            return _ASCII[code]
-        return chr(0x2800 + code) if code else " "
+    def _drawer(self, role: str) -> int:
+        if role not in self._drawers:
+            self._drawers.append(role)
+        return self._drawers.index(role)
+
+    def _chars(self) -> NDArray[np.uint32]:
+        """Code points by row and column."""
+        bits, known = (_ASCII_BITS, _ASCII) if self.frame.ascii_only else (_BITS, _BRAILLE)
+        codes = np.einsum("rdca,da->rc", self._in_cells(self._dots).astype(np.int64), bits)
+        made: NDArray[np.uint32] = known[codes]
+        return made

@@ -8,7 +8,7 @@ import numpy as np
 
 from trainctl.tui import lines as ln
 from trainctl.tui.charts import marks as mk
-from trainctl.tui.charts.braille import Canvas, Cells, Curve, Frame
+from trainctl.tui.charts.braille import Canvas, Curve, Frame
 from trainctl.tui.generations import Change
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.series import Window
@@ -91,7 +91,7 @@ def draw(panel: Panel, columns: int, rows: int, glyphs: Glyphs) -> tuple[list[ln
     _draw_overruns(canvas, tracks, {frame.column_of(mark.step) for mark in panel.marks})
     names = mk.name(canvas, changes, titled, {column for column, _ in numbers})
     labels = end_labels(tracks, frame, glyphs) if end else {}
-    made = _assemble(canvas.cells(), {frame.row_of(tick): texts[tick] for tick in ticks}, gutter, labels, end)
+    made = _assemble(canvas.lines(), {frame.row_of(tick): texts[tick] for tick in ticks}, gutter, labels, end)
     if plot_rows < rows:
         made.append(_x_axis(frame, gutter, columns, glyphs))
     title += [(gutter + column, text, "label") for column, text in names]
@@ -152,14 +152,7 @@ def tick_labels(low: float, high: float, rows: int) -> tuple[list[float], dict[f
 
 
 def _draw_tracks(canvas: Canvas, tracks: Sequence[Track], glyphs: Glyphs) -> None:
-    for track in tracks:
-        window = track.window
-        if track.points:
-            continue
-        x = window.first.astype(np.float64)
-        canvas.stroke(Curve(x, window.minimum, window.maximum, window.bucket_steps, track.band or track.role))
-        if track.band:
-            canvas.stroke(Curve(x, window.mean, window.mean, window.bucket_steps, track.role))
+    canvas.stroke(*(curve for track in tracks if not track.points for curve in _curves(track)))
     for track in tracks:
         if track.points:
             for step, value in zip(track.window.first.tolist(), track.window.last.tolist(), strict=True):
@@ -167,6 +160,14 @@ def _draw_tracks(canvas: Canvas, tracks: Sequence[Track], glyphs: Glyphs) -> Non
                     canvas.put(canvas.frame.column_of(step), canvas.frame.row_of(value), glyphs.point, track.role)
         for step in track.window.first[track.window.broken > 0].tolist():
             canvas.put(canvas.frame.column_of(step), 0, glyphs.nonfinite, "bad")
+
+
+def _curves(track: Track) -> list[Curve]:
+    """The extremes, and with a band the mean over them."""
+    window = track.window
+    x = window.first.astype(np.float64)
+    made = [Curve(x, window.minimum, window.maximum, window.bucket_steps, track.band or track.role)]
+    return [*made, Curve(x, window.mean, window.mean, window.bucket_steps, track.role)] if track.band else made
 
 
 def _lettered(track: Track) -> Track:
@@ -193,9 +194,10 @@ def _draw_overruns(canvas: Canvas, tracks: Sequence[Track], marked: Collection[i
     frame = canvas.frame
     over: dict[int, float] = {}
     for track in tracks:
-        for step, value in zip(track.window.first.tolist(), track.window.maximum.tolist(), strict=True):
+        above = track.window.maximum > frame.y1
+        for step, value in zip(track.window.first[above].tolist(), track.window.maximum[above].tolist(), strict=True):
             column = frame.column_of(step)
-            if value > frame.y1 and 0 <= column < frame.columns:
+            if 0 <= column < frame.columns:
                 over[column] = max(over.get(column, value), value)
     if over:
         column, value = max(over.items(), key=lambda item: item[1])
@@ -232,14 +234,14 @@ def end_labels(tracks: Sequence[Track], frame: Frame, glyphs: Glyphs) -> dict[in
 
 
 def _assemble(
-    cells: Cells, y_labels: dict[int, str], gutter: int, ends: dict[int, tuple[str, str]], end: int
+    rows: list[ln.Line], y_labels: dict[int, str], gutter: int, ends: dict[int, tuple[str, str]], end: int
 ) -> list[ln.Line]:
     made = []
-    for row, drawn in enumerate(cells):
+    for row, drawn in enumerate(rows):
         label = y_labels.get(row, "")
         name, role = ends.get(row, ("", "text"))
         tail = (ln.Piece(f" {name}".ljust(end), role),) if end else ()
-        made.append((ln.Piece(label.rjust(gutter - 1) + " ", "axis"), *ln.from_cells(drawn), *tail))
+        made.append((ln.Piece(label.rjust(gutter - 1) + " ", "axis"), *drawn, *tail))
     return made
 
 

@@ -136,11 +136,17 @@ def _strokes(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
     or the smoothed lines."""
     single = sum(not trace.points for trace in plot.traces) == 1
     lines = [(trace, item) for trace, item in zip(plot.traces, shapes, strict=True) if not trace.points]
-    for trace, item in lines:
-        behind = "band" if single else "dim"
-        wide = bool(np.any(item.high > item.low))
-        role = behind if len(item.smoothed) or (single and wide) else trace.role
-        canvas.stroke(Curve(item.x, item.low, item.high, 0.0, role, item.joins))
+    behind = "band" if single else "dim"
+    roles = [
+        behind if len(item.smoothed) or (single and np.any(item.high > item.low)) else trace.role
+        for trace, item in lines
+    ]
+    canvas.stroke(
+        *(
+            Curve(item.x, item.low, item.high, 0.0, role, item.joins)
+            for role, (_, item) in zip(roles, lines, strict=True)
+        )
+    )
     for trace, item in lines:
         over = item.smoothed if len(item.smoothed) else item.mean
         if len(item.smoothed) or (single and np.any(item.high > item.low)):
@@ -216,11 +222,11 @@ def _assemble(canvas: Canvas, plot: Plot, made: Prepared, room: Margins, glyphs:
     labels = {frame.row_of(height): words for height, words in made.labels.items()}
     ends = _ends(plot, made, frame, glyphs) if room.right else {}
     lines = []
-    for row, cells in enumerate(canvas.cells()):
+    for row, drawn in enumerate(canvas.lines()):
         name, role = ends.get(row, ("", "text"))
         tail = (ln.Piece(f" {name}".ljust(room.right)[: room.right], role),) if room.right else ()
         lead = ln.Piece(labels.get(row, "").rjust(room.left - 1) + " ", "axis")
-        lines.append((lead, *ln.from_cells(cells), *tail))
+        lines.append((lead, *drawn, *tail))
     return lines
 
 

@@ -1,0 +1,31 @@
+// Where a script finds its keys: $TRAINCTL_PUBLIC_KEY and $TRAINCTL_SECRET_KEY, or the file that `trainctl keys new` made.
+
+import { readFileSync } from "node:fs";
+import { homedir, platform } from "node:os";
+import { join } from "node:path";
+
+/** The folder of this machine's keys, as trainctl itself finds it. */
+export function keysFolder() {
+  if (process.env.TRAINCTL_KEYS) return process.env.TRAINCTL_KEYS;
+  const config = platform() === "darwin" ? join(homedir(), "Library", "Application Support") : (process.env.XDG_CONFIG_HOME ?? join(homedir(), ".config"));
+  return join(config, "trainctl", "keys");
+}
+
+/** {publicKey, secretKey, serverKey} for an agent whose public key is `serverKey`. Throws if no key of one's own is there. */
+export function keysFor(serverKey) {
+  const { TRAINCTL_PUBLIC_KEY: publicKey, TRAINCTL_SECRET_KEY: secretKey } = process.env;
+  return { ...(publicKey && secretKey ? { publicKey, secretKey } : readPair(join(keysFolder(), "user.toml"))), serverKey };
+}
+
+/** The public key of this machine's own agent. */
+export function ownAgentKey() {
+  return readPair(join(keysFolder(), "agent.toml")).publicKey;
+}
+
+/** Of a key file two lines matter: public = "..." and secret = "...", 40 characters of Z85 each. */
+function readPair(path) {
+  const text = readFileSync(path, "utf8");
+  const [publicKey, secretKey] = ["public", "secret"].map((name) => text.match(new RegExp(`^${name} *= *["'](\\S{40})["']$`, "m"))?.[1]);
+  if (!publicKey || !secretKey) throw new Error(`${path}: no public and secret key in it; trainctl keys new makes them`);
+  return { publicKey, secretKey };
+}

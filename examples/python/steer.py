@@ -1,0 +1,81 @@
+"""Looks at the active run, moves samples between its nodes, and says at which step that counted.
+
+    python steer.py studio=16 mbp=8
+    python steer.py --connect tcp://studio:7474 mbp=30%
+
+Exit codes are those of `trainctl send`: 0 applied, 2 usage, 3 rejected or failed, 4 not in time, 5 unreachable,
+6 not authorised.
+"""
+
+import argparse
+import os
+import sys
+import uuid
+from typing import Any
+
+from trainctl.protocol import messages as m
+from trainctl.protocol import verbs
+from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.errors import ExpiredError, TrainctlError, UnreachableError
+
+TRIES = 3
+
+
+def main() -> int:
+    """Status, one rebalance of the plan that was seen, its outcome; the exit code."""
+    given = arguments()
+    try:
+        args = verbs.parse_args("rebalance", dict(word.split("=", 1) for word in given.shares if "=" in word))
+        verbs.check("rebalance", args)
+        with BlockingClient(given.connect, by="steer.py") as client:
+            run = client.snapshot(columns=0).run
+            if run is None:
+                print("no run yet", file=sys.stderr)
+                return 3
+            print(status(run))
+            reply = send(client, "rebalance", args, if_plan=run.plan_version)
+    except TrainctlError as error:
+        print(f"steer.py: {error}", file=sys.stderr)
+        return error.exit_code
+    print(outcome(reply), file=sys.stdout if reply.state == "applied" else sys.stderr)
+    return {"applied": 0, "expired": 4}.get(reply.state, 3)
+
+
+def send(client: BlockingClient, verb: str, args: dict[str, Any], **options: Any) -> m.CommandReply:
+    """A command's outcome. After a lost line it is sent again under its id: it is never carried out twice.
+
+    Raises UnreachableError if no try is answered, ExpiredError if it isn't applied in time.
+    """
+    command_id = str(uuid.uuid4())
+    for left in reversed(range(TRIES)):
+        try:
+            return client.send(verb, args, id=command_id, timeout_seconds=60, **options)
+        except (UnreachableError, ExpiredError):
+            if left == 0:
+                raise
+    raise AssertionError("unreachable")
+
+
+def status(run: m.RunView) -> str:
+    """The run, and a line for each of its ranks."""
+    head = f"{run.run} {run.state}, step {run.step}/{run.steps}, plan {run.plan_version}, batch {run.global_batch}"
+    return "\n".join([head, *(f"  {rank.node} {rank.state}: {rank.share} samples" for rank in run.ranks)])
+
+
+def outcome(reply: m.CommandReply) -> str:
+    """How a command ended, with the step or the reason."""
+    if reply.state == "applied":
+        return f"rebalance applied at step {reply.step}: {reply.before} -> {reply.after}"
+    field = f"{reply.field}: " if reply.field else ""
+    return f"rebalance {reply.state}: {field}{reply.reason}"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Move samples of the batch between nodes.")
+    parser.add_argument("--connect", default=os.environ.get("TRAINCTL_CONNECT", "tcp://127.0.0.1:7474"))
+    parser.add_argument("shares", nargs="+", metavar="NODE=SHARE")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Follows a run with the asyncio client: every committed step in order, what happens to it, and how the line is.
+
+    python watch.py --steps 20
+    python watch.py --connect tcp://studio:7474
+
+Nothing is missed while it is attached: what the line lost is fetched, and where that is no longer kept, or the agent
+was started again, a fresh snapshot says how far the run is and the steps between come from the record.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.client import Client, Connection
+from trainctl.protocol.errors import TrainctlError
+
+
+async def main() -> int:
+    """Print until so many steps were seen, or for ever; the exit code."""
+    given = arguments()
+    try:
+        async with Client(given.connect, by="watch.py") as client:
+            seen = 0
+            async with contextlib.aclosing(lines(client)) as items:
+                async for item in items:
+                    print(item if isinstance(item, str) else step_line(item), flush=True)
+                    seen += isinstance(item, m.StepCommitted)
+                    if seen == given.steps:
+                        break
+    except TrainctlError as error:
+        print(f"watch.py: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+async def lines(client: Client) -> AsyncIterator[m.StepCommitted | str]:
+    """Steps without a gap from the first snapshot on, and in words what else happens."""
+    newest: m.StepCommitted | None = None
+    async with contextlib.aclosing(client.attach(columns=0)) as items:
+        async for item in items:
+            match item:
+                case Connection(state=state, why=why):
+                    yield f"line: {state} {why}".rstrip()
+                case m.Snapshot(run=m.RunView() as run):
+                    yield f"{run.run} {run.state} at step {run.step} of {run.steps}"
+                    if newest is not None and newest.run == run.run:
+                        async for step in recorded(client, run, newest.step):
+                            yield step
+                    newest = item.last_step
+                case m.StepCommitted():
+                    yield (newest := item)
+                case m.Event():
+                    yield f"event: {item.text}"
+                case m.RunView():
+                    yield f"{item.run} {item.state}"
+
+
+async def recorded(client: Client, run: m.RunView, after_step: int) -> AsyncIterator[m.StepCommitted]:
+    """The steps up to the one a snapshot stands at, page by page; later ones come live."""
+    while after_step < run.step:
+        page = (await client.steps(run.run, after_step)).steps
+        for step in page:
+            if step.step <= run.step:
+                yield step
+        after_step = page[-1].step if page else run.step
+
+
+def step_line(step: m.StepCommitted) -> str:
+    """Loss is in nats per token, the rate in tokens per second."""
+    rate = step.weight / step.step_seconds if step.step_seconds > 0 else 0.0
+    return f"step {step.step}  loss {step.loss:.4f}  {rate:,.0f} tokens/s"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Follow a run.")
+    parser.add_argument("--connect", default=os.environ.get("TRAINCTL_CONNECT", "tcp://127.0.0.1:7474"))
+    parser.add_argument("--steps", type=int, default=0, help="stop after so many [never]")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(asyncio.run(main()))

@@ -1,0 +1,68 @@
+"""What the doctor is told of this node: its machine's facts, and digests of the files that a run would use."""
+
+import asyncio
+from pathlib import Path
+
+from trainctl.protocol import facts
+from trainctl.protocol import messages as m
+from trainctl.protocol.digests import Digests, data_digests, data_files, model_digests
+from trainctl.protocol.errors import InvalidInputError
+
+_Stamp = tuple[tuple[str, int, int], ...]
+"""Path, size and time of change of each file."""
+MAX_KEPT = 16
+
+
+class Examination:
+    """Digests are made once for files that don't change, however often and by how many they are asked for."""
+
+    def __init__(self, node: str, keys_folder: Path, state_folder: Path) -> None:
+        self._node, self._keys_folder, self._state_folder = node, keys_folder, state_folder
+        self._made: dict[_Stamp, asyncio.Task[Digests]] = {}
+        self._one_at_a_time = asyncio.Lock()  # two readers make one disk slower than either
+
+    async def facts(self, request: m.FactsRequest) -> m.Facts:
+        return await asyncio.to_thread(facts.gather, self._node, self._keys_folder, self._state_folder, rid=request.rid)
+
+    async def digests(self, request: m.DigestsRequest) -> m.Digests:
+        """Raises InvalidInputError for a path that could be anywhere."""
+        path = Path(request.path)
+        if not path.is_absolute() or ".." in path.parts:
+            raise InvalidInputError("path", f"{request.path!r} is not an absolute path without '..'")
+        try:
+            files = await asyncio.to_thread(_files, request.what, path)
+            found = await asyncio.shield(self._digests(request.what, path, _stamp(files)))
+        except OSError as error:
+            problem = f"{error.filename or path}: {error.strerror or error}"
+            return m.Digests(rid=request.rid, digest="", problem=problem)
+        return m.Digests(rid=request.rid, digest=found.whole, files=found.files)
+
+    def _digests(self, what: str, path: Path, stamp: _Stamp) -> "asyncio.Task[Digests]":
+        if stamp not in self._made:
+            while len(self._made) >= MAX_KEPT:
+                self._made.pop(next(iter(self._made)))
+            self._made[stamp] = asyncio.create_task(self._make(what, path, stamp))
+        return self._made[stamp]
+
+    async def _make(self, what: str, path: Path, stamp: _Stamp) -> Digests:
+        try:
+            async with self._one_at_a_time:
+                make = model_digests if what == "model" else data_digests
+                return await asyncio.to_thread(make, path)
+        except OSError:
+            self._made.pop(stamp, None)
+            raise
+
+
+def _files(what: str, path: Path) -> list[Path]:
+    """Only what a model or data can be made of is ever read. Raises OSError naming what isn't there."""
+    if what == "model":
+        return [path / "config.json", *sorted(path.glob("*.safetensors"))]
+    found = data_files(path)
+    if not found:
+        raise FileNotFoundError(2, "holds no *.txt file", str(path))
+    return found
+
+
+def _stamp(files: list[Path]) -> _Stamp:
+    return tuple((str(file), stat.st_size, stat.st_mtime_ns) for file in files if (stat := file.stat()))

@@ -1,0 +1,58 @@
+"""Where the Prometheus endpoint may listen: on loopback, or on an address of a network that the cluster file trusts."""
+
+import ipaddress
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from trainctl.protocol import sockets
+from trainctl.protocol.errors import InvalidInputError
+
+EXAMPLE = "127.0.0.1:9474"
+
+
+class Place(NamedTuple):
+    """An address to listen at; port 0 is a free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse(text: str, where: str) -> Place:
+    """`HOST:PORT` with the host as an IP address or localhost. Raises InvalidInputError naming `where`."""
+    host, _, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    host = "127.0.0.1" if host == "localhost" else host
+    if not _is_address(host) or not (port.isascii() and port.isdigit() and int(port) < 2**16):
+        raise InvalidInputError(where, f"{text!r} is no IP-ADDRESS:PORT, such as {EXAMPLE}")
+    return Place(host, int(port))
+
+
+def check(place: Place, where: str, trusted: Sequence[str], *, anyone: bool = False) -> None:
+    """Refuse an address that untrusted machines can reach: the endpoint asks nobody for a key. `anyone`: whoever runs
+    the agent has said that this is meant. Raises InvalidInputError."""
+    if anyone or sockets.is_loopback(place.host):
+        return
+    address = ipaddress.ip_address(place.host)
+    if not address.is_unspecified and any(_is_in(address, network) for network in trusted):
+        return
+    raise InvalidInputError(
+        where,
+        f"{place} is readable by whoever reaches it, without a key: use {EXAMPLE}, an address inside trusted_networks "
+        "of the cluster file, or add --metrics-for-anyone",
+    )
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_in(address: ipaddress.IPv4Address | ipaddress.IPv6Address, network: str) -> bool:
+    return address in ipaddress.ip_network(network, strict=False)

@@ -1,0 +1,167 @@
+"""A scene as numbers with labels, by the names of the catalogue: pure. What isn't known has no number."""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from trainctl.node_agent.exporter.catalogue import STEP_BUCKETS_SECONDS
+from trainctl.node_agent.exporter.scene import Scene
+from trainctl.node_agent.exporter.totals import PHASES, RunTotals
+from trainctl.node_agent.requests import LiveRun
+from trainctl.protocol import messages as m
+
+
+class Histogram(NamedTuple):
+    """Observations up to each bucket's end, and their sum."""
+
+    buckets: tuple[tuple[str, float], ...]
+    total: float
+
+
+class Reading(NamedTuple):
+    """One number; `labels` are in the catalogue's order."""
+
+    name: str
+    labels: tuple[str, ...]
+    value: float | Histogram
+
+
+def readings(scene: Scene, now_monotonic: float) -> Iterator[Reading]:
+    """All that is known."""
+    yield from _agent(scene, now_monotonic)
+    if scene.node.host is not None:
+        yield from _host(scene.node.host)
+    if scene.live is not None:
+        yield from _run(scene.live)
+        yield from _alerts(scene.live)
+        yield from _ranks(scene.live)
+    if scene.totals.run is not None:
+        yield from _run_totals(scene.totals.run)
+
+
+def _given(prefix: str, labels: tuple[str, ...], *pairs: tuple[str, float | None]) -> Iterator[Reading]:
+    for name, value in pairs:
+        if value is not None:
+            yield Reading(f"{prefix}_{name}", labels, value)
+
+
+def _agent(scene: Scene, now_monotonic: float) -> Iterator[Reading]:
+    own = (scene.node.node,)
+    yield Reading("trainctl_agent_info", (*own, scene.node.version, scene.node.boot), 1)
+    yield from _given(
+        "trainctl_agent", own, ("start_time_seconds", scene.started_at),
+        ("event_loop_lag_seconds", scene.loop_lag_seconds),
+        ("snapshot_age_seconds", max(0.0, now_monotonic - scene.taken_monotonic)),
+    )  # fmt: skip
+    for peer in scene.peers:
+        if peer.state != "unknown":
+            yield Reading("trainctl_peer_connected", (*own, peer.node), peer.state == "connected")
+    active = scene.live is not None and scene.live.view.state in m.ACTIVE_RUN_STATES
+    yield Reading("trainctl_active_runs", own, active)
+    for kind, count in scene.totals.events.items():
+        yield Reading("trainctl_events_total", (*own, *kind), count)
+    for ended, count in scene.totals.commands.items():
+        yield Reading("trainctl_commands_total", (*own, *ended), count)
+
+
+def _host(host: m.HostReading) -> Iterator[Reading]:
+    yield from _given(
+        "trainctl_host", (host.node,), ("read_timestamp_seconds", host.read_at),
+        ("cpu_ratio", _ratio(host.cpu_percent)), ("memory_used_bytes", host.memory_used_bytes),
+        ("memory_size_bytes", host.memory_total_bytes), ("disk_free_bytes", host.disk_free_bytes),
+        ("load1", host.load_1min), ("temperature_celsius", host.temperature_celsius),
+    )  # fmt: skip
+    for number, gpu in enumerate(host.gpus):
+        yield from _given(
+            "trainctl_gpu", (host.node, str(number), gpu.name), ("utilization_ratio", _ratio(gpu.utilization_percent)),
+            ("clock_hertz", None if gpu.clock_mhz is None else 1e6 * gpu.clock_mhz), ("power_watts", gpu.power_watts),
+            ("temperature_celsius", gpu.temperature_celsius), ("memory_used_bytes", gpu.memory_used_bytes),
+            ("memory_size_bytes", gpu.memory_total_bytes),
+        )  # fmt: skip
+    yield from _processes(host)
+
+
+def _processes(host: m.HostReading) -> Iterator[Reading]:
+    """Those of one role and rank are summed: a pid as a label would make a new series with every restart."""
+    groups: dict[tuple[str, str, str], list[m.ProcessReading]] = {}
+    for process in host.processes:
+        labels = host.node, process.role, "" if process.rank is None else str(process.rank)
+        groups.setdefault(labels, []).append(process)
+    for labels, group in groups.items():
+        yield from _given(
+            "trainctl_agent_process", labels, ("memory_bytes", _sum([one.memory_bytes for one in group])),
+            ("cpu_ratio", _ratio(_sum([one.cpu_percent for one in group]))),
+        )  # fmt: skip
+
+
+def _run(live: LiveRun) -> Iterator[Reading]:
+    view, last = live.view, live.last_step
+    run = (view.run,)
+    yield Reading("trainctl_run_info", (*run, view.name, view.lead, view.engine), 1)
+    yield Reading("trainctl_run_state", (*run, view.state), 1)
+    yield from _given(
+        "trainctl_run", run, ("start_time_seconds", view.started_at), ("step", view.step), ("target_steps", view.steps),
+        ("plan_version", view.plan_version), ("cursor_samples", view.cursor),
+        ("last_commit_timestamp_seconds", last.committed_at if last is not None else None),
+    )  # fmt: skip
+    yield from _given(
+        "trainctl", run, ("generation_term", view.generation.term), ("generation_number", view.generation.n),
+        ("global_batch_samples", view.global_batch), ("eval_loss", view.eval_loss),
+    )  # fmt: skip
+    if last is not None:
+        yield from _given(
+            "trainctl", run, ("learning_rate", last.learning_rate), ("loss", last.loss),
+            ("gradient_norm", last.grad_norm),
+        )  # fmt: skip
+
+
+def _alerts(live: LiveRun) -> Iterator[Reading]:
+    if live.alerts is None:
+        return
+    alerts = live.alerts.alerts
+    yield Reading("trainctl_alerts_firing", (live.view.run,), len(alerts))
+    for alert in {(a.kind, a.node, "" if a.rank is None else str(a.rank), a.severity) for a in alerts}:
+        yield Reading("trainctl_alert_firing", (live.view.run, *alert), 1)
+
+
+def _ranks(live: LiveRun) -> Iterator[Reading]:
+    run = live.view.run
+    for rank in live.view.ranks:
+        labels = run, rank.node, str(rank.rank)
+        yield Reading("trainctl_rank_state", (*labels, rank.state), 1)
+        yield from _given("trainctl", labels, ("share_samples", rank.share), ("micro_batch_samples", rank.micro_batch))
+    for part in live.rank_steps:
+        yield from _given(
+            "trainctl_rank", (run, part.node, str(part.rank)), ("step_seconds", part.step_seconds),
+            ("memory_bytes", part.memory_bytes), ("memory_peak_bytes", part.memory_peak_bytes),
+            ("memory_cap_bytes", part.memory_cap_bytes),
+        )  # fmt: skip
+
+
+def _run_totals(totals: RunTotals) -> Iterator[Reading]:
+    run = (totals.run,)
+    ends = (*(f"{end:g}" for end in STEP_BUCKETS_SECONDS), "+Inf")
+    counts = tuple(zip(ends, accumulate(totals.buckets), strict=True))
+    yield Reading("trainctl_step_duration_seconds", run, Histogram(counts, totals.step_seconds))
+    yield from _given(
+        "trainctl", run, ("steps_total", totals.steps), ("skipped_steps_total", totals.skipped),
+        ("tokens_total", totals.tokens), ("samples_total", totals.samples),
+    )  # fmt: skip
+    for number, rank in totals.ranks.items():
+        labels = totals.run, rank.node, str(number)
+        yield from _given(
+            "trainctl_rank", labels, ("tokens_total", rank.tokens), ("samples_total", rank.samples),
+            ("replays_total", rank.replays),
+        )  # fmt: skip
+        for phase, seconds in zip(PHASES, rank.phase_seconds, strict=True):
+            yield Reading("trainctl_rank_phase_seconds_total", (*labels, phase), seconds)
+
+
+def _ratio(percent: float | None) -> float | None:
+    return None if percent is None else percent / 100
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    """None where nothing is known."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

@@ -1,0 +1,29 @@
+"""What one scrape is answered from: an agent as it was at a moment, all immutable, so any thread may read it."""
+
+import time
+from typing import NamedTuple
+
+from trainctl.node_agent.exporter.totals import Totals
+from trainctl.node_agent.requests import LiveRun, Surroundings
+from trainctl.protocol import messages as m
+
+
+class Scene(NamedTuple):
+    """An agent at a moment."""
+
+    taken_monotonic: float
+    started_at: float  # Unix seconds
+    node: m.NodeView
+    peers: tuple[m.PeerView, ...]
+    live: LiveRun | None  # the active run
+    loop_lag_seconds: float | None
+    totals: Totals
+
+
+def take(around: Surroundings, totals: Totals, started_at: float, loop_lag_seconds: float | None) -> Scene:
+    """The agent as it is now; called on its event loop."""
+    directory = around.run_directory(None)
+    live = around.live_run(directory) if directory is not None else None
+    return Scene(
+        time.monotonic(), started_at, around.node_view(), around.peer_views(), live, loop_lag_seconds, totals
+    )  # fmt: skip

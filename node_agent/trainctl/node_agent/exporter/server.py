@@ -1,0 +1,160 @@
+"""The endpoint's HTTP server, in threads of its own: a scraper that is slow or hangs holds up nobody else."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from http.server import HTTPServer
+from socketserver import ThreadingMixIn
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import MetricsHandler
+from prometheus_client.registry import Collector
+
+from trainctl.node_agent.exporter.catalogue import SPECS, Spec
+from trainctl.node_agent.exporter.place import Place
+from trainctl.node_agent.exporter.readings import Histogram, Reading, readings
+from trainctl.node_agent.exporter.scene import Scene
+from trainctl.protocol.errors import InvalidInputError
+
+MOST_CONNECTIONS = 16
+"""At once; for one more the oldest is closed."""
+CONNECTION_SECONDS = 10.0
+"""How long one may take in all."""
+POLL_SECONDS = 0.2
+
+
+def families(found: Iterable[Reading]) -> list[Metric]:
+    """Readings as the library's metrics, in the catalogue's order; a metric without a reading is left out."""
+    by_name: dict[str, list[Reading]] = {}
+    for reading in found:
+        by_name.setdefault(reading.name, []).append(reading)
+    return [_family(spec, by_name[name]) for name, spec in SPECS.items() if name in by_name]
+
+
+def _family(spec: Spec, found: list[Reading]) -> Metric:
+    if spec.kind == "histogram":
+        histogram = HistogramMetricFamily(spec.name, spec.help, labels=spec.labels)
+        for reading in found:
+            assert isinstance(reading.value, Histogram)
+            histogram.add_metric(reading.labels, list(reading.value.buckets), reading.value.total)
+        return histogram
+    kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
+    family = kind(spec.name, spec.help, labels=spec.labels)
+    for reading in found:
+        assert not isinstance(reading.value, Histogram)
+        family.add_metric(reading.labels, reading.value)
+    return family
+
+
+class _View(Collector):
+    """The newest scene, as metrics; none before the first."""
+
+    scene: Scene | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        scene = self.scene
+        return families(readings(scene, time.monotonic())) if scene is not None else []
+
+
+class _Handler(MetricsHandler):
+    timeout = CONNECTION_SECONDS  # of one read or write
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except OSError:
+            return  # the scraper has gone, or was too slow
+
+
+class _HttpServer(ThreadingMixIn, HTTPServer):
+    """Takes a bounded number of connections for a bounded time."""
+
+    daemon_threads = True
+    request_queue_size = 64
+    block_on_close = False
+    allow_reuse_address = True
+
+    def __init__(self, place: Place, handler: Any) -> None:
+        self.address_family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+        self._open: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
+        super().__init__((place.host, place.port), handler)
+
+    def server_bind(self) -> None:
+        socket_server_bind(self)
+
+    def get_request(self) -> tuple[Any, Any]:
+        connection, address = super().get_request()
+        with self._lock:
+            if len(self._open) >= MOST_CONNECTIONS:
+                _end(next(iter(self._open)))
+            self._open[connection] = time.monotonic()
+        return connection, address
+
+    def service_actions(self) -> None:
+        with self._lock:
+            late = [one for one, at in self._open.items() if time.monotonic() - at > CONNECTION_SECONDS]
+        for connection in late:
+            _end(connection)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def end_all(self) -> None:
+        with self._lock:
+            for connection in self._open:
+                _end(connection)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing is printed for a connection that broke."""
+
+
+def socket_server_bind(server: HTTPServer) -> None:
+    """As HTTPServer does, without asking the name service who this is."""
+    super(HTTPServer, server).server_bind()
+    server.server_name, server.server_port = str(server.server_address[0]), int(server.server_address[1])
+
+
+def _end(connection: socket.socket) -> None:
+    """Whoever reads or writes it goes on at once, with an error or an end."""
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it has ended
+
+
+class MetricsServer:
+    """Serves the newest scene that it was shown, from `with` to its end.
+
+    Raises InvalidInputError naming `where` if the place is taken.
+    """
+
+    def __init__(self, place: Place, where: str = "--metrics") -> None:
+        self._view, registry = _View(), CollectorRegistry()
+        registry.register(self._view)
+        try:
+            self._http = _HttpServer(place, _Handler.factory(registry))
+        except OSError as error:
+            raise InvalidInputError(where, f"cannot listen at {place}: {error.strerror}") from None
+        self.place = Place(place.host, self._http.server_port)
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(POLL_SECONDS,), name="metrics")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def show(self, scene: Scene) -> None:
+        """What scrapes are answered from, from here on."""
+        self._view.scene = scene
+
+    def close(self) -> None:
+        """Close the endpoint and every connection to it."""
+        if self._thread.is_alive():
+            self._http.shutdown()
+            self._thread.join()
+        self._http.end_all()
+        self._http.server_close()

@@ -1,0 +1,71 @@
+"""The options of `trainctl-agent run` as a service has them: checked when it is installed, its paths absolute."""
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import typer
+
+from trainctl.node_agent.services.service import Manager
+from trainctl.protocol import cluster, paths, sockets
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.runfile import NAME_PATTERN
+
+STALL_OPTION = "--exit-if-stalled"
+STALL_SECONDS = 30
+_STATE = {"systemd": ".local/state/trainctl", "launchd": "Library/Application Support/trainctl"}
+
+
+class Given(NamedTuple):
+    """What `run` is called with."""
+
+    node: str
+    state: Path  # folder of all nodes' folders
+    words: tuple[str, ...]  # all of its options
+
+
+def of_run(context: Any, manager: Manager, home: Path | None) -> Given:
+    """From what `install` was given beside its own options. `home`: of the user it runs as, if that isn't this one.
+
+    Name and state folder are always written out: a host may be renamed, and a service knows little of a shell's
+    environment. Raises InvalidInputError.
+    """
+    command = context.parent.command.commands["run"]
+    try:
+        parsed = command.make_context("run", list(context.args), parent=context.parent)
+    except typer.TyperException as error:
+        raise InvalidInputError("install", f"{error.format_message()} (see run --help)") from None
+    node = parsed.params["name"] or paths.node_name()
+    state = (parsed.params["state"] or (home / _STATE[manager] if home else paths.state_root())).absolute()
+    _check(node, parsed.params)
+    words = ["--name", node, "--state", str(state)]
+    for parameter in command.params:
+        if parameter.name not in ("name", "state") and _is_given(parsed, parameter.name):
+            words += _words(parameter, parsed.params[parameter.name])
+    if manager == "launchd" and STALL_OPTION not in words:  # it has no watchdog
+        words += [STALL_OPTION, str(STALL_SECONDS)]
+    return Given(node, state, tuple(words))
+
+
+def _check(node: str, values: dict[str, Any]) -> None:
+    if not re.fullmatch(NAME_PATTERN, node):
+        raise InvalidInputError("--name", f"{node!r} is no node name: lower-case letters, digits, '.', '_' and '-'")
+    if values["leash"]:
+        raise InvalidInputError("--leash", "a service has no standard input to be let go by")
+    for name in ("listen", "live"):
+        if values[name] is not None:
+            sockets.check_bind(values[name])
+    if values["cluster"] is not None and node not in cluster.read(values["cluster"]).nodes:
+        raise InvalidInputError("--name", f"no node {node!r} in {values['cluster']}")
+
+
+def _is_given(parsed: Any, name: str) -> bool:
+    return bool(parsed.get_parameter_source(name).name == "COMMANDLINE")
+
+
+def _words(parameter: Any, value: Any) -> list[str]:
+    option = parameter.opts[0]
+    if isinstance(value, bool):
+        return [option] if value else parameter.secondary_opts[:1]
+    items = value if isinstance(value, list | tuple) else [value]
+    return [word for item in items for word in (option, str(item.absolute() if isinstance(item, Path) else item))]

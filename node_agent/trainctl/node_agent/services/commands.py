@@ -1,0 +1,236 @@
+"""`trainctl-agent install`, `uninstall` and `status`: the agent as a service of this machine."""
+
+import json as json_text
+import os
+import pwd
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trainctl.node_agent.services import arguments, launchd, report
+from trainctl.node_agent.services.machine import (
+    SETTLE_SECONDS,
+    Found,
+    Machine,
+    ManagerError,
+    NoManagerError,
+    carry_out,
+    home_of,
+    own_command,
+)
+from trainctl.node_agent.services.service import Call, Manager, Scope, Service, State, Step
+from trainctl.protocol import environment
+from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, TrainctlError
+
+NOT_RUNNING, NOT_INSTALLED = 3, 4
+"""Exit codes of `status`, as systemctl's."""
+CARRIED = ("TRAINCTL_CLUSTER", "TRAINCTL_KEYS", "XDG_CONFIG_HOME")
+"""Variables that say where things are: where this shell has them, the service has them too."""
+_CODES = ((NoManagerError, "no-service-manager"), (NotAuthorisedError, "not-authorised"), (InvalidInputError, "usage"))
+
+User = Annotated[bool, typer.Option("--user", help="This user's service instead of the machine's; needs no root.")]
+Named = Annotated[
+    str, typer.Option("--manager", metavar="systemd|launchd", help="Default: the one that runs this machine.")
+]
+Dry = Annotated[bool, typer.Option("--dry-run", help="Show the file and the commands; change nothing.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(install)
+    app.command()(uninstall)
+    app.command()(status)
+
+
+def install(
+    context: typer.Context,
+    user: User = False,
+    run_as: Annotated[
+        str, typer.Option(help="The user whose processes these are; default: who calls, or who called sudo.")
+    ] = "",
+    nice: Annotated[int | None, typer.Option(min=-20, max=19, help="Nice value of the agent and its trainers.")] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable of its environment; may be repeated.")
+    ] = None,
+    manager: Named = "",
+    dry_run: Dry = False,
+    json: Json = False,
+) -> None:
+    """Have this machine run the agent from now on; takes every option of `run`, such as --name and --listen.
+
+    Exit codes: 0 it runs (or did so already), 1 the service manager or the agent failed, 2 usage, 6 root is needed,
+    7 no service manager.
+    """
+    with _Told(json):
+        machine = _machine(user, manager)
+        owner = _owner(machine.scope, run_as)
+        if user and nice is not None and nice < 0:
+            raise InvalidInputError("--nice", f"{nice} is not a user's to give; a service of the machine may have it")
+        service = _service(context, machine, owner, nice, env or [])
+        _install(machine, service, dry_run=dry_run, json=json)
+
+
+def _install(machine: Machine, service: Service, *, dry_run: bool, json: bool) -> None:
+    said = report.remarks(service, machine, launchd.LACKS)
+    found = _guess(machine, said) if dry_run else machine.look()
+    steps = machine.install_steps(service, found)
+    if dry_run:
+        text = report.plan_text(steps) or "nothing to do: it is installed like this, and runs"
+        _say(text, said, json=json, changed=bool(steps), dry_run=True, **report.plan_fields(steps))
+        return
+    failed = _begin(machine, service, steps)
+    said += [step.else_say for step in failed if isinstance(step, Call)]
+    done = [report.step_line(step) for step in steps if step not in failed]
+    found = machine.settled(SETTLE_SECONDS if steps else 0.0)
+    fields = report.status_fields(machine, found)
+    if not fields["running"]:
+        raise ManagerError(f"installed, but not running ({found.state.detail}); see {_where_it_says(machine, service)}")
+    head = "installed" if done else "nothing changed: it was installed like this, and runs"
+    _say(f"{head}\n{report.status_text(fields)}", said, json=json, changed=bool(done), steps=done, **fields)
+
+
+def _guess(machine: Machine, said: list[str]) -> Found:
+    """What there is, as far as can be seen: a dry run may be of another kind of machine."""
+    try:
+        return machine.look()
+    except (ManagerError, NoManagerError) as error:
+        said.append(f"shown as if nothing were installed: {error}")
+        return Found(machine.file, None, State(), None)
+
+
+def _begin(machine: Machine, service: Service, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    if not steps:
+        return ()
+    machine.check_allowed()
+    try:
+        return carry_out(steps)
+    except ManagerError as error:
+        raise ManagerError(f"{error}; the agent says why in {_where_it_says(machine, service)}") from None
+
+
+def uninstall(user: User = False, manager: Named = "", dry_run: Dry = False, json: Json = False) -> None:
+    """Stop the service and remove it. Trainers go on for a while, as if the agent were restarted; runs and keys stay.
+
+    Exit codes: 0 it is gone (or was not there), 1 the service manager failed, 6 root is needed, 7 no service manager.
+    """
+    with _Told(json):
+        machine = _machine(user, manager)
+        found = machine.look()
+        steps, own = machine.uninstall_steps(found), found.own(machine.manager)
+        state = own.logs.parent.parent if own else None
+        if dry_run:
+            text = report.plan_text(steps) or f"nothing to do: no {found.file}"
+            _say(text, [], json=json, changed=bool(steps), dry_run=True, **report.plan_fields(steps))
+            return
+        if steps:
+            machine.check_allowed()
+            carry_out(steps)
+        text = f"removed {found.file}" if steps else f"nothing changed: no {found.file}"
+        said = [f"left in place: runs and logs in {state}, and keys" if state else "runs, logs and keys stay in place"]
+        done = [report.step_line(step) for step in steps]
+        _say(text, said, json=json, changed=bool(steps), steps=done, file=str(found.file), state=str(state or ""))
+
+
+def status(user: User = False, manager: Named = "", json: Json = False) -> None:
+    """Say whether the service is installed and runs, since when, and where its file and log are.
+
+    Exit codes: 0 it runs, 3 it doesn't, 4 it isn't installed, 1 the service manager failed, 7 no service manager.
+    """
+    with _Told(json):
+        machine = _machine(user, manager)
+        fields = report.status_fields(machine, machine.look())
+        other = Machine("system" if user else "user", machine.manager)
+        said = []
+        if not fields["installed"] and other.file.exists():
+            said.append(f"there is a service of the {'machine' if user else 'user'}: {other.file}")
+        _say(report.status_text(fields), said, json=json, **fields)
+        if not fields["running"]:
+            raise typer.Exit(NOT_RUNNING if fields["installed"] else NOT_INSTALLED)
+
+
+# ---------------------------------------------------------------- from what was typed to a service
+
+
+def _machine(user: bool, manager: str) -> Machine:
+    scope: Scope = "user" if user else "system"
+    known: dict[str, Manager | None] = {"": None, "systemd": "systemd", "launchd": "launchd"}
+    if manager not in known:
+        raise InvalidInputError("--manager", f"{manager!r} is neither systemd nor launchd")
+    return Machine(scope, known[manager])
+
+
+def _caller() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        raise InvalidInputError("--run-as", f"this user, {os.geteuid()}, has no name here: name another") from None
+
+
+def _owner(scope: Scope, run_as: str) -> str:
+    here = _caller()
+    if scope == "user":
+        if run_as not in ("", here):
+            raise InvalidInputError("--run-as", f"a user's service is that user's own; call this as {run_as}")
+        return here
+    chosen = run_as or (os.environ.get("SUDO_USER", "") if os.geteuid() == 0 else "") or here
+    home_of(chosen)
+    return chosen
+
+
+def _service(context: typer.Context, machine: Machine, owner: str, nice: int | None, env: list[str]) -> Service:
+    own = owner == _caller()
+    given = arguments.of_run(context, machine.manager, None if own else home_of(owner))
+    variables = {name: os.environ[name] for name in CARRIED if own and os.environ.get(name)} | _variables(env)
+    return Service(
+        node=given.node, command=(*own_command(), "run", *given.words), scope=machine.scope, user=owner,
+        logs=given.state / given.node / "logs", nice=nice, environment=tuple(sorted(variables.items())),
+    )  # fmt: skip
+
+
+def _variables(env: list[str]) -> dict[str, str]:
+    made = {}
+    for item in env:
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise InvalidInputError("--env", f"{item!r} is not of the form NAME=VALUE")
+        environment.check_name(name, "--env")
+        environment.check_value(value, f"--env {name}")
+        made[name] = value
+    return made
+
+
+# ---------------------------------------------------------------- output
+
+
+def _where_it_says(machine: Machine, service: Service) -> Path | str:
+    if machine.manager == "systemd":
+        return f"{service.logs / report.AGENT_LOG}, or journalctl -u {machine.service}"
+    return service.logs / launchd.BOOT_LOG
+
+
+def _say(text: str, said: list[str], *, json: bool, **fields: Any) -> None:
+    if json:
+        print(json_text.dumps({"ok": True, **fields, "remarks": said}))
+        return
+    print(text)
+    for remark in said:
+        print(f"note: {remark}")
+
+
+class _Told:
+    """Around a command: with --json a failure is one object on standard output too."""
+
+    def __init__(self, json: bool) -> None:
+        self._json = json
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if not (self._json and isinstance(error, TrainctlError)):
+            return
+        code = next((code for kind, code in _CODES if isinstance(error, kind)), "failed")
+        print(json_text.dumps({"ok": False, "error": {"code": code, "text": str(error)}}))
+        sys.exit(error.exit_code)

@@ -1,0 +1,141 @@
+"""The agent as a launchd job: its property list, what launchctl says, and the steps that install and remove it."""
+
+import plistlib
+import re
+from pathlib import Path
+from typing import Any
+from xml.parsers.expat import ExpatError
+
+from trainctl.node_agent.services.service import (
+    OPEN_FILES,
+    STOP_SECONDS,
+    Call,
+    Folder,
+    Installed,
+    Remove,
+    Scope,
+    Service,
+    State,
+    Step,
+    UntilFails,
+    Write,
+    variables,
+)
+
+LABEL = "trainctl.agent"
+FILE_NAME = f"{LABEL}.plist"
+BOOT_LOG = "boot.log"
+"""What the agent prints before it has its own log, and what ends it there."""
+LACKS = (
+    "a LaunchAgent starts at login and ends at logout, and macOS asks for Local Network permission on its behalf: "
+    'other nodes can be "No route to host" until that is given; without --user it is a LaunchDaemon, which is spared '
+    "both"
+)
+_GONE_SECONDS = STOP_SECONDS + 10.0
+
+
+def plist(service: Service) -> bytes:
+    """The property list."""
+    boot_log = str(service.logs / BOOT_LOG)
+    job: dict[str, Any] = {
+        "Label": LABEL,
+        "ProgramArguments": list(service.command),
+        "EnvironmentVariables": variables(service, "launchd"),
+        "RunAtLoad": True,
+        "KeepAlive": True,
+        "ThrottleInterval": 10,  # seconds between two starts
+        "ExitTimeOut": STOP_SECONDS,
+        "ProcessType": "Interactive",  # any other throttles processor and disk; Background means efficiency cores
+        "AbandonProcessGroup": True,  # trainers outlive a restart
+        "LegacyTimers": True,  # no timer is put off to save power
+        "Umask": "0077",  # text, which is read as octal; a number would be decimal
+        "SoftResourceLimits": {"NumberOfFiles": OPEN_FILES},
+        "StandardOutPath": boot_log,
+        "StandardErrorPath": boot_log,
+    }
+    if service.nice is not None:
+        job["Nice"] = service.nice
+    if service.scope == "system":
+        job["UserName"] = service.user
+    return plistlib.dumps(job)
+
+
+def parsed(data: bytes) -> dict[str, Any]:
+    """A property list as launchd takes it. Raises ValueError for one that is none, or lacks what a job needs."""
+    try:
+        job = plistlib.loads(data)
+    except (plistlib.InvalidFileException, ExpatError, ValueError, OverflowError) as error:
+        raise ValueError(f"not a property list: {error}") from None
+    if not (isinstance(job, dict) and isinstance(job.get("Label"), str) and job.get("ProgramArguments")):
+        raise ValueError("no job: it needs Label and ProgramArguments")
+    return job
+
+
+def installed(data: bytes) -> Installed | None:
+    """What a property list of ours says of itself; None for another's."""
+    try:
+        job = parsed(data)
+        words = job["ProgramArguments"]
+        return Installed(words[words.index("--name") + 1], Path(job["StandardErrorPath"]).parent)
+    except (ValueError, KeyError, IndexError, TypeError):
+        return None
+
+
+def domain(scope: Scope, uid: int) -> str:
+    """Where launchd keeps jobs of a scope: a LaunchAgent's is of the user's session at the screen."""
+    return "system" if scope == "system" else f"gui/{uid}"
+
+
+def target(scope: Scope, uid: int) -> str:
+    return f"{domain(scope, uid)}/{LABEL}"
+
+
+def question(scope: Scope, uid: int) -> tuple[str, ...]:
+    """The command whose output `state` reads; it fails if the job isn't loaded."""
+    return "launchctl", "print", target(scope, uid)
+
+
+def disabled_question(scope: Scope, uid: int) -> tuple[str, ...]:
+    return "launchctl", "print-disabled", domain(scope, uid)
+
+
+def state(text: str | None, disabled: str) -> State:
+    """What `launchctl print` and `print-disabled` say, None for a job that isn't loaded."""
+    enabled = re.search(rf'"{re.escape(LABEL)}" => (disabled|true)\b', disabled) is None
+    if text is None:
+        return State(enabled=enabled, detail="not loaded")
+    # The first of each is the job's own; those of its endpoints are further in.
+    said = re.search(r"^\s*state = (.+?)\s*$", text, re.MULTILINE)
+    pid = re.search(r"^\s*pid = (\d+)\s*$", text, re.MULTILINE)
+    detail = said[1] if said else "loaded"
+    return State(True, enabled, pid is not None and detail == "running", int(pid[1]) if pid else None, detail)
+
+
+def install_steps(service: Service, file: Path, before: bytes | None, now: State, uid: int) -> tuple[Step, ...]:
+    """From how things are to a job that runs as the property list says; none where all is so already."""
+    data = plist(service)
+    parsed(data)
+    changed, at = data != before, target(service.scope, uid)
+    steps: list[Step] = []
+    if changed:
+        steps += [*_out(service.scope, uid, now), Folder(service.logs, service.user), Write(file, data)]
+    if not now.enabled:
+        steps.append(Call(("launchctl", "enable", at)))
+    if changed or not now.loaded:
+        steps.append(Call(("launchctl", "bootstrap", domain(service.scope, uid), str(file))))
+    elif not now.running:
+        steps.append(Call(("launchctl", "kickstart", at)))
+    return tuple(steps)
+
+
+def uninstall_steps(scope: Scope, file: Path, before: bytes | None, now: State, uid: int) -> tuple[Step, ...]:
+    """Ends the agent, not its trainers, and forgets the job; none where there is nothing of it."""
+    return (*_out(scope, uid, now), *([Remove(file)] if before is not None else []))
+
+
+def _out(scope: Scope, uid: int, now: State) -> list[Step]:
+    """`bootout` returns before the job has ended, and until then it can't be loaded again."""
+    if not now.loaded:
+        return []
+    at = target(scope, uid)
+    return [Call(("launchctl", "bootout", at)), UntilFails(("launchctl", "print", at), _GONE_SECONDS)]

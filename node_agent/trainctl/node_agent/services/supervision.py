@@ -1,0 +1,104 @@
+"""What the agent does for whoever supervises it, while it serves: says that it is ready, lives and stops; ends by
+itself where nobody counts its beats; and keeps a log."""
+
+import asyncio
+import contextlib
+import os
+import resource
+import traceback
+from collections.abc import AsyncIterator, Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Protocol
+
+from trainctl.node_agent.publisher import Publisher
+from trainctl.node_agent.services import agent_log
+from trainctl.node_agent.services.agent_log import log
+from trainctl.node_agent.services.notify import Notifier, from_environment
+from trainctl.node_agent.services.stall import StallGuard
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import TrainctlError
+
+BEAT_SECONDS = 1.0
+_BEATS = 4
+"""At least so many while a limit passes."""
+
+
+class Working(Protocol):
+    """Of an agent that has bound its addresses, what is needed here."""
+
+    directory: Path
+    publisher: Publisher
+
+    @property
+    def doing(self) -> str:
+        """A line on what it does."""
+
+
+@contextlib.asynccontextmanager
+async def at_work(agent: Working, stall_seconds: float) -> AsyncIterator[None]:
+    """Around an agent's serving. Raises TrainctlError, its one line naming the log, for what must not happen."""
+    notifier = from_environment(os.environ)
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    with contextlib.closing(notifier), agent_log.kept(agent.directory) as traces:
+        log.info("started: %s, pid %s, version %s, %s open files", agent.doing, os.getpid(), version("trainctl"), files)
+        _listen(agent.publisher)
+        try:
+            async with supervised(notifier, stall_seconds, lambda: agent.doing, traces):
+                yield
+        except TrainctlError as error:
+            log.error("ended: %s", error)
+            raise
+        except Exception as error:
+            log.exception("ended by a fault")
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            text = f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
+            raise TrainctlError(f"a fault of the agent's own: {text}; see {agent_log.path(agent.directory)}") from error
+        log.info("stopped: %s", agent.doing)
+
+
+def _listen(publisher: Publisher) -> None:
+    """Have the log hear what is published, after whoever does already."""
+    before = publisher.on_publish
+
+    def both(message: m.Live) -> None:
+        before(message)
+        agent_log.heard(message)
+
+    publisher.on_publish = both
+
+
+@contextlib.asynccontextmanager
+async def supervised(
+    notifier: Notifier, stall_seconds: float, doing: Callable[[], str], traces: Callable[[], IO[str] | None]
+) -> AsyncIterator[None]:
+    """`stall_seconds`: how long the event loop may stand still before the process ends, 0 for as long as it likes."""
+    guard = StallGuard(stall_seconds, _tell_stall, traces) if stall_seconds else None
+    limits = [limit / _BEATS for limit in (notifier.watchdog_seconds, stall_seconds) if limit]
+    notifier.ready(doing())
+    beating = asyncio.create_task(_beat(notifier, guard, doing, min([BEAT_SECONDS, *limits])), name="supervision")
+    if guard is not None:
+        guard.start()
+    try:
+        yield
+    finally:
+        notifier.stopping()
+        if guard is not None:
+            guard.stop()
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+
+
+async def _beat(notifier: Notifier, guard: StallGuard | None, doing: Callable[[], str], seconds: float) -> None:
+    """On the event loop, so that it beats only while that turns."""
+    while True:
+        notifier.beat(doing())
+        if guard is not None:
+            guard.beat()
+        await asyncio.sleep(seconds)
+
+
+def _tell_stall(seconds: float) -> None:
+    log.critical(
+        "the event loop has stood still for %.3g s: the agent ends, for its supervisor to start it again", seconds
+    )

@@ -1,0 +1,62 @@
+"""Digests by which ranks, and the doctor, know that nodes hold the same model and data files."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainctl.protocol.messages import FileDigest
+
+MAX_FILES = 64
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Digests:
+    """Of some files: of all together, and of each, so that the one that differs can be named."""
+
+    whole: str
+    files: tuple[FileDigest, ...]  # at most MAX_FILES: the last stands for the rest
+
+
+def files_digests(files: Iterable[Path], root: Path) -> Digests:
+    """SHA-256 over the name, size and content of each file, in the order given; in the list, files are named from
+    `root`."""
+    whole, each = hashlib.sha256(), []
+    for path in files:
+        own = hashlib.sha256()
+        for part in _parts(path):
+            whole.update(part)
+            own.update(part)
+        each.append(FileDigest(path.relative_to(root).as_posix(), own.hexdigest()))
+    return Digests(whole.hexdigest(), _listed(each))
+
+
+def model_digests(model: Path) -> Digests:
+    """Of a Hugging Face directory's configuration and weights."""
+    return files_digests([model / "config.json", *sorted(model.glob("*.safetensors"))], model)
+
+
+def data_files(path: Path) -> list[Path]:
+    """The files that data are read from, in order: a folder's *.txt, or the file itself."""
+    return sorted(path.rglob("*.txt")) if path.is_dir() else [path]
+
+
+def data_digests(path: Path) -> Digests:
+    """Of the files that data are read from."""
+    return files_digests(data_files(path), path if path.is_dir() else path.parent)
+
+
+def _parts(path: Path) -> Iterator[bytes]:
+    yield f"{path.name} {path.stat().st_size}\n".encode()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk
+
+
+def _listed(each: list[FileDigest]) -> tuple[FileDigest, ...]:
+    if len(each) <= MAX_FILES:
+        return tuple(each)
+    rest = each[MAX_FILES - 1 :]
+    together = hashlib.sha256("".join(f"{file.name} {file.digest}\n" for file in rest).encode()).hexdigest()
+    return (*each[: MAX_FILES - 1], FileDigest(f"{len(rest)} more files", together))

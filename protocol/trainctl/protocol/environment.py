@@ -1,0 +1,50 @@
+"""Which environment variables a run file may give a trainer: those of its libraries, not those that choose its code.
+
+Who may start a run may not therefore run programs of their own on a node: what the system's loader, Python or a library
+would take code from comes from the node's own environment (`trainctl-agent install --env`), as does what trainctl and
+its engines set themselves.
+"""
+
+import re
+from collections.abc import Mapping
+
+from trainctl.protocol.errors import InvalidInputError
+
+MOST_VARIABLES = 64
+MOST_BYTES = 4000
+"""Of one value."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_OURS = re.compile(
+    r"TRAINCTL_.*|GLOO_SOCKET_IFNAME|NCCL_SOCKET_IFNAME|MLX_(RANK|WORLD_SIZE|HOSTFILE|IBV_DEVICES|JACCL_COORDINATOR)"
+    r"|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_(ADDR|PORT)|NOTIFY_SOCKET|WATCHDOG_.*|LISTEN_.*"
+)
+_CODE = re.compile(
+    r"PYTHON.*|LD_.*|DYLD_.*|PATH|HOME|SHELL|ENV|BASH_ENV|IFS|GCONV_PATH|GLIBC_TUNABLES|CC|CXX|XDG_.*|TMPDIR"
+    r"|.*(PRELOAD|PLUGIN|INJECTION|LIBRAR|LIB_PATH|LIBPATH|EXTENSION|AUDIT|_DLL|MODULES?_|COMPILER).*"
+)
+
+
+def check(variables: Mapping[str, str], where: str) -> None:
+    """Whether a trainer may be given these. Raises InvalidInputError naming `where` and the variable."""
+    if len(variables) > MOST_VARIABLES:
+        raise InvalidInputError(where, f"{len(variables)} variables are over the {MOST_VARIABLES} that fit")
+    for name, value in variables.items():
+        check_name(name, where)
+        check_value(value, f"{where}.{name}")
+        if _OURS.fullmatch(name):
+            raise InvalidInputError(f"{where}.{name}", "is set by trainctl itself")
+        if _CODE.fullmatch(name):
+            problem = "chooses which code runs; set it on the node: trainctl-agent install --env"
+            raise InvalidInputError(f"{where}.{name}", problem)
+
+
+def check_name(name: str, where: str) -> None:
+    """Raises InvalidInputError for what no environment variable is called."""
+    if not _NAME.fullmatch(name):
+        raise InvalidInputError(where, f"{name[:40]!r} is no variable's name: letters, digits and '_'")
+
+
+def check_value(value: str, where: str) -> None:
+    """Raises InvalidInputError for text that can't be a variable's value."""
+    if "\0" in value or len(value.encode(errors="replace")) > MOST_BYTES:
+        raise InvalidInputError(where, f"needs text of at most {MOST_BYTES} bytes, without a zero byte")

@@ -1,0 +1,145 @@
+"""What a machine and its installation are like, read here and judged by `trainctl doctor`; nothing is changed."""
+
+import contextlib
+import os
+import platform
+import re
+import resource
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from ipaddress import IPv4Interface
+from pathlib import Path
+
+import psutil
+
+from trainctl.protocol import messages as m
+
+LIBRARIES = (
+    "torch", "mlx", "mlx-lm", "transformers", "safetensors", "numpy", "pyzmq", "msgpack", "msgspec", "psutil",
+)  # fmt: skip
+VARIABLES = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "CUDA_VISIBLE_DEVICES",
+    "CUDA_LAUNCH_BLOCKING", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ENABLE_MPS_FALLBACK",
+    "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "MLX_METAL_FAST_SYNCH", "MLX_METAL_PREALLOCATE", "MLX_DISABLE_COMPILE",
+    "MLX_HOSTFILE", "MLX_RANK", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", "RANK",
+    "WORLD_SIZE", "LD_PRELOAD", "DYLD_INSERT_LIBRARIES",
+)  # fmt: skip
+"""Variables of the environment that change how a rank computes, or are thought to."""
+_VALUE_CHARACTERS = 200
+_LID = Path("/proc/acpi/button/lid")
+
+
+def gather(node: str, keys_folder: Path, state_folder: Path, rid: str = "") -> m.Facts:
+    """This machine's, now. Takes some 50 ms."""
+    received_at, disk, battery = time.time(), _disk(state_folder), _battery()
+    return m.Facts(
+        rid=rid, node=node, received_at=received_at, version=_version("trainctl") or "", system=platform.system(),
+        python=platform.python_version(), release=platform.release(), machine=platform.machine(),
+        libraries={name: found for name in LIBRARIES if (found := _version(name))},
+        environment={name: os.environ[name][:_VALUE_CHARACTERS] for name in VARIABLES if name in os.environ},
+        keys_folder=str(keys_folder), key_files=tuple(_key_files(keys_folder)), state_folder=str(state_folder),
+        disk_free_bytes=disk and disk[0], disk_total_bytes=disk and disk[1],
+        memory_total_bytes=psutil.virtual_memory().total, memory_limit_bytes=memory_limit(), open_files=_open_files(),
+        interfaces=tuple(_interfaces()), on_battery=battery and battery[0], battery_percent=battery and battery[1],
+        lid_closed=_lid_closed(), at=time.time(),
+    )  # fmt: skip
+
+
+def memory_limit(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes that this process's control group may take, the tightest of it and those above; None without one."""
+    try:
+        lines = proc.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    limits = [limit for line in lines for folder, name in _limit_files(line, root) if (limit := _limit(folder / name))]
+    return min(limits, default=None)
+
+
+def _limit_files(line: str, root: Path) -> Iterator[tuple[Path, str]]:
+    """Where the limits for one line of /proc/self/cgroup are: `0::/a/b` of version 2, `5:memory:/a/b` of version 1."""
+    number, _, rest = line.partition(":")
+    controllers, _, path = rest.partition(":")
+    if number == "0" and not controllers:
+        base, name = root, "memory.max"
+    elif "memory" in controllers.split(","):
+        base, name = root / "memory", "memory.limit_in_bytes"
+    else:
+        return
+    here = Path(path.lstrip("/"))
+    for folder in (here, *here.parents):
+        yield base / folder, name
+
+
+def _limit(file: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        found = int(file.read_text("ascii"))
+        return found if found < 2**60 else None  # version 1 says "none" by a huge number
+    return None
+
+
+def lid_closed_by_ioreg(text: str) -> bool | None:
+    """Of what `ioreg -r -k AppleClamshellState -d 4` prints; None for a Mac without a lid."""
+    found = re.search(r'"AppleClamshellState" = (Yes|No)', text)
+    return None if found is None else found[1] == "Yes"
+
+
+def _lid_closed() -> bool | None:
+    if sys.platform == "darwin":
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            command = ["/usr/sbin/ioreg", "-r", "-k", "AppleClamshellState", "-d", "4"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=2, check=False)
+            return lid_closed_by_ioreg(done.stdout)
+        return None
+    states = []
+    with contextlib.suppress(OSError):
+        states = [file.read_text("ascii", "replace") for file in _LID.glob("*/state")]
+    return any("closed" in state for state in states) if states else None
+
+
+def _battery() -> tuple[bool | None, float] | None:
+    found = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    return None if found is None else (None if found.power_plugged is None else not found.power_plugged, found.percent)
+
+
+def _disk(folder: Path) -> tuple[int, int] | None:
+    """Free and all bytes of the disk that a folder is on, or would be."""
+    for place in (folder, *folder.parents):
+        with contextlib.suppress(OSError):
+            usage = psutil.disk_usage(str(place))
+            return usage.free, usage.total
+    return None
+
+
+def _key_files(folder: Path) -> Iterator[m.FileFacts]:
+    with contextlib.suppress(OSError):
+        for file in (folder, *sorted(folder.iterdir())):
+            found = file.lstat()
+            yield m.FileFacts(path=str(file), mode=stat.S_IMODE(found.st_mode), is_own=found.st_uid == os.getuid())
+
+
+def _interfaces() -> Iterator[m.InterfaceFacts]:
+    stats = psutil.net_if_stats()
+    for name, entries in sorted(psutil.net_if_addrs().items()):
+        addresses = tuple(
+            IPv4Interface(f"{entry.address}/{entry.netmask or 32}").with_prefixlen
+            for entry in entries
+            if entry.family == socket.AF_INET
+        )
+        yield m.InterfaceFacts(name=name, is_up=name in stats and stats[name].isup, addresses=addresses)
+
+
+def _open_files() -> int | None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,130 @@
+"""What a socket's handshakes say of the other side: that it refuses this side's key, wants keys, or has none."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from trainctl.protocol.errors import NotAuthorisedError
+from trainctl.protocol.keyring import Credentials
+
+MECHANISM_MISMATCH = 0x11000002
+"""Of HANDSHAKE_FAILED_PROTOCOL: one side has keys and the other none."""
+QUICK_SECONDS = 1.5
+"""A handshake that fails sooner was broken off by the other side, one that fails later was never answered."""
+_EVENTS = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class Handshakes:
+    """The verdict over a sequence of a connecting socket's events. Pure: time comes with each event."""
+
+    def __init__(self, address: str, credentials: Credentials | None) -> None:
+        self._address, self._credentials = address, credentials
+        self._connected_at, self._broken_off = 0.0, 0
+
+    def take(self, event: int, value: int, now: float) -> NotAuthorisedError | None:
+        """Why there will be no connection, once that is certain."""
+        if event == zmq.EVENT_CONNECTED:
+            self._connected_at = now
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._broken_off = 0
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return NotAuthorisedError(self._unknown())
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == MECHANISM_MISMATCH:
+            return NotAuthorisedError(self._mismatch())
+        elif self._credentials is not None and now - self._connected_at < QUICK_SECONDS:
+            self._broken_off += 1  # once may be an agent that ends
+            if self._broken_off > 1:
+                return NotAuthorisedError(self._wrong_server())
+        return None
+
+    def _unknown(self) -> str:
+        if self._credentials is None:
+            return f"{self._address}: its agent refuses those without keys"
+        own = self._credentials.own
+        return (
+            f"{self._address}: its agent doesn't let the key of {own.name} in; on that machine: "
+            f"trainctl keys authorize {own.name} '{own.public}' --role {self._credentials.role}"
+        )
+
+    def _mismatch(self) -> str:
+        if self._credentials is not None:
+            return (
+                f"{self._address}: its agent uses no keys, and one with the key {self._credentials.server} is expected"
+            )
+        return (
+            f"{self._address}: its agent wants keys: name its key in the cluster file ([nodes.NAME] key), "
+            "or give it with --server-key or $TRAINCTL_SERVER_KEY"
+        )
+
+    def _wrong_server(self) -> str:
+        assert self._credentials is not None
+        known = self._credentials.server
+        return f"{self._address}: what answers there doesn't have the key that its agent is known by ({known})"
+
+
+class HandshakeWatch:
+    """Watches one asyncio socket, which is not connected yet, for as long as `start` to `close`."""
+
+    def __init__(
+        self, socket: Any, address: str, credentials: Credentials | None,
+        tell: Callable[[NotAuthorisedError], None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        """`tell` is called with each verdict."""
+        self._socket, self._handshakes, self._tell = socket, Handshakes(address, credentials), tell
+        self._monitor = socket.get_monitor_socket(_EVENTS)
+        self._verdict = _new_verdict()
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._watch(), name="trainctl-handshakes")
+
+    @property
+    def verdict(self) -> NotAuthorisedError | None:
+        """Why there is no connection, if that is certain."""
+        return self._verdict.result() if self._verdict.done() else None
+
+    async def race(self, work: "asyncio.Future[Any]", seconds: float) -> None:
+        """Wait for `work`, which is cancelled if it doesn't come. Raises TimeoutError, or NotAuthorisedError as soon
+        as it is certain that nothing will come."""
+        try:
+            await asyncio.wait({work, self._verdict}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not work.done():
+                work.cancel()
+        if not work.cancelled() and work.done():
+            return
+        if self._verdict.done():
+            raise self._verdict.result()
+        raise TimeoutError
+
+    async def _watch(self) -> None:
+        while True:
+            told = parse_monitor_message(await self._monitor.recv_multipart())
+            event = int(told["event"])
+            verdict = self._handshakes.take(event, int(told["value"]), time.monotonic())
+            if verdict is not None:
+                self._verdict = self._verdict if not self._verdict.done() else _new_verdict()
+                self._verdict.set_result(verdict)
+                self._tell(verdict)
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED and self._verdict.done():
+                self._verdict = _new_verdict()
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._socket.disable_monitor()
+
+
+def _new_verdict() -> "asyncio.Future[NotAuthorisedError]":
+    return asyncio.get_running_loop().create_future()

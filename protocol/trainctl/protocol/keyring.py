@@ -1,0 +1,103 @@
+"""Which keys a client shows to the agent at an address, and by which it knows that agent."""
+
+import os
+import socket
+from typing import Literal, NamedTuple
+
+from trainctl.protocol import cluster, sockets
+from trainctl.protocol.cluster import Cluster
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.keys import KeyFolder, KeyPair, Role, check_public
+
+
+class Credentials(NamedTuple):
+    """One side's own pair and the key that it expects of the other side."""
+
+    own: KeyPair
+    server: str  # Z85
+    role: Role = "operator"  # that the own pair is to have on the other side, for advice
+
+
+class Keyring:
+    """One of this machine's pairs and the agents' public keys, by address.
+
+    An agent's key is the one that was learned for its address, or that the cluster file names with it, or the one that
+    was given for an agent in general, or this machine's own agent's where the address is this machine's.
+    """
+
+    def __init__(
+        self, folder: KeyFolder | None = None, nodes: Cluster | None = None, server_key: str | None = None,
+        *, which: Literal["user", "agent"] = "user",
+    ) -> None:  # fmt: skip
+        """`nodes`: the default cluster file's unless given; `server_key`: $TRAINCTL_SERVER_KEY unless given; `which`:
+        whose pair is shown.
+
+        Raises InvalidInputError for a server key that is none.
+        """
+        self._folder, self._nodes, self._which = folder or KeyFolder(), nodes, which
+        given = server_key or os.environ.get("TRAINCTL_SERVER_KEY") or None
+        self._server_key = check_public(given) if given is not None else None
+        self._learned: dict[str, str | None] = {}
+
+    def learn(self, address: str, public: str | None) -> None:
+        """What an authenticated agent says of another one; the cluster file's word counts for more."""
+        self._learned[address] = public
+
+    def credentials(self, address: str) -> Credentials | None:
+        """What to speak to the agent at `address` with, None for one on loopback that is not known to have a key.
+
+        Raises InvalidInputError for one elsewhere whose key isn't known, and for a lack of own keys.
+        """
+        host = sockets.split(address).hostname or ""
+        is_near = sockets.is_near(address)
+        server = self._named(address)
+        if server is None and address in self._learned:
+            server = self._learned[address]
+        elif server is None:
+            server = self._server_key or (None if is_near else self._own_agent(host))
+        if server is not None:
+            own = self._folder.user() if self._which == "user" else self._folder.agent()
+            return Credentials(own, server)
+        if is_near:
+            return None
+        raise InvalidInputError(
+            address, "the key of its agent isn't known; that machine's trainctl keys list shows it: "
+            "name it in the cluster file ([nodes.NAME] key), or give it with --server-key or $TRAINCTL_SERVER_KEY",
+        )  # fmt: skip
+
+    def _named(self, address: str) -> str | None:
+        if self._nodes is None:
+            try:
+                self._nodes = cluster.read_default()
+            except InvalidInputError:
+                self._nodes = Cluster()  # who asks for the cluster is told; an address alone needs no such file
+        return next((entry.key for entry in self._nodes.nodes.values() if entry.address == address), None)
+
+    def _own_agent(self, host: str) -> str | None:
+        return self._folder.agent().public if is_own(host) and self._folder.has("agent") else None
+
+
+def is_own(host: str) -> bool:
+    """Whether a host's name or IP address is this machine's."""
+    import psutil  # not for every client
+
+    own = {entry.address.partition("%")[0] for entries in psutil.net_if_addrs().values() for entry in entries}
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return bool(found & own)
+
+
+_installed: Keyring | None = None
+
+
+def install(ring: Keyring | None) -> None:
+    """The keyring of this program, for clients that are given none."""
+    global _installed
+    _installed = ring
+
+
+def current() -> Keyring:
+    """The program's keyring, or one of the default files."""
+    return _installed or Keyring()

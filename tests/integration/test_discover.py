@@ -1,0 +1,29 @@
+"""An agent that advertises itself is found by `trainctl discover`, over real multicast sockets on loopback."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.integration.clusters import free_addresses
+from tests.tui.cli_calls import call_json
+
+
+def test_an_agent_that_advertises_itself_is_found(tmp_path: Path) -> None:
+    (address,) = free_addresses(1)
+    file = tmp_path / "cluster.toml"
+    file.write_text(f'advertise = true\n[nodes.loud]\naddress = "{address}"\n')
+    command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", "loud", "--cluster", str(file)]
+    with subprocess.Popen([*command, "--state", str(tmp_path)], stdout=subprocess.PIPE) as agent:
+        try:
+            assert agent.stdout is not None and agent.stdout.readline()
+            for _ in range(10):
+                found = call_json("discover", "--cluster", file, "--seconds", "2")["found"]
+                mine = [one for one in found if one["node"] == "loud"]
+                if mine:
+                    break
+            (told,) = mine
+            assert (told["address"], told["standing"]) == (address, "in the cluster file")
+            assert told["protocol"] == "1"
+        finally:
+            agent.terminate()
+            assert agent.wait(20) == 0

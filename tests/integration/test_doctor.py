@@ -1,0 +1,96 @@
+"""The doctor against real agents: what it finds of two nodes, of files that differ, and of one that isn't there."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import SHARED_PIDS
+from tests.integration.clusters import free_addresses
+from tests.integration.conftest import AgentProcess
+from tests.tui.cli_calls import call, call_json
+
+from trainctl.protocol.errors import RefusedError
+
+RUN = """
+[run]
+name = "sft"
+steps = 10
+[model]
+path = "{0}/model"
+[data]
+path = "{0}/data"
+tokenizer = "bytes"
+[batch]
+global = 8
+[optimizer]
+learning_rate = 1e-3
+[nodes.alpha]
+[nodes.beta]
+model_path = "{0}/copy"
+"""
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A folder with a cluster file, and the agents of two of its three nodes; gamma's has never run."""
+    folder = tmp_path_factory.mktemp("doctor")
+    names = ("alpha", "beta", "gamma")
+    addresses = dict(zip(names, free_addresses(len(names)), strict=True))
+    tables = [f'[nodes.{name}]\naddress = "{at}"\n' for name, at in addresses.items()]
+    (folder / "cluster.toml").write_text("".join(tables))
+    (folder / "run.toml").write_text(RUN.format(folder))
+    agents = [AgentProcess(folder / "state", name, folder / "cluster.toml").start() for name in names[:2]]
+    SHARED_PIDS.update(agent.process.pid for agent in agents if agent.process is not None)
+    yield folder, agents
+    for agent in agents:
+        agent.clean_up()
+
+
+def write(folder: Path, **files: str) -> None:
+    """model, copy and data, each of one text; the model is no tensor file: digests don't care."""
+    for name in ("model", "copy", "data"):
+        (folder / name).mkdir(exist_ok=True)
+    for name in ("model", "copy"):
+        (folder / name / "config.json").write_text("{}")
+        (folder / name / "model.safetensors").write_text(files.get(name, "weights"))
+    (folder / "data" / "a.txt").write_text("text")
+
+
+def test_files_of_all_nodes_are_compared_and_a_change_is_seen(pair: Any) -> None:
+    folder, _ = pair
+    write(folder)
+    found = call_json("doctor", folder / "run.toml", "--cluster", folder / "cluster.toml", status=3)
+    fails = [one for one in found["findings"] if one["level"] == "fail"]
+    assert [(one["node"], one["subject"]) for one in fails] == [("gamma", "reach")], fails
+    assert "trainctl-agent run --name gamma" in fails[0]["do"]
+    same = {one["subject"] for one in found["findings"] if one["text"].startswith("the same on alpha, beta")}
+    assert same == {"model", "data"}
+    write(folder, copy="other weights")
+    found = call_json("doctor", folder / "run.toml", "--cluster", folder / "cluster.toml", status=3)
+    (model,) = [one for one in found["findings"] if one["subject"] == "model" and one["level"] == "fail"]
+    assert model["node"] == "beta" and "model.safetensors" in model["text"]
+    assert model["do"] == f"on beta: rsync -av --checksum {folder}/model/ {folder}/copy/"
+
+
+def test_one_agent_that_is_well_is_exit_code_0(pair: Any) -> None:
+    _, (alpha, _) = pair
+    done = call("doctor", "--connect", alpha.address)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"ok    alpha: reach: {alpha.address} answers in ")
+    assert lines[-1].startswith("0 fail, ")
+    assert json.loads(call("doctor", "--connect", alpha.address, "--json").stdout)["counts"]["fail"] == 0
+
+
+def test_digests_are_of_models_and_data_alone(pair: Any) -> None:
+    folder, (alpha, _) = pair
+    write(folder)
+    (folder / "model" / "secret").write_text("not ours to read")
+    with alpha.client() as client:
+        files = client.digests("model", str(folder / "model")).files
+        assert [file.name for file in files] == ["config.json", "model.safetensors"]
+        assert "no such file" in client.digests("model", str(folder / "data")).problem.lower()
+        for path in ("model", f"{folder}/data/../model"):
+            with pytest.raises(RefusedError, match="absolute path"):
+                client.digests("model", path)

@@ -1,0 +1,168 @@
+"""What docs/scripting.md and examples/ say and do, against a run of two nodes that goes on meanwhile."""
+
+import doctest
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import SHARED_PIDS
+from tests.integration.clusters import FOREVER, free_addresses, on
+from tests.integration.conftest import AgentProcess, keep_processes, until, wait_for_end, wait_for_step
+from tests.tui.cli_calls import COMMAND, ENVIRONMENT
+from tests.tui.scripted import SNAPSHOT, scripted
+
+from trainctl.protocol import messages as m
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+NODES = ("studio", "mbp")
+SAMPLES = 24
+WRITTEN_ADDRESS = "tcp://127.0.0.1:7474"
+NODE_STEER = ("node", str(EXAMPLES / "nodejs" / "steer.mjs"))
+PYTHON_STEER = (sys.executable, str(EXAMPLES / "python" / "steer.py"))
+STEERS = [
+    pytest.param(PYTHON_STEER, id="python"),
+    pytest.param((*NODE_STEER, "--answer", "30"), id="nodejs", marks=pytest.mark.nodejs),
+]
+
+
+class Studio:
+    """The agent that leads a run of two nodes, and how a script is called so that it talks to it."""
+
+    def __init__(self, lead: AgentProcess, run: str) -> None:
+        self.lead, self.run = lead, run
+
+    def call(self, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
+        """A script to its end."""
+        return subprocess.run(
+            words, env={**ENVIRONMENT, "TRAINCTL_CONNECT": self.lead.address, **env}, capture_output=True, text=True,
+            check=False, stdin=subprocess.DEVNULL, timeout=120,
+        )  # fmt: skip
+
+    def shares(self) -> dict[str, int]:
+        with self.lead.client() as client:
+            run = client.snapshot(0).run
+        assert run is not None
+        return {rank.node: rank.share for rank in run.ranks}
+
+
+@pytest.fixture(scope="module")
+def studio(tmp_path_factory: pytest.TempPathFactory, run_config: Any) -> Iterator[Studio]:
+    """Two agents and a run over both of them that goes on and on, which the tests of this module share."""
+    folder = tmp_path_factory.mktemp("scripting")
+    file = folder / "cluster.toml"
+    addresses = zip(NODES, free_addresses(len(NODES)), strict=True)
+    file.write_text("".join(f'[nodes.{node}]\naddress = "{at}"\n' for node, at in addresses))
+    agents = [AgentProcess(folder / "state", node, file).start() for node in NODES]
+    SHARED_PIDS.update(agent.process.pid for agent in agents if agent.process is not None)
+    with agents[0].client(timeout_seconds=30) as client:
+        until(lambda: all(peer.state == "connected" for peer in client.snapshot(0).peers), 20, "the other agent")
+        config = run_config(run__steps=FOREVER, batch__global=SAMPLES, batch__micro=4, nodes=on(*NODES))
+        started = client.send("start-run", {"config": config}, timeout_seconds=120)
+        assert started.state == "applied", started.reason
+        assert started.run is not None
+        wait_for_step(client, 5)
+        keep_processes()
+        yield Studio(agents[0], started.run)
+        client.send("stop", {"checkpoint": False})
+        assert wait_for_end(client).state == "stopped"
+    for agent in agents:
+        agent.clean_up()
+
+
+@pytest.fixture(autouse=True)
+def _kept() -> Iterator[None]:
+    """Reducers that the shared run makes while a test goes on are not that test's."""
+    yield
+    keep_processes()
+
+
+# ---------------------------------------------------------------- the page
+
+
+def test_what_the_page_says_of_the_python_client_is_so(studio: Studio) -> None:
+    page = ROOT / "docs" / "scripting.md"
+    text = re.sub(r"^```.*$", "", page.read_text("utf-8"), flags=re.MULTILINE)
+    text = text.replace(WRITTEN_ADDRESS, studio.lead.address)
+    parsed = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
+    assert len(parsed.examples) > 20
+    said: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    failed, _ = runner.run(parsed, out=said.append)
+    assert failed == 0, "".join(said)
+
+
+# ---------------------------------------------------------------- examples
+
+
+@pytest.mark.parametrize("steer", STEERS)
+def test_it_shows_the_run_and_moves_samples_at_a_step_that_it_names(studio: Studio, steer: tuple[str, ...]) -> None:
+    for shares in ({"studio": 17, "mbp": 7}, {"studio": 15, "mbp": 9}):
+        before = studio.shares()
+        words = [f"{node}={share}" for node, share in shares.items()]
+        done = studio.call(*steer, *words)
+        assert (done.returncode, done.stderr) == (0, "")
+        head, *ranks, last = done.stdout.splitlines()
+        assert re.fullmatch(rf"{studio.run} running, step \d+/{FOREVER}, plan \d+, batch {SAMPLES}", head)
+        assert ranks == [f"  {node} run: {before[node]} samples" for node in NODES]
+        applied = re.fullmatch(r"rebalance applied at step (\d+): .* -> (.*)", last)
+        assert applied, last
+        assert sorted(applied[2].split()) == sorted(words)
+        assert studio.shares() == shares
+
+
+@pytest.mark.parametrize("steer", STEERS)
+def test_a_refusal_is_its_reason_and_exit_code_3_and_wrong_words_are_2(studio: Studio, steer: tuple[str, ...]) -> None:
+    before = studio.shares()
+    refused = studio.call(*steer, "studio=24", "mbp=24")
+    assert refused.returncode == 3
+    assert "rebalance rejected: " in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    wrong = studio.call(*steer, "studio=many")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert studio.shares() == before
+
+
+@pytest.mark.nodejs
+def test_the_nodejs_client_asks_again_under_the_same_id_when_its_command_or_the_reply_is_lost() -> None:
+    lost = 2
+
+    def answer(request: m.ClientRequest) -> list[Any]:
+        if not isinstance(request, m.Command):
+            return [agent.snapshot(run=SNAPSHOT.run)]
+        if len(agent.heard) <= lost:
+            return []
+        return [m.CommandReply(rid="", id=request.id, state="rejected", reason="no", field="shares")]
+
+    with scripted(answer) as agent:
+        words = ("--connect", agent.address, "--answer", "0.4", "studio=16")
+        done = subprocess.run([*NODE_STEER, *words], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (3, "steer.mjs: rebalance rejected: shares: no")
+    assert len(agent.heard) == lost + 1
+    assert len({command.id for command in agent.heard}) == 1
+    assert done.stderr.count(f"asking again under id {agent.heard[0].id}") == lost
+
+
+def test_the_asyncio_example_follows_steps_in_order(studio: Studio) -> None:
+    done = studio.call(sys.executable, str(EXAMPLES / "python" / "watch.py"), "--steps", "5")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("line: connecting\nline: connected\n")
+    steps = [int(step) for step in re.findall(r"^step (\d+)  loss \d", done.stdout, re.MULTILINE)]
+    assert steps == list(range(steps[0], steps[0] + 5))
+
+
+def test_the_shell_example_says_how_each_command_ended(studio: Studio) -> None:
+    trainctl = {"TRAINCTL": shlex.join(COMMAND)}
+    script = str(EXAMPLES / "shell" / "steer.sh")
+    done = studio.call(script, "studio", "2", **trainctl)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^resize-batch applied at step [\d,]+: .*2$", done.stdout, re.MULTILINE)
+    assert re.search(r"^checkpoint applied at step [\d,]+", done.stdout, re.MULTILINE)
+    refused = studio.call(script, "nowhere", "2", **trainctl)
+    assert (refused.returncode, refused.stderr.count("\n")) == (3, 1)
+    assert refused.stderr.startswith("trainctl: resize-batch rejected: ")

@@ -1,0 +1,85 @@
+"""An agent advertises itself over real multicast sockets on loopback, tells no secret, and works on when that fails."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+import zeroconf
+
+from trainctl.node_agent.advertisement import Advertisement
+from trainctl.protocol import cluster, discovery
+from trainctl.protocol.cluster import Cluster
+from trainctl.tui import discovering
+
+PUBLIC = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
+ADDRESS = "tcp://127.0.0.1:17474"
+
+
+def heard(advertisement: Advertisement, name: str) -> discovery.Advert:
+    """What somebody who listens is told of a node."""
+
+    async def both() -> tuple[discovery.Advert, ...]:
+        serving = asyncio.create_task(advertisement.serve())
+        try:
+            for _ in range(10):
+                found = await asyncio.to_thread(discovering.listen, 2.0)
+                if any(one.node == name for one in found):
+                    return found
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+        raise AssertionError(f"{name} was not heard: {found}")
+
+    return next(one for one in asyncio.run(both()) if one.node == name)
+
+
+def test_who_listens_hears_where_it_is_and_no_key() -> None:
+    found = heard(Advertisement("studio.one", ADDRESS, "0.1.0", PUBLIC), "studio.one")
+    assert found == discovery.Advert("studio.one", ADDRESS, "0.1.0", "1", discovery.fingerprint(PUBLIC))
+    assert PUBLIC not in str(found)
+
+
+class Hanging:
+    """A library that hangs in its constructor until it is let go, and then fails."""
+
+    let_go = threading.Event()
+
+    def __init__(self, **_: Any) -> None:
+        assert self.let_go.wait(30)
+        raise OSError("no multicast here")
+
+
+def test_a_library_that_hangs_and_fails_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(zeroconf, "Zeroconf", Hanging)
+
+    async def work() -> None:
+        serving = asyncio.create_task(Advertisement("studio", ADDRESS, "0.1.0").serve())
+        for _ in range(100):
+            await asyncio.sleep(0)  # the loop turns although the library hangs
+        Hanging.let_go.set()
+        async with asyncio.timeout(20):
+            while "not advertised" not in capsys.readouterr().err:
+                await asyncio.sleep(0.02)
+        assert not serving.done(), "a worker that ends would end the agent"
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+    asyncio.run(work())
+
+
+def test_a_stranger_s_words_are_cut_and_made_printable() -> None:
+    found = discovery.advert("10.0.0.9", 7474, {b"node": b"\x1b[2Jx" + b"y" * 500, b"version": None, b"key": b"\xff"})
+    assert found.node == ("[2Jx" + "y" * 500)[: discovery.MOST_CHARACTERS]
+    assert (found.version, found.protocol, found.fingerprint) == ("", "", "\N{REPLACEMENT CHARACTER}")
+
+
+def test_its_standing_is_told_by_the_cluster_file() -> None:
+    advert = discovery.Advert("studio", ADDRESS, "0.1.0", "1", discovery.fingerprint(PUBLIC))
+    entry = cluster.NodeEntry(address=ADDRESS)
+    assert discovering.standing(advert, None) == "not in the cluster file"
+    assert discovering.standing(advert, Cluster(nodes={"studio": entry})) == "in the cluster file"
+    moved = advert._replace(address="tcp://10.0.0.5:1")
+    assert discovering.standing(moved, Cluster(nodes={"studio": entry})) == f"in the cluster file at {ADDRESS}"

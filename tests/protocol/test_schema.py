@@ -1,0 +1,149 @@
+"""The JSON Schema of the protocol: made from the message types, and every golden vector is one of its messages."""
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from trainctl.protocol import codec, docs, examples, meanings, schema, verbs
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError
+
+from . import strategies
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT: dict[str, Any] = schema.schema()
+VALIDATORS = {
+    talk: Draft202012Validator({**DOCUMENT, "anyOf": [{"$ref": f"#/$defs/{schema.conversation_name(talk)}"}]})
+    for talk in examples.UNIONS
+}
+VECTORS = sorted((ROOT / "tests" / "golden" / "wire").glob("*.json"))
+COMMANDS = VALIDATORS["client to agent"]
+
+
+def as_json(value: Any) -> Any:
+    """What a frame holds, with its bytes as the schema has them."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, list):
+        return [as_json(item) for item in value]
+    return {key: as_json(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def command(**changes: Any) -> dict[str, Any]:
+    found = {**msgspec.to_builtins(examples.EXAMPLES["client to agent"]["command-bare"]), **changes}
+    return {name: value for name, value in found.items() if value is not ...}
+
+
+def test_the_file_is_what_the_types_say() -> None:
+    kept = (ROOT / "docs" / "protocol.schema.json").read_text("utf-8")
+    assert kept == schema.page(), "write it again with python -m trainctl.protocol.schema"
+    Draft202012Validator.check_schema(json.loads(kept))
+
+
+@pytest.mark.parametrize("file", VECTORS, ids=lambda file: file.stem)
+def test_every_golden_vector_is_a_message_of_its_conversation_and_of_no_type_else(file: Path) -> None:
+    vector = json.loads(file.read_text("utf-8"))
+    message = as_json(msgpack.unpackb(bytes.fromhex(vector["frame"])))
+    VALIDATORS[vector["conversation"]].validate(message)
+    for changed in ({**message, "type": "unheard-of"}, {**message, "v": 2}, {**message, "v": None}):
+        assert not VALIDATORS[vector["conversation"]].is_valid(changed)
+    assert not Draft202012Validator(DOCUMENT).is_valid({name: value for name, value in message.items() if name != "v"})
+
+
+@pytest.mark.parametrize("talk", ["client to agent", "agent to client", "published by an agent"])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whatever_this_program_says_is_valid(talk: str, data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from([kind for kind in examples.types_of(talk) if kind.__name__ != "Command"]))
+    message = data.draw(strategies.of(kind, finite=False))
+    VALIDATORS[talk].validate(as_json(msgpack.unpackb(codec.encode(message))))
+
+
+CASES: list[tuple[str, dict[str, Any], str | None]] = [
+    ("start-run", {"resume": "old"}, None),
+    ("resize-batch", {"micro": 4}, "studio"),
+    ("resize-batch", {"micro": 4}, None),
+    ("resize-batch", {"micro": 0}, None),
+    ("resize-batch", {"micro": "4"}, None),
+    ("resize-batch", {}, None),
+    ("resize-batch", {"micro": 4, "macro": 1}, None),
+    ("rebalance", {"shares": {"studio": 16, "mbp": "30%"}}, None),
+    ("rebalance", {"shares": {"studio": "30 %"}}, None),
+    ("rebalance", {"auto": True}, "studio"),
+    ("set-lr", {"value": 1e-4, "schedule": "set"}, None),
+    ("set-lr", {"value": 1e-4, "schedule": "halve"}, None),
+    ("set-lr", {"schedule": "set"}, None),
+    ("drain", {}, "studio"),
+    ("drain", {}, None),
+    ("pause", {}, None),
+    ("pause", {"now": True}, None),
+    ("stop", {"checkpoint": False}, None),
+    ("note", {"text": ""}, None),
+    ("mute", {"kind": "disk", "minutes": 5}, "studio"),
+    ("mute", {"kind": "noise"}, None),
+    ("unheard-of", {}, None),
+]
+
+
+@pytest.mark.parametrize(("verb", "args", "node"), CASES, ids=str)
+def test_it_takes_the_commands_that_an_agent_takes(verb: str, args: dict[str, Any], node: str | None) -> None:
+    try:
+        verbs.check(verb, args, node)
+    except InvalidInputError:
+        taken = False
+    else:
+        taken = True
+    assert COMMANDS.is_valid(command(verb=verb, args=args, node=node)) is taken
+
+
+@pytest.mark.parametrize(
+    "changes", [{"id": "7"}, {"id": ...}, {"rid": ""}, {"ttl_seconds": 0}, {"if_plan": -1}, {"extra": 1}], ids=str
+)
+def test_a_malformed_command_is_not_valid(changes: dict[str, Any]) -> None:
+    assert COMMANDS.is_valid(command())
+    assert not COMMANDS.is_valid(command(**changes))
+
+
+def test_every_field_that_the_source_explains_is_explained_and_no_name_of_this_language_is_left() -> None:
+    step = DOCUMENT["$defs"]["StepCommitted"]["properties"]
+    assert step["loss"]["description"] == "weighted mean, nats per unit of weight"
+    assert DOCUMENT["$defs"]["Generation"]["prefixItems"][0]["title"] == "term"
+    assert DOCUMENT["$defs"]["SnapshotRequest"]["properties"]["run"]["description"].startswith("null: the active run")
+    told = list(_strings(DOCUMENT, "description"))
+    assert len(told) > 150
+    assert not [text for text in told if "None" in text.split()]
+    assert not [text for text in _strings(DOCUMENT, "pattern") if r"\Z" in text]
+    assert "discriminator" not in json.dumps(DOCUMENT)
+
+
+def test_no_meaning_is_kept_of_a_field_that_is_gone_or_explained_where_it_stands() -> None:
+    said = docs.field_comments(m)
+    kinds = [*docs.part_types(), *(kind for talk in examples.UNIONS for kind in examples.types_of(talk))]
+    bare = {
+        name
+        for kind in kinds
+        for field in kind.__struct_fields__
+        if not any(said.get(base.__name__, {}).get(field) for base in kind.__mro__)
+        for name in (field, f"{kind.__name__}.{field}")
+    }
+    assert set(meanings.SHARED) - bare == set()
+
+
+def _strings(value: Any, key: str) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get(key), str):
+            yield value[key]
+        for part in value.values():
+            yield from _strings(part, key)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _strings(part, key)

@@ -1,0 +1,227 @@
+"""The doctor's judgement over facts: each trap has a line, a level, and what to do; and what is well is said so."""
+
+from ipaddress import IPv4Network
+from typing import Any
+
+import msgspec
+import pytest
+
+from trainctl.protocol import examples, facts, runfile
+from trainctl.protocol import messages as m
+from trainctl.tui.doctor import judge, variables
+from trainctl.tui.doctor.files import of_files
+from trainctl.tui.doctor.probe import Round
+from trainctl.tui.doctor.scene import Finding, Hashed, Look, Scene, Trouble
+
+GB = 10**9
+WELL: Any = msgspec.structs.replace(
+    examples.EXAMPLES["agent to client"]["facts"], environment={}, libraries={"torch": "2.13.0", "mlx": "0.32.0"}
+)
+ADDRESS = "tcp://10.0.7.1:7474"
+
+
+def look(name: str = "studio", address: str = ADDRESS, **changes: Any) -> Look:
+    """A node that is well but for `changes` of its facts."""
+    return Look(name, address, msgspec.structs.replace(WELL, **changes), live_address="tcp://10.0.7.1:7475",
+                round_trip_seconds=0.001, is_here=True)  # fmt: skip
+
+
+def judged(*looks: Look, **more: Any) -> list[Finding]:
+    return list(judge.findings(Scene(WELL, looks, **more)))
+
+
+def told(level: str, *looks: Look, **more: Any) -> str:
+    """The one line of that level."""
+    (finding,) = [finding for finding in judged(*looks, **more) if finding.level == level]
+    return judge.line(finding)
+
+
+def test_a_node_that_is_well_has_no_word_said_against_it() -> None:
+    found = judged(look())
+    assert {finding.level for finding in found} == {"ok"}
+    assert [finding.subject for finding in found] == [
+        "reach", "port", "version", "keys", "disk", "memory", "files", "power",
+    ]  # fmt: skip
+
+
+KEYS = WELL.keys_folder
+OTHERS_FILE = m.FileFacts(path=f"{KEYS}/agent.toml", mode=0o644, is_own=True)
+FOREIGN_FILE = m.FileFacts(path=f"{KEYS}/agent.toml", mode=0o600, is_own=False)
+OPEN_FOLDER = m.FileFacts(path=KEYS, mode=0o755, is_own=True)
+
+
+@pytest.mark.parametrize(
+    ("level", "change", "says"),
+    [
+        ("fail", {"python": "3.10.4"}, ("Python 3.10.4", "too old")),
+        ("warn", {"libraries": {}}, ("neither torch nor mlx", "pip install")),
+        ("fail", {"key_files": ()}, ("off loopback nothing is served", "trainctl keys new")),
+        ("fail", {"key_files": (OTHERS_FILE,)}, ("open to others (mode 0644)", "chmod 600")),
+        ("fail", {"key_files": (OPEN_FOLDER,)}, ("open to others (mode 0755)", "chmod 700")),
+        ("fail", {"key_files": (FOREIGN_FILE,)}, ("belongs to another user", "chown")),
+        ("fail", {"disk_free_bytes": 3 * GB}, ("3 GB of 2,000 GB free", "remove old run directories")),
+        ("warn", {"disk_free_bytes": 12 * GB}, ("12 GB of 2,000 GB free",)),
+        ("warn", {"disk_free_bytes": None}, ("can't be read",)),
+        ("warn", {"memory_limit_bytes": 64 * GB}, ("allows 64.0 GB of 192.0 GB", "memory_limit_gb")),
+        ("fail", {"open_files": 250}, ("at most 250 open files", "ulimit -n")),
+        ("warn", {"open_files": 1024}, ("at most 1,024 open files",)),
+        ("warn", {"on_battery": True, "battery_percent": 71.0}, ("runs on battery (71 %)", "plug it in")),
+        ("warn", {"lid_closed": True}, ("the lid is closed", "open the lid")),
+        ("warn", {"environment": {"MLX_METAL_PREALLOCATE": "1"}}, ("MLX reads no such variable", "unset it")),
+        ("warn", {"environment": {"MLX_METAL_FAST_SYNCH": "1"}}, ("documented to wedge some GPUs",)),
+        ("warn", {"environment": {"RANK": "3"}}, ("RANK=3", "doesn't read it")),
+        ("warn", {"environment": {"PYTORCH_MPS_HIGH_WATERMARK_RATIO": "0.0"}}, ("without limit",)),
+    ],
+)  # fmt: skip
+def test_each_fault_of_a_machine_has_its_line(level: str, change: dict[str, Any], says: tuple[str, ...]) -> None:
+    line = told(level, look(**change))
+    assert line.startswith("studio: ")
+    assert all(text in line for text in says), line
+
+
+def test_popular_variables_that_mlx_does_not_read_are_said_to_be_so() -> None:
+    line = next(judge.line(one) for one in judged(look(environment={"OMP_NUM_THREADS": "8"})) if "OMP" in one.text)
+    assert "OMP_NUM_THREADS=8" in line and "MLX doesn't read it" in line
+    assert set(variables.MEANINGS) == set(facts.VARIABLES), "each variable that agents tell of has a meaning"
+
+
+@pytest.mark.parametrize(
+    ("kind", "system", "says"),
+    [
+        ("refused", "Linux", ("nothing listens there", "trainctl-agent run --name mbp")),
+        ("no-route", "Darwin", ("EHOSTUNREACH", "Local Network Privacy", "LaunchDaemon")),
+        ("no-route", "Linux", ("no route to host", "ip route get 10.0.7.2")),
+        ("timeout", "Linux", ("a firewall drops it",)),
+        ("silent", "Linux", ("no agent answers", "trainctl keys list")),
+        ("not-authorised", "Linux", ("refuses this machine's key", "trainctl keys authorize")),
+        ("version", "Linux", ("another protocol version", "the same trainctl")),
+    ],
+)
+def test_what_keeps_a_node_out_of_reach_is_named(kind: Any, system: str, says: tuple[str, ...]) -> None:
+    here = msgspec.structs.replace(WELL, system=system)
+    away = Look("mbp", "tcp://10.0.7.2:7474", trouble=Trouble(kind, "so it is"))
+    lines = [judge.line(one) for one in judge.findings(Scene(here, (look(), away))) if one.level == "fail"]
+    assert len(lines) == 1 and lines[0].startswith("mbp: reach: tcp://10.0.7.2:7474: ")
+    assert all(text in lines[0] for text in says), lines
+
+
+def test_a_port_that_publishes_and_cannot_be_reached_fails() -> None:
+    away = Look("mbp", ADDRESS, WELL, live_trouble=Trouble("timeout", ""), live_address="tcp://10.0.7.1:7475",
+                round_trip_seconds=0.08)  # fmt: skip
+    found = [finding for finding in judged(look(), away) if finding.level != "ok"]
+    assert [(one.level, one.subject) for one in found] == [("warn", "reach"), ("fail", "port")]
+    assert "80.0 ms: slow for a group" in found[0].text and "tcp://10.0.7.1:7475" in found[1].text
+
+
+def test_versions_that_differ_are_named_with_their_nodes() -> None:
+    other = look("mbp", libraries={"torch": "2.9.1", "mlx": "0.32.0"}, version="0.2.0")
+    found = [judge.line(one) for one in judged(look(), other) if one.level in ("warn", "fail")]
+    assert [line.split(":")[1].split()[0] for line in found] == ["trainctl", "torch"]
+    assert "0.1.0 on studio; 0.2.0 on mbp" in found[0] and "trainctl==0.2.0" in found[0]
+    assert "pip install 'torch==2.13.0'" in found[1], "2.13 is newer than 2.9"
+
+
+@pytest.mark.parametrize(
+    ("offset", "trip", "level"), [(0.2, 0.01, "ok"), (-4.0, 0.01, "warn"), (90.0, 0.01, "fail"), (0.9, 1.0, "ok")]
+)
+def test_a_clock_is_judged_by_what_is_sure_of_its_offset(offset: float, trip: float, level: str) -> None:
+    away = Look("mbp", ADDRESS, WELL, round_trip_seconds=trip, clock_offset_seconds=offset)
+    (clock,) = [one for one in judged(look(), away) if one.subject == "clock"]
+    assert clock.level == level
+
+
+def test_the_offset_is_that_of_the_round_trip_s_middle() -> None:
+    found = Round(sent_at=100.0, received_at=107.01, answered_at=107.06, got_at=100.07)
+    assert found.offset_seconds == pytest.approx(7.0)
+    assert found.trip_seconds == pytest.approx(0.02)
+
+
+# ---------------------------------------------------------------- with a run file
+
+
+def run_with(**nodes: dict[str, Any]) -> runfile.RunFile:
+    return runfile.parse({
+        "run": {"name": "sft", "steps": 10}, "model": {"path": "/m"}, "data": {"path": "/d"},
+        "batch": {"global": 8}, "optimizer": {"learning_rate": 1e-3}, "nodes": nodes,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("interface", "trusted", "level", "says"),
+    [
+        ("en5", ("10.0.7.0/24",), "ok", "en5 has 10.0.7.1/24"),
+        ("en5", ("10.0.8.0/24",), "fail", "outside trusted_networks"),
+        ("en5", (), "fail", 'trusted_networks = ["10.0.7.0/24"]'),
+        ("en9", ("10.0.7.0/24",), "fail", "there is no en9"),
+        ("", ("10.0.7.0/24",), "fail", '[nodes.studio] interface = "en5"'),
+        ("utun0", (), "fail", "utun0 is down"),
+        ("awdl0", (), "fail", "awdl0 has no IPv4 address"),
+    ],
+)
+def test_the_interface_of_the_sums(interface: str, trusted: tuple[str, ...], level: str, says: str) -> None:
+    down, bare = m.InterfaceFacts("utun0", False, ("10.9.0.1/24",)), m.InterfaceFacts("awdl0", True, ())
+    config = run_with(studio={"interface": interface}, mbp={})
+    networks = tuple(IPv4Network(one) for one in trusted)
+    here = look(interfaces=(*WELL.interfaces, down, bare))
+    (found,) = [one for one in judged(here, run=config, trusted_networks=networks) if one.subject == "interface"]
+    assert found.level == level
+    assert says in judge.line(found)
+
+
+def hashed(node: str, path: str, digest: str, what: Any = "model", problem: str = "", **files: str) -> Hashed:
+    listed = tuple(m.FileDigest(name.replace("_", "."), own) for name, own in files.items())
+    return Hashed(node, what, path, m.Digests(rid="", digest=digest, files=listed, problem=problem))
+
+
+def test_files_that_differ_are_named_with_the_line_that_mends_it() -> None:
+    looks = tuple(Look(name, f"tcp://{name}.local:7474", WELL) for name in ("studio", "mbp", "mini"))
+    found = list(of_files(Scene(WELL, looks, hashed=(
+        hashed("studio", "/models/mine", "a" * 64, config_json="1", model_safetensors="2"),
+        hashed("mbp", "/Users/anna/my model", "b" * 64, config_json="1", model_safetensors="3"),
+        hashed("mini", "/models/mine", "a" * 64, config_json="1", model_safetensors="2"),
+        hashed("studio", "/data/x.jsonl", "c" * 64, "data", x_jsonl="7"),
+        hashed("mbp", "/data/x.jsonl", "", "data", problem="/data/x.jsonl: No such file or directory"),
+    ))))  # fmt: skip
+    lines = [judge.line(one) for one in found if one.level == "fail"]
+    assert len(lines) == 2
+    assert "mbp: model: /Users/anna/my model differs from studio's in model.safetensors" in lines[0]
+    assert lines[0].endswith("on mbp: rsync -av --checksum studio.local:/models/mine/ '/Users/anna/my model/'")
+    assert "No such file or directory" in lines[1]
+    assert lines[1].endswith("on mbp: rsync -av --checksum studio.local:/data/x.jsonl /data/x.jsonl")
+    assert next(one.text for one in found if one.level == "ok").startswith("the same on studio, mini")
+
+
+# ---------------------------------------------------------------- the probes
+
+
+def test_the_tightest_limit_of_the_control_groups_counts(tmp_path: Any) -> None:
+    proc, root = tmp_path / "cgroup", tmp_path / "fs"
+    proc.write_text("0::/user/app\n")
+    (root / "user" / "app").mkdir(parents=True)
+    (root / "user" / "app" / "memory.max").write_text("max\n")
+    (root / "user" / "memory.max").write_text("8000000000\n")
+    assert facts.memory_limit(proc, root) == 8 * GB
+    proc.write_text("4:cpu:/\n5:memory:/box\n")
+    (root / "memory" / "box").mkdir(parents=True)
+    (root / "memory" / "box" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert facts.memory_limit(proc, root) is None
+    assert facts.memory_limit(tmp_path / "none", root) is None
+
+
+def test_a_lid_by_the_registry_of_a_mac() -> None:
+    printed = '+-o IOPMrootDomain  <class IOPMrootDomain>\n    {\n      "AppleClamshellState" = %s\n    }\n'
+    assert facts.lid_closed_by_ioreg(printed % "Yes") is True
+    assert facts.lid_closed_by_ioreg(printed % "No") is False
+    assert facts.lid_closed_by_ioreg("") is None
+
+
+def test_the_modes_of_key_files_are_those_of_the_disk(tmp_path: Any) -> None:
+    folder = tmp_path / "keys"
+    folder.mkdir(mode=0o700)
+    (folder / "agent.toml").touch(mode=0o600)
+    (folder / "agent.toml").chmod(0o640)
+    found = facts.gather("box", folder, tmp_path / "no" / "such")
+    assert [(one.path, one.mode, one.is_own) for one in found.key_files] == [
+        (str(folder), 0o700, True), (str(folder / "agent.toml"), 0o640, True),
+    ]  # fmt: skip
+    assert found.disk_free_bytes and found.at >= found.received_at

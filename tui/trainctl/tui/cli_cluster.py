@@ -1,0 +1,132 @@
+"""`trainctl cluster`: add a machine over SSH, list the nodes and their keys, forget one that was added."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui import output
+from trainctl.tui.cli_options import ClusterFile, Json, subcommands
+
+app = subcommands()
+group = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Add, list and remove the nodes of the cluster.")
+app.add_typer(group, name="cluster")
+
+
+@group.command()
+def add(
+    host: Annotated[str, typer.Argument(metavar="USER@HOST", help="As the system's ssh takes it.", show_default=False)],
+    name: Annotated[str | None, typer.Option(help="The node's name [its host name].")] = None,
+    address: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Where its agent listens [port 7474 of where ssh reaches it].")
+    ] = None,
+    here: Annotated[str | None, typer.Option(help="This machine's node in the cluster file [its host name].")] = None,
+    python: Annotated[str | None, typer.Option(metavar="PATH", help="Python 3.11 or newer there [looked for].")] = None,
+    extras: Annotated[
+        str | None, typer.Option(help="torch, mlx, both with a comma, or none [mlx on macOS, torch elsewhere].")
+    ] = None,
+    pip_args: Annotated[str, typer.Option(help="Further words for pip there, such as --index-url.")] = "",
+    system_site_packages: Annotated[
+        bool, typer.Option("--system-site-packages", help="Its environment sees what that Python has installed.")
+    ] = False,
+    ssh_config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A configuration for ssh instead of yours (ssh -F).")
+    ] = None,
+    cluster: ClusterFile = None,
+    json: Json = False,
+) -> int:
+    """Install trainctl on a machine over SSH, pair keys both ways, start its agent, and test the link.
+
+    It needs nothing but Python 3.11 or newer there: the program is sent, pip fetches what it depends on. Called again
+    it changes only what isn't so yet. Your cluster.toml isn't touched: the node goes to cluster.d/NAME.toml beside it.
+    """
+    from trainctl.protocol import cluster as clusters
+    from trainctl.tui.joining import add as joining
+    from trainctl.tui.joining.machine import Install
+    from trainctl.tui.joining.ssh import Target
+
+    chosen = None if extras is None else tuple(word for word in extras.split(",") if word not in ("", "none"))
+    wanted = joining.Wanted(
+        Target(host, ssh_config), name, address, here,
+        Install(python, chosen, tuple(_words(pip_args)), system_site_packages), interactive=output.has_screen(),
+    )  # fmt: skip
+    file = cluster or clusters.default_path()
+    say = (lambda step: None) if json else lambda step: output.say(_step_line(step))
+    found = joining.add(wanted, file, clusters.read_default(cluster), say)
+    if json:
+        output.emit_ok(**_fields(found))
+        return 0
+    for remark in found.remarks:
+        output.tell(remark)
+    return 0
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise InvalidInputError("--pip-args", str(error)) from None
+
+
+def _step_line(step: Any) -> str:
+    return f"{'done' if step.changed else 'ok':<4}  {step.name}: {output.one_line(step.text)}"
+
+
+def _fields(found: Any) -> dict[str, Any]:
+    link = found.link
+    return {
+        "node": found.node, "address": found.address, "steps": [step._asdict() for step in found.steps],
+        "round_trip_seconds": link.round_trip_seconds, "stream_bytes_per_second": link.bytes_per_second,
+        "remarks": found.remarks,
+    }  # fmt: skip
+
+
+@group.command(name="list")
+def list_nodes(cluster: ClusterFile = None, json: Json = False) -> int:
+    """The nodes of the cluster, where their agents listen, their keys' fingerprints, and the file that names each."""
+    from trainctl.protocol import cluster as clusters
+    from trainctl.protocol.discovery import fingerprint
+
+    file = cluster or clusters.default_path()
+    known = clusters.read_default(cluster)
+    rows = []
+    for name, entry in known.nodes.items():
+        added = clusters.added_directory(file) / f"{name}.toml"
+        rows.append((name, entry.address, fingerprint(entry.key) if entry.key else "", str(_named_in(added, file))))
+    if json:
+        output.emit_ok(nodes=[dict(zip(("node", "address", "fingerprint", "file"), row, strict=True)) for row in rows])
+    elif rows:
+        output.say(output.table(("node", "address", "fingerprint", "file"), rows))
+    else:
+        output.tell(f"no node in {file}; trainctl init writes it, trainctl cluster add adds to it")
+    return 0
+
+
+def _named_in(added: Path, file: Path) -> Path:
+    return added if added.is_file() else file
+
+
+@group.command()
+def remove(
+    name: Annotated[str, typer.Argument(metavar="NODE", show_default=False)],
+    cluster: ClusterFile = None,
+    json: Json = False,
+) -> int:
+    """Forget a node that `cluster add` added: its file in cluster.d is removed; the other machine is left as it is."""
+    from trainctl.protocol import cluster as clusters
+
+    file = cluster or clusters.default_path()
+    added, known = clusters.added_directory(file) / f"{name}.toml", clusters.read_default(cluster)
+    if name not in known.nodes:
+        raise InvalidInputError("NODE", f"no node {name!r} in {file}; there are {', '.join(known.nodes) or 'none'}")
+    if not added.is_file():
+        raise InvalidInputError("NODE", f"{name} is named in {file}, which is yours: remove [nodes.{name}] there")
+    added.unlink()
+    if json:
+        output.emit_ok(removed=str(added))
+    else:
+        output.say(f"removed {added}")
+        output.tell(f"running agents know it until they start again; trainctl keys revoke {name} shuts it out at once")
+    return 0

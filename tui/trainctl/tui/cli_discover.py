@@ -1,0 +1,46 @@
+"""`trainctl discover`: the agents that advertise themselves on the local networks, and whether the cluster has them."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainctl.tui import output, places
+from trainctl.tui.cli_options import ClusterFile, Json, subcommands
+
+if TYPE_CHECKING:
+    from trainctl.protocol.discovery import Advert
+
+app = subcommands()
+
+
+@app.command()
+def discover(
+    cluster: ClusterFile = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=600, help="How long to listen.")] = 3.0,
+    json: Json = False,
+) -> int:
+    """The agents that advertise themselves (trainctl-agent run --advertise) on this machine's networks.
+
+    Anyone on the network can say anything there: it is a hint where to look. Keys are never taken from it; add a node
+    with `trainctl cluster add`, which fetches its key over SSH.
+    """
+    from trainctl.tui import discovering
+
+    known = places.cluster_file(cluster)
+    found = discovering.listen(seconds)
+    standings = [discovering.standing(advert, known.cluster if known is not None else None) for advert in found]
+    if json:
+        output.emit_ok(found=[one._asdict() | {"standing": said} for one, said in zip(found, standings, strict=True)])
+    elif found:
+        output.say(_table(found, standings))
+    else:
+        output.tell(f"no agent has advertised itself within {seconds:g} s; agents do so with --advertise")
+    return 0
+
+
+def _table(found: "tuple[Advert, ...]", standings: list[str]) -> str:
+    rows = [
+        (one.node, one.address, one.version, one.fingerprint or "no key", said)
+        for one, said in zip(found, standings, strict=True)
+    ]
+    return output.table(("node", "address", "version", "fingerprint", "here"), rows)

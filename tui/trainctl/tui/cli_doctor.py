@@ -1,0 +1,69 @@
+"""`trainctl doctor`: a line for each thing that is well, worth a word, or wrong, and what would mend it."""
+
+import asyncio
+from collections import Counter
+from ipaddress import ip_network
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainctl.protocol.errors import RefusedError
+from trainctl.tui import output
+from trainctl.tui.cli_options import ClusterFile, Connect, Json, subcommands, where
+
+if TYPE_CHECKING:
+    from trainctl.tui.doctor.scene import Level, Scene
+    from trainctl.tui.places import Where
+
+app = subcommands()
+
+
+@app.command()
+def doctor(
+    ctx: typer.Context,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[RUN.toml]", help="A run file whose model and data are compared.")
+    ] = None,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only what isn't well.")] = False,
+    json: Json = False,
+) -> int:
+    """What is wrong with the machines of the cluster, and what to do: each finding one line, ok, warn or fail.
+
+    With a run file also whether all its nodes have the same model and data, which are read whole for that. Exits 0 if
+    nothing fails, else 3. Nothing is changed anywhere.
+    """
+    from trainctl.tui.doctor.judge import findings, line
+
+    found = findings(asyncio.run(_scene(where(ctx, connect, cluster), file)))
+    counts = Counter(finding.level for finding in found)
+    code = RefusedError.exit_code if counts["fail"] else 0
+    if json:
+        shown = [finding._asdict() for finding in found]
+        output.emit({"ok": not code, "findings": shown, "counts": {level: counts[level] for level in LEVELS}})
+        return code
+    for finding in found:
+        if not quiet or finding.level != "ok":
+            output.say(f"{finding.level:<4}  {output.arrowed(output.one_line(line(finding)))}")
+    output.say(", ".join(f"{counts[level]} {level}" for level in LEVELS))
+    return code
+
+
+LEVELS: tuple["Level", ...] = ("fail", "warn", "ok")
+
+
+async def _scene(at: "Where", file: Path | None) -> "Scene":
+    from trainctl.protocol import runfile
+    from trainctl.tui.doctor import probe
+    from trainctl.tui.doctor.scene import Scene
+
+    run = runfile.read(file) if file is not None else None
+    here = probe.here()
+    entries = at.cluster.cluster.nodes if at.cluster is not None else {}
+    nodes = [(name, entry.address) for name, entry in entries.items()] or [("", at.addresses[0])]
+    looks = await probe.looks(nodes, here)
+    hashed = await probe.hashed(run, looks) if run is not None else ()
+    trusted = at.cluster.cluster.trusted_networks if at.cluster is not None else ()
+    return Scene(here, looks, tuple(ip_network(network) for network in trusted), run, hashed)

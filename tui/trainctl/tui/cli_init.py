@@ -1,0 +1,63 @@
+"""`trainctl init`: a cluster file and a run file to start from, answers asked on a terminal or given as options."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui import output
+from trainctl.tui.cli_options import Json, subcommands
+
+app = subcommands()
+
+
+@app.command()
+def init(
+    model: Annotated[Path | None, typer.Option(metavar="FOLDER", help="A Hugging Face model's folder.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Text (a file, a folder of *.txt) or samples (*.jsonl).")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The run's name [after the model's folder].")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, max=2**40, help="Steps of the run [1000].")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, max=2**40, help="Samples per step, over all nodes [32].")] = None,
+    address: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Where this machine's agent listens [tcp://127.0.0.1:7474].")
+    ] = None,
+    run_file: Annotated[Path, typer.Option(metavar="FILE", help="The run file to write.")] = Path("run.toml"),
+    cluster_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The cluster file to write (else where agents look for it; one that is there is kept)."
+        ),
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Write a cluster.toml and a run.toml to start from; what isn't given is asked for on a terminal.
+
+    No file is ever overwritten. What is written passes `trainctl check`.
+    """
+    from trainctl.tui import init_work as work
+
+    given = work.Given(model, data, name, steps, batch, address)
+    asks = sys.stdin.isatty() and sys.stderr.isatty() and not json
+    done = work.write(given, run_file, cluster_file, ask=_ask if asks else None)
+    if json:
+        output.emit_ok(written=[str(file) for file in done.written], kept=done.kept and str(done.kept),
+                       remarks=done.remarks)  # fmt: skip
+        return 0
+    for file in done.written:
+        output.say(f"wrote {file}")
+    for line in done.remarks:
+        output.tell(line)
+    output.tell(f"next: trainctl-agent run (in a terminal of its own), then trainctl run {run_file} --follow")
+    return 0
+
+
+def _ask(question: str, default: str) -> str:
+    try:
+        answer: str = typer.prompt(question, default=default or None, err=True)
+    except UnicodeDecodeError:
+        raise InvalidInputError(question, "not UTF-8 text") from None
+    return answer.strip()

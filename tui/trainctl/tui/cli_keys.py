@@ -1,0 +1,127 @@
+"""`trainctl keys`: this machine's keys, and whose keys may do what here."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from trainctl.protocol import keys
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui import calls, output
+from trainctl.tui.cli_options import ClusterFile, Connect, Json, address_of, subcommands
+
+app = subcommands()
+group = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="This machine's keys, and whose may do what.")
+app.add_typer(group, name="keys")
+
+KeyName = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="What the key is called here.")]
+
+
+@group.command()
+def new(
+    name: Annotated[
+        str | None, typer.Option("--name", help="This machine's name [its host name].", show_default=False)
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Make the keys that this machine lacks; its own user may then send everything to its agent."""
+    folder = keys.KeyFolder()
+    made = folder.make(name)
+    agent, user = folder.agent(), folder.user()
+    if json:
+        output.emit_ok(made=list(made), folder=str(folder.path), agent=_public(agent), user=_public(user))
+        return 0
+    output.say(f"{'made' if made else 'there already'}: {folder.path}")
+    output.say(f"agent  {agent.public}  {agent.name}: others name it in their cluster file ([nodes.NAME] key)")
+    output.say(f"user   {user.public}  {user.name}: let it in elsewhere with trainctl keys authorize there")
+    return 0
+
+
+@group.command()
+def authorize(
+    name: KeyName,
+    public: Annotated[str, typer.Argument(metavar="KEY", show_default=False, help="The public key, in quotes.")],
+    role: Annotated[
+        str, typer.Option("--role", help="viewer: reads. operator: every verb. node: the agent of the node NAME.")
+    ],
+    json: Json = False,
+) -> int:
+    """Let somebody's key in at this machine's agent, at once."""
+    if role not in keys.ROLES:
+        raise InvalidInputError("--role", f"{role!r} is none; there are {', '.join(keys.ROLES)}")
+    keys.KeyFolder().authorize(name, public, role)
+    if json:
+        output.emit_ok(name=name, public=public, role=role)
+    else:
+        output.say(f"{name} is let in as {role}")
+    return 0
+
+
+@group.command()
+def revoke(name: KeyName, json: Json = False) -> int:
+    """Let a key do nothing here from now on, be it connected or not."""
+    from trainctl.protocol import cluster  # ZeroMQ: not for `--help`
+
+    named = cluster.read_default().nodes.get(name)
+    public = keys.KeyFolder().revoke(name, named.key if named is not None else None)
+    if json:
+        output.emit_ok(name=name, public=public)
+    else:
+        output.say(f"{name} is not let in any more: {public}")
+    return 0
+
+
+@group.command(name="list")
+def list_keys(json: Json = False) -> int:
+    """This machine's own keys, those that are let in, and those that were revoked."""
+    folder = keys.KeyFolder()
+    own = {which: getattr(folder, which)() for which in ("agent", "user") if folder.has(which)}
+    table = folder.authorized()
+    if json:
+        listed = [
+            {"name": name, "public": one.public, "role": one.role, "since": one.since}
+            for name, one in table.keys.items()
+        ]
+        gone = [{"name": name, "public": one.public, "since": one.since} for name, one in table.revoked.items()]
+        pairs = {which: _public(pair) for which, pair in own.items()}
+        output.emit_ok(folder=str(folder.path), own=pairs, keys=listed, revoked=gone)
+        return 0
+    if not own and not table.keys:
+        output.tell(f"no keys in {folder.path}; make them with trainctl keys new")
+    for which, pair in own.items():
+        output.say(f"{which:9} {pair.public}  {pair.name} (this machine's)")
+    for name, entry in table.keys.items():
+        output.say(f"{entry.role:9} {entry.public}  {name}, since {_day(entry.since)}")
+    for name, gone_entry in table.revoked.items():
+        output.say(f"{'revoked':9} {gone_entry.public}  {name}, {_day(gone_entry.since)}")
+    return 0
+
+
+@group.command()
+def audit(
+    ctx: typer.Context,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, max=500, help="How many of the newest.")] = 100,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+    json: Json = False,
+) -> int:
+    """Who was refused what at an agent, newest first; for operators."""
+    found = calls.call(address_of(ctx, connect, cluster), lambda client: client.audit(last))
+    if json:
+        output.emit_ok(refused=found.refused)
+        return 0
+    if not found.refused:
+        output.tell("nobody was refused anything")
+    for one in found.refused:
+        who = one.name or one.key or "no key"
+        times = f" ({one.count:,} times)" if one.count > 1 else ""
+        output.say(f"{_day(one.last_at)}  {who} {one.address}  {one.what}: {one.why}{times}")
+    return 0
+
+
+def _public(pair: keys.KeyPair) -> dict[str, Any]:
+    return {"name": pair.name, "public": pair.public}
+
+
+def _day(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

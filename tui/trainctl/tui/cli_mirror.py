@@ -1,0 +1,69 @@
+"""The subcommand that copies a run for other programs' viewers."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui import output, run_folders
+from trainctl.tui.cli_options import ClusterFile, Connect, address_of, subcommands
+from trainctl.tui.cli_record import RunArgument
+
+if TYPE_CHECKING:
+    from trainctl.tui.mirror.sources import Source
+
+app = subcommands()
+To = Literal["tensorboard", "wandb"]
+DEFAULT_PROJECT = "trainctl"
+
+
+@app.command()
+def mirror(
+    ctx: typer.Context,
+    run: RunArgument,
+    to: Annotated[To, typer.Option("--to", help="Whose files; each needs the extra of that name.")],
+    output_folder: Annotated[
+        Path, typer.Option("--output", help="Where they go, in a folder named as the run.", show_default=True)
+    ] = Path("mirrors"),
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends, or Ctrl-C.")] = False,
+    project: Annotated[
+        str | None, typer.Option(help=f"wandb's project [{DEFAULT_PROJECT}].", show_default=False)
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="wandb: write a folder, and upload nothing.")] = False,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+) -> int:
+    """A run as TensorBoard or W&B shows it, from its directory or, with --connect or where it isn't here, through an
+    agent. It only reads; again, it goes on from where it was."""
+    from trainctl.tui.mirror import session
+
+    if to != "wandb" and (project is not None or offline):
+        raise InvalidInputError("--project" if project is not None else "--offline", "only wandb has that")
+    with _source(ctx, run, connect, cluster) as source:
+        folder = output_folder / source.run
+        wanted = session.Wanted(to, folder, follow, project or DEFAULT_PROJECT, offline)
+        place = session.run(source, wanted)
+    output.tell(f"{folder}: mirrored to step {place.step:,}")
+    return 0
+
+
+@contextlib.contextmanager
+def _source(ctx: typer.Context, run: str, connect: str | None, cluster: Path | None) -> Iterator["Source"]:
+    from trainctl.protocol.blocking import BlockingClient
+    from trainctl.tui.mirror.sources import AgentSource, DirectorySource
+
+    if connect is None and cluster is None:
+        directory = None
+        with contextlib.suppress(InvalidInputError):
+            directory = run_folders.find(run)
+        if directory is None and ("/" in run or Path(run).exists()):
+            run_folders.find(run)  # says what is wrong with it
+        if directory is not None:
+            with contextlib.closing(DirectorySource(directory)) as source:
+                yield source
+            return
+    with BlockingClient(address_of(ctx, connect, cluster)) as client:
+        yield AgentSource(client, run)

@@ -1,0 +1,62 @@
+"""Listens for agents that advertise themselves, and compares what they say with the cluster file."""
+
+import threading
+from typing import Any
+
+from trainctl.protocol import discovery
+from trainctl.protocol.cluster import Cluster
+from trainctl.protocol.discovery import Advert
+from trainctl.protocol.errors import InvalidInputError
+
+RESOLVE_MILLISECONDS = 1500
+
+
+def listen(seconds: float) -> tuple[Advert, ...]:
+    """All that are heard within so long, by name. Raises InvalidInputError where zeroconf isn't installed."""
+    try:
+        from zeroconf import InterfaceChoice, IPVersion, ServiceBrowser, Zeroconf
+    except ModuleNotFoundError:
+        raise InvalidInputError("discover", "zeroconf is not installed: pip install 'trainctl[discovery]'") from None
+    ears, over = _Ears(), threading.Event()
+    zeroconf = Zeroconf(interfaces=InterfaceChoice.All, ip_version=IPVersion.V4Only)
+    try:
+        browser = ServiceBrowser(zeroconf, discovery.SERVICE, ears)  # type: ignore[arg-type]
+        over.wait(seconds)
+        browser.cancel()
+        infos = [
+            (name, zeroconf.get_service_info(discovery.SERVICE, name, RESOLVE_MILLISECONDS)) for name in ears.names
+        ]
+    finally:
+        zeroconf.close()
+    adverts = {advert for _, info in infos if info is not None for advert in _adverts(info)}
+    return tuple(sorted(adverts))
+
+
+def standing(advert: Advert, cluster: Cluster | None) -> str:
+    """What the cluster file has of it."""
+    entry = cluster.nodes.get(advert.node) if cluster is not None else None
+    if entry is None:
+        return "not in the cluster file"
+    if entry.key and discovery.fingerprint(entry.key) != advert.fingerprint:
+        return "ANOTHER KEY than the cluster file's"
+    return "in the cluster file" if entry.address == advert.address else f"in the cluster file at {entry.address}"
+
+
+class _Ears:
+    """The names heard, in the form that the library calls its listeners."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+
+    def add_service(self, _zeroconf: Any, _kind: str, name: str) -> None:
+        self.names[name] = None
+
+    def update_service(self, _zeroconf: Any, _kind: str, name: str) -> None:
+        self.names[name] = None
+
+    def remove_service(self, _zeroconf: Any, _kind: str, name: str) -> None:
+        self.names.pop(name, None)
+
+
+def _adverts(info: Any) -> list[Advert]:
+    return [discovery.advert(host, info.port, info.properties) for host in info.parsed_addresses()]

@@ -1,0 +1,65 @@
+"""Whether all nodes of a run have the same model and data, and the line that mends a difference."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from trainctl.protocol import sockets
+from trainctl.tui.doctor.group import shell_copy
+from trainctl.tui.doctor.scene import Finding, Hashed, Scene
+
+SHOWN_FILES = 3
+
+
+def of_files(scene: Scene) -> Iterator[Finding]:
+    """Model and data, of all nodes that were asked. The one that most nodes have counts as right; of two alike, the
+    first node's."""
+    for what in ("model", "data"):
+        hashed = [one for one in scene.hashed if one.what == what]
+        for one in hashed:
+            if one.digests.problem:
+                yield Finding("fail", one.node, one.what, f"{one.path} can't be read: {one.digests.problem}",
+                              _mend(scene, _source(hashed), one))  # fmt: skip
+        source = _source(hashed)
+        if source is not None:
+            yield from _compared(scene, source, [one for one in hashed if not one.digests.problem])
+
+
+def _source(hashed: list[Hashed]) -> Hashed | None:
+    whole = [one for one in hashed if not one.digests.problem]
+    if not whole:
+        return None
+    counts = Counter(one.digests.digest for one in whole)
+    return max(whole, key=lambda one: counts[one.digests.digest])  # the first of the best
+
+
+def _compared(scene: Scene, source: Hashed, whole: list[Hashed]) -> Iterator[Finding]:
+    alike = [one.node for one in whole if one.digests.digest == source.digests.digest]
+    for one in whole:
+        if one.digests.digest != source.digests.digest:
+            text = f"{one.path} differs from {source.node}'s in {_difference(source, one)}: the run would not start"
+            yield Finding("fail", one.node, one.what, text, _mend(scene, source, one))
+    said = f"the same on {', '.join(alike)}" if len(alike) > 1 else f"read on {source.node}"
+    yield Finding("ok", "", source.what, f"{said} ({source.digests.digest[:12]})")
+
+
+def _difference(source: Hashed, other: Hashed) -> str:
+    ours, theirs = ({file.name: file.digest for file in one.digests.files} for one in (source, other))
+    changed = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    more = f" and {len(changed) - SHOWN_FILES} more" if len(changed) > SHOWN_FILES else ""
+    return ", ".join(changed[:SHOWN_FILES]) + more if changed else "the order of its files"
+
+
+def _mend(scene: Scene, source: Hashed | None, other: Hashed) -> str:
+    """The rsync line, to be run on the node that is wrong."""
+    if source is None or source.node == other.node:
+        return "put it there, or name its place in [nodes.X] model_path or data_path"
+    hosts = {look.name: sockets.split(look.address).hostname or "" for look in scene.looks}
+    host = hosts.get(source.node, source.node)
+    place = source.path if host == hosts.get(other.node) or sockets.is_loopback(host) else f"{host}:{source.path}"
+    if place == other.path:
+        return "the files changed while they were read, or two machines answer as one: ask again"
+    is_folder = source.what == "model" or [file.name for file in source.digests.files] != [
+        PurePosixPath(source.path).name
+    ]
+    return f"on {other.node}: {shell_copy(place, other.path, is_folder=is_folder)}"

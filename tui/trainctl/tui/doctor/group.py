@@ -1,0 +1,151 @@
+"""What can be told only of nodes together: how they are reached, versions that differ, clocks, interfaces."""
+
+from collections.abc import Iterator
+from ipaddress import IPv4Interface
+
+from trainctl.protocol import messages as m
+from trainctl.protocol import sockets
+from trainctl.tui.doctor.machines import quoted
+from trainctl.tui.doctor.scene import Finding, Look, Scene, Trouble
+
+CLOCK_WARN_SECONDS, CLOCK_FAIL_SECONDS = 0.5, 30.0
+SLOW_SECONDS = 0.05
+"""A round trip over this much is felt: a plan goes to every rank in every step."""
+
+
+def of_reach(look: Look, here: m.Facts) -> Iterator[Finding]:
+    """Whether its agent answers, and publishes where it can be heard."""
+    if look.trouble is not None:
+        yield _unreached(look, look.trouble, here, "reach", look.address)
+        return
+    milliseconds = look.round_trip_seconds * 1000
+    text = f"{look.address} answers in {milliseconds:.1f} ms"
+    if look.round_trip_seconds > SLOW_SECONDS:
+        yield Finding("warn", look.name, "reach", f"{text}: slow for a group", "use a cable, not Wi-Fi or a tunnel")
+    else:
+        yield Finding("ok", look.name, "reach", text)
+    if look.live_trouble is not None:
+        yield _unreached(look, look.live_trouble, here, "port", look.live_address)
+    elif look.live_address:
+        yield Finding("ok", look.name, "port", f"publishes on {look.live_address}, which can be reached")
+
+
+def _unreached(look: Look, trouble: Trouble, here: m.Facts, subject: str, address: str) -> Finding:
+    text, do = _reasons(look, trouble, here, address)
+    return Finding("fail", look.name, subject, f"{address}: {text}", do)  # type: ignore[arg-type]
+
+
+def _reasons(look: Look, trouble: Trouble, here: m.Facts, address: str) -> tuple[str, str]:
+    host = sockets.split(address).hostname or ""
+    match trouble.kind:
+        case "refused":
+            name = f" --name {look.name}" if look.name else ""
+            return "nothing listens there", f"start the agent there: trainctl-agent run{name}"
+        case "no-route" if here.system == "Darwin":
+            return (
+                "no route to host (EHOSTUNREACH): on macOS this is what Local Network Privacy says to a program that "
+                "may not use the local network",
+                "allow it in System Settings, Privacy & Security, Local Network, for the terminal or agent that was "
+                "refused, or install the agent as a LaunchDaemon, which is exempt",
+            )
+        case "no-route":
+            return "no route to host", f"check the cable and the address: ping {host}, ip route get {host}"
+        case "timeout":
+            return "no answer to a connection: off, asleep, or a firewall drops it", f"ping {host}; open the port there"
+        case "silent":
+            return (
+                f"something listens and no agent answers ({trouble.text})",
+                "an agent with other keys, or another program: trainctl keys list on both, trainctl-agent status there",
+            )
+        case "not-authorised":
+            return f"it refuses this machine's key: {trouble.text}", "trainctl keys authorize there"
+        case "version":
+            return f"another protocol version: {trouble.text}", "install the same trainctl on all nodes"
+        case _:
+            return trouble.text, ""
+
+
+def of_versions(scene: Scene) -> Iterator[Finding]:
+    """What all nodes should have alike: the program, and the libraries that compute."""
+    for name in ("trainctl", "torch", "mlx", "mlx-lm", "transformers", "numpy"):
+        found: dict[str, list[str]] = {}
+        for look, facts in scene.met:
+            version = facts.version if name == "trainctl" else facts.libraries.get(name)
+            if version:
+                found.setdefault(version, []).append(look.name)
+        if len(found) > 1:
+            said = "; ".join(f"{version} on {', '.join(nodes)}" for version, nodes in sorted(found.items()))
+            level = "fail" if name == "trainctl" else "warn"
+            means = (
+                "nodes of unlike versions may refuse each other" if name == "trainctl" else "sums may differ a little"
+            )
+            yield Finding(level, "", "version", f"{name} differs: {said}: {means}",  # type: ignore[arg-type]
+                          f"pip install '{name}=={max(found, key=_parts)}' where it is older")  # fmt: skip
+
+
+def _parts(version: str) -> tuple[tuple[int, str], ...]:
+    """Sorts 0.9 before 0.10."""
+    return tuple((int(part) if part.isdecimal() else -1, part) for part in version.replace("+", ".").split("."))
+
+
+def of_clock(look: Look) -> Iterator[Finding]:
+    """By how much its clock is off this machine's, as far as the round trip lets one tell."""
+    if look.facts is None or look.is_here:
+        return
+    offset, error = look.clock_offset_seconds, look.round_trip_seconds / 2
+    text = f"{offset * 1000:+,.1f} ms off this machine's, ± {error * 1000:.1f} ms"
+    sure = max(0.0, abs(offset) - error)
+    if sure <= CLOCK_WARN_SECONDS:
+        yield Finding("ok", look.name, "clock", text)
+        return
+    level = "fail" if sure > CLOCK_FAIL_SECONDS else "warn"
+    yield Finding(level, look.name, "clock", f"{text}: logs and events of the nodes interleave wrongly",  # type: ignore[arg-type]
+                  "turn on network time there (timedatectl set-ntp true; macOS: Set time automatically)")  # fmt: skip
+
+
+def of_interfaces(look: Look, facts: m.Facts, scene: Scene) -> Iterator[Finding]:
+    """Whether the run's interface for the node is there, up, and inside the networks that are trusted."""
+    table = scene.run.nodes.get(look.name) if scene.run is not None else None
+    if table is None:
+        return
+    if table.interface:
+        yield _interface(look, facts, table.interface, scene)
+    elif scene.run is not None and len(scene.run.nodes) > 1 and not _on_loopback(look):
+        name = _likely(look, facts) or "NAME"
+        yield Finding("fail", look.name, "interface", "the run file names none: it would sum on loopback alone",
+                      f'[nodes.{look.name}] interface = "{name}" in the run file')  # fmt: skip
+
+
+def _interface(look: Look, facts: m.Facts, name: str, scene: Scene) -> Finding:
+    found = next((one for one in facts.interfaces if one.name == name), None)
+    usable = ", ".join(one.name for one in facts.interfaces if one.is_up and one.addresses)
+    if found is None:
+        return Finding("fail", look.name, "interface", f"there is no {name}", f"one of {usable} in the run file")
+    if not found.is_up or not found.addresses:
+        lacks = "is down" if not found.is_up else "has no IPv4 address"
+        return Finding("fail", look.name, "interface", f"{name} {lacks}", f"bring it up, or one of {usable}")
+    address = IPv4Interface(found.addresses[0])
+    text = f"{name} has {address}"
+    if address.is_loopback or any(address.ip in network for network in scene.trusted_networks):
+        return Finding("ok", look.name, "interface", text)
+    return Finding("fail", look.name, "interface", f"{text}, outside trusted_networks: gradients, which are not "
+                   "encrypted, don't travel over it", f'trusted_networks = ["{address.network}"] in cluster.toml '
+                   "if only your machines are on that network")  # fmt: skip
+
+
+def _likely(look: Look, facts: m.Facts) -> str:
+    """The interface that has the address of its agent."""
+    host = sockets.split(look.address).hostname
+    return next(
+        (one.name for one in facts.interfaces for address in one.addresses if address.split("/")[0] == host), ""
+    )
+
+
+def _on_loopback(look: Look) -> bool:
+    return sockets.is_loopback(sockets.split(look.address).hostname or "")
+
+
+def shell_copy(source: str, target: str, *, is_folder: bool) -> str:
+    """The line that makes `target` like `source` (`host:path`, or a path)."""
+    slash = "/" if is_folder else ""
+    return f"rsync -av --checksum {quoted(source + slash)} {quoted(target + slash)}"

@@ -1,0 +1,110 @@
+"""What can be told of one machine by its own facts: installation, keys, disk, memory, open files, power."""
+
+from collections.abc import Iterator
+
+from trainctl.protocol import messages as m
+from trainctl.protocol import sockets
+from trainctl.tui.doctor.scene import Finding, Look
+
+GB = 1e9
+LEAST_FREE_BYTES, LOW_FREE_BYTES = 5 * GB, 20 * GB
+LEAST_FILES, LOW_FILES = 256, 4096
+TIGHT_MEMORY = 0.8
+"""A limit below this part of the machine's memory is worth a word."""
+
+
+def of_machine(look: Look, facts: m.Facts) -> Iterator[Finding]:
+    """All of one node."""
+    for check in (_installation, _keys, _disk, _memory, _files, _power):
+        yield from check(look, facts)
+
+
+def _installation(look: Look, facts: m.Facts) -> Iterator[Finding]:
+    backends = [f"{name} {facts.libraries[name]}" for name in ("torch", "mlx") if name in facts.libraries]
+    what = f"trainctl {facts.version or '(not installed)'}, Python {facts.python}, {facts.system} {facts.machine}"
+    if tuple(int(part) for part in facts.python.split(".")[:2]) < (3, 11):
+        yield Finding("fail", look.name, "version", f"{what}: Python is too old", "install Python 3.11 or newer there")
+    elif not backends:
+        yield Finding("warn", look.name, "version", f"{what}; neither torch nor mlx: it can't host a rank",
+                      "pip install 'trainctl[torch]' or 'trainctl[mlx]' there")  # fmt: skip
+    else:
+        yield Finding("ok", look.name, "version", f"{what}, {', '.join(backends)}")
+
+
+def _keys(look: Look, facts: m.Facts) -> Iterator[Finding]:
+    if not facts.key_files:
+        if sockets.is_loopback(sockets.split(look.address).hostname or ""):
+            yield Finding("ok", look.name, "keys", "none, and none are needed on loopback")
+        else:
+            yield Finding("fail", look.name, "keys", f"none in {facts.keys_folder}: off loopback nothing is served",
+                          "trainctl keys new there")  # fmt: skip
+        return
+    wrong = list(_wrong_modes(look.name, facts))
+    yield from wrong
+    if not wrong:
+        yield Finding("ok", look.name, "keys", f"{facts.keys_folder} is its user's alone")
+
+
+def _wrong_modes(node: str, facts: m.Facts) -> Iterator[Finding]:
+    for file in facts.key_files:
+        folder = file.path == facts.keys_folder
+        if not file.is_own:
+            yield Finding("fail", node, "keys", f"{file.path} belongs to another user",
+                          f"chown it to the agent's user: chown $USER {quoted(file.path)}")  # fmt: skip
+        elif file.mode & 0o077:
+            yield Finding("fail", node, "keys", f"{file.path} is open to others (mode {file.mode:04o})",
+                          f"chmod {'700' if folder else '600'} {quoted(file.path)}, "
+                          "and new keys if others use that machine")  # fmt: skip
+
+
+def _disk(look: Look, facts: m.Facts) -> Iterator[Finding]:
+    free, total = facts.disk_free_bytes, facts.disk_total_bytes
+    if free is None or not total:
+        yield Finding("warn", look.name, "disk", f"the disk of {facts.state_folder} can't be read")
+        return
+    text = f"{free / GB:,.0f} GB of {total / GB:,.0f} GB free at {facts.state_folder}"
+    if free < LOW_FREE_BYTES:
+        level = "fail" if free < LEAST_FREE_BYTES else "warn"
+        yield Finding(level, look.name, "disk", f"{text}: checkpoints will fill it",  # type: ignore[arg-type]
+                      "remove old run directories, or set TRAINCTL_STATE to a larger disk")  # fmt: skip
+    else:
+        yield Finding("ok", look.name, "disk", text)
+
+
+def _memory(look: Look, facts: m.Facts) -> Iterator[Finding]:
+    limit, total = facts.memory_limit_bytes, facts.memory_total_bytes
+    if limit is not None and total and limit < TIGHT_MEMORY * total:
+        yield Finding("warn", look.name, "memory",
+                      f"a control group allows {limit / GB:,.1f} GB of {total / GB:,.1f} GB: the kernel kills a rank "
+                      "that takes more", "raise the service's or container's memory limit, or set "
+                      "[nodes.X] memory_limit_gb below it")  # fmt: skip
+    elif total:
+        yield Finding("ok", look.name, "memory", f"{total / GB:,.1f} GB" + ("" if limit else ", not limited"))
+
+
+def _files(look: Look, facts: m.Facts) -> Iterator[Finding]:
+    limit = facts.open_files
+    if limit is not None and limit < LOW_FILES:
+        level = "fail" if limit < LEAST_FILES else "warn"
+        yield Finding(level, look.name, "files", f"at most {limit:,} open files: many clients can use them up",  # type: ignore[arg-type]
+                      "ulimit -n 65536 before the agent is started, or install it as a service")  # fmt: skip
+    else:
+        yield Finding("ok", look.name, "files", f"up to {limit:,} open files" if limit else "open files not limited")
+
+
+def _power(look: Look, facts: m.Facts) -> Iterator[Finding]:
+    if facts.lid_closed:
+        yield Finding("warn", look.name, "power", "the lid is closed: it may sleep, and it cools worse", "open the lid")
+    if facts.on_battery:
+        charge = f" ({facts.battery_percent:.0f} %)" if facts.battery_percent is not None else ""
+        yield Finding("warn", look.name, "power", f"runs on battery{charge}: slower, and for hours at most",
+                      "plug it in")  # fmt: skip
+    elif facts.on_battery is not None and not facts.lid_closed:
+        yield Finding("ok", look.name, "power", "plugged in")
+
+
+def quoted(path: str) -> str:
+    """For a shell."""
+    import shlex
+
+    return shlex.quote(path)

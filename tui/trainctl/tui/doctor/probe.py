@@ -1,0 +1,143 @@
+"""Asks every node's agent for its facts and digests, tries its ports, and measures how far its clock is off."""
+
+import asyncio
+import errno
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from trainctl.protocol import facts, keys, paths, runfile, sockets
+from trainctl.protocol import messages as m
+from trainctl.protocol.client import Client
+from trainctl.protocol.errors import NotAuthorisedError, TrainctlError, UnreachableError, VersionError
+from trainctl.protocol.runfile import RunFile
+from trainctl.tui.doctor.scene import Hashed, Look, Trouble
+
+CONNECT_SECONDS, ANSWER_SECONDS = 3.0, 5.0
+DIGEST_SECONDS = 1800.0
+"""Hundreds of gigabytes may have to be read."""
+ROUNDS = 5
+"""Of these the quickest tells the clock's offset best."""
+
+
+class Round(NamedTuple):
+    """One question and its answer, by both clocks (Unix seconds)."""
+
+    sent_at: float  # here
+    received_at: float  # there
+    answered_at: float  # there
+    got_at: float  # here
+
+    @property
+    def trip_seconds(self) -> float:
+        """On the way, both ways."""
+        return max(0.0, (self.got_at - self.sent_at) - (self.answered_at - self.received_at))
+
+    @property
+    def offset_seconds(self) -> float:
+        """The other clock less ours (RFC 5905, section 8)."""
+        return ((self.received_at - self.sent_at) + (self.answered_at - self.got_at)) / 2
+
+
+def here() -> m.Facts:
+    """This machine, as far as it can be told without an agent."""
+    name = paths.node_name()
+    return facts.gather(name, keys.default_folder(), paths.node_directory(name))
+
+
+async def look(name: str, address: str, here: m.Facts) -> Look:
+    """One node; what goes wrong is in the answer."""
+    trouble = await try_port(address)
+    if trouble is not None:
+        return Look(name, address, trouble=trouble)
+    try:
+        async with Client(address, timeout_seconds=ANSWER_SECONDS) as client:
+            live_address = (await client.snapshot(0)).node.live_address
+            asked = [await ask_round(client) for _ in range(ROUNDS)]
+    except TrainctlError as error:
+        return Look(name, address, trouble=_trouble(error))
+    best, told = min(asked, key=lambda one: one[0].trip_seconds)
+    return Look(
+        name or told.node, address, told, live_trouble=await try_port(live_address), live_address=live_address,
+        round_trip_seconds=best.trip_seconds, clock_offset_seconds=best.offset_seconds,
+        is_here=_is_here(address, told, here),
+    )  # fmt: skip
+
+
+async def ask_round(client: Client) -> tuple[Round, m.Facts]:
+    """The agent's facts, and when it was asked and answered."""
+    sent_at, began = time.time(), time.perf_counter()
+    told = await client.facts()
+    return Round(sent_at, told.received_at, told.at, sent_at + time.perf_counter() - began), told
+
+
+def _is_here(address: str, told: m.Facts, here: m.Facts) -> bool:
+    """A loopback address may be a port forwarded to another machine."""
+    host = sockets.split(address).hostname or ""
+    own = {text.split("/")[0] for one in here.interfaces for text in one.addresses}
+    alike = (told.system, told.release, told.machine, told.memory_total_bytes)
+    return (sockets.is_loopback(host) or host in own) and alike == (
+        here.system, here.release, here.machine, here.memory_total_bytes
+    )  # fmt: skip
+
+
+async def try_port(address: str) -> Trouble | None:
+    """Whether a TCP connection can be made, and if not, why."""
+    parts = sockets.split(address)
+    if parts.scheme != "tcp":
+        return None
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    except TimeoutError:
+        return Trouble("timeout", f"nothing within {CONNECT_SECONDS:g} s")
+    except OSError as error:
+        return _of_errno(error)
+    writer.close()
+    return None
+
+
+def _of_errno(error: OSError) -> Trouble:
+    if error.errno == errno.ECONNREFUSED or isinstance(error, ConnectionRefusedError):
+        return Trouble("refused", "connection refused")
+    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN):
+        return Trouble("no-route", error.strerror or "no route to host")
+    return Trouble("other", error.strerror or str(error))
+
+
+def _trouble(error: TrainctlError) -> Trouble:
+    match error:
+        case NotAuthorisedError():
+            return Trouble("not-authorised", str(error))
+        case VersionError():
+            return Trouble("version", str(error))
+        case UnreachableError():
+            return Trouble("silent", str(error))
+        case _:
+            return Trouble("protocol", str(error))
+
+
+async def looks(nodes: Sequence[tuple[str, str]], here: m.Facts) -> tuple[Look, ...]:
+    """All nodes (name, address) at once."""
+    return tuple(await asyncio.gather(*(look(name, address, here) for name, address in nodes)))
+
+
+async def hashed(run: RunFile, looks: Sequence[Look]) -> tuple[Hashed, ...]:
+    """Model and data as every node of the run that answered has them, all nodes at once."""
+    wanted = [one for one in looks if one.facts is not None and (not run.nodes or one.name in run.nodes)]
+    found = await asyncio.gather(*(_hashed(run, one) for one in wanted))
+    return tuple(item for items in found for item in items)
+
+
+async def _hashed(run: RunFile, look: Look) -> list[Hashed]:
+    own = runfile.on_node(run, look.name)
+    async with Client(look.address, timeout_seconds=DIGEST_SECONDS) as client:
+        made = []
+        for what, path in (("model", own.model.path), ("data", own.data.path)):
+            try:
+                told = await client.digests(what, str(Path(path)))  # type: ignore[arg-type]
+            except TrainctlError as error:
+                told = m.Digests(rid="", digest="", problem=str(error))
+            made.append(Hashed(look.name, what, path, told))  # type: ignore[arg-type]
+        return made

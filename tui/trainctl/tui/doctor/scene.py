@@ -1,0 +1,71 @@
+"""What the doctor judges, all immutable: what each node's agent told, how it was reached, the run file asked about."""
+
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network
+from typing import Literal, NamedTuple
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.runfile import RunFile
+
+Level = Literal["ok", "warn", "fail"]
+Subject = Literal[
+    "reach", "version", "clock", "keys", "port", "disk", "memory", "files", "interface", "environment", "power",
+    "model", "data",
+]  # fmt: skip
+
+
+class Finding(NamedTuple):
+    """One line of the doctor's output."""
+
+    level: Level
+    node: str  # empty: of the cluster as a whole
+    subject: Subject
+    text: str  # what it is, and what that means
+    do: str = ""  # what would mend it
+
+
+class Trouble(NamedTuple):
+    """Why something wasn't reached."""
+
+    kind: Literal["refused", "no-route", "timeout", "silent", "not-authorised", "version", "protocol", "other"]
+    text: str
+
+
+@dataclass(frozen=True)
+class Look:
+    """One node as it was seen from here."""
+
+    name: str
+    address: str
+    facts: m.Facts | None = None
+    trouble: Trouble | None = None  # why there are no facts
+    live_trouble: Trouble | None = None  # of the port that it publishes on
+    live_address: str = ""
+    round_trip_seconds: float = 0.0
+    clock_offset_seconds: float = 0.0  # its clock less this machine's; right to half the round trip
+    is_here: bool = False  # it is this machine
+
+
+class Hashed(NamedTuple):
+    """A model or data as one node has it."""
+
+    node: str
+    what: Literal["model", "data"]
+    path: str
+    digests: m.Digests
+
+
+@dataclass(frozen=True)
+class Scene:
+    """All there is to judge."""
+
+    here: m.Facts
+    looks: tuple[Look, ...]
+    trusted_networks: tuple[IPv4Network | IPv6Network, ...] = ()
+    run: RunFile | None = None
+    hashed: tuple[Hashed, ...] = ()
+
+    @property
+    def met(self) -> tuple[tuple[Look, m.Facts], ...]:
+        """The nodes that answered."""
+        return tuple((look, look.facts) for look in self.looks if look.facts is not None)

@@ -1,0 +1,104 @@
+"""The text of a first run file and cluster file, from what was answered and what the machine and the model are like."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tomli_w
+
+from trainctl.protocol import sockets
+from trainctl.tui.init_probe import Machine, Model
+
+STEPS, BATCH, LEARNING_RATE = 1000, 32, 3e-4
+SEQUENCE = 512
+STATE_BYTES = 20
+"""Of a parameter in training: weight, two moments and the accumulated gradient in float32, and the buffer summed."""
+_MICRO_BY_PARAMETERS = ((2e8, 8), (1e9, 4), (1e10, 2))
+_RUN_HEAD = """\
+# A run to start from. examples/run.toml in trainctl's sources has every setting, with its meaning and default.
+# Try it with: trainctl check {file}, then trainctl run {file} --follow (an agent must run: trainctl-agent run).
+"""
+_CLUSTER_HEAD = """\
+# The nodes of the cluster. examples/cluster.toml in trainctl's sources has every setting.
+# It is yours: trainctl never writes to it again. Nodes that `trainctl cluster add` adds go to cluster.d beside it.
+"""
+
+
+class Answers(NamedTuple):
+    """What a person or a script wants."""
+
+    model: Path
+    data: Path
+    name: str
+    address: str  # of this machine's agent
+    steps: int = STEPS
+    batch: int = BATCH  # samples per step
+    learning_rate: float = LEARNING_RATE
+
+
+def run_name(folder: Path) -> str:
+    """A run's name after a folder: what a name can't have as dashes."""
+    return re.sub(r"[^a-z0-9._-]+", "-", folder.name.lower()).strip("-._")[:64] or "run"
+
+
+def run_text(answers: Answers, model: Model, machine: Machine, file: Path) -> str:
+    """A run file that fits the model, data and address."""
+    return _RUN_HEAD.format(file=file.name) + "\n" + tomli_w.dumps(run_tables(answers, model, machine))
+
+
+def run_tables(answers: Answers, model: Model, machine: Machine) -> dict[str, Any]:
+    """The tables of `run_text`. Without a table of nodes all of the cluster take part; the one that names this node's
+    interface is needed only off loopback."""
+    kind = "samples" if answers.data.suffix in (".jsonl", ".json", ".ndjson") else "text"
+    interface = _interface_name(answers.address, machine)
+    tables: dict[str, Any] = {
+        "run": {"name": answers.name, "steps": answers.steps},
+        "model": {"path": str(answers.model)},
+        "data": {
+            "path": str(answers.data), "kind": kind, "tokenizer": "model" if model.has_tokenizer else "bytes",
+            "sequence_length": min(SEQUENCE, model.positions or SEQUENCE),
+        },
+        "batch": {"global": answers.batch, "micro": min(micro(model.parameters), answers.batch)},
+        "optimizer": {"learning_rate": answers.learning_rate, "warmup_steps": answers.steps // 20},
+        "checkpoint": {"every_steps": max(1, answers.steps // 10)},
+        "evaluate": {"every_steps": max(1, answers.steps // 20)},
+    }  # fmt: skip
+    return tables | ({"nodes": {machine.node: {"interface": interface}}} if interface else {})
+
+
+def micro(parameters: int) -> int:
+    """Samples per forward/backward to begin with; a rank that has not the memory halves it by itself."""
+    return next((samples for most, samples in _MICRO_BY_PARAMETERS if parameters <= most), 1)
+
+
+def cluster_text(tables: Mapping[str, Any]) -> str:
+    """A cluster file of these tables."""
+    return _CLUSTER_HEAD + "\n" + tomli_w.dumps(tables)
+
+
+def cluster_tables(answers: Answers, machine: Machine, key: str | None) -> dict[str, Any]:
+    """This machine alone; off loopback with the network that it is in, as one over which gradients may travel."""
+    entry = {"address": answers.address} | ({"key": key} if key else {})
+    interface = machine.interface_of(sockets.split(answers.address).hostname or "")
+    trusted = {} if interface is None or interface.is_loopback else {"trusted_networks": [interface.network]}
+    return trusted | {"nodes": {machine.node: entry}}
+
+
+def remarks(model: Model, machine: Machine) -> list[str]:
+    """What a person should know before the run is started, a line each."""
+    found = []
+    if not machine.backends:
+        found.append("neither torch nor mlx is installed here: pip install 'trainctl[torch]' or 'trainctl[mlx]'")
+    need = model.parameters * STATE_BYTES
+    if need > machine.memory_bytes:
+        found.append(
+            f"about {model.parameters / 1e9:.3g} B parameters take {need / 1e9:,.0f} GB in training before any "
+            f"activation, this machine has {machine.memory_bytes / 1e9:,.0f} GB"
+        )
+    return found
+
+
+def _interface_name(address: str, machine: Machine) -> str:
+    found = machine.interface_of(sockets.split(address).hostname or "")
+    return "" if found is None or found.is_loopback else found.name

@@ -1,0 +1,89 @@
+"""What a new run file and cluster file are told from this machine: backends, memory, addresses, model and data."""
+
+import ipaddress
+import json
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from trainctl.protocol import paths
+from trainctl.protocol.errors import InvalidInputError
+
+BACKENDS = ("torch", "mlx")
+_BYTES_OF_DTYPE = {"float32": 4, "float64": 8}
+
+
+class Interface(NamedTuple):
+    """A network interface with an IPv4 address."""
+
+    name: str
+    address: str
+    network: str  # 192.168.1.0/24
+    is_loopback: bool
+
+
+class Machine(NamedTuple):
+    """This machine."""
+
+    node: str  # the name it goes by in files
+    backends: tuple[str, ...]  # of BACKENDS, those installed
+    memory_bytes: int
+    interfaces: tuple[Interface, ...]
+
+    def interface_of(self, address: str) -> Interface | None:
+        """The one that has an IPv4 address."""
+        return next((one for one in self.interfaces if one.address == address), None)
+
+
+class Model(NamedTuple):
+    """A Hugging Face folder."""
+
+    path: Path
+    parameters: int  # by the size of its weights
+    positions: int | None  # longest sequence, where its configuration tells
+    has_tokenizer: bool
+
+
+def machine() -> Machine:
+    """This one, as it is now."""
+    backends = tuple(name for name in BACKENDS if find_spec(name) is not None)
+    return Machine(paths.node_name(), backends, psutil.virtual_memory().total, interfaces())
+
+
+def interfaces() -> tuple[Interface, ...]:
+    """All that are up and have an IPv4 address, loopback first."""
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    found = [
+        _interface(name, entry.address, entry.netmask)
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if entry.family == socket.AF_INET and name in up
+    ]
+    return tuple(sorted(found, key=lambda one: (not one.is_loopback, one.name)))
+
+
+def _interface(name: str, address: str, netmask: str | None) -> Interface:
+    host = ipaddress.IPv4Interface(f"{address}/{netmask or 32}")
+    return Interface(name, address, str(host.network), host.is_loopback)
+
+
+def model(path: Path) -> Model:
+    """Raises InvalidInputError if it isn't a model's folder."""
+    config, weights = path / "config.json", sorted(path.glob("*.safetensors"))
+    if not config.is_file() or not weights:
+        raise InvalidInputError("--model", f"no Hugging Face model (config.json and *.safetensors) in {path}")
+    try:
+        told = json.loads(config.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidInputError("--model", f"{config} is not a JSON object: {error}") from None
+    told = told if isinstance(told, dict) else {}
+    kind = told.get("dtype") or told.get("torch_dtype")
+    size = _BYTES_OF_DTYPE.get(str(kind), 2) if kind else 4
+    positions = told.get("max_position_embeddings")
+    return Model(
+        path, sum(file.stat().st_size for file in weights) // size,
+        positions if isinstance(positions, int) and positions >= 2 else None, (path / "tokenizer.json").is_file(),
+    )  # fmt: skip

@@ -1,0 +1,129 @@
+"""The steps of `trainctl init`: ask for what isn't given, look at the machine, draft both files, check, keep them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from trainctl.protocol import cluster, keys, sockets
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui import init_files, init_probe, new_files, places
+from trainctl.tui.init_files import Answers
+from trainctl.tui.init_probe import Machine
+
+Ask = Callable[[str, str], str]
+"""A question and the answer that Enter gives (empty: none) -> the answer."""
+T = TypeVar("T")
+
+
+class Given(NamedTuple):
+    """As options say; None: not given."""
+
+    model: Path | None = None
+    data: Path | None = None
+    name: str | None = None
+    steps: int | None = None
+    batch: int | None = None
+    address: str | None = None
+
+
+class Done(NamedTuple):
+    """What was made of it."""
+
+    written: tuple[Path, ...]
+    kept: Path | None  # the cluster file that was there already
+    remarks: tuple[str, ...]
+
+
+def write(given: Given, run_file: Path, cluster_file: Path | None, ask: Ask | None) -> Done:
+    """Write both files, or only the run file where the default cluster file is there. Raises InvalidInputError; no file
+    is left then."""
+    target = cluster_file or cluster.default_path()
+    kept = target if cluster_file is None and target.is_file() else None
+    new_files.check_free([run_file] if kept else [run_file, target])
+    machine = init_probe.machine()
+    answers = answered(given, machine, ask, has_cluster=kept is not None)
+    model = init_probe.model(answers.model)
+    texts = {run_file: init_files.run_text(answers, model, machine, run_file)}
+    key = _own_key(answers.address)
+    if kept is None:
+        texts[target] = init_files.cluster_text(init_files.cluster_tables(answers, machine, key))
+    with new_files.drafts(texts) as drafts:
+        _check(drafts, run_file, kept or target)
+    remarks = init_files.remarks(model, machine)
+    if key is None and not sockets.is_near(answers.address):
+        remarks.append("off loopback an agent needs keys: trainctl keys new makes them")
+    if kept is not None:
+        remarks.append(f"{kept} is there already and is left as it is")
+    return Done(tuple(texts), kept, tuple(remarks))
+
+
+def _own_key(address: str) -> str | None:
+    """This machine's agent's public key, if it has been made and is needed: not on loopback."""
+    folder = keys.KeyFolder()
+    return folder.agent().public if folder.has("agent") and not sockets.is_near(address) else None
+
+
+def answered(given: Given, machine: Machine, ask: Ask | None, *, has_cluster: bool) -> Answers:
+    """What is given, what is asked for, and defaults for the rest. Raises InvalidInputError naming the option."""
+    model = _folder(given.model, "--model", "Folder of the model (Hugging Face)", ask)
+    init_probe.model(model)  # before more is asked
+    data = _folder(given.data, "--data", "Data: text file, folder of *.txt, or *.jsonl", ask)
+    name = _asked(given.name, "Name of the run", init_files.run_name(model), ask, str)
+    steps = _asked(given.steps, "Steps", str(init_files.STEPS), ask, _whole("--steps"))
+    batch = _asked(given.batch, "Samples per step, over all nodes", str(init_files.BATCH), ask, _whole("--batch"))
+    address = given.address
+    if address is None and not has_cluster:
+        address = _asked(None, _address_question(machine), f"tcp://127.0.0.1:{sockets.DEFAULT_PORT}", ask, str)
+    address = address or f"tcp://127.0.0.1:{sockets.DEFAULT_PORT}"
+    _check_address(address, machine)
+    return Answers(model, data, name, address, steps, batch)
+
+
+def _folder(given: Path | None, option: str, question: str, ask: Ask | None) -> Path:
+    if given is None and ask is None:
+        raise InvalidInputError(option, "is needed where nobody can be asked")
+    found = given if given is not None else Path(ask(question, ""))  # type: ignore[misc]
+    found = found.expanduser().absolute()
+    if not found.exists():
+        raise InvalidInputError(option, f"no such file or folder: {found}")
+    return found
+
+
+def _asked(given: T | None, question: str, default: str, ask: Ask | None, read: Callable[[str], T]) -> T:
+    if given is not None:
+        return given
+    return read(default if ask is None else ask(question, default))
+
+
+def _whole(option: str) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or not 1 <= int(text) <= 2**40:
+            raise InvalidInputError(option, f"{text!r} is not a whole number of at least 1")
+        return int(text)
+
+    return read
+
+
+def _address_question(machine: Machine) -> str:
+    there = ", ".join(f"{one.address} ({one.name})" for one in machine.interfaces)
+    return f"Address of this machine's agent; here are {there}"
+
+
+def _check_address(address: str, machine: Machine) -> None:
+    host = sockets.split(address).hostname or ""
+    if not sockets.is_loopback(host) and machine.interface_of(host) is None:
+        there = ", ".join(one.address for one in machine.interfaces)
+        raise InvalidInputError("--address", f"{host} is no address of this machine; there are {there}")
+
+
+def _check(drafts: dict[Path, Path], run_file: Path, cluster_file: Path) -> None:
+    """As `trainctl check` does, naming the files as they will be called."""
+    found = places.cluster_file(drafts.get(cluster_file, cluster_file))
+    try:
+        places.run_file(drafts[run_file], {}, local=True, cluster=found)
+    except InvalidInputError as error:
+        names: dict[str, Any] = {str(draft): str(file) for file, draft in drafts.items()}
+        text = str(error)
+        for draft, file in names.items():
+            text = text.replace(draft, file)
+        raise InvalidInputError(*text.split(": ", 1)) from None

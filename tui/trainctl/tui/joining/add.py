@@ -1,0 +1,202 @@
+"""The steps of `trainctl cluster add`, each told in a line; this machine's files come last: a failure leaves none."""
+
+import ipaddress
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainctl.protocol import cluster, keys, paths, sockets
+from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, TrainctlError, UnreachableError
+from trainctl.protocol.keyring import Keyring
+from trainctl.tui.joining import link, wheel
+from trainctl.tui.joining.machine import Install, Machine, find
+from trainctl.tui.joining.ssh import Ssh, Target
+from trainctl.tui.joining.there import add_nodes
+
+_THERE = "trainctl.tui.joining.there"
+START_SECONDS = 180.0
+Say = Callable[["Step"], None]
+
+
+class Step(NamedTuple):
+    """One that is done."""
+
+    name: str
+    changed: bool  # False: it was so already
+    text: str
+
+
+class Wanted(NamedTuple):
+    """As options say; None: by default."""
+
+    target: Target
+    name: str | None = None
+    address: str | None = None
+    here: str | None = None  # this machine's node
+    install: Install = Install()
+    interactive: bool = True
+
+
+class Pair(NamedTuple):
+    """The two nodes, and the cluster as this machine knows it."""
+
+    file: Path  # of the cluster
+    known: cluster.Cluster
+    here: str
+    here_address: str
+    there: str
+    there_address: str
+
+
+class Added(NamedTuple):
+    """What came of it."""
+
+    node: str
+    address: str
+    steps: tuple[Step, ...]
+    link: link.Link
+    remarks: tuple[str, ...]
+
+
+def add(wanted: Wanted, file: Path, known: cluster.Cluster, say: Say) -> Added:
+    """Raises TrainctlError naming the step that failed and what was said there. `file`: where the cluster is kept."""
+    steps: list[Step] = []
+
+    def done(name: str, changed: bool, text: str) -> None:
+        steps.append(Step(name, changed, text))
+        say(steps[-1])
+
+    built = wheel.build()
+    with Ssh(wanted.target, interactive=wanted.interactive) as ssh:
+        machine = find(ssh, wanted.install.python)
+        done("connect", False, f"{wanted.target.words}: Python {machine.version}, {machine.system}")
+        pair = _pair(wanted, machine, file, known)
+        changed, text = wanted.install.carry_out(ssh, machine, built)
+        done("install", changed, text)
+        anew = changed
+        made = keys.KeyFolder().make(pair.here)
+        done("keys here", bool(made), f"made {' and '.join(made)}" if made else "are there")
+        python = str(machine.python_of_program)
+        joined = _called(ssh, python, "join", _join_words(pair))
+        done("keys there", bool(joined["changed"]), ", ".join(joined["changed"]) or "both machines know each other's")
+        anew = anew or any(not one.startswith("authorised") for one in joined["changed"])
+        started = _called(ssh, python, "start", {"name": pair.there, "anew": anew})
+        done("start", started["changed"], _start_text(started))
+        ring = Keyring(nodes=known)
+        ring.learn(pair.there_address, joined["key"])
+        try:
+            tested = link.test(ssh, python, pair.there_address, ring)
+        except (UnreachableError, NotAuthorisedError) as error:
+            raise type(error)(f"link: {error}") from None
+        done("link", False, _link_text(tested))
+    written = add_nodes(pair.file, pair.known, _nodes_here(pair, joined["key"]))
+    done("nodes here", bool(written), ", ".join(written) or "are there")
+    remarks = [*started["remarks"], *_remarks(pair, tested, joined["key"], changed=bool(written))]
+    return Added(pair.there, pair.there_address, tuple(steps), tested, tuple(remarks))
+
+
+def _called(ssh: Ssh, python: str, what: str, given: dict[str, Any]) -> dict[str, Any]:
+    step = {"join": "keys there", "start": "start"}[what]
+    out = ssh.run([python, "-m", _THERE, what], given=json.dumps(given).encode(), seconds=START_SECONDS, step=step)
+    try:
+        found: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        raise TrainctlError(f"{step}: not an answer: {out[:200]!r}") from None
+    return found
+
+
+# ---------------------------------------------------------------- who is who
+
+
+def _pair(wanted: Wanted, machine: Machine, file: Path, known: cluster.Cluster) -> Pair:
+    """Names and addresses of both. Raises InvalidInputError where they can't be these."""
+    here = wanted.here or paths.node_name()
+    if wanted.here is not None and wanted.here not in known.nodes:
+        raise InvalidInputError(
+            "--here", f"no node {wanted.here!r} in {file}; there are {', '.join(known.nodes) or 'none'}"
+        )
+    there = wanted.name or paths.node_name(machine.host)
+    if there == here:
+        raise InvalidInputError("--name", f"{there!r} is this machine's own name; give the other one another")
+    entry, old = known.nodes.get(here), known.nodes.get(there)
+    there_address = wanted.address or (old.address if old else _address(machine.address_there))
+    here_address = entry.address if entry is not None else _address(machine.address_here)
+    for address in (there_address, here_address):
+        sockets.split(address)
+    if _is_loopback(here_address) and not _is_loopback(there_address):
+        raise InvalidInputError(
+            f"{file}: nodes.{here}.address", f"{here_address} is loopback, where {there} can't reach this machine; it "
+            f"sees it as {machine.address_here}: use {_address(machine.address_here)}",
+        )  # fmt: skip
+    return Pair(file, known, here, here_address, there, there_address)
+
+
+def _address(host: str) -> str:
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{sockets.DEFAULT_PORT}"
+
+
+def _is_loopback(address: str) -> bool:
+    return sockets.is_loopback(sockets.split(address).hostname or "")
+
+
+def _join_words(pair: Pair) -> dict[str, Any]:
+    folder = keys.KeyFolder()
+    user = folder.user()
+    others = {
+        name: {"address": entry.address, "key": entry.key}
+        for name, entry in pair.known.nodes.items()
+        if entry.key and name not in (pair.there, pair.here)
+    }
+    own = {"address": pair.here_address, "key": folder.agent().public}
+    return {
+        "name": pair.there, "address": pair.there_address, "nodes": {pair.here: own, **others},
+        "user": {"name": user.name, "key": user.public}, "networks": list(pair.known.trusted_networks),
+    }  # fmt: skip
+
+
+def _nodes_here(pair: Pair, key: str) -> dict[str, dict[str, str]]:
+    own = {"address": pair.here_address, "key": keys.KeyFolder().agent().public}
+    return {pair.here: own, pair.there: {"address": pair.there_address, "key": key}}
+
+
+# ---------------------------------------------------------------- what is said
+
+
+def _start_text(started: dict[str, Any]) -> str:
+    how = "as a service of its user" if started["how"] == "service" else f"by itself, detached ({started['why']})"
+    return f"the agent runs {how}" if started["changed"] else f"the agent runs already, {how}"
+
+
+def _link_text(tested: link.Link) -> str:
+    trip = f"{tested.round_trip_seconds * 1000:.2f} ms round trip (median of {link.ROUNDS})"
+    if tested.bytes_per_second is None:
+        return f"{trip}; no stream was measured: {tested.why}"
+    return f"{trip}, {tested.bytes_per_second / 1e9:.2f} GB/s from there to here (one plain TCP stream)"
+
+
+def _remarks(pair: Pair, tested: link.Link, key: str, *, changed: bool) -> list[str]:
+    """What is left to a person."""
+    said = ["start this machine's agent again, so that it knows the node: trainctl-agent run"] if changed else []
+    old = pair.known.nodes.get(pair.there)
+    if old is not None and old.key is None:
+        said.append(f"{pair.file} is yours and names {pair.there} without its key: put key = '{key}' there")
+    host = sockets.split(pair.there_address).hostname or ""
+    found = [
+        (one.name, ipaddress.ip_interface(address))
+        for one in tested.facts.interfaces
+        for address in one.addresses
+        if address.split("/")[0] == host
+    ]
+    if found and not found[0][1].is_loopback:
+        name, interface = found[0]
+        said.append(f'in run files name its interface for the sums: [nodes.{pair.there}] interface = "{name}"')
+        if not pair.known.trusts(host):
+            said.append(
+                "gradients are not encrypted; if only your machines are on that network, put "
+                f'trusted_networks = ["{interface.network}"] at the top of cluster.toml on both'
+            )
+    third = [name for name in pair.known.nodes if name not in (pair.here, pair.there)]
+    if third and changed:
+        said.append(f"{', '.join(third)} must be told of it: trainctl cluster add for each once more")
+    return said

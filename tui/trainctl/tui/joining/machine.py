@@ -1,0 +1,126 @@
+"""The machine that is added: the Python found there, and the program installed there in an environment of its own."""
+
+import json
+import posixpath
+import re
+from typing import NamedTuple
+
+from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.tui.joining.ssh import Ssh
+from trainctl.tui.joining.wheel import Wheel
+
+INSTALL_SECONDS = 3600.0
+"""torch is gigabytes."""
+HOME = ".local/share/trainctl"
+_ABOUT = (
+    "import json, os, platform, socket, sys; print(json.dumps({'python': sys.executable, "
+    "'version': platform.python_version(), 'system': platform.system(), 'host': socket.gethostname(), "
+    "'home': os.path.expanduser('~'), 'connection': os.environ.get('SSH_CONNECTION', '')}))"
+)
+_NAMES = " ".join(
+    ["python3.13", "python3.12", "python3.11", "python3.14", "python3"]
+    + [f"/opt/homebrew/bin/python3.{minor}" for minor in (13, 12, 11, 14)]
+    + [f"/usr/local/bin/python3.{minor}" for minor in (13, 12, 11, 14)]
+)
+_FIND = f"""
+for name in ${{1:-{_NAMES}}}; do
+  if command -v "$name" >/dev/null 2>&1 && "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+  then exec "$name" -c "$2"; fi
+done
+echo "no Python 3.11 or newer there (looked for ${{1:-{_NAMES}}})" >&2; exit 3
+"""
+_WORKS = '''grep -q "^include-system-site-packages = $2" "$1/pyvenv.cfg" && "$1/bin/python" -c ""'''
+_HAS_PIP = "import sys, pip; sys.exit(tuple(int(part) for part in pip.__version__.split('.')[:2]) < (22, 3))"
+"""Since 22.3 pip installs into another environment, which then needs none of its own: that takes seconds to make."""
+_SEND = 'mkdir -p "$1" && cat > "$1/$2.part" && mv "$1/$2.part" "$1/$2"'
+
+
+class Machine(NamedTuple):
+    """As it was found."""
+
+    python: str
+    version: str
+    system: str
+    host: str  # as it calls itself
+    home: str
+    address_here: str  # this machine's, as the other one sees it
+    address_there: str  # the other one's, by which it was reached
+
+    @property
+    def folder(self) -> str:
+        """Where the program is."""
+        return posixpath.join(self.home, HOME)
+
+    @property
+    def python_of_program(self) -> str:
+        return posixpath.join(self.folder, "venv", "bin", "python")
+
+
+def find(ssh: Ssh, python: str | None) -> Machine:
+    """Raises UnreachableError, RefusedError as `Ssh.run` does."""
+    out = ssh.run(["sh", "-c", _FIND, "sh", python or "", _ABOUT], seconds=120, step="connect")
+    try:
+        told = json.loads(out.strip().splitlines()[-1])
+        here, _, there, _ = told.pop("connection").split()
+    except (ValueError, IndexError, KeyError):
+        raise RefusedError(f"connect: not an answer: {out[:200]!r}") from None
+    return Machine(**told, address_here=_plain(here), address_there=_plain(there))
+
+
+def _plain(address: str) -> str:
+    """Without what IPv6 puts around an IPv4 address, or the interface behind one of its own."""
+    return address.removeprefix("::ffff:").partition("%")[0]
+
+
+class Install(NamedTuple):
+    """How the program is installed there."""
+
+    python: str | None = None  # None: the first that is new enough
+    extras: tuple[str, ...] | None = None  # None: mlx on macOS, torch elsewhere
+    pip: tuple[str, ...] = ()  # further words for pip
+    system_site_packages: bool = False
+
+    def carry_out(self, ssh: Ssh, machine: Machine, wheel: Wheel) -> tuple[bool, str]:
+        """Whether anything was done, and what there is. Raises RefusedError with what was said."""
+        extras = self.extras if self.extras is not None else (("mlx",) if machine.system == "Darwin" else ("torch",))
+        _check(extras)
+        label = f"{wheel.name.removesuffix('-py3-none-any.whl').replace('-', ' ')}{_bracketed(extras)}"
+        mark = " ".join([wheel.digest, *extras, machine.python, *self.pip, str(self.system_site_packages)])
+        marker = posixpath.join(machine.folder, "installed")
+        status, kept, _ = ssh.try_run(["cat", marker], step="install")
+        if status == 0 and kept.strip() == mark:
+            return False, f"{label} is there already, in {machine.folder}"
+        folder, file = machine.folder, posixpath.join(machine.folder, wheel.name)
+        ssh.run(["rm", "-f", marker], step="install")
+        ssh.run(["sh", "-c", _SEND, "sh", folder, wheel.name], given=wheel.body, seconds=300, step="install (send)")
+        status, _, _ = ssh.try_run([machine.python, "-c", _HAS_PIP], step="install (pip)")
+        own = machine.python_of_program
+        is_new = self._make_environment(ssh, machine, with_pip=bool(status))
+        pip = [own, "-m", "pip"] if status else [machine.python, "-m", "pip", "--python", own]
+        pip += ["install", "--quiet", "--disable-pip-version-check", *self.pip]
+        step = "install (pip)"
+        ssh.run([*pip, f"{file}{_bracketed(extras)}"], seconds=INSTALL_SECONDS, step=step)
+        if not is_new:  # it may be the same version with other contents, which pip would take for installed
+            ssh.run([*pip, "--no-deps", "--force-reinstall", file], seconds=300, step=step)
+        ssh.run(["sh", "-c", 'cat > "$1"', "sh", marker], given=mark.encode(), step="install")
+        return True, f"{label} in {folder}, {len(wheel.body) / 1e6:.1f} MB sent"
+
+    def _make_environment(self, ssh: Ssh, machine: Machine, *, with_pip: bool) -> bool:
+        """False if there is one of this kind that works."""
+        folder, sees = posixpath.join(machine.folder, "venv"), str(self.system_site_packages).lower()
+        status, _, _ = ssh.try_run(["sh", "-c", _WORKS, "sh", folder, sees], step="install (venv)")
+        if status:
+            site = ["--system-site-packages"] if self.system_site_packages else []
+            words = [machine.python, "-m", "venv", "--clear", *site, *([] if with_pip else ["--without-pip"]), folder]
+            ssh.run(words, seconds=600, step="install (venv)")
+        return bool(status)
+
+
+def _check(extras: tuple[str, ...]) -> None:
+    for extra in extras:
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", extra):
+            raise InvalidInputError("--extras", f"{extra!r} is none; torch, mlx, or none")
+
+
+def _bracketed(extras: tuple[str, ...]) -> str:
+    return f"[{','.join(extras)}]" if extras else ""

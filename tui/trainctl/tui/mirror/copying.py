@@ -1,0 +1,157 @@
+"""The mirror itself: reads what is new of a run, a page at a time, and hands it to a target; changes nothing else.
+
+A committed step is mirrored once another follows it, or the run has ended, or it has stood for a while: until then
+other ranks' parts of it come in, and it is what a lost rank may have taken with it.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby, takewhile
+from typing import Protocol
+
+from trainctl.protocol import messages as m
+from trainctl.tui.mirror.place import Place
+from trainctl.tui.mirror.points import Point, Text, line, of_step, prefixes
+from trainctl.tui.mirror.sources import PAGE, Source
+
+SETTLED_SECONDS = 5.0
+"""After so long a step that none follows is mirrored too."""
+LATE_EVALUATION_STEPS = 2000
+"""How far behind the last step an evaluation is still looked for."""
+
+
+class Target(Protocol):
+    """What a run is mirrored to. `number` counts everything that was written, over all sessions."""
+
+    name: str
+    forgets: bool  # whether going back drops what was written at the steps after
+
+    def back(self, step: int) -> None: ...
+    def point(self, point: Point, number: int, attempt: int) -> None: ...
+    def evaluation(self, step: int, loss: float, at: float, number: int) -> None: ...
+    def text(self, text: Text, number: int) -> None: ...
+    def flush(self) -> None: ...
+
+
+class Mirror:
+    """One run and one target; `place` is how far it has come."""
+
+    def __init__(
+        self, source: Source, target: Target, place: Place, *, keep: Callable[[Place], None],
+        stop: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        """`keep` is told each place once the target was flushed; `stop` is asked between pages. `clock`: Unix
+        seconds."""
+        self.place = place.without_later_texts() if target.forgets else place
+        self._source, self._target, self._keep, self._stop, self._clock = source, target, keep, stop, clock
+        self.has_ended = False
+
+    def catch_up(self, *, whole: bool) -> str | None:
+        """Mirror what is new; the run's state, if it is known. `whole`: also a last step that isn't settled."""
+        view = self._source.view()
+        ended = view is not None and view.state not in m.ACTIVE_RUN_STATES
+        self._go_back()
+        more = True
+        while more and not self._stop():
+            before = self.place
+            more = self._page(whole=whole or ended)
+            if self.place != before:
+                self._target.flush()
+                self._keep(self.place)
+        self.has_ended = ended
+        return view.state if view is not None else None
+
+    # ------------------------------------------------------------ what no longer stands
+
+    def _go_back(self) -> None:
+        stands = standing(self._source, self.place)
+        if stands < self.place.step:
+            self._target.back(stands)
+            self.place = self.place.back_to(stands)
+            if self._target.forgets:
+                self.place = self.place.without_later_texts()
+        known = self.place.events
+        kept = next((told.id for told in reversed(known) if self._has(told.id, told.at)), 0)
+        if known and kept != known[-1].id:
+            self.place = self.place.without_events_after(kept)
+
+    def _has(self, id: int, at: float) -> bool:
+        """Whether the record's event of that id is the one that was mirrored."""
+        return any((event.id, event.at) == (id, at) for event in self._source.events(id - 1, 1))
+
+    # ------------------------------------------------------------ what is new
+
+    def _page(self, *, whole: bool) -> bool:
+        """Up to a page of steps, and what belongs to them; whether there may be more."""
+        steps, more = self._source.steps(self.place.step)
+        if not more and not whole:
+            steps = steps if steps and self._clock() - steps[-1].committed_at > SETTLED_SECONDS else steps[:-1]
+        began_after = self.place.step
+        if steps:
+            self._points(steps)
+        self._evaluations(min(began_after, max(0, self.place.step - LATE_EVALUATION_STEPS)))
+        return self._texts(whole=whole and not more) or (more and bool(steps))
+
+    def _points(self, steps: Sequence[m.StepCommitted]) -> None:
+        by_rank = prefixes(self._source.nodes())
+        parts = self._source.parts(steps[0].step, steps[-1].step)
+        by_step = {step: tuple(found) for step, found in groupby(parts, key=lambda part: part.step)}
+        for step in steps:
+            point = of_step(step, by_step.get(step.step, ()), by_rank)
+            self._target.point(point, self.place.rows, self.place.attempt)
+            self.place = self.place.stepped(step.step, step.generation)
+
+    def _evaluations(self, after: int) -> None:
+        found = self._source.evaluations(after, self.place.step)
+        for step, (loss, at) in sorted(found.items()):
+            if not self.place.has_evaluation(step, loss):
+                self._target.evaluation(step, loss, self._clock() if at is None else at, self.place.rows)
+                self.place = self.place.evaluated(step, loss)
+
+    def _texts(self, *, whole: bool) -> bool:
+        """The events of the steps that are mirrored; those of the last wait a while for more of them. Whether a page
+        was full."""
+        last, settled_at = self.place.step, self._clock() - SETTLED_SECONDS
+
+        def is_ready(event: m.Event) -> bool:
+            step = event.step or 0
+            return whole or step < last or (step == last and event.at < settled_at)
+
+        ready = list(takewhile(is_ready, self._source.events(self.place.event)))
+        for step, events in _by_step(ready, self.place.text_step):
+            text = Text(step, events[-1].at, "\n".join(map(line, events)))
+            self._target.text(text, self.place.rows)
+            self.place = self.place.texted(step, events)
+        return len(ready) == PAGE
+
+
+def standing(source: Source, place: Place) -> int:
+    """The newest step that was mirrored and still stands as it was; 0 if none does."""
+    newest, _ = source.steps(place.step - 1, 1) if place.step else ((), False)
+    if newest and (newest[0].step, newest[0].generation) == (place.step, place.generation_of(place.step)):
+        return place.step
+    high = place.step
+    while high > 0:
+        low = max(0, high - PAGE)
+        steps, _ = source.steps(low, PAGE)
+        found = [step.step for step in steps if step.step <= high and place.generation_of(step.step) == step.generation]
+        if found:
+            return max(found)
+        high = low
+    return 0
+
+
+def _by_step(events: Sequence[m.Event], text_step: int) -> Iterator[tuple[int, list[m.Event]]]:
+    """Events in groups at rising steps above the last text's, in their order: one that comes late stands where it came,
+    and its line names its own step."""
+    group: list[m.Event] = []
+    at = -1
+    for event in events:
+        own = max(event.step or 0, text_step + 1, at)
+        if group and own > at:
+            yield at, group
+            group = []
+        at = own
+        group.append(event)
+    if group:
+        yield at, group

@@ -1,0 +1,136 @@
+"""How far a mirror has come: kept in a file beside what it wrote, so that another run of it goes on from there."""
+
+import contextlib
+import fcntl
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError
+
+EVENTS_KEPT = 1000
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Steps from `first` on were committed in `generation`."""
+
+    first: int
+    generation: m.Generation
+
+
+class Told(msgspec.Struct, frozen=True):
+    """An event that was mirrored, at a step of the target."""
+
+    id: int
+    at: float
+    step: int
+
+
+class Place(msgspec.Struct, frozen=True):
+    """All that a mirror must know to go on."""
+
+    run: str
+    target: str
+    step: int = 0  # last one mirrored
+    spans: tuple[Span, ...] = ()
+    events: tuple[Told, ...] = ()  # the newest
+    text_step: int = -1  # of the target's last text
+    evaluations: dict[int, float | None] = {}  # mirrored, by step; None: it was no number
+    attempt: int = 1  # grows whenever steps that were mirrored are retracted
+    rows: int = 0  # written in all
+    sessions: tuple[str, ...] = ()  # whole folders of a target that has one a session
+
+    @property
+    def event(self) -> int:
+        """Id of the last event mirrored."""
+        return self.events[-1].id if self.events else 0
+
+    def generation_of(self, step: int) -> m.Generation | None:
+        """In which a step was committed when it was mirrored."""
+        return next((span.generation for span in reversed(self.spans) if span.first <= step), None)
+
+    def stepped(self, step: int, generation: m.Generation) -> "Place":
+        """After one more step."""
+        new = not self.spans or self.spans[-1].generation != generation
+        spans = (*self.spans, Span(step, generation)) if new else self.spans
+        return msgspec.structs.replace(self, step=step, spans=spans, rows=self.rows + 1)
+
+    def evaluated(self, step: int, loss: float) -> "Place":
+        known = {**self.evaluations, step: loss if math.isfinite(loss) else None}
+        return msgspec.structs.replace(self, evaluations=known, rows=self.rows + 1)
+
+    def has_evaluation(self, step: int, loss: float) -> bool:
+        """Whether just this loss was mirrored."""
+        return step in self.evaluations and self.evaluations[step] == (loss if math.isfinite(loss) else None)
+
+    def texted(self, step: int, events: Sequence[m.Event]) -> "Place":
+        """After a text of these events."""
+        told = (*self.events, *(Told(event.id, event.at, step) for event in events))[-EVENTS_KEPT:]
+        return msgspec.structs.replace(self, events=told, text_step=step, rows=self.rows + 1)
+
+    def back_to(self, step: int) -> "Place":
+        """Before the steps after `step`, which were retracted."""
+        return msgspec.structs.replace(
+            self, step=step, spans=tuple(span for span in self.spans if span.first <= step), attempt=self.attempt + 1,
+            evaluations={at: loss for at, loss in self.evaluations.items() if at <= step},
+        )  # fmt: skip
+
+    def without_later_texts(self) -> "Place":
+        """For a target that has dropped what was written after the last step: those events are told again."""
+        kept = tuple(told for told in self.events if told.step <= self.step)
+        return msgspec.structs.replace(self, events=kept, text_step=min(self.text_step, self.step))
+
+    def finished(self, session: str) -> "Place":
+        """With one more session that is whole, if it has a name."""
+        return msgspec.structs.replace(self, sessions=(*self.sessions, session)) if session else self
+
+    def without_events_after(self, id: int) -> "Place":
+        """With the events above `id` to be told again: others have taken their numbers."""
+        return msgspec.structs.replace(self, events=tuple(told for told in self.events if told.id <= id))
+
+
+class PlaceFile:
+    """The place on disk, of one mirror at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def load(self, run: str, target: str) -> Place:
+        """A place at the run's beginning if there is none. Raises InvalidInputError for a file that is none."""
+        if not self.path.is_file():
+            return Place(run, target)
+        try:
+            found = msgspec.json.decode(self.path.read_bytes(), type=Place)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise InvalidInputError(str(self.path), f"not the place of a mirror: {error}") from None
+        if (found.run, found.target) != (run, target):
+            raise InvalidInputError(str(self.path), f"the place of {found.run} in {found.target}; use another --output")
+        return found
+
+    def save(self, place: Place) -> None:
+        """Whole or not at all."""
+        with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=".mirror.", delete=False) as made:
+            made.write(msgspec.json.encode(place))
+            made.flush()
+            os.fsync(made.fileno())
+        Path(made.name).replace(self.path)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """While no other mirror may write there. Raises InvalidInputError if one does."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle = self.path.with_suffix(".lock").open("w")
+        except OSError as error:
+            raise InvalidInputError("--output", f"{self.path.parent}: {error.strerror}") from None
+        with handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InvalidInputError("--output", f"{self.path.parent}: another mirror writes there") from None
+            yield

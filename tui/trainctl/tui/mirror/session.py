@@ -1,0 +1,131 @@
+"""One session of a mirror, from its target opened to its target closed, ended by the run's end or by a signal."""
+
+import contextlib
+import importlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from trainctl.protocol.errors import UnreachableError
+from trainctl.tui import output
+from trainctl.tui.mirror.copying import Mirror, Target
+from trainctl.tui.mirror.place import Place, PlaceFile
+from trainctl.tui.mirror.sources import Source
+
+To = Literal["tensorboard", "wandb"]
+POLL_SECONDS = 2.0
+
+
+class Wanted(NamedTuple):
+    """What is asked for."""
+
+    to: To
+    folder: Path  # of this run and target
+    follow: bool = False
+    project: str = "trainctl"
+    offline: bool = False
+
+
+class Open(NamedTuple):
+    """A target that is written to. `close` is told whether the run failed, and gives the session's name, if it has
+    one; a target `at_end` has all that it was told only then."""
+
+    target: Target
+    close: Callable[[bool], str]
+    at_end: bool
+
+
+def run(source: Source, wanted: Wanted) -> Place:
+    """Mirror what there is, and with `follow` what comes, to the run's end. Raises InvalidInputError, and
+    UnreachableError for an agent that does not answer at first."""
+    _library(wanted)
+    kept = PlaceFile(wanted.folder / f"{wanted.to}.place.json")
+    with kept.held(), _stopped() as stop:
+        place = kept.load(source.run, wanted.to)
+        opened = _open(source, wanted, place)
+        mirror = Mirror(
+            source, opened.target, place, keep=lambda _: None if opened.at_end else kept.save(_), stop=stop.is_set
+        )  # fmt: skip
+        failed = False
+        try:
+            # A record that says nothing of its run's state is an old one.
+            failed = _mirror(mirror, wanted, stop, whole=not wanted.follow and source.view() is None)
+        finally:
+            session = opened.close(failed)
+            kept.save(mirror.place.finished(session))
+        return mirror.place
+
+
+def _mirror(mirror: Mirror, wanted: Wanted, stop: threading.Event, *, whole: bool) -> bool:
+    """Whether the run has failed. `whole`: nothing is waited for."""
+    state = mirror.catch_up(whole=whole)
+    away = False
+    while wanted.follow and not mirror.has_ended and not stop.wait(POLL_SECONDS):
+        try:
+            state = mirror.catch_up(whole=False)
+        except UnreachableError as error:
+            if not away:
+                output.tell(f"{error}; waiting for it")
+            away = True
+        else:
+            away = False
+    return state == "failed"
+
+
+def _library(wanted: Wanted) -> None:
+    """Load what writes the target, before anything is made. Raises InvalidInputError if it isn't installed, or can't
+    be used."""
+    module = "tensorboard" if wanted.to == "tensorboard" else "weights_biases"
+    loaded = importlib.import_module(f"trainctl.tui.mirror.{module}")
+    if wanted.to == "wandb" and not wanted.offline:
+        loaded.check_key()
+
+
+def _open(source: Source, wanted: Wanted, place: Place) -> Open:
+    view, config = source.view(), dict(source.config())
+    config |= {"trainctl": {"run": source.run}}
+    if wanted.to == "tensorboard":
+        from trainctl.tui.mirror.tensorboard import TensorBoard
+
+        board = TensorBoard(wanted.folder, place.step)
+        board.describe(config, view.started_at if view is not None else 0.0)
+
+        def close_board(_: bool) -> str:
+            board.close()
+            return ""
+
+        return Open(board, close_board, at_end=False)
+    from trainctl.tui.mirror.weights_biases import WeightsBiases
+
+    made = WeightsBiases(
+        wanted.folder, source.run, wanted.project, config, place.sessions, offline=wanted.offline,
+        name=view.name if view is not None else source.run,
+    )  # fmt: skip
+
+    if made.url is not None:
+        output.tell(f"wandb: {made.url}")
+
+    def close(failed: bool) -> str:
+        session = made.session
+        made.close(failed=failed)
+        return session
+
+    return Open(made, close, at_end=True)
+
+
+@contextlib.contextmanager
+def _stopped() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set, so that what was written is finished."""
+    stop = threading.Event()
+
+    def end(number: int, frame: Any) -> None:
+        stop.set()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

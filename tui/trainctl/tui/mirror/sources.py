@@ -1,0 +1,147 @@
+"""Where a mirror reads a run: in its directory, or through an agent; both only ask."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.reader import RecordReader
+from trainctl.tui.mirror.points import PHASES, Part, of_part
+
+PAGE = 500
+BUCKETS = 20_000
+"""Most in one reply of an agent, some 40 bytes each, so that it stays below the frame limit."""
+RANK_METRICS = {
+    "own_tokens_per_second": "tokens_per_second", "rank_step_seconds": "step_seconds", "memory_bytes": "memory_bytes",
+    **{f"{name}_seconds": f"{name}_seconds" for name in PHASES},
+}  # fmt: skip
+"""What an agent's history has of a rank's part, and its name in a mirror."""
+
+
+class Evaluated(NamedTuple):
+    """A loss on the held-out samples, and when it was found, in Unix seconds; None where that isn't told."""
+
+    loss: float
+    at: float | None
+
+
+class Source(Protocol):
+    """One run. Every method raises as its reader or client does."""
+
+    run: str
+
+    def view(self) -> m.RunView | None: ...
+    def config(self) -> Mapping[str, Any]: ...
+    def nodes(self) -> dict[int, str]: ...
+    def steps(self, after: int, limit: int = PAGE) -> tuple[tuple[m.StepCommitted, ...], bool]: ...
+    def parts(self, first: int, last: int) -> list[Part]: ...
+    def evaluations(self, first: int, last: int) -> dict[int, Evaluated]: ...
+    def events(self, after_id: int, limit: int = PAGE) -> tuple[m.Event, ...]: ...
+    def close(self) -> None: ...
+
+
+class DirectorySource:
+    """A run directory. Raises InvalidInputError for one without a record."""
+
+    def __init__(self, directory: Path) -> None:
+        self._paths = RunPaths(directory)
+        self._reader = RecordReader(self._paths)
+        self.run = directory.name
+
+    def view(self) -> m.RunView | None:
+        """As its agent kept it; None of a record that has none."""
+        text = self._reader.meta("view")
+        try:
+            return msgspec.json.decode(text, type=m.RunView) if text is not None else None
+        except msgspec.MsgspecError as error:
+            raise InvalidInputError(str(self._reader.path), f"its view is of another version: {error}") from None
+
+    def config(self) -> Mapping[str, Any]:
+        """The run file, as resolved; empty where there is none."""
+        try:
+            return tomllib.loads(self._paths.run_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+
+    def nodes(self) -> dict[int, str]:
+        view, last = self.view(), self._reader.last_step()
+        known = {rank.rank: rank.node for rank in view.ranks} if view is not None else {}
+        return {part.rank: part.node for part in self._reader.rank_steps(last.step)} | known if last else known
+
+    def steps(self, after: int, limit: int = PAGE) -> tuple[tuple[m.StepCommitted, ...], bool]:
+        return self._reader.steps(after, limit)
+
+    def parts(self, first: int, last: int) -> list[Part]:
+        return [of_part(part) for part in self._reader.parts_between(first, last)]
+
+    def evaluations(self, first: int, last: int) -> dict[int, Evaluated]:
+        found = self._reader.evaluations()
+        return {one.step: Evaluated(one.loss, one.at) for one in found if first <= one.step <= last}
+
+    def events(self, after_id: int, limit: int = PAGE) -> tuple[m.Event, ...]:
+        return self._reader.events(after_id, limit)[0]
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class AgentSource:
+    """A run through an agent that knows it; `run` None: the active one, else the newest. Raises as the client does."""
+
+    def __init__(self, client: BlockingClient, run: str | None) -> None:
+        self._client = client
+        view = client.snapshot(0, run).run
+        if view is None:
+            raise InvalidInputError("run", "the agent knows no run yet")
+        self.run, self._view = view.run, view
+
+    def view(self) -> m.RunView | None:
+        self._view = self._client.snapshot(0, self.run).run or self._view
+        return self._view
+
+    def config(self) -> Mapping[str, Any]:
+        """What an agent tells of a run; its file stays on its nodes."""
+        view = self._view
+        return {
+            "run": {"name": view.name, "steps": view.steps}, "batch": {"global": view.global_batch},
+            "group": {"engine": view.engine},
+            "nodes": {rank.node: {"backend": rank.backend, "device": rank.device} for rank in view.ranks},
+        }  # fmt: skip
+
+    def nodes(self) -> dict[int, str]:
+        return {rank.rank: rank.node for rank in self._view.ranks}
+
+    def steps(self, after: int, limit: int = PAGE) -> tuple[tuple[m.StepCommitted, ...], bool]:
+        found = self._client.steps(self.run, after, min(limit, PAGE))
+        return found.steps, found.more
+
+    def parts(self, first: int, last: int) -> list[Part]:
+        at_once = max(1, BUCKETS // (len(RANK_METRICS) * max(1, len(self._view.ranks))))
+        found: dict[tuple[int, int], dict[str, float]] = {}
+        for start in range(first, last + 1, at_once):
+            end = min(start + at_once - 1, last)
+            history = self._client.history(self.run, tuple(RANK_METRICS), start, end, end - start + 1)
+            for series in history.series:
+                for step, value in zip(series.steps, series.last, strict=True):
+                    found.setdefault((step, series.rank or 0), {})[RANK_METRICS[series.metric]] = value
+        return [Part(step, rank, values) for (step, rank), values in sorted(found.items())]
+
+    def evaluations(self, first: int, last: int) -> dict[int, Evaluated]:
+        found: dict[int, Evaluated] = {}
+        for start in range(first, last + 1, 2000):
+            end = min(start + 1999, last)
+            (series,) = self._client.history(self.run, ("eval_loss",), start, end, end - start + 1).series
+            found |= {step: Evaluated(loss, None) for step, loss in zip(series.steps, series.last, strict=True)}
+        return found
+
+    def events(self, after_id: int, limit: int = PAGE) -> tuple[m.Event, ...]:
+        return self._client.events(self.run, after_id, min(limit, PAGE)).events
+
+    def close(self) -> None:
+        """The client is its caller's."""
