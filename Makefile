@@ -3,6 +3,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+# The hundreds of processes that tests start would each compile the program anew.
+unexport PYTHONDONTWRITEBYTECODE
 # The tests mostly wait for real processes, so three workers are worth it on two cores.
 WORKERS ?= 3
 

@@ -202,9 +202,9 @@ def many(minutes: float) -> list[Bar]:
             waits += switched(terminal, chance)
             memory.append((time.monotonic() - begun, terminal.memory_bytes))
         took = time.monotonic() - begun
-        early = [size for at, size in memory if at <= took / 3]
-        late = [size for at, size in memory if at >= 2 * took / 3]
-        growth = (statistics.median(late) - statistics.median(early)) / 1e6
+        growth = (settled(memory, took, 2 / 3, 1.0) - settled(memory, took, 0.1, 0.4)) / 1e6
+        curve = ", ".join(f"{at / 60:.0f} min {size / 1e6:.1f}" for at, size in by_the_minute(memory))
+        print(f"64 nodes, resident MB at: {curve}")
         print(f"64 nodes: {len(waits)} keys, median {1e3 * statistics.median(waits):.0f} ms, "
               f"worst {1e3 * max(waits):.0f} ms; CPU {100 * (terminal.cpu_seconds - cpu) / took:.1f} %, "
               f"{(terminal.bytes_read - before) / took:,.0f} B/s")  # fmt: skip
@@ -213,6 +213,19 @@ def many(minutes: float) -> list[Bar]:
             Bar(f"memory's growth over {minutes:g} min", growth, 3.0, "MB"),
             Bar("peak memory, 64 nodes", terminal.peak_bytes / 1e6, 160, "MB"),
         ]
+
+
+def settled(memory: Sequence[tuple[float, int]], took: float, first: float, last: float) -> float:
+    """The median of what was read in a part of the time; the screens' first opening is before the tenth of it."""
+    return statistics.median([size for at, size in memory if first * took <= at <= last * took] or [memory[-1][1]])
+
+
+def by_the_minute(memory: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
+    """The first reading of each minute."""
+    found: dict[int, tuple[float, int]] = {}
+    for at, size in memory:
+        found.setdefault(int(at // 60), (at, size))
+    return list(found.values())
 
 
 def typed(terminal: Terminal, chance: random.Random) -> list[float]:

@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fail-on-skip", action="store_true", help="a skipped test fails the session")
 
 
-LONG = ("test_faults", "test_soak", "test_promotion", "test_hangs", "test_quorum")
+LONG = ("test_faults", "test_soak", "test_promotion", "test_hangs", "test_quorum", "test_several_hosts")
 """Modules of tests that take a minute each: begun first, so that none is left for the end, when the others are done."""
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -27,21 +28,23 @@ NODE = "box"
 
 
 def until(condition: Callable[[], Any], seconds: float = STEP_SECONDS_LIMIT, what: str = "it") -> Any:
-    """What `condition` gives once it is true. Fails at the deadline."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    """What `condition` gives once it is true. Fails at the deadline. What doesn't come soon is asked for less often,
+    for asking takes CPU from what is waited for."""
+    begun = time.monotonic()
+    while (waited := time.monotonic() - begun) < seconds:
         found = condition()
         if found:
             return found
-        time.sleep(0.02)
+        time.sleep(0.02 if waited < 1 else 0.04)
     raise AssertionError(f"{what} did not come within {seconds:g} s")
 
 
 class AgentProcess:
     """One agent on free loopback ports, or where a cluster file has it, in a node folder of its own."""
 
-    def __init__(self, folder: Path, name: str = NODE, cluster: Path | None = None) -> None:
-        self.state, self.name, self._cluster = folder, name, cluster
+    def __init__(self, folder: Path, name: str = NODE, cluster: Path | None = None, keys: Path | None = None) -> None:
+        """`keys`: a folder of keys that the agent is to use, on loopback too."""
+        self.state, self.name, self._cluster, self._keys = folder, name, cluster, keys
         self.address = "tcp://127.0.0.1:0"
         self.live_address: str | None = "tcp://127.0.0.1:0" if cluster is not None else None
         self.process: subprocess.Popen[str] | None = None
@@ -56,8 +59,10 @@ class AgentProcess:
         command += ["--listen", self.address] if self._cluster is None else ["--cluster", str(self._cluster)]
         if self.live_address is not None:
             command += ["--live", self.live_address]
+        command += ["--keys", "require"] if self._keys is not None else []
+        env = {**os.environ, "TRAINCTL_KEYS": str(self._keys)} if self._keys is not None else None
         self.process = subprocess.Popen(
-            [*command, "--state", str(self.state)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*command, "--state", str(self.state)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -137,13 +142,14 @@ def agent(tmp_path: Path) -> Iterator[AgentProcess]:
     process.clean_up()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def lasting_run(tmp_path_factory: pytest.TempPathFactory, run_config: Any) -> Iterator[AgentProcess]:
-    """An agent with a run of small steps that goes on and on; use `live`."""
+    """An agent with a run of small steps that goes on and on, and is paused while no test uses it; use `live`."""
     process = AgentProcess(tmp_path_factory.mktemp("lasting") / "state").start()
     with process.client(timeout_seconds=30) as client:
         client.send("start-run", {"config": run_config(run__steps=1_000_000)}, wait="accepted")
         wait_for_step(client, 3)
+        assert client.send("pause", {}).state == "applied"
         keep_processes()
         yield process
         client.send("stop", {"checkpoint": False})
@@ -157,9 +163,11 @@ def live(lasting_run: AgentProcess) -> Iterator[AgentProcess]:
     keep_processes()
     with lasting_run.client(timeout_seconds=30) as client:
         client.send("resize-batch", {"micro": 4})
+        assert client.send("resume", {}).state == "applied"
         yield lasting_run
         lasting_run.check()
         until(lambda: client.snapshot(0).run.state == "running", what="the run that goes on")  # type: ignore[union-attr]
+        assert client.send("pause", {}).state == "applied"
     keep_processes()
 
 

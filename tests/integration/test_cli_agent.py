@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.tui.cli_calls import (
     wait_until,
 )
 
+from trainctl.protocol.blocking import BlockingClient
 from trainctl.trainer.demo_assets import llama_config, make_model
 
 RUN_FILE = """
@@ -64,11 +66,13 @@ class Agent:
         self.run_file.write_text(RUN_FILE.format(steps=FOREVER))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", "here", "--listen", "tcp://127.0.0.1:0",
-             "--state", str(folder / "state")],
+             "--state", str(folder / "state"), "--metrics", "127.0.0.1:0"],
             env=ENVIRONMENT, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self._process.stdout is not None
-        self.address: str = json.loads(self._process.stdout.readline())["listen"]
+        said = json.loads(self._process.stdout.readline())
+        self.address: str = said["listen"]
+        self.metrics_url: str = said["metrics"]
         self.at = ("--connect", self.address)
 
     def keep(self) -> None:
@@ -96,18 +100,54 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
 
 
 @pytest.fixture(scope="module")
-def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
-    """An agent whose run goes on and on."""
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+    """An agent whose run goes on and on, but for most of the time is paused: its steps would take all of a core."""
     agent = Agent(tmp_path_factory.mktemp("agent"))
     done = call("run", agent.run_file, *agent.at)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"tiny-\d{8}-\d{6}-[0-9a-f]{4}\n", done.stdout)
+    with BlockingClient(agent.address) as client:
+        assert client.send("pause", {}).state == "applied"
     agent.keep()
     yield agent
     agent.stop()
 
 
+@pytest.fixture
+def agent(lasting: Agent) -> Iterator[Agent]:
+    """An agent whose run is paused before and after; a test resumes it."""
+    with BlockingClient(lasting.address, timeout_seconds=30) as client:
+        yield lasting
+        assert client.send("pause", {}).state in ("applied", "rejected")
+
+
+@pytest.fixture
+def training(agent: Agent) -> Agent:
+    """The same, its run making steps."""
+    with BlockingClient(agent.address, timeout_seconds=30) as client:
+        assert client.send("resume", {}).state == "applied"
+    return agent
+
+
 # ---------------------------------------------------------------- looking
+
+
+def test_prometheus_counts_what_is_trained(agent: Agent) -> None:
+    """Of a real run: steps, its trainer's phases, the agent's own loop and its processes' memory."""
+
+    def scraped() -> str:
+        with urllib.request.urlopen(agent.metrics_url, timeout=20) as reply:
+            return str(reply.read().decode())
+
+    wait_until(lambda: re.search(r'^trainctl_steps_total\{run="tiny-.*"\} [1-9]', scraped(), re.MULTILINE), "steps")
+    wait_until(lambda: 'role="trainer"' in scraped(), "the trainer's memory")
+    text = scraped()
+    for line in (
+        r'trainctl_rank_phase_seconds_total\{node="here",phase="backward",rank="0",run="tiny-.*"\} [0-9.e+-]+',
+        r'trainctl_agent_event_loop_lag_seconds\{node="here"\} [0-9.e+-]+',
+        r'trainctl_run_state\{run="tiny-.*",state="(running|paused)"\} 1.0',
+    ):
+        assert re.search(f"^{line}$", text, re.MULTILINE), line
 
 
 def test_ls(agent: Agent) -> None:
@@ -139,8 +179,8 @@ def test_status_of_a_run_by_name_and_of_none(agent: Agent) -> None:
     assert call_json("status", "--run", "nobody", *agent.at, status=3)["error"]["code"] == "refused"
 
 
-def test_watch_shows_steps_in_order_and_ends_at_ctrl_c(agent: Agent) -> None:
-    with started("watch", "--json", *agent.at) as process:
+def test_watch_shows_steps_in_order_and_ends_at_ctrl_c(training: Agent) -> None:
+    with started("watch", "--json", *training.at) as process:
         assert process.stdout is not None
         seen = [json.loads(process.stdout.readline()) for _ in range(12)]
         _, err = interrupt(process)
@@ -163,8 +203,8 @@ def test_watch_for_a_person_names_what_was_done(agent: Agent) -> None:
         interrupt(process)
 
 
-def test_a_pipe_that_closes_ends_watch_quietly(agent: Agent) -> None:
-    with started("watch", *agent.at) as process:
+def test_a_pipe_that_closes_ends_watch_quietly(training: Agent) -> None:
+    with started("watch", *training.at) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.readline()

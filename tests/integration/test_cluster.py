@@ -62,7 +62,8 @@ def test_a_refusal_names_node_and_field_and_leaves_nothing_anywhere(cluster, run
     until(lambda: not any(cluster.trainers().values()), 20, "the end of trainers called off")
 
 
-def test_one_run_per_cluster_and_a_follower_sends_commands_to_the_lead(cluster, run_config):
+def test_one_run_per_cluster_steered_through_a_follower_and_begun_again_when_its_only_trainer_dies(cluster, run_config):
+    """The trainer is on another node than the lead, and there is no checkpoint yet: it begins from the first step."""
     with cluster.client("alpha") as client, cluster.client("beta") as follower, cluster.client("gamma") as third:
         client.send("start-run", {"config": run_config(run__steps=FOREVER, nodes=on("beta"))}, wait="accepted")
         run = wait_for_step(client, 2).run.run
@@ -75,10 +76,23 @@ def test_one_run_per_cluster_and_a_follower_sends_commands_to_the_lead(cluster, 
         assert resized.state == "applied" and resized.step > 1
         busy = follower.send("start-run", {"config": run_config()})
         assert (busy.state, busy.field) == ("rejected", "run")
+        begin_again(cluster, client, run)
         assert follower.send("stop", {"checkpoint": False}).state == "applied"
         assert wait_for_end(client).state == "stopped"
         refused = follower.send("start-run", {"resume": "nobody"})
         assert (refused.state, refused.field) == ("rejected", "resume")
+
+
+def begin_again(cluster, client, run: str) -> None:
+    """Kill the only trainer, and see the run taken up again with another."""
+    (pid,) = cluster["beta"].trainer_pids()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: cluster["beta"].trainer_pids() not in ([], [pid]), 30, "another trainer")
+    view = until(lambda: (v := client.snapshot(0).run).state == "running" and v.step >= 2 and v, 60, "its steps")
+    assert view.run == run
+    texts = [event.text for event in client.events(newest=True).events]
+    assert any(text.startswith("rank 0 (beta) was ended by signal 9") and "going back" in text for text in texts)
+    assert any(text.startswith("taken up again from step 0") for text in texts)
 
 
 def test_a_node_that_cannot_be_reached_is_named(cluster, run_config):
@@ -88,21 +102,6 @@ def test_a_node_that_cannot_be_reached_is_named(cluster, run_config):
         reply = client.send("start-run", {"config": run_config(run__name="refused", nodes=on("alpha", "gamma"))})
         assert (reply.state, reply.field) == ("rejected", "config: nodes.gamma")
         assert "gamma can't be reached" in reply.reason
-
-
-def test_the_only_trainer_dies_on_another_node_and_the_run_begins_again_there(cluster, run_config):
-    """It has no checkpoint yet: that is from the first step on."""
-    with cluster.client("alpha") as client:
-        run = client.send("start-run", {"config": run_config(run__steps=FOREVER, nodes=on("beta"))}).run
-        wait_for_step(client, 2)
-        (pid,) = cluster["beta"].trainer_pids()
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: cluster["beta"].trainer_pids() not in ([], [pid]), 30, "another trainer")
-        view = until(lambda: (v := client.snapshot(0).run).state == "running" and v.step >= 2 and v, 60, "its steps")
-        assert view.run == run
-        texts = [event.text for event in client.events(newest=True).events]
-        assert any(text.startswith("rank 0 (beta) was ended by signal 9") and "going back" in text for text in texts)
-        assert any(text.startswith("taken up again from step 0") for text in texts)
 
 
 def test_a_follower_whose_lead_stays_away_ends_its_trainer_and_says_why(cluster, run_config):

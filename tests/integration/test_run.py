@@ -103,7 +103,7 @@ def test_resume_takes_the_settings_of_the_step_it_begins_with(agent, run_config)
         assert [step.step for step in all_steps(client)] == list(range(1, last + 1))
 
 
-def test_a_trainer_that_says_nothing_is_shown_as_hung(agent, run_config):
+def test_an_only_trainer_is_shown_as_hung_and_when_it_is_lost_the_run_can_be_stopped_while_it_waits(agent, run_config):
     with agent.client() as client:
         client.send("start-run", {"config": run_config(run__steps=100_000)}, wait="accepted")
         wait_for_step(client, 3)
@@ -116,8 +116,12 @@ def test_a_trainer_that_says_nothing_is_shown_as_hung(agent, run_config):
         finally:
             os.kill(pid, signal.SIGCONT)
         until(lambda: client.snapshot(0).run.ranks[0].state == "run", 20)
-        client.send("stop", {"checkpoint": False})
-        wait_for_end(client)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: client.snapshot(0).run.state == "starting", 20, "its going back")
+        stop = client.send("stop", {"checkpoint": False})
+        assert stop.state == "applied", stop
+        assert wait_for_end(client).state == "stopped"
+        until(lambda: not agent.trainer_pids(), 20, "the trainer's end")
 
 
 def test_a_run_whose_only_trainer_dies_goes_back_to_its_checkpoint(agent, run_config):
@@ -139,19 +143,6 @@ def test_a_run_whose_only_trainer_dies_goes_back_to_its_checkpoint(agent, run_co
         assert any("signal 9" in text and "going back to the newest checkpoint" in text for text in texts)
         (taken,) = [text for text in texts if text.startswith("taken up again from step ")]
         assert int(re.findall(r"\d+", taken)[0]) % 5 == 0
-
-
-def test_a_run_that_lost_its_only_trainer_can_be_stopped_while_it_waits(agent, run_config):
-    with agent.client() as client:
-        client.send("start-run", {"config": run_config(run__steps=100_000)}, wait="accepted")
-        wait_for_step(client, 2)
-        (pid,) = until(agent.trainer_pids)
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: client.snapshot(0).run.state == "starting", 20, "its going back")
-        stop = client.send("stop", {"checkpoint": False})
-        assert stop.state == "applied", stop
-        assert wait_for_end(client).state == "stopped"
-        until(lambda: not agent.trainer_pids(), 20, "the trainer's end")
 
 
 def test_a_model_that_cannot_be_loaded_is_told_in_its_own_words(agent, run_config, tmp_path, small_assets):

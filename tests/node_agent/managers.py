@@ -9,6 +9,7 @@ SYSTEMCTL = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$FAKE/calls"
 [ "$1" = "--user" ] && shift
 is() { [ -e "$FAKE/$1" ]; }
+is unreachable && { echo "Failed to connect to bus: No medium found" >&2; exit 1; }
 case "$1" in
 show)
     is known && echo LoadState=loaded || echo LoadState=not-found

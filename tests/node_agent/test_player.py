@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.conftest import SHARED_PIDS
 
+from trainctl.protocol import loglines
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import Client
 from trainctl.protocol.cluster_client import attach_cluster
@@ -57,7 +58,7 @@ async def test_it_is_played_to_the_end_with_its_faults(played: str) -> None:
     assert missing and max(missing) - min(missing) + 1 == len(missing) < 20  # the lead was away once
     assert len(history.series) == 5
     assert "scripted" in texts and "lost" in texts
-    assert log.text
+    assert log.text and all(loglines.read(text).at for text in log.text.splitlines())
 
 
 async def test_it_takes_no_commands(played: str) -> None:

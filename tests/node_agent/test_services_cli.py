@@ -166,6 +166,20 @@ def test_a_service_that_does_not_begin_is_told_with_where_to_look(managers: Mana
     assert f"{managers.home}/.local/state/trainctl/studio/logs/agent.log, or journalctl" in error["text"]
 
 
+def test_a_manager_that_cannot_be_reached_is_as_good_as_none_and_nothing_is_done(
+    managers: Managers, typed: Typed
+) -> None:
+    """As over SSH, where a user has no session: whoever asked may then start the agent in another way."""
+    (managers.folder / "unreachable").touch()
+    error = typed.json("install", "--name", "studio", status=7)["error"]
+    assert error["code"] == "no-service-manager" and error["text"].endswith(
+        ": Failed to connect to bus: No medium found"
+    )
+    assert managers.calls() == [] and not managers.unit.exists()
+    shown = typed.json("install", "--name", "studio", "--dry-run")
+    assert "shown as if nothing were installed: systemctl" in shown["remarks"][0] and shown["content"]
+
+
 def test_launchd_from_install_to_uninstall(managers: Managers, typed: Typed) -> None:
     at = f"gui/{os.getuid()}"
     lacks = "note: a LaunchAgent starts at login and ends at logout, and macOS asks for Local Network permission"

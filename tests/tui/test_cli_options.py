@@ -25,6 +25,7 @@ FROZEN = {
     "export": "--cluster --connect --format --help --output --what -h RUN",
     "init": "--address --batch --cluster-file --data --help --json --model --name --run-file --steps -h",
     "keys": "--help -h",
+    "keys audit": "--cluster --connect --help --json --last -h -n",
     "keys authorize": "--help --json --role -h KEY NAME",
     "keys list": "--help --json -h",
     "keys new": "--help --json --name -h",

@@ -15,7 +15,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.paths import RunPaths
 from trainctl.tui.mirror.copying import PAGE, Mirror
 from trainctl.tui.mirror.place import Place, PlaceFile
-from trainctl.tui.mirror.points import Point, Text, flat, prefixes
+from trainctl.tui.mirror.points import Point, Text, flat, prefixes, table
 from trainctl.tui.mirror.sources import DirectorySource
 
 SECOND = m.Generation(1, 2)
@@ -174,7 +174,12 @@ def test_events_are_told_once_in_order_and_late_ones_where_they_come(growing: Gr
     assert sheet.texts[2:] == [(4, "step 4: [note] three (anna)\nstep 2: [note] late (anna)")]
     growing.say("later", 2)
     mirror.catch_up(whole=False)
+    growing.say("newest", 9)
+    mirror.catch_up(whole=False)
     assert sheet.texts[3:] == [(5, "step 2: [note] later (anna)")]
+    growing.now += 10
+    mirror.catch_up(whole=False)
+    assert sheet.texts[4:] == [(9, "step 9: [note] newest (anna)")]
 
 
 @pytest.mark.parametrize("forgets", [False, True])
@@ -223,6 +228,8 @@ def test_evaluations_that_come_late_and_are_no_number(growing: Growing) -> None:
 
 
 def test_names() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/exporters.md").read_text(encoding="utf-8")
+    assert table() in page, "docs/exporters.md: put the table of mirror.points.table() there"
     assert prefixes({0: "studio", 1: "mbp", 2: "mbp"}) == {
         0: "nodes/studio", 1: "nodes/mbp/rank-1", 2: "nodes/mbp/rank-2"
     }  # fmt: skip

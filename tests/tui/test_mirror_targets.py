@@ -14,7 +14,7 @@ import psutil
 import pytest
 from tests.node_agent import records
 from tests.tui import event_files, run_directory
-from tests.tui.cli_calls import COMMAND, DEADLINE_SECONDS, ENVIRONMENT, call, wait_until
+from tests.tui.cli_calls import COMMAND, DEADLINE_SECONDS, ENVIRONMENT, assert_one_line, call, call_process, wait_until
 
 from trainctl.node_agent.recorder import RunRecorder
 from trainctl.protocol import messages as m
@@ -192,6 +192,15 @@ def test_wandb_offline_in_two_sessions_and_one_that_was_cut_off(tmp_path: Path) 
     assert [row["eval/loss"] for row in before if "eval/loss" in row] == [2.25]
     assert [row["events"] for row in before if "events" in row] == ["step 18: [note] hello (anna)"]
     assert settings(one)["optimizer"] == tomllib.loads(RUN_FILE)["optimizer"]
+
+
+def test_wandb_without_a_key_is_one_line_and_makes_nothing(directory: Path, tmp_path: Path) -> None:
+    done = call_process(
+        "mirror", directory, "--to", "wandb", "--output", tmp_path / "out",
+        HOME=str(tmp_path), NETRC=str(tmp_path / "netrc"), WANDB_API_KEY="",
+    )  # fmt: skip
+    assert_one_line(done, 2, "wandb has no key: run `wandb login`, or add --offline")
+    assert not (tmp_path / "out").exists()
 
 
 def settings(session: Path) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """A run replayed from its directory: only what had happened by then is shown, and the keys and the slider move it."""
 
 import datetime
+import gc
+import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from trainctl.tui.playhead import Playhead
 from trainctl.tui.replay_app import ReplayApp, ReplayClock
 from trainctl.tui.replay_source import ReplaySource
 from trainctl.tui.screens.events import EventsScreen
+from trainctl.tui.screens.logs import LogsScreen
 from trainctl.tui.screens.overview import OverviewScreen
 
 
@@ -176,6 +179,26 @@ async def test_keys_and_the_mouse_move_it(source: ReplaySource) -> None:
 
     source.turn(Playhead(1, 160, playing=False, speed=1024.0))
     await played(source, play)
+
+
+async def test_fast_seeks_leave_no_coroutine_behind(source: ReplaySource) -> None:
+    """Each snapshot, and each look at other logs, ends what the one before began, maybe before it has begun."""
+
+    async def play(pilot: Pilot[int], app: ReplayApp) -> None:
+        for _ in range(3):
+            app._arrived()
+        await pilot.press("5")
+        assert isinstance(app.screen, LogsScreen)
+        for _ in range(3):
+            app.screen._reading = None
+            app.screen.paint()
+        await pilot.pause()
+        gc.collect()
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        await played(source, play)
+    assert [str(item.message) for item in found if "never awaited" in str(item.message)] == []
 
 
 async def test_what_changes_a_run_is_not_offered(source: ReplaySource) -> None:

@@ -4,6 +4,8 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.tui.driving import body, driven, hint, until
 from tests.tui.recorded import (
     CLOCK,
@@ -23,7 +25,7 @@ from trainctl.protocol.errors import VersionError
 from trainctl.tui.app import TrainctlApp
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.glyphs import ASCII
-from trainctl.tui.lines import Piece, line
+from trainctl.tui.lines import Piece, crop, line
 from trainctl.tui.palette import ActionProvider, VerbProvider
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.help import HelpScreen
@@ -241,3 +243,33 @@ def test_only_the_cells_that_differ_are_painted() -> None:
     apart = ["x" + " " * 30 + tail for tail in ("ab", "ac")]
     assert changed_spans(line(apart[0]), line("y" + apart[1][1:])) == [(0, 1), (32, 1)]
     assert changed_spans(line(Piece("a ", "dim")), line(Piece("a", "dim"), Piece(" ", "text"))) == []
+
+
+PIECES = st.lists(
+    st.builds(Piece, st.text("ab ", max_size=9), st.sampled_from(["text", "dim"]), st.sampled_from(["", "app.help"]))
+)
+
+
+@given(PIECES, PIECES)
+@settings(max_examples=200, deadline=None)
+def test_what_is_not_painted_is_the_same_in_both(old: list[Piece], new: list[Piece]) -> None:
+    def cells(pieces: list[Piece]) -> list[tuple[str, str, str]]:
+        return [(char, piece.role if char != " " else "", piece.action) for piece in pieces for char in piece.text]
+
+    size = min(len(cells(old)), len(cells(new)))
+    before, after = crop(old, size), crop(new, size)
+    spans = changed_spans(before, after)
+    painted = {index for start, count in spans for index in range(start, start + count)}
+    pairs = list(zip(cells(list(before)), cells(list(after)), strict=True))
+    assert {index for index, (a, b) in enumerate(pairs) if a != b} <= painted
+    assert all(pairs[edge][0] != pairs[edge][1] for start, count in spans for edge in (start, start + count - 1))
+
+
+async def test_a_click_on_a_row_opens_its_node() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        row = next(at for at, text in enumerate(app.screen.query_one("#body", Lines).shown) if text.startswith("NODE"))
+        await pilot.click("#body", offset=(3, row + 2))
+        await until(pilot, lambda: app.screen.name == "node")
+        assert app.selected == 1
+
+    await driven(source_of(4), play)

@@ -99,3 +99,18 @@ def test_the_mean_of_the_last_steps_is_by_steps_whatever_the_buckets() -> None:
     assert s.lately(filled([(1, math.nan), (2, 3.0)], 16), 16) == 3.0
     assert s.lately(filled([(1, math.nan)], 16), 16) is None
     assert s.lately(s.empty(), 16) is None
+
+
+def test_windows_that_grow_from_one_another_keep_their_own_values() -> None:
+    """They share the room that they grow in, whichever is added to first."""
+    common = s.empty()
+    for step in range(1, 6):
+        common = s.add(common, step, float(step))
+    one, other = s.add(common, 6, 1.0), s.add(common, 6, 2.0)
+    again = s.add(s.add(one, 7, 3.0), 7, 5.0)
+    late = s.add(s.tail(one, 4), 7, 9.0)
+    assert common.last.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert one.last.tolist() == [*common.last.tolist(), 1.0]
+    assert other.last.tolist() == [*common.last.tolist(), 2.0]
+    assert again.maximum.tolist() == [*one.last.tolist(), 5.0] and again.count[-1] == 2
+    assert late.last.tolist() == [4.0, 5.0, 1.0, 9.0] and late.first.tolist() == [4, 5, 6, 7]

@@ -3,13 +3,16 @@
 import contextlib
 import fcntl
 import resource
+import socket
 from pathlib import Path
 from typing import Any
 
 import zmq
 
 from trainctl.protocol import sockets
+from trainctl.protocol.cluster import Cluster
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.keys import KeyFolder
 
 MOST_OPEN_FILES = 65536
 OPEN_MAX = 10_240
@@ -43,15 +46,37 @@ def allow_open_files() -> None:
             return
 
 
-def bind(socket: Any, address: str) -> str:
+def bind(bound_socket: Any, address: str) -> str:
     """Bind and give the address with its real port. Raises InvalidInputError if it is taken."""
     try:
-        socket.bind(address)
+        bound_socket.bind(address)
     except zmq.ZMQError as error:
         why = "something listens there already, another agent?" if error.errno == zmq.EADDRINUSE else error.strerror
         raise InvalidInputError(address, f"cannot listen: {why}") from None
-    bound: bytes = socket.getsockopt(zmq.LAST_ENDPOINT)
+    bound: bytes = bound_socket.getsockopt(zmq.LAST_ENDPOINT)
     return bound.rstrip(b"\0").decode()
+
+
+def needs_keys(node: str, listen: str, live: str, cluster: Cluster, folder: KeyFolder, *, required: bool) -> bool:
+    """Whether an agent that listens at these addresses uses keys: off loopback, where the cluster file names a key for
+    it, or if that is `required`. Raises InvalidInputError for an address that can't be listened on so."""
+    entry = cluster.nodes.get(node)
+    named = entry is not None and entry.key is not None
+    needed = required or named or not (sockets.is_near(listen) and sockets.is_near(live))
+    for address in (listen, live):
+        sockets.check_bind(address, keys=needed and folder.has("agent"))
+    return needed
+
+
+def numeric(address: str) -> str:
+    """An address to bind, the name of its host looked up; unchanged for one that isn't known."""
+    parts = sockets.split(address)
+    if parts.scheme == "ipc" or parts.hostname == "localhost":
+        return address
+    with contextlib.suppress(OSError):
+        host = socket.getaddrinfo(parts.hostname, None, socket.AF_INET)[0][4][0]
+        return f"tcp://{host}:{parts.port}"
+    return address
 
 
 def port_after(listen: str) -> str:

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -60,6 +60,10 @@ def run(
     advertise: Annotated[
         bool, typer.Option("--advertise", help="Tell the local network where this agent is (multicast DNS).")
     ] = False,
+    keys: Annotated[
+        Literal["auto", "require"],
+        typer.Option(help="auto: keys off loopback, or where the cluster file names this node's; require: always."),
+    ] = "auto",
     leash: Annotated[
         bool, typer.Option("--leash", hidden=True, help="Leave once standard input has ended and no run is active.")
     ] = False,
@@ -77,7 +81,8 @@ def run(
     advertise = advertise or nodes.advertise
     asyncio.run(
         _serve(
-            node, listen, live, state, nodes, hooks, at, leash=leash, advertise=advertise, stall_seconds=exit_if_stalled
+            node, listen, live, state, nodes, hooks, at, leash=leash, advertise=advertise,
+            require_keys=keys == "require", stall_seconds=exit_if_stalled,
         )
     )  # fmt: skip
 
@@ -119,7 +124,7 @@ def _cluster_of(node: str, path: Path | None) -> Cluster:
 
 async def _serve(
     name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks,
-    metrics: Place | None, *, leash: bool, advertise: bool, stall_seconds: float,
+    metrics: Place | None, *, leash: bool, advertise: bool, require_keys: bool, stall_seconds: float,
 ) -> None:  # fmt: skip
     from trainctl.node_agent import binding
     from trainctl.node_agent.daemon import Agent
@@ -127,7 +132,8 @@ async def _serve(
 
     binding.allow_open_files()
     made = Agent(
-        name, listen, live, state, cluster, leashed=leash, hooks=hooks, metrics=metrics, advertise=advertise
+        name, listen, live, state, cluster, leashed=leash, hooks=hooks, metrics=metrics, advertise=advertise,
+        require_keys=require_keys,
     )  # fmt: skip
     async with made as agent, at_work(agent, stall_seconds):
         _say_bound(name, agent.address, agent.live_address, agent.metrics_url)

@@ -15,8 +15,11 @@ import zmq
 import zmq.asyncio
 
 from trainctl.node_agent import binding, leash, requests
+from trainctl.node_agent.access import REQUESTS
 from trainctl.node_agent.advertisement import Advertisement
 from trainctl.node_agent.alerts.office import AlertOffice
+from trainctl.node_agent.audit import Audit
+from trainctl.node_agent.door import Door
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.place import Place
@@ -32,11 +35,13 @@ from trainctl.node_agent.services.wakefulness import Wakefulness
 from trainctl.node_agent.succession import Succession
 from trainctl.node_agent.trainer_link import TrainerLink
 from trainctl.node_agent.turnstile import Turnstile
+from trainctl.node_agent.warden import Warden, new_live_socket
 from trainctl.protocol import codec, runfile, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.alerting import AlertHooks
 from trainctl.protocol.cluster import Cluster
-from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError, VersionError
+from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, ProtocolError, RefusedError, VersionError
+from trainctl.protocol.keys import KeyFolder
 from trainctl.protocol.paths import node_directory, runtime_directory
 
 BEAT_SECONDS = 1.0
@@ -68,18 +73,23 @@ class Agent:
         hooks: AlertHooks | None = None,
         metrics: Place | None = None,
         advertise: bool = False,
+        keys: KeyFolder | None = None,
+        require_keys: bool = False,
     ) -> None:
-        """`hooks`: what is called about alerts in the place of what the cluster file names; `metrics`: where
-        Prometheus is served."""
+        """`hooks`: what is called about alerts in the place of what the cluster file names. `metrics`: where Prometheus
+        is served. `keys`: this machine's, the default folder's unless given; used off loopback, where the cluster file
+        names one, or if required."""
         if not re.fullmatch(runfile.NAME_PATTERN, node):
             raise InvalidInputError("--name", f"{node!r} is no node name: lower-case letters, digits, '.', '_' and '-'")
         if leashed:
             leash.check()
         self._advertise = advertise
         self._leashed, self._hooks = leashed, cluster.alerts if hooks is None else hooks
-        sockets.check_bind(listen)
-        self.node, self._cluster, self._wanted = node, cluster, (listen, live or binding.port_after(listen))
-        sockets.check_bind(self._wanted[1])
+        listen = binding.numeric(listen)
+        live = binding.numeric(live) if live is not None else binding.port_after(listen)
+        self._keys = keys or KeyFolder()
+        self._uses_keys = binding.needs_keys(node, listen, live, cluster, self._keys, required=require_keys)
+        self.node, self._cluster, self._wanted = node, cluster, (listen, live)
         self.directory = node_directory(node, state_root)
         self._metrics = metrics
         self._exporter: Exporter | None = None
@@ -92,11 +102,17 @@ class Agent:
     async def __aenter__(self) -> "Agent":
         self._lock = binding.lock(self.directory)
         self._ledger = AgentLedger(self.directory / "agent.db")
-        self._context, self._plain_context = zmq.asyncio.Context(), zmq.Context()
+        self._context = zmq.asyncio.Context()
+        self._audit, self._door = Audit(self._ledger), None
         try:
+            if self._uses_keys:
+                self._door = Door(self._keys, self._cluster, self.node, self._audit)
+                self._door.open(self._context)
             self._control = sockets.new_socket(self._context, zmq.ROUTER, control=True)
-            live = sockets.new_socket(self._plain_context, zmq.PUB)
+            if self._door is not None:
+                sockets.secure_server(self._control, self._door.pair, REQUESTS)
             self.address = binding.bind(self._control, self._wanted[0])
+            live = new_live_socket(self._context, self._door)
             self.live_address = binding.bind(live, self._wanted[1])
             self._link = TrainerLink(self._context, runtime_directory(self.directory) / "trainers.sock")
             self._exporter = Exporter(self._metrics) if self._metrics is not None else None
@@ -107,13 +123,14 @@ class Agent:
         self.publisher = Publisher(live, boot)
         equipment = Equipment(
             self.node, boot, self.address, self.live_address, self.directory, self._cluster, self._context,
-            self._ledger, TrainerHost(), self._link, self.publisher,
+            self._ledger, TrainerHost(), self._link, self.publisher, self._door,
         )  # fmt: skip
         self._lead = Lead(equipment, self._reply)
         self._follower = Follower(equipment, self._reply, self._lead, self._lead.office.settle)
         succession = Succession(equipment, self._lead, self._follower)
         self._lead.office.promote, self._follower.reclaim = succession.promote, succession.reclaim
-        self._advertisement = Advertisement(self.node, self.address, equipment.version)
+        public = self._door.pair.public if self._door is not None else ""
+        self._advertisement = Advertisement(self.node, self.address, equipment.version, public)
         self._alerts = AlertOffice(self.node, self._hooks, self.publisher)
         self._lead.on_end, self._lead.on_reading = self._alerts.ended, self._alerts.read
         self._lead.office.alerts = self._alerts.obey
@@ -143,9 +160,11 @@ class Agent:
     def _close(self) -> None:
         if self._exporter is not None:
             self._exporter.close()
+        self._audit.flush(force=True)
         self._ledger.close()
+        if self._door is not None:
+            self._door.close()
         self._context.destroy(linger=0)
-        self._plain_context.destroy(linger=0)
         self._lock.close()
 
     @property
@@ -172,6 +191,7 @@ class Agent:
         workers += [self._follower.serve, self._lead.peers.serve, self._alerts.hooks.serve]
         workers += [self._heed_leash] if self._leashed else []
         workers += [self._advertisement.serve] if self._advertise else []
+        workers += [self._door.serve, self._guard] if self._door is not None else []
         tasks = [asyncio.create_task(worker(), name=worker.__name__) for worker in workers]
         stopping = asyncio.create_task(self._stopping.wait(), name="stopping")
         try:
@@ -204,15 +224,12 @@ class Agent:
     async def _serve_requests(self) -> None:
         pending: set[asyncio.Task[None]] = set()
         while True:
-            frames = await sockets.receive(self._control)
-            if len(frames) != 2:
-                await self._reply(frames[0], m.Refusal(rid="", code="malformed", text="a request is one frame"))
-                continue
-            identity, frame = frames
+            frames, key = await sockets.receive_from(self._control)
+            identity = frames[0]
             try:
-                request = codec.decode_control(frame)
-            except ProtocolError as error:
-                await self._reply(identity, _refusal(frame, error))
+                request = self._admit(frames, key)
+            except (ProtocolError, NotAuthorisedError) as error:
+                await self._reply(identity, _refusal(frames[-1], error), anyway=True)
                 continue
             if isinstance(request, m.ToPeer):
                 await self._follower.receive(identity, request)
@@ -225,6 +242,25 @@ class Agent:
                 task = asyncio.create_task(self._answer_request(identity, request))
                 pending.add(task)
                 task.add_done_callback(pending.discard)
+
+    def _admit(self, frames: list[bytes], key: str) -> m.ClientRequest | m.ToPeer:
+        """The request in frames that came from the holder of a key. Raises ProtocolError or NotAuthorisedError."""
+        rights = self._door.rights(frames[0], key) if self._door is not None else None
+        if len(frames) != 2:
+            raise ProtocolError("a request is one frame")
+        request = codec.decode_control(frames[1])
+        if self._door is None or rights is None:
+            return request
+        if isinstance(request, m.ToPeer):
+            self._door.check(key, rights, request, self._follower.lead_of(request))
+            return request
+        self._door.check(key, rights, request, None)
+        return self._door.signed(rights, request)
+
+    async def _guard(self) -> None:
+        assert self._door is not None
+        warden = Warden(self._door, self._audit, self.publisher, self._context, self._lead.peers.renew)
+        await warden.serve(self._control, self.live_address)
 
     async def _serve_commands(self) -> None:
         """One after another; starting a run on other nodes can take seconds, in which requests are answered."""
@@ -255,14 +291,20 @@ class Agent:
         if known is None:
             return None
         text = f"{known.lead} conducts {known.run}; its agent is at {known.address}"
-        return m.Refusal(rid=command.rid, code="not-lead", text=text, lead=known.address)
+        return self._not_lead(command, text, known.lead, known.address)
+
+    def _not_lead(self, command: m.Command, text: str, node: str, address: str) -> m.Refusal:
+        entry = self._cluster.nodes.get(node)
+        return m.Refusal(
+            rid=command.rid, code="not-lead", text=text, lead=address, lead_key=entry.key if entry else None
+        )
 
     def _other_node(self, command: m.Command) -> m.Refusal | None:
         address = self._lead.peers.address(command.node) if command.node is not None else None
-        if address is None:
+        if command.node is None or address is None:
             return None
         text = f"{command.node} itself is asked; its agent is at {address}"
-        return m.Refusal(rid=command.rid, code="not-lead", text=text, lead=address)
+        return self._not_lead(command, text, command.node, address)
 
     async def _answer_request(self, identity: bytes, request: m.ClientRequest) -> None:
         try:
@@ -286,7 +328,9 @@ class Agent:
         except (OSError, zmq.ZMQError) as error:  # no descriptor is free, say
             return m.Refusal(rid=request.rid, code="busy", text=f"{self.node} can't answer now: {error}")
 
-    async def _reply(self, identity: bytes, reply: m.AgentReply | m.FromPeer) -> None:
+    async def _reply(self, identity: bytes, reply: m.AgentReply | m.FromPeer, *, anyway: bool = False) -> None:
+        if self._door is not None and not anyway and not self._door.may_hear(identity):
+            return  # its key was revoked since it asked
         # A client that has gone, or reads nothing, loses its reply: it asks again with the same id. A lead notices by
         # the numbers.
         with contextlib.suppress(zmq.Again, zmq.ZMQError):
@@ -375,6 +419,10 @@ async def _every(seconds: float) -> AsyncIterator[float]:
         await asyncio.sleep(due - time.monotonic())
 
 
-def _refusal(frame: bytes, error: ProtocolError) -> m.Refusal:
+def _refusal(frame: bytes, error: ProtocolError | NotAuthorisedError) -> m.Refusal | m.PeerRefusal:
+    if isinstance(error, NotAuthorisedError) and (link := codec.peek_link(frame)):
+        return m.PeerRefusal(link=link, code="not-authorised", text=str(error))
     code: Any = "version" if isinstance(error, VersionError) else "malformed"
+    if isinstance(error, NotAuthorisedError):
+        code = "not-authorised"
     return m.Refusal(rid=codec.peek_rid(frame), code=code, text=str(error))

@@ -6,12 +6,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from trainctl.node_agent.door import Door
 from trainctl.node_agent.host import TrainerHost
 from trainctl.node_agent.ledger import AgentLedger
 from trainctl.node_agent.ports import LocalRank
+from trainctl.node_agent.premises import Grounds
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.trainer_link import TrainerLink
+from trainctl.protocol import sockets
 from trainctl.protocol.cluster import Cluster
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.keyring import Credentials
 from trainctl.protocol.paths import RunPaths
 
 
@@ -30,6 +35,20 @@ class Equipment:
     host: TrainerHost
     link: TrainerLink
     publisher: Publisher
+    door: Door | None = None  # None: this agent uses no keys
+
+    @property
+    def grounds(self) -> Grounds:
+        return Grounds(self.address, self.cluster)
+
+    def credentials(self, node: str, address: str) -> Credentials | None:
+        """What to speak to another node's agent with, None for one without keys. Raises InvalidInputError if it can't
+        be spoken to."""
+        if self.door is not None:
+            return self.door.to_peer(node, address)
+        if self.cluster.nodes[node].key is not None or not sockets.is_near(address):
+            raise InvalidInputError(f"nodes.{node}.key", f"{node} has keys, and this agent was started without")
+        return None
 
     @functools.cached_property
     def version(self) -> str:

@@ -84,6 +84,10 @@ class Follower:
             else:
                 self._orders.put_nowait((lead, message))
 
+    def lead_of(self, message: m.ToPeer) -> str | None:
+        """The node that a message claims to be of, None for one of no conversation that is known here."""
+        return message.lead if isinstance(message, m.PeerHello) else self._talks.lead_of(message.link)
+
     async def _greet(self, identity: bytes, hello: m.PeerHello) -> None:
         self._conducting.moved(hello.lead, hello.address)
         told, term = hello.generation or m.Generation(0, 0), self._term_of(hello.run)

@@ -47,7 +47,7 @@ class Hosting:
             config = runfile.parse(wanted.config, "config")
             if self._node not in config.nodes:
                 raise InvalidInputError("config: nodes", f"{self._node} is not in it")
-            await asyncio.to_thread(premises.check_on, config, self._node)
+            await asyncio.to_thread(premises.check_on, config, self._node, grounds=self._own.grounds)
             self._begin(known, config, wanted)
         except InvalidInputError as error:
             return error.where, error.problem

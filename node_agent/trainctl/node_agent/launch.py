@@ -47,6 +47,7 @@ class Launch:
             command.id,
             command.by,
             max(1, self._ledger.term),
+            self._own.grounds,
         )
         durable, run = opening.conductor.durable, opening.conductor.run
         ranks = {rank: setting.node for rank, setting in durable.settings.ranks.items()}
@@ -89,6 +90,7 @@ class Launch:
                 by,
                 without=without,
                 term=max(1, self._ledger.term),
+                grounds=self._own.grounds,
             )
         except InvalidInputError as error:
             await self._call_off(known, hosted, str(error))

@@ -40,9 +40,9 @@ class Lead:
 
     def __init__(self, equipment: Equipment, answer: Answer) -> None:
         self._own, self._ledger = equipment, equipment.ledger
-        others = {name: entry.address for name, entry in equipment.cluster.nodes.items() if name != equipment.node}
+        others = {name: entry for name, entry in equipment.cluster.nodes.items() if name != equipment.node}
         self._neighbours = Neighbours(equipment, self)
-        self.peers = Peers(equipment.context, others, self._neighbours)
+        self.peers = Peers(equipment.context, others, self._neighbours, equipment.credentials)
         self.launch = Launch(equipment, self.peers)
         self._going_back = GoingBack(equipment, self.peers, self._begin_again)
         self.office = CommandOffice(equipment.ledger, answer, self.start_run, self._going_back.stop)

@@ -36,6 +36,9 @@ _OUTCOME = (
 _MARKS = ", ".join("?" * len(_COMMAND_COLUMNS.split(",")))
 _KNOWN = f"INSERT INTO commands ({_COMMAND_COLUMNS}) VALUES ({_MARKS}) ON CONFLICT DO NOTHING"  # noqa: S608
 _GENERATION = "REPLACE INTO meta VALUES ('generation', ?)"
+_REFUSAL = "REPLACE INTO refusals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_OLD_REFUSALS = "DELETE FROM refusals WHERE id <= (SELECT max(id) FROM refusals) - ?"
+MAX_REFUSALS = 2000
 _CONSENT = "REPLACE INTO meta VALUES ('consent', ?)"
 
 
@@ -281,6 +284,27 @@ class AgentLedger:
         self._generation = generation
         self._write_or_keep(_GENERATION, (f"{generation.term}.{generation.n}",))
         return True
+
+    def last_refusal(self) -> int:
+        """The number of the newest refusal that is kept, 0 if none is."""
+        (number,) = self._connection.execute("SELECT coalesce(max(id), 0) FROM refusals").fetchone()
+        return int(number)
+
+    def keep_refusals(self, rows: Sequence[Sequence[Any]]) -> bool:
+        """Keep refusals, in the order of the table's columns, in the place of those of the same number; the newest
+        MAX_REFUSALS stay. False if the disk refuses them."""
+        try:
+            with self._transaction():
+                self._connection.executemany(_REFUSAL, rows)
+                self._connection.execute(_OLD_REFUSALS, (MAX_REFUSALS,))
+        except sqlite3.OperationalError:
+            return False
+        return True
+
+    def refusals(self, limit: int) -> tuple[m.Refused, ...]:
+        """The newest, newest first."""
+        rows = self._connection.execute("SELECT * FROM refusals ORDER BY id DESC LIMIT ?", (limit,))
+        return tuple(m.Refused(*row[1:]) for row in rows)
 
     def retry(self) -> None:
         """Write what the disk refused before, if there is any."""

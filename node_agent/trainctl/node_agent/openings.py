@@ -43,7 +43,10 @@ class Opening(NamedTuple):
     notice: str = ""  # what the run's events should say of it
 
 
-def new_run(config: RunFile, node: str, node_dir: Path, starter: str, by: str, term: int = 1) -> Opening:
+def new_run(
+    config: RunFile, node: str, node_dir: Path, starter: str, by: str, term: int = 1,
+    grounds: premises.Grounds = premises.Grounds(),  # noqa: B008
+) -> Opening:  # fmt: skip
     """Make a run directory and the conductor of its first generation. Raises InvalidInputError; leaves nothing then.
 
     Its ranks are numbered in the order of the run file's nodes; its first generation is of `term`, the highest that is
@@ -51,7 +54,7 @@ def new_run(config: RunFile, node: str, node_dir: Path, starter: str, by: str, t
     by `by`; it is applied when the first step commits.
     """
     if node in config.nodes:
-        premises.check_on(config, node)
+        premises.check_on(config, node, grounds=grounds)
     settings = _first_settings(config)
     run = f"{config.run.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     paths = RunPaths(runs_directory(node_dir) / run)
@@ -93,7 +96,7 @@ def kept_term(paths: RunPaths) -> int:
 
 def old_run(
     paths: RunPaths, node: str, cluster: Sequence[str], source: Source, starter: str | None, by: str = "auto",
-    *, without: Collection[int] = (), term: int = 1,
+    *, without: Collection[int] = (), term: int = 1, grounds: premises.Grounds = premises.Grounds(),  # noqa: B008
 ) -> Opening:  # fmt: skip
     """Take an ended run up again from a checkpoint, or from the start if it has none.
 
@@ -106,7 +109,7 @@ def old_run(
     """
     config = premises.with_nodes(runfile.read(paths.run_file), node, cluster)
     if node in config.nodes:
-        premises.check_on(config, node, str(paths.run_file))
+        premises.check_on(config, node, str(paths.run_file), grounds)
     step = source.step
     if step >= config.run.steps:
         raise InvalidInputError("resume", f"{paths.directory.name} has done all its {config.run.steps} steps")

@@ -12,6 +12,7 @@ from trainctl.node_agent.lead import Lead
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.requests import LiveRun
 from trainctl.protocol import messages as m
+from trainctl.protocol.keyring import Keyring
 from trainctl.protocol.keys import default_folder
 
 
@@ -42,9 +43,20 @@ class Outlook:
     def peer_views(self) -> tuple[m.PeerView, ...]:
         return self._lead.peers.views
 
+    @property
+    def keys(self) -> Keyring | None:
+        """What other agents are asked with on behalf of clients."""
+        return self._own.door.keyring if self._own.door is not None else None
+
+    def refusals(self, limit: int) -> tuple[m.Refused, ...]:
+        return self._own.ledger.refusals(limit)
+
     def address_of(self, node: str) -> str | None:
         """Where another node's agent takes requests, None if the cluster has no such node."""
-        return self._lead.peers.address(node)
+        address = self._lead.peers.address(node)
+        if address is not None and self.keys is not None:
+            self.keys.learn(address, self._own.cluster.nodes[node].key)  # it may have moved
+        return address
 
     def live_run(self, directory: Path) -> LiveRun | None:
         """The run in a directory as it is now, None if it isn't active."""

@@ -13,7 +13,9 @@ import zmq
 from trainctl.node_agent.conversation import Line
 from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import ProtocolError
+from trainctl.protocol.errors import InvalidInputError, ProtocolError
+from trainctl.protocol.handshake import HandshakeWatch
+from trainctl.protocol.keyring import Credentials
 
 PING_SECONDS = 1.0
 PAUSE_SECONDS = 0.3
@@ -21,6 +23,8 @@ PAUSE_SECONDS = 0.3
 REACH_SECONDS = 3.0
 """How long an agent that is to host a rank may be out of reach, for it may just be starting."""
 
+CredentialsFor = Callable[[str, str], Credentials | None]
+"""By a node and the address of its agent."""
 Made = Callable[[str, int], m.ToPeer]
 """A message from the conversation's name and its number in it."""
 
@@ -41,8 +45,13 @@ class LeadEnd(Protocol):
 class PeerLink:
     """One follower's agent; `serve` keeps in touch for as long as it runs."""
 
-    def __init__(self, context: Any, node: str, address: str, lead: LeadEnd) -> None:
-        self.node, self.address = node, address
+    def __init__(
+        self, context: Any, node: str, address: str, lead: LeadEnd, key: str | None = None,
+        credentials: CredentialsFor = lambda node, address: None,
+    ) -> None:  # fmt: skip
+        """`key`: the other agent's public one, if it has one. `credentials` gives what to speak to it with, and raises
+        InvalidInputError if it can't be spoken to."""
+        self.node, self.address, self._key, self._credentials = node, address, key, credentials
         self.line = Line()
         self._since_at, self._since_monotonic = time.time(), time.monotonic()
         self.ranks: tuple[m.HostedRank, ...] = ()  # as it last told
@@ -59,7 +68,7 @@ class PeerLink:
         welcome = self.line.welcome
         return m.PeerView(
             node=self.node, address=self.address, live_address=welcome.live_address if welcome else None,
-            state=self.line.state, since_at=self._since_at, why=self.line.why,
+            state=self.line.state, since_at=self._since_at, why=self.line.why, key=self._key,
         )  # fmt: skip
 
     @property
@@ -138,14 +147,18 @@ class PeerLink:
         """Converse, and begin anew whenever a conversation is lost."""
         while True:
             try:
-                await self._serve_once()
+                await self._serve_once(self._credentials(self.node, self.address))
+            except InvalidInputError as error:
+                self._lose(str(error))
+                await asyncio.sleep(PING_SECONDS)
+                continue
             except zmq.ZMQError as error:  # there is no descriptor for another socket
                 self._lose(f"no connection can be made to {self.address}: {error}")
             self._show()
             await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _serve_once(self) -> None:
-        async with self._connected() as receiver:
+    async def _serve_once(self, credentials: Credentials | None) -> None:
+        async with self._connected(credentials) as receiver:
             tasks = {receiver, asyncio.create_task(self._converse())}
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -157,23 +170,29 @@ class PeerLink:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     @contextlib.asynccontextmanager
-    async def _connected(self) -> AsyncIterator["asyncio.Task[None]"]:
+    async def _connected(self, credentials: Credentials | None) -> AsyncIterator["asyncio.Task[None]"]:
         """A socket of its own for each conversation: one that reconnects by itself waits for up to 5 s."""
         self._socket = sockets.new_socket(self._context, zmq.DEALER)
+        if credentials is not None:
+            sockets.secure_client(self._socket, credentials.own, credentials.server)
         self._broken.clear()
+        self._handshakes = HandshakeWatch(self._socket, self.address, credentials)
+        self._handshakes.start()
         try:
             self._socket.connect(self.address)
             yield asyncio.create_task(self._receive())
         finally:
             self.line.open = False
             self._welcomed.clear()
-            self._socket.close(linger=0)
-            self._socket = None
+            socket, self._socket = self._socket, None
+            await self._handshakes.close()
+            socket.close(linger=0)
 
     async def _converse(self) -> None:
         """Say hello and then ping, until the conversation is lost."""
         if not await self._socket.poll(PING_SECONDS * 1000, zmq.POLLOUT):
-            self._lose(f"no agent answers at {self.address}")
+            refused = self._handshakes.verdict
+            self._lose(str(refused) if refused else f"no agent answers at {self.address}")
             return
         link = secrets.token_hex(8)
         self.line.begin(link, time.monotonic())

@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
-from trainctl.node_agent.peer_link import LeadEnd, PeerLink
+from trainctl.node_agent.peer_link import CredentialsFor, LeadEnd, PeerLink
 from trainctl.node_agent.ports import end_rank
 from trainctl.protocol import codec, runfile
 from trainctl.protocol import messages as m
+from trainctl.protocol.cluster import NodeEntry
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import RunFile
 
@@ -22,8 +23,18 @@ HOST_SECONDS = 10.0
 class Peers:
     """All other nodes of the cluster, whether they take part in a run or not."""
 
-    def __init__(self, context: Any, addresses: Mapping[str, str], lead: LeadEnd) -> None:
-        self.links = {node: PeerLink(context, node, address, lead) for node, address in addresses.items()}
+    def __init__(
+        self, context: Any, nodes: Mapping[str, NodeEntry], lead: LeadEnd, credentials: CredentialsFor
+    ) -> None:
+        """`credentials` gives what to speak to a node's agent with, and raises InvalidInputError if it can't be."""
+        self.links = {
+            node: PeerLink(context, node, entry.address, lead, entry.key, credentials) for node, entry in nodes.items()
+        }
+
+    def renew(self) -> None:
+        """Begin all conversations anew: keys have changed."""
+        for link in self.links.values():
+            link.renew()
 
     async def serve(self) -> None:
         """Keep in touch with all of them."""

@@ -98,6 +98,12 @@ class PlayedAgent:
 
     # ------------------------------------------------------------ what the handlers see
 
+    keys = None
+    """Played agents are on loopback only."""
+
+    def refusals(self, limit: int) -> tuple[m.Refused, ...]:
+        return ()
+
     def now(self) -> float:
         return time.time()
 

@@ -28,8 +28,8 @@ from trainctl.node_agent.recorder import RunRecorder
 from trainctl.node_agent.recording import Happened, Recording
 from trainctl.node_agent.requests import LiveRun
 from trainctl.node_agent.story import Scene, Story
+from trainctl.protocol import loglines, sockets
 from trainctl.protocol import messages as m
-from trainctl.protocol import sockets
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.paths import RunPaths
 
@@ -74,7 +74,9 @@ class Player:
         self.paths.logs.mkdir(parents=True, exist_ok=True)
         for rank in range(len(self.story.nodes)):
             known = self.story.recording.ranks
-            self.paths.log(rank).write_text(known[rank % len(known)].log)
+            self.paths.log(rank).write_text("")
+            for text in known[rank % len(known)].log.splitlines():
+                self._log(rank, time.time(), text)
         self._recorder = RunRecorder(self.paths, resumable=False)
         self._context, self._plain = zmq.asyncio.Context(), zmq.Context()
         for context in (self._context, self._plain):
@@ -103,6 +105,11 @@ class Player:
 
     async def __aexit__(self, *_: object) -> None:
         self._close()
+
+    def _log(self, rank: int, at: float, text: str) -> None:
+        """A line more in a rank's log, in their form if it isn't."""
+        with self.paths.log(rank).open("a") as log:
+            log.write(f"{text if loglines.read(text).level else loglines.write(at, 'INFO', text)}\n")
 
     def _close(self) -> None:
         if self._exporter is not None:
@@ -207,8 +214,7 @@ class Player:
         for event in scene.events:
             self._happen(event, at)
         for rank, text in self.story.script.log_lines(scene.step.step):
-            with self.paths.log(rank).open("a") as log:
-                log.write(f"{text}\n")
+            self._log(rank, at, text)
         self._watch(scene, after, at)
         self._view = after
         if _apart_from_steps(before) != _apart_from_steps(after):

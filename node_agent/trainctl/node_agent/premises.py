@@ -7,13 +7,22 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import psutil
 
-from trainctl.protocol import runfile
+from trainctl.protocol import runfile, sockets
+from trainctl.protocol.cluster import Cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import RunFile
+
+
+class Grounds(NamedTuple):
+    """Where an agent stands."""
+
+    address: str = "tcp://127.0.0.1:0"  # where it takes requests
+    cluster: Cluster = Cluster()
 
 
 def with_nodes(config: RunFile, node: str, cluster: Sequence[str]) -> RunFile:
@@ -30,9 +39,10 @@ def with_nodes(config: RunFile, node: str, cluster: Sequence[str]) -> RunFile:
     return msgspec.structs.replace(config, nodes=tables)
 
 
-def check_on(config: RunFile, node: str, where: str = "config") -> None:
-    """Whether a node has the model and the data that the run file wants. Raises InvalidInputError by the field."""
-    here, interface = runfile.on_node(config, node), config.nodes[node].interface
+def check_on(config: RunFile, node: str, where: str = "config", grounds: Grounds = Grounds()) -> None:  # noqa: B008
+    """Whether a node has the model and the data that the run file wants, and may sum gradients by the interface that it
+    names. Raises InvalidInputError by the field."""
+    here = runfile.on_node(config, node)
     for field, path in (("model", here.model.path), ("data", here.data.path)):
         if not Path(path).is_absolute():
             problem = f"{path!r} must be absolute: agent and trainer run elsewhere"
@@ -40,8 +50,17 @@ def check_on(config: RunFile, node: str, where: str = "config") -> None:
     runfile.check_paths(config, where, node)
     if (priority := config.nodes[node].priority) is not None:
         check_priority(priority, f"{where}: nodes.{node}.priority")
+    check_network(config, node, where, grounds)
+
+
+def check_network(config: RunFile, node: str, where: str, grounds: Grounds) -> None:
+    """Whether a node may sum gradients by the interface that it names. Raises InvalidInputError."""
+    interface, field = config.nodes[node].interface, f"{where}: nodes.{node}.interface"
     if interface:
-        _check_interface(interface, f"{where}: nodes.{node}.interface")
+        _check_interface(node, interface, field, grounds)
+    elif len(config.nodes) > 1 and not sockets.is_near(grounds.address):
+        problem = f"{node} is at {grounds.address}: name the interface that its gradients travel by; {_interfaces()}"
+        raise InvalidInputError(field, problem)
 
 
 def check_priority(nice: int, field: str) -> None:
@@ -56,11 +75,23 @@ def check_priority(nice: int, field: str) -> None:
         raise InvalidInputError(field, problem)
 
 
-def _check_interface(name: str, field: str) -> None:
-    """Gradients travel unencrypted and to whoever connects, so for now they stay on loopback."""
-    found = [entry.address for entry in psutil.net_if_addrs().get(name, ()) if entry.family == socket.AF_INET]
+def _interfaces() -> str:
+    every = psutil.net_if_addrs().items()
+    found = [f"{name} ({one.address})" for name, entries in every for one in entries if one.family == socket.AF_INET]
+    return f"there are {', '.join(sorted(found)) or 'none'}"
+
+
+def _check_interface(node: str, name: str, field: str, grounds: Grounds) -> None:
+    """Gradients travel unencrypted and to whoever connects, so they go by loopback or a network that is trusted."""
+    entries = psutil.net_if_addrs().get(name, ())
+    found = [(one.address, one.netmask) for one in entries if one.family == socket.AF_INET]
     if not found:
         there = ", ".join(sorted(psutil.net_if_addrs()))
         raise InvalidInputError(field, f"no interface {name!r} with an IPv4 address here; there are {there}")
-    if not ipaddress.ip_address(found[0]).is_loopback:
-        raise InvalidInputError(field, f"{name} ({found[0]}) is not loopback; sums aren't encrypted and stay on it")
+    for address, netmask in found:  # engines take one of them
+        if not grounds.cluster.trusts(address):
+            network = ipaddress.ip_network(f"{address}/{netmask or 32}", strict=False)
+            raise InvalidInputError(
+                field, f"{name} ({address}) of {node} is in no trusted network, and gradients travel unencrypted; "
+                f'if everybody in it may see them, write in the cluster file there: trusted_networks = ["{network}"]',
+            )  # fmt: skip

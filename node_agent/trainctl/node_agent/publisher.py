@@ -23,6 +23,16 @@ class Publisher:
         self.on_publish: Callable[[m.Live], None] = lambda _: None
         """Told of each message that is published."""
 
+    @property
+    def socket(self) -> Any:
+        """None while none is bound."""
+        return self._socket
+
+    def turn_to(self, socket: Any) -> Any:
+        """Publish on another socket from here on, on none if None; gives the one before. Numbers go on."""
+        before, self._socket = self._socket, socket
+        return before
+
     def publish(self, message: m.Live) -> None:
         """Number, keep and send. A subscriber that is too slow loses it and notices by the number."""
         self.seq += 1
@@ -44,6 +54,8 @@ class Publisher:
         return tuple(self._kept[skip + index] for index in range(count))
 
     def _send(self, message: m.Live | m.Heartbeat) -> None:
+        if self._socket is None:
+            return  # it is just being bound anew: subscribers will see the gap
         try:
             self._socket.send_multipart([m.TOPICS[type(message)], codec.encode(message)], zmq.DONTWAIT)
         except zmq.Again:

@@ -15,6 +15,7 @@ from trainctl.node_agent.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import Client
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.keyring import Keyring
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.reader import RecordReader
 
@@ -54,6 +55,9 @@ class Surroundings(Protocol):
     def run_summaries(self) -> list[tuple[str, str, str, str, float]]: ...
     def ended_as(self, run: str) -> tuple[m.RunState, str]: ...
     def now(self) -> float: ...
+    def refusals(self, limit: int) -> tuple[m.Refused, ...]: ...
+    @property
+    def keys(self) -> Keyring | None: ...
 
 
 class UnknownRunError(InvalidInputError):
@@ -88,6 +92,8 @@ async def answer(request: m.ClientRequest, around: Surroundings) -> m.AgentReply
             return await around.examination.facts(request)
         case m.DigestsRequest():
             return await around.examination.digests(request)
+        case m.AuditRequest():
+            return m.Audit(rid=request.rid, refused=around.refusals(request.limit))
         case m.Command():
             raise AssertionError("commands go through the command office")
 
@@ -261,7 +267,7 @@ async def _log_elsewhere(request: m.LogRequest, paths: RunPaths, around: Surroun
     if address is None:
         raise UnknownRankError("rank", f"{request.rank} is on {node}, which has no log of it that can be reached")
     try:
-        async with Client(address, timeout_seconds=ELSEWHERE_SECONDS) as client:
+        async with Client(address, timeout_seconds=ELSEWHERE_SECONDS, keys=around.keys) as client:
             part = await client.log(request.run, request.rank, request.offset_bytes, request.limit_bytes)
     except TrainctlError as error:
         problem = f"{request.rank} is on {node}: {error}" if node else str(error).removeprefix("rank: ")

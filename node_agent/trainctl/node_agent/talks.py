@@ -35,6 +35,10 @@ class Talks:
         """Where a lead takes requests, None if it hasn't greeted this agent."""
         return self._talks[lead].address if lead in self._talks else None
 
+    def lead_of(self, link: str) -> str | None:
+        """Whose conversation it is, None if none of now."""
+        return next((lead for lead, talk in self._talks.items() if talk.numbers.link == link), None)
+
     def is_current(self, lead: str, link: str) -> bool:
         """Whether it is the conversation with this lead, not one before it."""
         return lead in self._talks and self._talks[lead].numbers.link == link

@@ -69,6 +69,9 @@ class BlockingClient:
     def digests(self, what: Literal["model", "data"], path: str) -> m.Digests:
         return self._run(self._client.digests(what, path))
 
+    def audit(self, limit: int = 100) -> m.Audit:
+        return self._run(self._client.audit(limit))
+
     def send(self, verb: str, args: dict[str, Any], **options: Any) -> m.CommandReply:
         """As `Client.send`: the last reply; raises ExpiredError, UnreachableError, RefusedError."""
         return self._run(self._client.send(verb, args, **options))

@@ -107,7 +107,7 @@ class Client:
         self._context = zmq.asyncio.Context()
         self._socket = sockets.new_socket(self._context, zmq.DEALER)
         if self._credentials is not None:
-            sockets.secure_client(self._socket, *self._credentials)
+            sockets.secure_client(self._socket, self._credentials.own, self._credentials.server)
         self._watch = HandshakeWatch(self._socket, self.address, self._credentials, self._refused)
         self._socket.connect(self.address)
         self._receiver = asyncio.create_task(self._receive(), name="trainctl-client-receive")
@@ -175,6 +175,10 @@ class Client:
         """Who else is attached; with `viewer`, an id of one's own, one counts as attached for the next 20 s."""
         request = m.AttendRequest(rid=_rid(), viewer=viewer, by=self.by[:64], read_only=read_only, leaving=leaving)
         return await self._ask(request, m.Viewers)
+
+    async def audit(self, limit: int = 100) -> m.Audit:
+        """Who was refused what, newest first. Raises NotAuthorisedError for any but an operator."""
+        return await self._ask(m.AuditRequest(rid=_rid(), limit=limit), m.Audit)
 
     async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
         """Send a command; yields its first reply and, if that was `accepted`, the one it ends with.
@@ -390,7 +394,7 @@ class _LiveQueue:
     def __init__(self, context: Any, address: str, credentials: Credentials | None) -> None:
         self._socket = sockets.new_socket(context, zmq.SUB)
         if credentials is not None:
-            sockets.secure_client(self._socket, *credentials)
+            sockets.secure_client(self._socket, credentials.own, credentials.server)
         self._socket.setsockopt(zmq.SUBSCRIBE, b"")
         self._socket.connect(address)
         self._queue: asyncio.Queue[m.Live | m.Heartbeat | VersionError] = asyncio.Queue(maxsize=4096)

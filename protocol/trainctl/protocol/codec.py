@@ -105,6 +105,16 @@ def peek_rid(frame: bytes) -> str:
     return rid if isinstance(rid, str) and len(rid) <= 64 else ""
 
 
+def peek_link(frame: bytes) -> str:
+    """The conversation that a frame of another agent, which may be malformed, is of; else an empty string."""
+    try:
+        raw = _unpack(frame, CONTROL_FRAME_BYTES, _CONTROL_CAPS)
+    except ProtocolError:
+        return ""
+    link = raw.get("link")
+    return link if isinstance(link, str) and 0 < len(link) <= 200 else ""
+
+
 def _control(frame: bytes, union: Any) -> Any:
     raw = _unpack(frame, CONTROL_FRAME_BYTES, _CONTROL_CAPS)
     _check_depth(raw, 0)

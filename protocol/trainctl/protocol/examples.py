@@ -129,6 +129,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "attend-request": m.AttendRequest(rid=_RID, viewer=_ID, by="anna"),
         "facts-request": m.FactsRequest(rid=_RID),
         "digests-request": m.DigestsRequest(rid=_RID, what="model", path="/models/sft-1b"),
+        "audit-request": m.AuditRequest(rid=_RID),
         "command": m.Command(
             rid=_RID, id=_ID, verb="resize-batch", args={"micro": 4}, by="anna", node="studio", run=_RUN, if_plan=2,
             issued_at=_AT, ttl_seconds=30.0,
@@ -193,9 +194,23 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "command-reply-rejected": m.CommandReply(
             rid=_RID, id=_ID, state="rejected", reason="64 is over studio's share of 16 samples", field="micro"
         ),
+        "audit": m.Audit(
+            rid=_RID,
+            refused=(
+                m.Refused(
+                    first_at=1763600000.5, last_at=1763600003.25, count=2, name="anna@mbp",
+                    key="rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7", what="command pause",
+                    why="anna@mbp is viewer here: it reads, and only an operator may send command pause",
+                ),
+            ),
+        ),
         "refusal": m.Refusal(rid=_RID, code="unknown-run", text="run: no run 'sft-2b' on this node"),
         "refusal-not-lead": m.Refusal(
             rid=_RID, code="not-lead", text="studio conducts this run", lead="tcp://127.0.0.1:7474"
+        ),
+        "refusal-not-authorised": m.Refusal(
+            rid=_RID, code="not-authorised",
+            text="anna@mbp is viewer here: it reads, and only an operator may send command pause",
         ),
     },
     "published by an agent": {

@@ -54,7 +54,7 @@ class Handshakes:
         own = self._credentials.own
         return (
             f"{self._address}: its agent doesn't let the key of {own.name} in; on that machine: "
-            f"trainctl keys authorize {own.name} '{own.public}' --role operator"
+            f"trainctl keys authorize {own.name} '{own.public}' --role {self._credentials.role}"
         )
 
     def _mismatch(self) -> str:
@@ -77,8 +77,9 @@ class HandshakeWatch:
     """Watches one asyncio socket, which is not connected yet, for as long as `start` to `close`."""
 
     def __init__(
-        self, socket: Any, address: str, credentials: Credentials | None, tell: Callable[[NotAuthorisedError], None]
-    ) -> None:
+        self, socket: Any, address: str, credentials: Credentials | None,
+        tell: Callable[[NotAuthorisedError], None] = lambda _: None,
+    ) -> None:  # fmt: skip
         """`tell` is called with each verdict."""
         self._socket, self._handshakes, self._tell = socket, Handshakes(address, credentials), tell
         self._monitor = socket.get_monitor_socket(_EVENTS)
@@ -86,6 +87,11 @@ class HandshakeWatch:
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._watch(), name="trainctl-handshakes")
+
+    @property
+    def verdict(self) -> NotAuthorisedError | None:
+        """Why there is no connection, if that is certain."""
+        return self._verdict.result() if self._verdict.done() else None
 
     async def race(self, work: "asyncio.Future[Any]", seconds: float) -> None:
         """Wait for `work`, which is cancelled if it doesn't come. Raises TimeoutError, or NotAuthorisedError as soon

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from trainctl.protocol import cluster, sockets
 from trainctl.protocol.cluster import Cluster
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.keys import KeyFolder, KeyPair, check_public
+from trainctl.protocol.keys import KeyFolder, KeyPair, Role, check_public
 
 
 class Credentials(NamedTuple):
@@ -15,6 +15,7 @@ class Credentials(NamedTuple):
 
     own: KeyPair
     server: str  # Z85
+    role: Role = "operator"  # that the own pair is to have on the other side, for advice
 
 
 class Keyring:

@@ -595,6 +595,12 @@ class DigestsRequest(Request, tag="digests-request", frozen=True, forbid_unknown
     path: Annotated[str, Meta(min_length=1, max_length=4096)]  # absolute
 
 
+class AuditRequest(Request, tag="audit-request", frozen=True, forbid_unknown_fields=True):
+    """Who was refused what, newest first; for operators."""
+
+    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+
+
 class Command(Request, tag="command", frozen=True, forbid_unknown_fields=True):
     """A request to change something. The same id again gives the same outcome; `rid` is only the reply's address."""
 
@@ -620,6 +626,7 @@ ClientRequest = (
     | AttendRequest
     | FactsRequest
     | DigestsRequest
+    | AuditRequest
     | Command
 )
 
@@ -883,7 +890,7 @@ class PeerRefusal(Message, tag="peer-refusal", frozen=True):
     """The conversation is not known here, or this agent follows another lead."""
 
     link: Name
-    code: Literal["unknown-link", "older-term", "busy"]
+    code: Literal["unknown-link", "older-term", "busy", "not-authorised"]
     text: str
     run: str | None = None  # older-term: the one that the lead said it conducts
     state: RunState | None = None  # that run's, as it is known here; None: not known
@@ -1069,6 +1076,23 @@ class Digests(Reply, tag="digests", frozen=True):
     problem: str = ""  # why there is none
 
 
+class Refused(msgspec.Struct, frozen=True):
+    """Something that was refused for want of a right, as often as `count` says."""
+
+    first_at: float
+    last_at: float
+    count: Count
+    name: str  # of the key; empty: it has none here
+    key: str  # Z85; empty: none was shown
+    what: str  # "command pause", "snapshot-request", "connect"
+    why: str
+    address: str = ""  # IP address that it came from, as far as it is known
+
+
+class Audit(Reply, tag="audit", frozen=True):
+    refused: tuple[Refused, ...]  # newest first
+
+
 class CommandReply(Reply, tag="command-reply", frozen=True):
     """Sent once when a command is accepted or refused, and once more when an accepted one ends."""
 
@@ -1095,7 +1119,19 @@ class Refusal(Reply, tag="refusal", frozen=True):
 
 
 AgentReply = (
-    Snapshot | History | GapFill | Runs | Events | Steps | LogPart | Viewers | Facts | Digests | CommandReply | Refusal
+    Snapshot
+    | History
+    | GapFill
+    | Runs
+    | Events
+    | Steps
+    | LogPart
+    | Viewers
+    | Facts
+    | Digests
+    | Audit
+    | CommandReply
+    | Refusal
 )
 
 METRICS: dict[str, tuple[str, bool]] = {

@@ -104,6 +104,10 @@ CREATE TABLE IF NOT EXISTS runs (
 CREATE TABLE IF NOT EXISTS followed (      -- those of the runs that another node's agent conducts
   run TEXT PRIMARY KEY, rank INTEGER NOT NULL, lead TEXT NOT NULL, address TEXT NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS refusals (      -- who was refused what: the newest
+  id INTEGER PRIMARY KEY, first_at REAL NOT NULL, last_at REAL NOT NULL, count INTEGER NOT NULL, name TEXT NOT NULL,
+  key TEXT NOT NULL, what TEXT NOT NULL, why TEXT NOT NULL, address TEXT NOT NULL
+);
 """
 """`agent.db`."""
 

@@ -23,9 +23,10 @@ is due on a connection whose peer has gone while more of it waits than the socke
 their peers, and by the time to live in these they notice that a peer is gone."""
 
 
-def new_socket(context: Any, kind: int, *, control: bool = False) -> Any:
-    """A socket of `context` (plain or asyncio) with the common options; `control` caps frames at 64 KiB."""
-    socket = context.socket(kind)
+def new_socket(context: Any, kind: int, *, control: bool = False, socket_class: Any = None) -> Any:
+    """A socket of `context` (plain or asyncio) with the common options; `control` caps frames at 64 KiB;
+    `socket_class` is the context's own unless given."""
+    socket = context.socket(kind, socket_class=socket_class)
     socket.setsockopt(zmq.LINGER, 0)
     limit = SUBSCRIPTION_BYTES if kind == zmq.PUB else CONTROL_FRAME_BYTES if control else FRAME_BYTES
     socket.setsockopt(zmq.MAXMSGSIZE, limit)
@@ -124,6 +125,26 @@ def check_frames(frames: list[bytes], wanted: int) -> list[bytes]:
     if len(frames) != wanted:
         raise ProtocolError(f"a message of {len(frames)} frames where {wanted} are spoken")
     return frames
+
+
+async def receive_from(socket: Any) -> tuple[list[bytes], str]:
+    """As `receive`, and the public key, Z85, of who sent it; empty if the socket uses no keys."""
+    frame = await socket.recv(copy=False)
+    frames: list[bytes] = [frame.bytes]
+    count = 1
+    while socket.getsockopt(zmq.RCVMORE):
+        frame = await socket.recv(copy=False)
+        count += 1
+        if count <= MAX_FRAMES:
+            frames.append(frame.bytes)
+    return (frames if count <= MAX_FRAMES else [*frames, b""]), _sender(frame)
+
+
+def _sender(frame: Any) -> str:
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return ""
 
 
 async def receive(socket: Any) -> list[bytes]:

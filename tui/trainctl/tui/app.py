@@ -20,6 +20,7 @@ from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
 from textual.screen import Screen
 from textual.widgets import Input
+from textual.worker import Worker
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.tui import control, keymap, offers, orders, picture, settings, split, themes
@@ -193,7 +194,8 @@ class TrainctlApp(App[int]):
             self.screen.reload()
         self._opened = True
         self.paint()
-        self.run_worker(self.feed.refine(), group="refine", exclusive=True)
+        # The function, not its coroutine: the next snapshot may end this before it has begun.
+        _: Worker[None] = self.run_worker(self.feed.refine, group="refine", exclusive=True)
 
     def _repaint(self) -> None:
         self.paint()

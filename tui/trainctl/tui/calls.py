@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
-from trainctl.protocol.errors import ExpiredError, InvalidInputError, RefusedError, TrainctlError, UnreachableError
+from trainctl.protocol.errors import (
+    ExpiredError,
+    InvalidInputError,
+    NotAuthorisedError,
+    RefusedError,
+    TrainctlError,
+    UnreachableError,
+)
 from trainctl.tui import pace
 
 if TYPE_CHECKING:
@@ -59,16 +66,18 @@ def find_any(addresses: Sequence[str]) -> str:
     """The first of several agents' addresses at which one answers. Raises UnreachableError if none does."""
 
     async def look() -> list[m.Snapshot | None]:
-        return await asyncio.gather(*(_look(address) for address in addresses))
+        return await asyncio.gather(*(_look(address, refused) for address in addresses))
 
+    refused: list[TrainctlError] = []
     found = next((at for at, seen in zip(addresses, asyncio.run(look()), strict=True) if seen is not None), None)
     if found is None:
-        raise UnreachableError(f"no agent of the cluster answers: {', '.join(addresses)} (trainctl-agent run)")
+        raise _nobody(addresses, refused)
     return found
 
 
 async def _find_lead(addresses: Sequence[str]) -> str:
-    looks = {address: asyncio.create_task(_look(address)) for address in addresses}
+    refused: list[TrainctlError] = []
+    looks = {address: asyncio.create_task(_look(address, refused)) for address in addresses}
     found: dict[str, m.Snapshot] = {}
     pending: set[asyncio.Task[m.Snapshot | None]] = set(looks.values())
     try:
@@ -89,18 +98,29 @@ async def _find_lead(addresses: Sequence[str]) -> str:
             look.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
     if not found:
-        raise UnreachableError(f"no agent of the cluster answers: {', '.join(addresses)} (trainctl-agent run)")
+        raise _nobody(addresses, refused)
     told = (_told_lead(seen) for seen in found.values())
     return next((lead for lead in told if lead), None) or next(address for address in addresses if address in found)
 
 
-async def _look(address: str) -> m.Snapshot | None:
+async def _look(address: str, refused: list[TrainctlError] | None = None) -> m.Snapshot | None:
+    """What an agent says; None if it says nothing, and where that is for want of keys, why it doesn't in `refused`."""
     from trainctl.protocol.client import Client
 
-    with contextlib.suppress(TrainctlError):
+    try:
         async with Client(address, timeout_seconds=LOOK_SECONDS) as client:
             return await client.snapshot(0)
-    return None
+    except TrainctlError as error:
+        if refused is not None and isinstance(error, NotAuthorisedError | InvalidInputError):
+            refused.append(error)
+        return None
+
+
+def _nobody(addresses: Sequence[str], refused: list[TrainctlError]) -> TrainctlError:
+    """None of several agents has answered: for want of keys, or because none is there."""
+    if refused:
+        return refused[0]
+    return UnreachableError(f"no agent of the cluster answers: {', '.join(addresses)} (trainctl-agent run)")
 
 
 def _conducts(seen: m.Snapshot) -> bool:

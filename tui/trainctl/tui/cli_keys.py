@@ -7,8 +7,8 @@ import typer
 
 from trainctl.protocol import keys
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui import output
-from trainctl.tui.cli_options import Json, subcommands
+from trainctl.tui import calls, output
+from trainctl.tui.cli_options import ClusterFile, Connect, Json, address_of, subcommands
 
 app = subcommands()
 group = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="This machine's keys, and whose may do what.")
@@ -94,6 +94,28 @@ def list_keys(json: Json = False) -> int:
         output.say(f"{entry.role:9} {entry.public}  {name}, since {_day(entry.since)}")
     for name, gone_entry in table.revoked.items():
         output.say(f"{'revoked':9} {gone_entry.public}  {name}, {_day(gone_entry.since)}")
+    return 0
+
+
+@group.command()
+def audit(
+    ctx: typer.Context,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, max=500, help="How many of the newest.")] = 100,
+    connect: Connect = None,
+    cluster: ClusterFile = None,
+    json: Json = False,
+) -> int:
+    """Who was refused what at an agent, newest first; for operators."""
+    found = calls.call(address_of(ctx, connect, cluster), lambda client: client.audit(last))
+    if json:
+        output.emit_ok(refused=found.refused)
+        return 0
+    if not found.refused:
+        output.tell("nobody was refused anything")
+    for one in found.refused:
+        who = one.name or one.key or "no key"
+        times = f" ({one.count:,} times)" if one.count > 1 else ""
+        output.say(f"{_day(one.last_at)}  {who} {one.address}  {one.what}: {one.why}{times}")
     return 0
 
 

@@ -44,7 +44,7 @@ def write(given: Given, run_file: Path, cluster_file: Path | None, ask: Ask | No
     answers = answered(given, machine, ask, has_cluster=kept is not None)
     model = init_probe.model(answers.model)
     texts = {run_file: init_files.run_text(answers, model, machine, run_file)}
-    key = _own_key()
+    key = _own_key(answers.address)
     if kept is None:
         texts[target] = init_files.cluster_text(init_files.cluster_tables(answers, machine, key))
     with new_files.drafts(texts) as drafts:
@@ -57,10 +57,10 @@ def write(given: Given, run_file: Path, cluster_file: Path | None, ask: Ask | No
     return Done(tuple(texts), kept, tuple(remarks))
 
 
-def _own_key() -> str | None:
-    """This machine's agent's public key, if it has been made."""
+def _own_key(address: str) -> str | None:
+    """This machine's agent's public key, if it has been made and is needed: not on loopback."""
     folder = keys.KeyFolder()
-    return folder.agent().public if folder.has("agent") else None
+    return folder.agent().public if folder.has("agent") and not sockets.is_near(address) else None
 
 
 def answered(given: Given, machine: Machine, ask: Ask | None, *, has_cluster: bool) -> Answers:

@@ -3,8 +3,9 @@ full."""
 
 import math
 import statistics
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +15,11 @@ from trainctl.protocol import messages as m
 CAPACITY = 512
 """Buckets a window holds before it folds; even, so that a fold halves it."""
 
+_ROOM = 1025
+"""Of buckets that a window is given at least, as far as its capacity goes."""
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Number = TypeVar("Number", np.float64, np.int64)
 _COLUMNS = ("minimum", "maximum", "total", "count", "last")
 
 
@@ -37,6 +40,7 @@ class Window:
     last: Floats
     broken: Ints
     capacity: int = CAPACITY
+    store: "Store | None" = field(default=None, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.first)
@@ -51,6 +55,35 @@ class Window:
     def newest_step(self) -> int:
         """Last step the window covers, 0 when empty."""
         return int(self.first[-1]) + self.bucket_steps - 1 if len(self) else 0
+
+
+class Store:
+    """Room that windows grow in, so that a value more costs no copy and memory stays as it was from the start.
+
+    A window's arrays are its first entries. The newest window, which has all that is written, may be added to in place;
+    the ones before it don't see that, for they end where they did.
+    """
+
+    def __init__(self, window: Window) -> None:
+        self.used = len(window)
+        room = min(window.capacity + 1, max(2 * self.used, _ROOM)) if self.used <= window.capacity else self.used + 1
+        self._floats, self._whole = np.full((len(_COLUMNS), room), np.nan), np.zeros((2, room), np.int64)
+        for row, name in zip(self._floats, _COLUMNS, strict=True):
+            row[: self.used] = getattr(window, name)
+        self._whole[0, : self.used], self._whole[1, : self.used] = window.first, window.broken
+
+    def takes(self, window: Window) -> bool:
+        """Whether a value can be written after this window's last."""
+        return window.last.base is self._floats and len(window) == self.used < self._floats.shape[1]
+
+    def grown(self, window: Window, start: int, values: Sequence[float], broken: int) -> Window:
+        """The window with a bucket after its last; `values` are in the order of the columns."""
+        end = self.used = self.used + 1
+        self._floats[:, end - 1] = values
+        self._whole[:, end - 1] = start, broken
+        minimum, maximum, total, count, last = self._floats[:, :end]
+        first, ends = self._whole[:, :end]
+        return Window(window.bucket_steps, first, minimum, maximum, total, count, last, ends, window.capacity, self)
 
 
 def empty(capacity: int = CAPACITY, bucket_steps: int = 1) -> Window:
@@ -86,24 +119,10 @@ def add(window: Window, step: int, value: float) -> Window:
 def _appended(window: Window, start: int, value: float, finite: bool) -> Window:
     """With a bucket after the last: what nearly every value is, so it takes no general insertion."""
     shown = value if finite else math.nan
-    return Window(
-        bucket_steps=window.bucket_steps,
-        first=_longer(window.first, start),
-        minimum=_longer(window.minimum, shown),
-        maximum=_longer(window.maximum, shown),
-        total=_longer(window.total, value if finite else 0.0),
-        count=_longer(window.count, 1.0 if finite else 0.0),
-        last=_longer(window.last, shown),
-        broken=_longer(window.broken, 0 if finite else 1),
-        capacity=window.capacity,
-    )
-
-
-def _longer(values: NDArray[Number], value: float) -> NDArray[Number]:
-    made = np.empty(len(values) + 1, values.dtype)
-    made[:-1] = values
-    made[-1] = value
-    return made
+    store = window.store
+    if store is None or not store.takes(window):
+        store = Store(window)
+    return store.grown(window, start, (shown, shown, value if finite else 0.0, float(finite), shown), int(not finite))
 
 
 def from_series(series: m.Series, newest_step: int, capacity: int = CAPACITY) -> Window:
@@ -141,7 +160,7 @@ def appended(window: Window, newer: Window, after: int) -> Window:
     both: dict[str, Any] = {
         name: np.concatenate([getattr(window, name), getattr(more, name)]) for name in ("first", "broken", *_COLUMNS)
     }
-    return _rebucket(replace(window, **both), window.bucket_steps)
+    return _rebucket(replace(window, **both, store=None), window.bucket_steps)
 
 
 def fold(window: Window) -> Window:
@@ -212,7 +231,7 @@ def _merge_value(window: Window, place: int, value: float, finite: bool) -> Wind
         arrays["last"][place] = value
     else:
         arrays["broken"][place] += 1
-    return replace(window, **arrays)
+    return replace(window, **arrays, store=None)
 
 
 def _rebucket(window: Window, bucket_steps: int) -> Window:
@@ -233,4 +252,5 @@ def _rebucket(window: Window, bucket_steps: int) -> Window:
         count=np.add.reduceat(window.count, heads),
         last=np.where(newest >= 0, window.last[np.maximum(newest, 0)], np.nan),
         broken=np.add.reduceat(window.broken, heads),
+        store=None,
     )

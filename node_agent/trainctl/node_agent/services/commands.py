@@ -96,7 +96,7 @@ def _guess(machine: Machine, said: list[str]) -> Found:
     """What there is, as far as can be seen: a dry run may be of another kind of machine."""
     try:
         return machine.look()
-    except ManagerError as error:
+    except (ManagerError, NoManagerError) as error:
         said.append(f"shown as if nothing were installed: {error}")
         return Found(machine.file, None, State(), None)
 

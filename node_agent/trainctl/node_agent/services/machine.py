@@ -37,7 +37,7 @@ _LOOK_SECONDS = 0.25
 
 
 class NoManagerError(TrainctlError):
-    """Neither systemd nor launchd runs this machine."""
+    """Neither systemd nor launchd runs this machine, or this user's can't be reached; nothing was done."""
 
     exit_code = 7
 
@@ -86,7 +86,7 @@ class Machine:
         return Path.home() / "Library/LaunchAgents" / launchd.FILE_NAME
 
     def look(self) -> Found:
-        """What there is now. Raises NotAuthorisedError or ManagerError."""
+        """What there is now. Raises NotAuthorisedError, NoManagerError or ManagerError."""
         try:
             data = self.file.read_bytes()
         except FileNotFoundError:
@@ -104,7 +104,7 @@ class Machine:
         if self.manager == "systemd":
             done = _run(systemd.question(self.scope))
             if done.returncode:
-                raise ManagerError(_failure(systemd.question(self.scope), done))
+                raise NoManagerError(_failure(systemd.question(self.scope), done))
             return systemd.state(done.stdout)
         done = _run(launchd.question(self.scope, os.getuid()))
         disabled = _run(launchd.disabled_question(self.scope, os.getuid())).stdout

@@ -32,9 +32,8 @@ class Notifier:
         """The event loop turns; `status` is what the agent does, in a line."""
         words = ["WATCHDOG=1"] if self.watchdog_seconds is not None else []
         words += [f"STATUS={status}"] if status != self._said else []
-        self._said = status
-        if words:
-            self._say("\n".join(words))
+        if words and self._say("\n".join(words)):
+            self._said = status
 
     def stopping(self) -> None:
         """The agent ends of its own will."""
@@ -45,10 +44,13 @@ class Notifier:
             self._socket.close()
             self._socket = None
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str) -> bool:
+        """Whether it was taken."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.sendto(text.encode(), self._address)
+                return True
+        return False
 
 
 _CLOSE_ON_EXEC = getattr(socket, "SOCK_CLOEXEC", 0)

@@ -100,5 +100,5 @@ async def _beat(notifier: Notifier, guard: StallGuard | None, doing: Callable[[]
 
 def _tell_stall(seconds: float) -> None:
     log.critical(
-        "the event loop has stood still for %.0f s: the agent ends, for its supervisor to start it again", seconds
+        "the event loop has stood still for %.3g s: the agent ends, for its supervisor to start it again", seconds
     )

@@ -92,7 +92,8 @@ def add(wanted: Wanted, file: Path, known: cluster.Cluster, say: Say) -> Added:
         done("link", False, _link_text(tested))
     written = add_nodes(pair.file, pair.known, _nodes_here(pair, joined["key"]))
     done("nodes here", bool(written), ", ".join(written) or "are there")
-    return Added(pair.there, pair.there_address, tuple(steps), tested, tuple(_remarks(pair, tested, bool(written))))
+    remarks = [*started["remarks"], *_remarks(pair, tested, joined["key"], changed=bool(written))]
+    return Added(pair.there, pair.there_address, tuple(steps), tested, tuple(remarks))
 
 
 def _called(ssh: Ssh, python: str, what: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -174,9 +175,12 @@ def _link_text(tested: link.Link) -> str:
     return f"{trip}, {tested.bytes_per_second / 1e9:.2f} GB/s from there to here (one plain TCP stream)"
 
 
-def _remarks(pair: Pair, tested: link.Link, changed: bool) -> list[str]:
+def _remarks(pair: Pair, tested: link.Link, key: str, *, changed: bool) -> list[str]:
     """What is left to a person."""
     said = ["start this machine's agent again, so that it knows the node: trainctl-agent run"] if changed else []
+    old = pair.known.nodes.get(pair.there)
+    if old is not None and old.key is None:
+        said.append(f"{pair.file} is yours and names {pair.there} without its key: put key = '{key}' there")
     host = sockets.split(pair.there_address).hostname or ""
     found = [
         (one.name, ipaddress.ip_interface(address))

@@ -29,7 +29,9 @@ for name in ${{1:-{_NAMES}}}; do
 done
 echo "no Python 3.11 or newer there (looked for ${{1:-{_NAMES}}})" >&2; exit 3
 """
-_WORKS = '''grep -q "^include-system-site-packages = $2" "$1/pyvenv.cfg" && "$1/bin/python" -c "import pip"'''
+_WORKS = '''grep -q "^include-system-site-packages = $2" "$1/pyvenv.cfg" && "$1/bin/python" -c ""'''
+_HAS_PIP = "import sys, pip; sys.exit(tuple(int(part) for part in pip.__version__.split('.')[:2]) < (22, 3))"
+"""Since 22.3 pip installs into another environment, which then needs none of its own: that takes seconds to make."""
 _SEND = 'mkdir -p "$1" && cat > "$1/$2.part" && mv "$1/$2.part" "$1/$2"'
 
 
@@ -91,8 +93,11 @@ class Install(NamedTuple):
         folder, file = machine.folder, posixpath.join(machine.folder, wheel.name)
         ssh.run(["rm", "-f", marker], step="install")
         ssh.run(["sh", "-c", _SEND, "sh", folder, wheel.name], given=wheel.body, seconds=300, step="install (send)")
-        is_new = self._make_environment(ssh, machine)
-        pip = [machine.python_of_program, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *self.pip]
+        status, _, _ = ssh.try_run([machine.python, "-c", _HAS_PIP], step="install (pip)")
+        own = machine.python_of_program
+        is_new = self._make_environment(ssh, machine, with_pip=bool(status))
+        pip = [own, "-m", "pip"] if status else [machine.python, "-m", "pip", "--python", own]
+        pip += ["install", "--quiet", "--disable-pip-version-check", *self.pip]
         step = "install (pip)"
         ssh.run([*pip, f"{file}{_bracketed(extras)}"], seconds=INSTALL_SECONDS, step=step)
         if not is_new:  # it may be the same version with other contents, which pip would take for installed
@@ -100,13 +105,13 @@ class Install(NamedTuple):
         ssh.run(["sh", "-c", 'cat > "$1"', "sh", marker], given=mark.encode(), step="install")
         return True, f"{label} in {folder}, {len(wheel.body) / 1e6:.1f} MB sent"
 
-    def _make_environment(self, ssh: Ssh, machine: Machine) -> bool:
+    def _make_environment(self, ssh: Ssh, machine: Machine, *, with_pip: bool) -> bool:
         """False if there is one of this kind that works."""
         folder, sees = posixpath.join(machine.folder, "venv"), str(self.system_site_packages).lower()
         status, _, _ = ssh.try_run(["sh", "-c", _WORKS, "sh", folder, sees], step="install (venv)")
         if status:
             site = ["--system-site-packages"] if self.system_site_packages else []
-            words = [machine.python, "-m", "venv", "--clear", *site, folder]
+            words = [machine.python, "-m", "venv", "--clear", *site, *([] if with_pip else ["--without-pip"]), folder]
             ssh.run(words, seconds=600, step="install (venv)")
         return bool(status)
 

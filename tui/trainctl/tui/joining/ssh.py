@@ -52,7 +52,7 @@ class Ssh:
 
     def _options(self) -> list[str]:
         own = {
-            "ControlMaster": "auto", "ControlPath": f"{self._folder.name}/%C"[:90], "ControlPersist": "120",
+            "ControlMaster": "auto", "ControlPath": f"{self._folder.name}/%C", "ControlPersist": "120",
             "ConnectTimeout": str(CONNECT_SECONDS), "ServerAliveInterval": "10", "ServerAliveCountMax": "3",
             "BatchMode": "no" if self._interactive else "yes",
         }  # fmt: skip

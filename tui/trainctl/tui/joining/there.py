@@ -22,6 +22,8 @@ from trainctl.protocol import cluster, keys, paths
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 
 START_SECONDS, LEAVE_SECONDS = 30.0, 20.0
+NO_MANAGER = 7
+"""The exit code of `trainctl-agent install` where neither systemd nor launchd runs the machine."""
 STREAM_BYTES, STREAM_SECONDS = 2 * 10**9, 2.0
 _CHUNK = bytes(1 << 20)
 
@@ -95,9 +97,17 @@ def start(given: dict[str, Any]) -> dict[str, Any]:
         _call(agent, ["uninstall", "--user", "--json"])
     status, said = _call(agent, words)
     if status == 0:
-        return {"how": "service", "changed": bool(said.get("changed", True)), "why": ""}
+        changed, remarks = bool(said.get("changed", True)) or given["anew"], said.get("remarks", [])
+        return {"how": "service", "changed": changed, "why": "", "remarks": remarks}
+    if status != NO_MANAGER:  # what was begun would start a second agent some day
+        _call(agent, ["uninstall", "--user", "--json"])
     why = said.get("error", {}).get("text", "") or "no service manager"
-    return {"how": "detached", "changed": _start_detached(agent, given["name"], anew=given["anew"]), "why": why}
+    return {
+        "how": "detached",
+        "changed": _start_detached(agent, given["name"], anew=given["anew"]),
+        "why": why,
+        "remarks": [],
+    }
 
 
 def _call(agent: Path, words: list[str]) -> tuple[int, dict[str, Any]]:

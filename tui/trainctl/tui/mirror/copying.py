@@ -109,11 +109,15 @@ class Mirror:
                 self.place = self.place.evaluated(step, loss)
 
     def _texts(self, *, whole: bool) -> bool:
-        """The events of the steps that are mirrored; those of the last wait for another step, unless it is the
-        last. Whether a page was full."""
-        page = self._source.events(self.place.event)
-        last = self.place.step
-        ready = list(takewhile(lambda event: whole or (event.step or 0) < last, page))
+        """The events of the steps that are mirrored; those of the last wait a while for more of them. Whether a page
+        was full."""
+        last, settled_at = self.place.step, self._clock() - SETTLED_SECONDS
+
+        def is_ready(event: m.Event) -> bool:
+            step = event.step or 0
+            return whole or step < last or (step == last and event.at < settled_at)
+
+        ready = list(takewhile(is_ready, self._source.events(self.place.event)))
         for step, events in _by_step(ready, self.place.text_step):
             text = Text(step, events[-1].at, "\n".join(map(line, events)))
             self._target.text(text, self.place.rows)

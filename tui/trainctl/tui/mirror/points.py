@@ -56,6 +56,14 @@ class Text(NamedTuple):
     text: str  # a line each
 
 
+def table() -> str:
+    """The names as a table in Markdown."""
+    rows = [f"| `train/{name}` | {what} |" for name, what in RUN_METRICS.items()]
+    rows += [f"| `{EVALUATION}` | loss on the held-out samples, at the step it was made |"]
+    rows += [f"| `nodes/NAME/{name}` | {what} |" for name, what in NODE_METRICS.items()]
+    return "\n".join(["| name | a step's |", "| --- | --- |", *rows, ""])
+
+
 def of_step(step: m.StepCommitted, parts: Sequence[Part], prefixes: Mapping[int, str]) -> Point:
     """A step with its ranks' parts, each under its prefix; a part without one is left out."""
     rate = step.weight / step.step_seconds if step.step_seconds > 0 else None

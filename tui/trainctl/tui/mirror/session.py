@@ -40,7 +40,7 @@ class Open(NamedTuple):
 def run(source: Source, wanted: Wanted) -> Place:
     """Mirror what there is, and with `follow` what comes, to the run's end. Raises InvalidInputError, and
     UnreachableError for an agent that does not answer at first."""
-    _library(wanted.to)
+    _library(wanted)
     kept = PlaceFile(wanted.folder / f"{wanted.to}.place.json")
     with kept.held(), _stopped() as stop:
         place = kept.load(source.run, wanted.to)
@@ -50,16 +50,17 @@ def run(source: Source, wanted: Wanted) -> Place:
         )  # fmt: skip
         failed = False
         try:
-            failed = _mirror(mirror, wanted, stop)
+            # A record that says nothing of its run's state is an old one.
+            failed = _mirror(mirror, wanted, stop, whole=not wanted.follow and source.view() is None)
         finally:
             session = opened.close(failed)
             kept.save(mirror.place.finished(session))
         return mirror.place
 
 
-def _mirror(mirror: Mirror, wanted: Wanted, stop: threading.Event) -> bool:
-    """Whether the run has failed."""
-    state = mirror.catch_up(whole=not wanted.follow)
+def _mirror(mirror: Mirror, wanted: Wanted, stop: threading.Event, *, whole: bool) -> bool:
+    """Whether the run has failed. `whole`: nothing is waited for."""
+    state = mirror.catch_up(whole=whole)
     away = False
     while wanted.follow and not mirror.has_ended and not stop.wait(POLL_SECONDS):
         try:
@@ -73,9 +74,13 @@ def _mirror(mirror: Mirror, wanted: Wanted, stop: threading.Event) -> bool:
     return state == "failed"
 
 
-def _library(to: To) -> None:
-    """Load what writes the target, before anything is made. Raises InvalidInputError if it isn't installed."""
-    importlib.import_module(f"trainctl.tui.mirror.{'tensorboard' if to == 'tensorboard' else 'weights_biases'}")
+def _library(wanted: Wanted) -> None:
+    """Load what writes the target, before anything is made. Raises InvalidInputError if it isn't installed, or can't
+    be used."""
+    module = "tensorboard" if wanted.to == "tensorboard" else "weights_biases"
+    loaded = importlib.import_module(f"trainctl.tui.mirror.{module}")
+    if wanted.to == "wandb" and not wanted.offline:
+        loaded.check_key()
 
 
 def _open(source: Source, wanted: Wanted, place: Place) -> Open:
@@ -98,6 +103,9 @@ def _open(source: Source, wanted: Wanted, place: Place) -> Open:
         wanted.folder, source.run, wanted.project, config, place.sessions, offline=wanted.offline,
         name=view.name if view is not None else source.run,
     )  # fmt: skip
+
+    if made.url is not None:
+        output.tell(f"wandb: {made.url}")
 
     def close(failed: bool) -> str:
         session = made.session

@@ -23,6 +23,12 @@ except ImportError:
 EVENTS = "events"
 
 
+def check_key() -> None:
+    """Raises InvalidInputError if nothing could be uploaded, for nobody has logged in."""
+    if not wandb.login(prompt=False):
+        raise InvalidInputError("--to", "wandb has no key: run `wandb login`, or add --offline")
+
+
 class WeightsBiases:
     """A session of the W&B run whose id is the run's. The library writes for sure only as it finishes: a session that
     was cut off is dropped by the next, which mirrors its steps again under the same numbers."""
@@ -35,9 +41,8 @@ class WeightsBiases:
         name: str, offline: bool,
     ) -> None:  # fmt: skip
         """`whole`: the sessions in `folder` that were finished. Raises InvalidInputError, UnreachableError."""
+        self._offline = offline
         _drop_cut_off(folder / "wandb", whole)
-        if not offline and not wandb.api.api_key:
-            raise InvalidInputError("--to", "wandb has no key: run `wandb login`, or add --offline")
         settings = wandb.Settings(
             silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=True, x_disable_meta=True,
             x_disable_machine_info=True, x_save_requirements=False,
@@ -57,6 +62,11 @@ class WeightsBiases:
     def session(self) -> str:
         """The name of its folder."""
         return Path(self._run.dir).parent.name
+
+    @property
+    def url(self) -> str | None:
+        """Where the run is shown; None offline."""
+        return None if self._offline else str(self._run.url)
 
     def back(self, step: int) -> None:
         """Nothing can be taken back; rows from here on have a higher attempt."""

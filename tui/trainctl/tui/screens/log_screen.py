@@ -3,12 +3,14 @@
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
+from textual.worker import Worker
 
 from trainctl.tui import log_query as lq
 from trainctl.tui import log_view as lv
@@ -77,7 +79,9 @@ class LogScreen(BaseScreen):
         wanted = (run.run if run else "", {rank: item.node for rank, item in self.names().items()})
         if wanted != self._reading:
             self._reading = wanted
-            self.run_worker(self.owner.logs.keep_up(*wanted), group="logs", exclusive=True)
+            # The function, not its coroutine: what is wanted next may end this before it has begun.
+            read = partial(self.owner.logs.keep_up, *wanted)
+            _: Worker[None] = self.run_worker(read, group="logs", exclusive=True)
 
     # ------------------------------------------------------------ drawing
 

@@ -1,0 +1,104 @@
+"""Whose key may do what at this agent: the list of keys and the cluster's nodes, looked up for every message."""
+
+from typing import NamedTuple
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.cluster import Cluster
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.keys import Authorized, KeyFolder, Role
+
+REQUESTS, LIVE = "requests", "live"
+"""The authenticator's domains: the socket for requests and the one that publishes."""
+_OF_NODES = (m.LogRequest,)
+"""What an agent asks another one for, on behalf of a client of its own."""
+_OF_OPERATORS = (m.Command, m.AuditRequest, m.DigestsRequest)
+
+
+class Rights(NamedTuple):
+    """What one key may do."""
+
+    name: str
+    role: Role
+    nodes: frozenset[str] = frozenset()  # role node: those that it speaks for
+
+    def objection(self, message: m.ClientRequest | m.ToPeer) -> str:
+        """Why it may not say this, empty if it may."""
+        if isinstance(message, m.ToPeer):
+            return "" if self.role == "node" else f"{self.name} is {self.role}, and agents alone say this"
+        if self.role == "node":
+            return "" if isinstance(message, _OF_NODES) else f"{self.name} is a node's agent, which sends no requests"
+        if self.role == "viewer" and isinstance(message, _OF_OPERATORS):
+            return f"{self.name} is viewer here: it reads, and only an operator may send {what(message)}"
+        return ""
+
+
+class AccessList:
+    """The keys as they count now; the file is read again whenever it has changed.
+
+    A file that can't be read lets nobody in: `problem` says why.
+    """
+
+    def __init__(self, folder: KeyFolder, cluster: Cluster) -> None:
+        self._folder, self._cluster = folder, cluster
+        self._seen: tuple[int, ...] | None = None
+        self._rights: dict[str, Rights] = {}
+        self._revoked: frozenset[str] = frozenset()
+        self.problem = ""
+
+    def find(self, public: str) -> Rights | None:
+        """What a key may do, None if nothing."""
+        self._keep_up()
+        return self._rights.get(public)
+
+    @property
+    def revoked(self) -> frozenset[str]:
+        """The keys that may do nothing, whatever names them."""
+        self._keep_up()
+        return self._revoked
+
+    def lets_in(self, domain: str, public: str) -> bool:
+        """Whether a key may connect."""
+        rights = self.find(public)
+        return rights is not None and (domain == REQUESTS or (domain == LIVE and rights.role != "node"))
+
+    @property
+    def listeners(self) -> frozenset[str]:
+        """The keys that may subscribe."""
+        self._keep_up()
+        return frozenset(public for public, rights in self._rights.items() if rights.role != "node")
+
+    def _keep_up(self) -> None:
+        try:
+            now = self._folder.authorized_path.stat()
+            seen: tuple[int, ...] = (now.st_mtime_ns, now.st_ino, now.st_size)
+        except OSError:
+            seen = ()
+        if seen == self._seen:
+            return
+        self._seen, self.problem = seen, ""
+        try:
+            table = self._folder.authorized()
+        except InvalidInputError as error:
+            self._rights, self._revoked, self.problem = {}, frozenset(), str(error)
+            return
+        self._revoked = frozenset(entry.public for entry in table.revoked.values())
+        self._rights = _all_rights(table, self._cluster, self._revoked)
+
+
+def _all_rights(table: Authorized, cluster: Cluster, revoked: frozenset[str]) -> dict[str, Rights]:
+    """By key. One that is listed as a person's stays that, whatever else names it."""
+    found: dict[str, Rights] = {}
+    named = {entry.key: cluster.nodes_of(entry.key) for entry in cluster.nodes.values() if entry.key is not None}
+    for name, entry in table.keys.items():
+        if entry.role == "node":
+            named[entry.public] = named.get(entry.public, frozenset()) | {name}
+    for public, nodes in named.items():
+        found[public] = Rights(", ".join(sorted(nodes)), "node", nodes)
+    found |= {entry.public: Rights(name, entry.role) for name, entry in table.keys.items() if entry.role != "node"}
+    return {public: rights for public, rights in found.items() if public not in revoked}
+
+
+def what(message: m.ClientRequest | m.ToPeer) -> str:
+    """A message's kind, for the audit: "command pause", "snapshot-request"."""
+    kind = str(message.__struct_config__.tag)
+    return f"{kind} {message.verb}" if isinstance(message, m.Command) else kind

@@ -1,0 +1,155 @@
+"""Commands to a real agent that is killed (SIGKILL) while it has them: one outcome each, applied once or not at all.
+
+TRAINCTL_KILLS is how many kills strike between journal and apply: `make test` takes the default, `make soak` 200. The
+same command is sent five times for each of them.
+"""
+
+import os
+import random
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+import zmq
+from tests.integration.conftest import AgentProcess, keep_processes, until
+
+from trainctl.protocol import codec, sockets
+from trainctl.protocol import messages as m
+from trainctl.protocol.client import make_command
+from trainctl.protocol.codec import decode_order
+from trainctl.protocol.record import open_for_reading
+
+KILLS = int(os.environ.get("TRAINCTL_KILLS", "3"))
+KILLS_BESIDE, SENDS = max(2, KILLS // 20), 5 * max(10, KILLS)
+
+
+class Asker:
+    """A raw connection, so that what is sent isn't awaited."""
+
+    def __init__(self, agent: AgentProcess) -> None:
+        self._context = zmq.Context()
+        self._socket = sockets.new_socket(self._context, zmq.DEALER)
+        self._socket.connect(agent.address)
+        assert self._socket.poll(20_000, zmq.POLLOUT)
+
+    def __enter__(self) -> "Asker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._context.destroy(linger=0)
+
+    def send(self, command: m.Command) -> None:
+        self._socket.send(codec.encode(command))
+
+    def replies(self, milliseconds: int = 0) -> Iterator[m.CommandReply]:
+        while self._socket.poll(milliseconds):
+            reply = codec.decode_reply(self._socket.recv())
+            if isinstance(reply, m.CommandReply):
+                yield reply
+
+
+def state_of(agent: AgentProcess, id: str) -> str | None:
+    """Of a command, by the agent's book."""
+    book = open_for_reading(agent.directory / "agent.db")
+    try:
+        row = book.execute("SELECT state FROM commands WHERE id = ?", (id,)).fetchone()
+        return row[0] if row else None
+    finally:
+        book.close()
+
+
+def planned_steps(agent: AgentProcess) -> dict[str, set[int]]:
+    """By command, the steps whose plans carry it."""
+    (run,) = (agent.directory / "runs").iterdir()
+    record, found = open_for_reading(agent.run_paths(run.name).record), dict[str, set[int]]()
+    try:
+        for (body,) in record.execute("SELECT body FROM plans WHERE kind = 'train'"):
+            plan = decode_order(body)
+            assert isinstance(plan, m.StepPlan)
+            for id in plan.commands:
+                found.setdefault(id, set()).add(plan.step)
+        return found
+    finally:
+        record.close()
+
+
+def restart(agent: AgentProcess) -> None:
+    agent.kill()
+    agent.start()
+    keep_processes()
+
+
+def edit(number: int) -> m.Command:
+    return make_command("set-lr", {"value": 1e-3 + number * 1e-7, "schedule": "set"}, by="tester", ttl_seconds=600)
+
+
+@pytest.mark.timeout(7200)
+def test_kills_between_journal_and_apply(live: AgentProcess) -> None:
+    """The killer looks at the agent's book, and strikes at once when the command is in it; every third comes by chance
+    a little later."""
+    chance, between = random.Random(7), 0
+    before = version(live)
+    commands = []
+    while between < KILLS:
+        assert len(commands) < 4 * KILLS + 8, f"only {between} kills met a command between journal and apply"
+        command = edit(len(commands))
+        commands.append(command)
+        with Asker(live) as asker:
+            asker.send(command)
+            until(lambda id=command.id: state_of(live, id), 30, "the command's journaling")  # type: ignore[misc]
+            if len(commands) % 3 == 0:
+                time.sleep(chance.uniform(0, 0.01))
+            assert live.process is not None
+            live.process.kill()
+        between += state_of(live, command.id) == "accepted"
+        restart(live)
+    with live.client(timeout_seconds=30) as client:
+        ends = [client.send("set-lr", command.args, id=command.id) for command in commands]
+    steps = planned_steps(live)
+    assert [end.state for end in ends] == ["applied"] * len(ends)
+    assert [steps[end.id] for end in ends] == [{end.step} for end in ends]
+    assert version(live) == before + len(commands), "each makes one version of the plan"
+    print(f"\n{len(commands)} commands, {between} kills between journal and apply: each applied once")
+
+
+@pytest.mark.timeout(3600)
+def test_the_same_id_again_and_again_across_kills(live: AgentProcess) -> None:
+    before, command, told = version(live), edit(9999), list[m.CommandReply]()
+    each = SENDS // (KILLS_BESIDE + 1)
+    for turn in range(KILLS_BESIDE + 1):
+        with Asker(live) as asker:
+            for _ in range(each if turn else each + SENDS % (KILLS_BESIDE + 1)):
+                asker.send(command)
+                told += asker.replies()
+            if turn < KILLS_BESIDE:
+                restart(live)
+            else:
+                until(lambda asker=asker: state_of(live, command.id) == "applied", 30)
+                asker.send(command)
+                told += asker.replies(2000)
+    ended = {(reply.state, reply.step, reply.plan_version) for reply in told if reply.state != "accepted"}
+    assert len(ended) == 1 and ended.pop()[0] == "applied"
+    with live.client(timeout_seconds=30) as client:
+        other = client.send("set-lr", {"value": 5e-4, "schedule": "set"}, id=command.id)
+    assert (other.state, other.field) == ("conflict", "id")
+    assert version(live) == before + 1
+    print(f"\nthe same id {SENDS + 1} times across {KILLS_BESIDE} kills: {len(told)} replies, one outcome")
+
+
+def test_commands_that_come_too_late_or_for_an_older_plan_are_refused_and_recorded(live: AgentProcess) -> None:
+    with live.client(timeout_seconds=30) as client:
+        old = client.send("set-lr", {"value": 1e-4}, if_plan=0)
+        client.send("pause", {})
+        late = client.send("resize-batch", {"micro": 3}, id=str(uuid.uuid4()), ttl_seconds=1e-9)
+        client.send("resume", {})
+    assert (old.state, old.field) == ("rejected", "if_plan")
+    assert late.state == "expired"
+    assert [state_of(live, reply.id) for reply in (old, late)] == ["rejected", "expired"]
+
+
+def version(agent: AgentProcess) -> int:
+    with agent.client(timeout_seconds=30) as client:
+        run = client.snapshot(0).run
+    assert run is not None
+    return run.plan_version

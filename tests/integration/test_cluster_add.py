@@ -1,0 +1,159 @@
+"""`trainctl cluster add` against a real sshd on loopback: from nothing but Python there to an agent that answers."""
+
+import io
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import SHARED_PIDS
+from tests.integration.clusters import free_addresses
+from tests.integration.sshd import PYTHON, LoopbackSshd
+from tests.tui.cli_calls import assert_one_line, call, call_json
+
+from trainctl.protocol import cluster, keys
+from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.keyring import Keyring
+from trainctl.tui.joining import there, wheel
+
+
+class Pair:
+    """This machine's files, the other's behind sshd, and how the one is told to add the other."""
+
+    def __init__(self, folder: Path, sshd: LoopbackSshd) -> None:
+        self.sshd, self.folder = sshd, folder
+        self.file = folder / "here" / "cluster.toml"
+        self.file.parent.mkdir()
+        here, self.address = free_addresses(2)
+        self.file.write_text(f'# mine\n[nodes.home]\naddress = "{here}"\n')
+        self.env = {"TRAINCTL_CLUSTER": str(self.file), "TRAINCTL_KEYS": str(folder / "here" / "keys")}
+
+    def words(self, **changes: str) -> list[str]:
+        given = {
+            "--name": "away", "--address": self.address, "--here": "home", "--python": PYTHON, "--extras": "none",
+            "--pip-args": "--no-deps --no-index", "--ssh-config": str(self.sshd.config), **changes,
+        }  # fmt: skip
+        return ["cluster", "add", "there", *(word for pair in given.items() for word in pair)]
+
+    @property
+    def added(self) -> Path:
+        return self.file.parent / "cluster.d"
+
+    def client(self) -> BlockingClient:
+        folder = keys.KeyFolder(Path(self.env["TRAINCTL_KEYS"]))
+        return BlockingClient(self.address, keys=Keyring(folder, cluster.read(self.file)), timeout_seconds=20)
+
+
+def in_folder(folder: Path) -> cluster.Cluster:
+    """The cluster of a machine that has no cluster.toml of its own, only added nodes."""
+    (folder / "empty.toml").touch()
+    return cluster.read(folder / "empty.toml")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("add")
+    with LoopbackSshd(folder / "there") as sshd:
+        SHARED_PIDS.add(sshd.pid)
+        made = Pair(folder, sshd)
+        yield made
+        for note in sshd.home.glob("state/trainctl/*/detached.toml"):
+            process = there.running(note)
+            if process is not None:
+                process.terminate()
+                process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def first(pair: Pair) -> dict[str, Any]:
+    """What the first call says."""
+    found = call_json(*pair.words(), **pair.env)
+    note = pair.sshd.home / "state" / "trainctl" / "away" / "detached.toml"
+    process = there.running(note)
+    assert process is not None, "it was started by itself"
+    SHARED_PIDS.add(process.pid)
+    return found
+
+
+def test_a_machine_with_python_alone_becomes_a_node_that_answers(pair: Pair, first: dict[str, Any]) -> None:
+    assert [(step["name"], step["changed"]) for step in first["steps"]] == [
+        ("connect", False), ("install", True), ("keys here", True), ("keys there", True), ("start", True),
+        ("link", False), ("nodes here", True),
+    ]  # fmt: skip
+    assert 0 < first["round_trip_seconds"] < 5
+    assert first["stream_bytes_per_second"] > 1e6
+    assert "one plain TCP stream" in first["steps"][5]["text"]
+    with pair.client() as client:
+        assert client.snapshot(0).node.node == "away"
+        assert client.facts().keys_folder.startswith(str(pair.sshd.home)), "it runs from what was installed there"
+
+
+def test_keys_are_paired_both_ways_and_the_person_s_file_is_left(pair: Pair, first: dict[str, Any]) -> None:
+    config = pair.sshd.home / "config" / "trainctl"
+    ours, theirs = keys.KeyFolder(Path(pair.env["TRAINCTL_KEYS"])), keys.KeyFolder(config / "keys")
+    here, away = cluster.read(pair.file), in_folder(config)
+    assert here.nodes["away"].key == away.nodes["away"].key == theirs.agent().public
+    assert away.nodes["home"].key == ours.agent().public
+    found = theirs.authorized().find(ours.user().public)
+    assert found is not None and found[1].role == "operator"
+    assert pair.file.read_text().startswith("# mine\n[nodes.home]")
+    assert sorted(file.name for file in pair.added.iterdir()) == ["away.toml"]
+    secret = [file for file in pair.sshd.home.rglob("*.toml") if ours.agent().secret in file.read_text()]
+    assert secret == [], "a secret never leaves its machine"
+
+
+def test_a_second_call_finds_all_of_it_done(pair: Pair, first: dict[str, Any]) -> None:
+    note = pair.sshd.home / "state/trainctl/away/detached.toml"
+    before, process = note.read_bytes(), there.running(note)
+    found = call_json(*pair.words(), **pair.env)
+    assert [step["changed"] for step in found["steps"]] == [False] * 7, found["steps"]
+    assert note.read_bytes() == before and process is not None and process.is_running()
+
+
+def test_each_failure_names_its_step_and_leaves_nothing_here(pair: Pair, first: dict[str, Any], tmp_path: Path) -> None:
+    env = {"TRAINCTL_CLUSTER": str(tmp_path / "cluster.toml"), "TRAINCTL_KEYS": str(tmp_path / "keys")}
+    (tmp_path / "cluster.toml").write_text('[nodes.home]\naddress = "tcp://127.0.0.1:1"\n')
+    for status, says, changes in (
+        (3, "connect: no Python 3.11 or newer there (looked for /no/python)", {"--python": "/no/python"}),
+        (2, "--here: no node 'nowhere'", {"--here": "nowhere"}),
+        (2, "--name: 'home' is this machine's own name", {"--name": "home"}),
+        (2, "an address is tcp://host:port", {"--address": "away"}),
+        (3, "keys there: ", {"--address": "tcp://127.0.0.1:2"}),
+        (3, "install (pip): ", {"--pip-args": "--no-such-option"}),
+    ):
+        done = call(*pair.words(**changes), **env)
+        assert done.returncode == status, done.stdout + done.stderr
+        assert done.stderr.startswith("trainctl: ") and done.stderr.count("\n") == 1, done.stderr
+        assert says in done.stderr
+        assert not (tmp_path / "cluster.d").exists()
+    config = tmp_path / "ssh_config"
+    config.write_text(pair.sshd.config.read_text().replace("user_key", "host_key"))
+    assert_one_line(call(*pair.words(**{"--ssh-config": str(config)}), **env), 5, "connect: ", "Permission denied")
+    assert_one_line(call("cluster", "add", "-oProxyCommand=x", **env), 2, "")
+
+
+def test_list_and_remove(pair: Pair, first: dict[str, Any]) -> None:
+    nodes = call_json("cluster", "list", **pair.env)["nodes"]
+    assert [(one["node"], one["file"]) for one in nodes] == [
+        ("home", str(pair.file)), ("away", str(pair.added / "away.toml"))
+    ]  # fmt: skip
+    assert nodes[1]["fingerprint"].startswith("SHA256:")
+    kept = (pair.added / "away.toml").read_bytes()
+    assert_one_line(call("cluster", "remove", "home", **pair.env), 2, "which is yours")
+    assert_one_line(call("cluster", "remove", "nobody", **pair.env), 2, "no node 'nobody'")
+    assert call("cluster", "remove", "away", **pair.env).returncode == 0
+    assert not (pair.added / "away.toml").exists()
+    (pair.added / "away.toml").write_bytes(kept)
+
+
+def test_the_wheel_is_the_same_each_time_and_whole() -> None:
+    one = wheel.build()
+    assert one.digest == wheel.build().digest
+    with zipfile.ZipFile(io.BytesIO(one.body)) as archive:
+        names = archive.namelist()
+        record = archive.read(next(name for name in names if name.endswith("/RECORD"))).decode()
+    assert sorted(line.split(",")[0] for line in record.splitlines()) == sorted(names)
+    for room in wheel.ROOMS:
+        assert f"trainctl/{room}/py.typed" in names
+    assert not any("__pycache__" in name for name in names)

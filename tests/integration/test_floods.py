@@ -1,0 +1,241 @@
+"""What anyone may do to an agent's sockets, and what others notice of it: mutated frames, huge ones, floods, silence.
+
+TRAINCTL_FRAMES is how many mutated frames each socket gets and TRAINCTL_EVENTS how many events a stopped subscriber
+misses: `make test` takes the defaults, `make soak` a million and 500,000. Latencies are printed; only the soak, which
+has the machine for itself, holds them to their limits.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from tests.conftest import SHARED_PIDS
+from tests.integration import rawzmtp
+from tests.integration.conftest import AgentProcess, until
+from tests.node_agent.processes import ENVIRONMENT, python
+
+from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.paths import runtime_directory
+
+FRAMES = int(os.environ.get("TRAINCTL_FRAMES", "2500"))
+EVENTS = int(os.environ.get("TRAINCTL_EVENTS", "30000"))
+IS_SOAK = "TRAINCTL_FRAMES" in os.environ
+SUBSCRIPTIONS = 20_000
+"""At most so many frames go to the live socket: libzmq keeps every topic a subscriber names while it is connected."""
+DESCRIPTORS, IDLE = 256, 600
+HUGE = 300_000_000
+SOCKETS = {
+    "requests": ("DEALER", "client to agent"), "peers": ("DEALER", "lead to follower"),
+    "live": ("SUB", "agent to client"), "trainers": ("DEALER", "trainer to agent"),
+}  # fmt: skip
+
+
+class Narrow(AgentProcess):
+    """An agent that may have 256 files open, and where its sockets are."""
+
+    def narrow(self) -> "Narrow":
+        assert self.process is not None
+        resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+        return self
+
+    def socket(self, name: str) -> str:
+        if name == "trainers":
+            return f"ipc://{runtime_directory(self.directory)}/trainers.sock"
+        assert self.live_address is not None
+        return self.live_address if name == "live" else self.address
+
+    @property
+    def megabytes(self) -> float:
+        assert self.process is not None
+        return psutil.Process(self.process.pid).memory_info().rss / 1e6
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Narrow]:
+    agent = Narrow(tmp_path_factory.mktemp("narrow") / "state")
+    agent.start()
+    assert agent.process is not None
+    SHARED_PIDS.add(agent.process.pid)
+    with agent.client(timeout_seconds=20) as client:
+        for _ in range(100):
+            client.snapshot(0)
+    yield agent.narrow()
+    agent.clean_up()
+
+
+def answers(client: BlockingClient, seconds: float = 30.0) -> float:
+    """How long an answer takes, which comes even if it has to be asked for again."""
+    begun = time.perf_counter()
+    until(lambda: _runs(client), seconds, "an answer")
+    return time.perf_counter() - begun
+
+
+def _runs(client: BlockingClient) -> bool:
+    client.runs()
+    return True
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", SOCKETS)
+def test_mutated_frames(narrow: Narrow, name: str) -> None:
+    kind, talk = SOCKETS[name]
+    count = min(FRAMES, SUBSCRIPTIONS) if name == "live" else FRAMES
+    with narrow.client(timeout_seconds=30) as client:
+        answers(client)
+        before, seconds = narrow.megabytes, []
+        command = [sys.executable, "-m", "tests.integration.flooder", narrow.socket(name), kind, talk, str(count), "1"]
+        flooder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+        try:
+            while flooder.poll() is None:
+                seconds.append(answers(client))
+                time.sleep(0.005)
+            assert flooder.stdout is not None
+            told = json.loads(flooder.stdout.read())
+        finally:
+            flooder.kill()
+            flooder.wait()
+            if flooder.stdout is not None:
+                flooder.stdout.close()
+        answers(client)
+    seconds.sort()
+    p99, growth = seconds[int(len(seconds) * 0.99)], narrow.megabytes - before
+    print(f"\n{name}: {told}, {len(seconds)} answers, p99 {1000 * p99:.1f} ms, memory {growth:+.1f} MB")
+    assert told["sent"] == count
+    narrow.check()
+    assert growth < (40 if name == "live" else 10)
+    assert p99 < 0.05 or not IS_SOAK
+
+
+@pytest.mark.parametrize("name", ["requests", "live", "trainers"])
+@pytest.mark.parametrize("flags", [0, rawzmtp.COMMAND], ids=["message", "handshake"])
+def test_a_huge_frame(narrow: Narrow, name: str, flags: int) -> None:
+    address, before = narrow.socket(name), narrow.megabytes
+    if flags:
+        made = rawzmtp.connect(address)
+        made.sendall(rawzmtp.greeting())
+    else:
+        made = rawzmtp.shaken(address, SOCKETS[name][0].encode())
+    with made:
+        made.sendall(rawzmtp.header(HUGE, flags=flags))
+        taken = rawzmtp.stream(made, HUGE)
+    assert taken < HUGE / 10, "it hangs up"
+    assert narrow.megabytes - before < 5
+    narrow.check()
+
+
+def test_idle_connections_at_the_limit_of_descriptors(narrow: Narrow) -> None:
+    idle = []
+    with narrow.client(timeout_seconds=30) as old, contextlib.ExitStack() as stack:
+        answers(old)
+        where = narrow.address.removeprefix("tcp://").rsplit(":", 1)
+        for _ in range(IDLE):
+            made = stack.enter_context(socket.socket())
+            made.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                made.connect((where[0], int(where[1])))
+            idle.append(made)
+        began = time.monotonic()
+        with narrow.client(timeout_seconds=30) as new:
+            answers(new)
+        served = time.monotonic() - began
+        assert answers(old) < 20, "who was there before is served all the while"
+        print(f"\n{IDLE} idle connections at {DESCRIPTORS} descriptors: a client was served in {served:.2f} s")
+        narrow.check()
+    assert served < (3 if IS_SOAK else 15)
+
+
+def test_who_floods_and_hangs_up_harms_nobody(narrow: Narrow) -> None:
+    """With more waiting than the socket takes libzmq 4.3.5 aborts when a heartbeat is due on the connection."""
+    made = [rawzmtp.shaken(narrow.address) for _ in range(8)]
+    for one in made:
+        one.settimeout(0.2)
+        rawzmtp.stream(one, 1_000_000, b"\x00\x03abc" * 13_000)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    for one in made:
+        one.close()
+    time.sleep(1.2)  # longer than between two heartbeats
+    with narrow.client(timeout_seconds=30) as client:
+        answers(client)
+    narrow.check()
+
+
+def test_a_peer_that_promised_heartbeats_and_is_silent_is_dropped(narrow: Narrow) -> None:
+    with rawzmtp.shaken(narrow.address) as made:
+        made.sendall(bytes([rawzmtp.COMMAND, 7]) + b"\x04PING" + struct.pack(">H", 10))  # tenths of a second
+        made.settimeout(20)
+        said = b""
+        while piece := made.recv(4096):
+            said += piece
+    assert b"\x04PONG" in said
+
+
+SUBSCRIBER = """
+    import sys, zmq
+    from trainctl.protocol import sockets
+
+    socket = sockets.new_socket(zmq.Context(), zmq.SUB)
+    socket.setsockopt(zmq.SUBSCRIBE, b"")
+    socket.connect(sys.argv[1])
+    while True:
+        socket.recv_multipart()
+        print("heard", flush=True)
+"""
+PUBLISHER = """
+    import os, sys, time, psutil, zmq
+    from trainctl.node_agent.publisher import Publisher
+    from trainctl.protocol import examples, sockets
+
+    socket = sockets.new_socket(zmq.Context(), zmq.PUB)
+    print(f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}", flush=True)
+    publisher, event = Publisher(socket, "b" * 16), examples.EXAMPLES["published by an agent"]["event"]
+    me = psutil.Process()
+    while sys.stdin.readline() == "again\\n":
+        publisher.publish(event)
+    before = me.memory_info().rss
+    for number in range(int(sys.argv[1])):
+        publisher.publish(event)
+        if number % 1000 == 0:
+            time.sleep(0)
+    print((me.memory_info().rss - before) / 1e6, flush=True)
+"""
+
+
+@pytest.mark.timeout(900)
+def test_a_stopped_subscriber_costs_the_publisher_little() -> None:
+    publisher = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PUBLISHER), str(EVENTS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True, env=ENVIRONMENT,
+    )  # fmt: skip
+    assert publisher.stdout is not None and publisher.stdin is not None
+    subscriber = python(SUBSCRIBER, publisher.stdout.readline().strip())
+    assert subscriber.stdout is not None
+    try:
+        deadline = time.monotonic() + 30
+        while not select.select([subscriber.stdout], [], [], 0)[0]:
+            assert time.monotonic() < deadline
+            publisher.stdin.write("again\n")
+            publisher.stdin.flush()
+            time.sleep(0.05)
+        subscriber.send_signal(signal.SIGSTOP)
+        publisher.stdin.close()
+        growth = float(publisher.stdout.readline())
+    finally:
+        for process in (subscriber, publisher):
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+    print(f"\na stopped subscriber and {EVENTS:,} events: memory {growth:+.1f} MB")
+    assert growth < 20

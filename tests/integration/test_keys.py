@@ -1,0 +1,275 @@
+"""An agent that uses keys: strangers and viewers get nothing, a revoked key is out at once, and it is all audited."""
+
+import contextlib
+import itertools
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import SHARED_PIDS
+from tests.integration.clusters import free_addresses
+from tests.integration.conftest import AgentProcess, until
+
+from trainctl.protocol import examples, verbs
+from trainctl.protocol import messages as m
+from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.client import Connection
+from trainctl.protocol.cluster import Cluster
+from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError
+from trainctl.protocol.keyring import Keyring
+from trainctl.protocol.keys import KeyFolder, KeyPair
+from trainctl.protocol.record import open_for_reading
+from trainctl.tui import cli
+
+NO_NODES = Cluster()
+AT_ONCE_SECONDS = 3.0
+
+
+class Guarded:
+    """An agent with keys, and the folders of those who come to it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.keys = root, KeyFolder(root / "agent-keys")
+        self.keys.make("box")
+        self.agent = AgentProcess(root / "state", keys=self.keys.path).start()
+        assert self.agent.process is not None
+        SHARED_PIDS.add(self.agent.process.pid)
+        self.people: dict[str, KeyFolder] = {}
+
+    def person(self, name: str, role: Any = None) -> KeyFolder:
+        if name not in self.people:
+            self.people[name] = KeyFolder(self.root / name)
+            self.people[name].make(name)
+        if role is not None:
+            self.keys.authorize(name, self.people[name].user().public, role)
+        return self.people[name]
+
+    def ring(self, name: str, server: str | None = None) -> Keyring:
+        return Keyring(self.person(name), NO_NODES, server or self.keys.agent().public)
+
+    def client(self, name: str, **options: Any) -> BlockingClient:
+        return BlockingClient(self.agent.address, keys=self.ring(name), **options)
+
+    def state(self) -> tuple[Any, ...]:
+        """What a refused message must leave as it is."""
+        record = open_for_reading(self.agent.directory / "agent.db")
+        try:
+            return tuple(record.execute(f"SELECT count(*) FROM {table}").fetchone() for table in ("commands", "runs"))
+        finally:
+            record.close()
+
+    def audited(self, **wanted: Any) -> m.Refused:
+        def look() -> m.Refused | None:
+            with self.client("anna") as client:
+                found = client.audit(500).refused
+            return next((one for one in found if all(getattr(one, k) == v for k, v in wanted.items())), None)
+
+        return until(look, 5, f"an audit of {wanted}")
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    made = Guarded(tmp_path_factory.mktemp("guarded"))
+    made.person("anna", "operator")
+    yield made
+    made.agent.clean_up()
+
+
+@contextlib.contextmanager
+def refused(words: str) -> Iterator[None]:
+    begun = time.monotonic()
+    with pytest.raises(NotAuthorisedError, match=words):
+        yield
+    assert time.monotonic() - begun < AT_ONCE_SECONDS
+
+
+def ask(guarded: Guarded, name: str, message: m.Message) -> m.AgentReply:
+    """What any message of the protocol is answered with."""
+    with guarded.client(name) as client:
+        inner: Any = client._client
+
+        async def talk() -> m.AgentReply:
+            with inner._conversation(message) as replies:
+                await inner._transmit(message)
+                return await inner._next(replies, AT_ONCE_SECONDS)
+
+        return client._run(talk())
+
+
+def test_the_operator_is_let_in_under_its_keys_name(guarded: Guarded) -> None:
+    with guarded.client("anna", by="somebody else") as client:
+        assert client.snapshot(0).node.node == "box"
+        reply = client.send("note", {"text": "hello"})
+        assert reply.state == "rejected"  # no run; but it was heard
+    record = open_for_reading(guarded.agent.directory / "agent.db")
+    try:
+        assert record.execute("SELECT by FROM commands WHERE id = ?", (reply.id,)).fetchall() == [("anna",)]
+    finally:
+        record.close()
+
+
+@pytest.mark.parametrize(
+    ("who", "words"), [("keyless", "wants keys"), ("unknown", "trainctl keys authorize"), ("wrong server", "the key")]
+)
+def test_strangers_get_nothing(guarded: Guarded, who: str, words: str) -> None:
+    before = guarded.state()
+    rings = {
+        "keyless": Keyring(guarded.person("mallory"), NO_NODES),
+        "unknown": guarded.ring("mallory"),
+        "wrong server": guarded.ring("anna", KeyPair.new("other").public),
+    }
+    for verb in ("pause", "stop"):
+        with refused(words), BlockingClient(guarded.agent.address, keys=rings[who]) as client:
+            client.send(verb, {})
+    assert guarded.state() == before
+    whys = ("it has no keys", "its key is not let in", "it expects another agent's key")
+    assert guarded.audited(what="connect requests", why=dict(zip(rings, whys, strict=True))[who]).count >= 1
+
+
+def test_a_viewer_reads_and_sends_no_verb(guarded: Guarded) -> None:
+    guarded.person("vera", "viewer")
+    before = guarded.state()
+    with guarded.client("vera") as client:
+        assert client.runs().runs == ()
+        for verb in verbs.VERBS:
+            with refused("viewer"):
+                client.send(verb, {}, id=str(uuid.uuid4()))
+        with refused("viewer"):
+            client.audit()
+    assert guarded.state() == before
+    for verb in verbs.VERBS:
+        assert guarded.audited(name="vera", what=f"command {verb}")
+
+
+@pytest.mark.parametrize("who", ["anna", "vera"])
+def test_only_agents_say_what_agents_say(guarded: Guarded, who: str) -> None:
+    guarded.person(who, {"anna": "operator", "vera": "viewer"}[who])
+    for message in examples.EXAMPLES["lead to follower"].values():
+        with pytest.raises((NotAuthorisedError, TimeoutError)):
+            reply = ask_peer(guarded, who, message)
+            assert isinstance(reply, m.PeerRefusal)
+            assert reply.code == "not-authorised"
+            raise NotAuthorisedError(reply.text)
+
+
+def ask_peer(guarded: Guarded, who: str, message: m.Message) -> m.FromPeer:
+    """What an agent's message is answered with, over a socket of its own."""
+    import zmq
+
+    from trainctl.protocol import codec, sockets
+
+    context = zmq.Context()
+    try:
+        dealer = sockets.new_socket(context, zmq.DEALER)
+        sockets.secure_client(dealer, guarded.person(who).user(), guarded.keys.agent().public)
+        dealer.connect(guarded.agent.address)
+        dealer.send(codec.encode(message))
+        assert dealer.poll(AT_ONCE_SECONDS * 1000), "no answer"
+        return codec.decode_peer(dealer.recv())
+    finally:
+        context.destroy(linger=0)
+
+
+def test_a_nodes_key_reads_no_runs_and_sends_no_verbs(guarded: Guarded) -> None:
+    guarded.person("mbp", "node")
+    before = guarded.state()
+    for message in examples.EXAMPLES["client to agent"].values():
+        if not isinstance(message, m.LogRequest):
+            reply = ask(guarded, "mbp", message)
+            assert isinstance(reply, m.Refusal)
+            assert reply.code == "not-authorised", message
+    hello = examples.EXAMPLES["lead to follower"]["peer-hello"]
+    reply = ask_peer(guarded, "mbp", hello)  # it says that it is studio
+    assert isinstance(reply, m.PeerRefusal)
+    assert "doesn't speak for studio" in reply.text
+    assert guarded.state() == before
+
+
+def test_a_revoked_key_is_out_while_it_is_connected(guarded: Guarded) -> None:
+    guarded.person("rita", "operator")
+    with guarded.client("rita") as rita, guarded.client("anna") as anna:
+        items, others = rita.attach(0), anna.attach(0)
+        next(item for item in items if isinstance(item, m.Heartbeat))
+        first = next(item.seq for item in others if isinstance(item, m.HostReading))
+        guarded.keys.revoke("rita")
+        begun = time.monotonic()
+        with refused("any more"):
+            rita.snapshot(0)
+        heard = [m.Heartbeat]
+        with pytest.raises(NotAuthorisedError):
+            while True:
+                item = next(items)
+                heard += [type(item)] if not isinstance(item, Connection) else []
+        assert len(heard) <= 2 + 2 * AT_ONCE_SECONDS, "it goes on hearing"
+        assert time.monotonic() - begun < 3 * AT_ONCE_SECONDS
+        with refused("any more"):
+            rita.send("pause", {})
+        kept = (item.seq for item in others if isinstance(item, m.HostReading))
+        assert [number - first for number in itertools.islice(kept, 5)] == [1, 2, 3, 4, 5]  # what was missed is fetched
+        items.close()  # type: ignore[attr-defined]
+        others.close()  # type: ignore[attr-defined]
+    with refused("trainctl keys authorize"), guarded.client("rita") as again:
+        again.runs()
+    assert guarded.audited(what="any request", key=guarded.person("rita").user().public)
+
+
+def test_the_command_line_says_it_in_one_line_with_exit_code_6(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRAINCTL_CLUSTER", str(tmp_path / "none.toml"))
+    monkeypatch.setenv("TRAINCTL_KEYS", str(guarded.person("vera", "viewer").path))
+    key, at = guarded.keys.agent().public, guarded.agent.address
+    assert cli.main(["--server-key", key, "ls", "--connect", at]) == 0
+    assert cli.main(["--server-key", key, "send", "pause", "--connect", at]) == 6
+    assert cli.main(["ls", "--connect", at]) == 6
+    said = capsys.readouterr().err.strip().splitlines()
+    assert [line.startswith("trainctl: ") for line in said if "viewer" in line or "wants keys" in line] == [True, True]
+    monkeypatch.setenv("TRAINCTL_SERVER_KEY", key)
+    monkeypatch.setenv("TRAINCTL_KEYS", str(guarded.person("anna").path))
+    assert cli.main(["keys", "audit", "--connect", at]) == 0
+    assert "command pause" in capsys.readouterr().out
+
+
+def test_agents_speak_by_keys(guarded: Guarded, tmp_path: Path) -> None:
+    """Two agents of one cluster: in touch by keys, out of touch when one's key is revoked, and back."""
+    folders = {node: KeyFolder(tmp_path / node) for node in ("one", "two")}
+    tables = []
+    for (node, folder), at in zip(folders.items(), free_addresses(2), strict=True):
+        folder.make(node)
+        folder.authorize("anna", guarded.person("anna").user().public, "operator")
+        tables.append(f'[nodes.{node}]\naddress = "{at}"\nkey = "{folder.agent().public}"\n')
+    file = tmp_path / "cluster.toml"
+    file.write_text("".join(tables))
+    agents = [AgentProcess(tmp_path / "state", node, file, folders[node].path) for node in folders]
+    try:
+        for agent in agents:
+            agent.start()
+        from trainctl.protocol import cluster
+
+        ring = Keyring(guarded.person("anna"), cluster.read(file))
+        with BlockingClient(agents[0].address, keys=ring) as client:
+
+            def peer() -> m.PeerView:
+                return client.snapshot(0).peers[0]
+
+            until(lambda: peer().state == "connected", 20, "the other agent")
+            assert peer().key == folders["two"].agent().public
+            folders["two"].revoke("one", folders["one"].agent().public)
+            until(lambda: "trainctl keys authorize one" in peer().why, 10, "the refusal")
+            folders["two"].authorize("one", folders["one"].agent().public, "node")
+            until(lambda: peer().state == "connected", 20, "the other agent again")
+    finally:
+        for agent in agents:
+            agent.clean_up()
+
+
+def test_off_loopback_nothing_starts_without_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainctl.node_agent.daemon import Agent
+
+    monkeypatch.setenv("TRAINCTL_KEYS", str(tmp_path / "none"))
+    with pytest.raises(InvalidInputError, match="trainctl keys new; trainctl keys authorize"):
+        Agent("box", "tcp://10.0.0.5:7474", state_root=tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,123 @@
+"""An agent run by the very words of its unit: its supervisor hears of it, its trainer outlives its restarts and its
+stalls, and has the priority and the variables that the run file gives it."""
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import socket
+import sqlite3
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.integration.conftest import NODE, AgentProcess, until, wait_for_end, wait_for_step
+from tests.node_agent.processes import ENVIRONMENT
+
+from trainctl.node_agent.services import systemd
+from trainctl.node_agent.services.machine import own_command
+from trainctl.node_agent.services.service import Service
+from trainctl.node_agent.services.stall import EXIT_STATUS
+from trainctl.protocol.errors import TrainctlError
+
+STALL_SECONDS = 7
+"""Less than the agent waits for a ledger that somebody else holds."""
+
+
+class Unit(AgentProcess):
+    """An agent as systemd would run it; this test is the service manager."""
+
+    def __init__(self, folder: Path, supervisor: socket.socket) -> None:
+        super().__init__(folder)
+        self._supervisor = supervisor
+        self.live_address = "tcp://127.0.0.1:0"
+
+    def start(self) -> "Unit":
+        """Start, or start again on the same ports, as ExecStart, Environment, UMask and the rest have it."""
+        words = (*own_command(), "run", "--name", self.name, "--state", str(self.state), "--listen", self.address)
+        words += ("--live", str(self.live_address), "--exit-if-stalled", str(STALL_SECONDS))
+        unit = systemd.unit(Service(self.name, words, "system", "root", self.directory / "logs"))
+        (command,) = re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)
+        given = dict(
+            shlex.split(line)[0].split("=", 1) for line in re.findall(r"^Environment=(.*)$", unit, re.MULTILINE)
+        )
+        told = {"NOTIFY_SOCKET": self._supervisor.getsockname(), "WATCHDOG_USEC": "2000000"}
+        self.process = subprocess.Popen(
+            shlex.split(command), env={**ENVIRONMENT, **given, **told}, cwd="/", umask=0o077, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        said = json.loads(self.process.stdout.readline())
+        self.address, self.live_address = said["listen"], said["live"]
+        return self
+
+    def heard(self) -> list[str]:
+        """What the supervisor has been told since the last time."""
+        found: list[str] = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                found += self._supervisor.recv(4096).decode().splitlines()
+        return found
+
+    def wait_for_word(self, word: str) -> None:
+        until(lambda: word in self.heard(), what=word)
+
+
+@pytest.fixture
+def unit(tmp_path: Path) -> Iterator[Unit]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.bind(str(tmp_path / "notify"))
+        supervisor.setblocking(False)
+        made = Unit(tmp_path / "state", supervisor).start()
+        yield made
+        made.clean_up()
+
+
+@pytest.mark.timeout(400)
+def test_a_trainer_lives_through_restarts_and_stalls_of_its_agents_service(unit: Unit, run_config: Any) -> None:
+    unit.wait_for_word("READY=1")
+    nice = min(os.getpriority(os.PRIO_PROCESS, 0) + 1, 19)
+    nodes = {NODE: {"backend": "torch", "device": "cpu", "threads": 1, "priority": nice, "env": {"MINE": "ü $x"}}}
+    with unit.client(timeout_seconds=30) as client:
+        client.send("start-run", {"config": run_config(run__steps=1_000_000, nodes=nodes)}, wait="accepted")
+        run = wait_for_step(client, 3, 150).run.run
+        (pid,) = unit.trainer_pids()
+        trainer = psutil.Process(pid)
+        assert trainer.nice() == psutil.Process(trainer.ppid()).nice() == nice
+        environment = trainer.environ()
+        assert environment["MINE"] == "ü $x" and "NOTIFY_SOCKET" not in environment
+        assert stat.S_IMODE(unit.run_paths(run).log(0).stat().st_mode) == 0o600
+        unit.wait_for_word(f"STATUS=box at {unit.address}: conducts {run} (running)")
+        unit.wait_for_word("WATCHDOG=1")
+
+        # systemctl restart, with KillMode=process: the main process alone is told to end.
+        unit.heard()
+        assert unit.terminate() == 0
+        assert unit.heard()[-1] == "STOPPING=1"
+        unit.start()
+        step = until(lambda: client.snapshot(0).run).step
+        wait_for_step(client, step + 3)
+        assert unit.trainer_pids() == [pid]
+
+        # Its loop stands still at a write of its ledger, which somebody else holds.
+        with contextlib.closing(sqlite3.connect(unit.directory / "agent.db", isolation_level=None)) as held:
+            held.execute("BEGIN IMMEDIATE")
+            with contextlib.suppress(TrainctlError):
+                client.send("note", {"text": "who hears?"}, wait="accepted", timeout_seconds=1)
+            assert unit.process is not None and unit.process.wait(30) == EXIT_STATUS
+        unit._reap()
+        log = (unit.directory / "logs" / "agent.log").read_text()
+        assert f"CRITICAL the event loop has stood still for {STALL_SECONDS}" in log
+        assert "ledger.py" in log and " ERROR " not in log
+        assert log.count(" INFO started: ") == 2 and log.count(" INFO stopped: ") == 1
+        unit.start()
+        step = until(lambda: client.snapshot(0).run).step
+        wait_for_step(client, step + 3)
+        assert unit.trainer_pids() == [pid]
+        client.send("stop", {"checkpoint": False})
+        wait_for_end(client)

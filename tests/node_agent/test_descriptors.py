@@ -1,0 +1,70 @@
+"""With no file descriptor left an agent can't look at its trainers: that is no sign that they have died."""
+
+import errno
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from trainctl.node_agent import binding, keeper
+from trainctl.node_agent.host import TrainerHost
+from trainctl.node_agent.ports import LocalRank, Look
+from trainctl.node_agent.turnstile import Turnstile
+from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.paths import RunPaths
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> LocalRank:
+    """One whose trainer, this process, is seen once."""
+    paths = RunPaths(tmp_path)
+    known = {"pid": os.getpid(), "keeper_pid": 1, "start_time": keeper.start_time(os.getpid()), "started_at": 0.0}
+    keeper.write_record(paths.process(0), {**known, "boot_id": keeper.boot_id(), "command": ["x"]})
+    return LocalRank(TrainerHost(), _Link(), paths, "a", 0)  # type: ignore[arg-type]
+
+
+class _Link:
+    def held(self, run: str, rank: int) -> None:
+        return None
+
+
+def none_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+
+
+def test_a_trainer_that_cannot_be_looked_at_is_as_it_was(rank, monkeypatch):
+    assert rank.look() == Look(os.getpid())
+    with monkeypatch.context() as patch:
+        none_left(patch)
+        assert rank.look() == Look(os.getpid())
+        with pytest.raises(OSError, match="Too many open files"):
+            keeper.start_time(os.getpid())
+    assert keeper.start_time(2**22 + 1) is None
+
+
+async def test_none_is_started_beside_one_that_cannot_be_looked_at(rank, monkeypatch):
+    none_left(monkeypatch)
+    with pytest.raises(RefusedError, match="Too many open files"):
+        await rank.start_again()
+
+
+def test_as_many_files_may_be_open_as_the_system_allows(monkeypatch):
+    limits = [(256, resource.RLIM_INFINITY), (256, 4096), (70_000, 70_000)]
+    wanted = []
+    for limit in limits:
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: limit)
+        monkeypatch.setattr(resource, "setrlimit", lambda _, pair: wanted.append(pair))
+        binding.allow_open_files()
+    assert wanted == [(65_536, resource.RLIM_INFINITY), (4096, 4096)]
+
+
+def test_one_client_s_requests_are_limited_and_so_are_all():
+    turnstile = Turnstile(2, 3)
+    assert [turnstile.enter(b"a") for _ in range(3)] == [True, True, False]
+    assert [turnstile.enter(b"b") for _ in range(2)] == [True, False]
+    turnstile.leave(b"a")
+    assert turnstile.enter(b"b") and not turnstile.enter(b"c")

@@ -1,0 +1,257 @@
+"""Who may connect and say what: the roles, a dead authenticator, borrowed identities, the audit's bounds, networks."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import zmq
+import zmq.asyncio
+
+from trainctl.node_agent import premises
+from trainctl.node_agent.access import LIVE, REQUESTS, AccessList
+from trainctl.node_agent.audit import MOST_ENTRIES, Audit, Subject
+from trainctl.node_agent.door import Door
+from trainctl.node_agent.ledger import MAX_REFUSALS, AgentLedger
+from trainctl.node_agent.premises import Grounds
+from trainctl.protocol import examples, sockets
+from trainctl.protocol import messages as m
+from trainctl.protocol.cluster import Cluster, NodeEntry
+from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError
+from trainctl.protocol.keys import KeyFolder, KeyPair
+from trainctl.protocol.runfile import parse
+
+ANNA, BOB, MBP = (KeyPair.new(name) for name in ("anna", "bob", "mbp"))
+IDENTITIES = {ANNA: b"\0anna", BOB: b"\0bob1", MBP: b"\0mbp1"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> KeyFolder:
+    made = KeyFolder(tmp_path / "keys")
+    made.make("studio")
+    made.authorize("anna", ANNA.public, "operator")
+    made.authorize("bob", BOB.public, "viewer")
+    return made
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Any:
+    with AgentLedger(tmp_path / "agent.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def door(folder: KeyFolder, ledger: AgentLedger) -> Door:
+    nodes = {"studio": NodeEntry("tcp://127.0.0.1:1"), "mbp": NodeEntry("tcp://127.0.0.1:2", MBP.public)}
+    return Door(folder, Cluster(nodes=nodes), "studio", Audit(ledger))
+
+
+SPOKEN = [*examples.EXAMPLES["client to agent"].values(), *examples.EXAMPLES["lead to follower"].values()]
+
+
+def allowed(door: Door, pair: KeyPair, lead: str | None = "mbp") -> set[type]:
+    """The kinds of messages that a key may send."""
+    found = set()
+    for message in SPOKEN:
+        with contextlib.suppress(NotAuthorisedError):
+            spoken: Any = message
+            door.check(pair.public, door.rights(IDENTITIES[pair], pair.public), spoken, lead)
+            found.add(type(message))
+    return found
+
+
+def test_each_role_says_what_is_its_own(door: Door) -> None:
+    every = {type(message) for message in SPOKEN}
+    peers = {type(message) for message in examples.EXAMPLES["lead to follower"].values()}
+    assert allowed(door, ANNA) == every - peers
+    assert allowed(door, BOB) == every - peers - {m.Command, m.AuditRequest}
+    assert allowed(door, MBP) == peers | {m.LogRequest}
+
+
+def test_a_nodes_key_speaks_for_that_node_alone(door: Door) -> None:
+    assert allowed(door, MBP, lead="studio") == {m.LogRequest}
+    assert allowed(door, MBP, lead=None) == allowed(door, MBP)  # of no conversation: it is refused as that
+
+
+def test_the_role_is_looked_up_for_every_message(door: Door, folder: KeyFolder) -> None:
+    assert m.Command in allowed(door, ANNA)
+    folder.authorize("anna", ANNA.public, "viewer")
+    assert m.Command not in allowed(door, ANNA)
+    folder.revoke("anna")
+    assert allowed(door, ANNA) == set()
+    assert not door.may_hear(IDENTITIES[ANNA])
+    folder.revoke("mbp", MBP.public)  # the cluster file still names it
+    assert allowed(door, MBP) == set()
+    with pytest.raises(InvalidInputError, match="revoked"):
+        door.to_peer("mbp", "tcp://127.0.0.1:2")
+
+
+def test_a_list_that_cannot_be_read_lets_nobody_in(door: Door, folder: KeyFolder) -> None:
+    folder.authorized_path.write_text("[keys")
+    assert allowed(door, ANNA) == set()
+    assert not door.callback(REQUESTS, ANNA.public.encode())
+    assert "authorized.toml" in door.access.problem
+
+
+def test_an_identity_is_one_keys_and_not_chosen(door: Door) -> None:
+    door.rights(IDENTITIES[ANNA], ANNA.public)
+    for identity in (IDENTITIES[ANNA], b"anna", b"\0long-one"):
+        with pytest.raises(NotAuthorisedError, match="identity"):
+            door.rights(identity, BOB.public)
+    assert not door.may_hear(b"\0none")
+
+
+def test_the_author_is_the_keys_name_whoever_the_sender_says_it_is(door: Door) -> None:
+    rights = door.rights(IDENTITIES[ANNA], ANNA.public)
+    said = examples.EXAMPLES["client to agent"]["command"]
+    assert isinstance(said, m.Command)
+    signed = door.signed(rights, m.Command(rid="r", id=said.id, verb="pause", by="root"))
+    assert isinstance(signed, m.Command)
+    assert signed.by == "anna"
+
+
+def test_a_question_that_goes_wrong_is_answered_with_no(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert door.callback(REQUESTS, ANNA.public.encode())
+    assert not door.callback(LIVE, MBP.public.encode())  # agents don't subscribe
+    assert not door.callback(REQUESTS, b"\xff")
+    monkeypatch.setattr(AccessList, "lets_in", lambda *_: 1 / 0)
+    assert not door.callback(REQUESTS, ANNA.public.encode())
+
+
+def test_the_cluster_file_must_name_this_agents_own_key(folder: KeyFolder, ledger: AgentLedger) -> None:
+    other = Cluster(nodes={"studio": NodeEntry("tcp://127.0.0.1:1", MBP.public)})
+    with pytest.raises(InvalidInputError, match=r"nodes\.studio\.key"):
+        Door(folder, other, "studio", Audit(ledger))
+
+
+def test_the_audit_is_bounded_and_counts(ledger: AgentLedger) -> None:
+    audit = Audit(ledger)
+    for number in range(3 * MOST_ENTRIES):
+        audit.note(Subject("", str(number), "connect", "unknown"))
+    for _ in range(5):
+        audit.note(Subject("", "0", "connect", "unknown"))
+    audit.flush(force=True)
+    kept = ledger.refusals(500)
+    assert len(kept) == MOST_ENTRIES + 1
+    assert sum(one.count for one in kept) == 3 * MOST_ENTRIES + 5
+    assert next(one.count for one in kept if one.key == "0") == 6
+    ledger.keep_refusals([(number, 0, 0, 1, "", "", "", "", "") for number in range(1000, 1001 + MAX_REFUSALS)])
+    assert len(ledger.refusals(3 * MAX_REFUSALS)) == MAX_REFUSALS
+    assert Audit(ledger)._last_number == 1000 + MAX_REFUSALS  # numbers go on after a restart
+
+
+# ---------------------------------------------------------------- with sockets
+
+
+@contextlib.asynccontextmanager
+async def served(door: Door, *, alive: bool) -> AsyncIterator[tuple[Any, str]]:
+    """A socket behind a door, and its address; the door answers, or its authenticator has died."""
+    context = zmq.asyncio.Context()
+    door.open(context)
+    task = asyncio.create_task(door.serve())
+    socket = sockets.new_socket(context, zmq.ROUTER)
+    sockets.secure_server(socket, door.pair, REQUESTS)
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+    if not alive:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    try:
+        yield socket, f"tcp://127.0.0.1:{port}"
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        door.close()
+        context.destroy(linger=0)
+
+
+async def said(door: Door, pair: KeyPair, *, alive: bool = True) -> tuple[bytes, str] | None:
+    """Identity and key of a message as it arrives behind a door, None if none does."""
+    async with served(door, alive=alive) as (socket, address):
+        context = zmq.asyncio.Context()
+        try:
+            client = sockets.new_socket(context, zmq.DEALER)
+            sockets.secure_client(client, pair, door.pair.public)
+            client.connect(address)
+            sending = asyncio.ensure_future(client.send(b"hello"))
+            try:
+                async with asyncio.timeout(2.5):
+                    frames, key = await sockets.receive_from(socket)
+                    return frames[0], key
+            except TimeoutError:
+                return None
+            finally:
+                sending.cancel()
+        finally:
+            context.destroy(linger=0)
+
+
+def test_the_key_comes_with_each_message(door: Door) -> None:
+    arrived = asyncio.run(said(door, BOB))
+    assert arrived is not None
+    identity, key = arrived
+    assert key == BOB.public
+    assert door.rights(identity, key).name == "bob"
+
+
+def test_an_unknown_key_is_turned_away(door: Door, ledger: AgentLedger) -> None:
+    stranger = KeyPair.new("stranger")
+    assert asyncio.run(said(door, stranger)) is None
+    door._audit.flush(force=True)
+    assert [(one.key, one.what, one.address) for one in ledger.refusals(5)] == [
+        (stranger.public, "connect requests", "127.0.0.1")
+    ]
+
+
+def test_a_dead_authenticator_lets_nobody_in(door: Door) -> None:
+    assert asyncio.run(said(door, ANNA, alive=False)) is None
+
+
+def test_an_empty_domain_is_refused() -> None:
+    with pytest.raises(ValueError, match="domain"):
+        sockets.secure_server(None, ANNA, "")
+
+
+# ---------------------------------------------------------------- networks of gradients
+
+
+@pytest.fixture
+def interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a network card."""
+    lo, card = (
+        psutil.net_if_addrs()["lo"][0],
+        psutil.net_if_addrs()["lo"][0]._replace(address="10.0.0.7", netmask="255.255.255.0"),
+    )
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [lo], "eth7": [card]})
+
+
+@pytest.mark.parametrize(
+    ("name", "networks", "problem"),
+    [
+        ("eth7", (), r'eth7 \(10\.0\.0\.7\) of studio .* trusted_networks = \["10\.0\.0\.0/24"\]'),
+        ("eth7", ("10.0.1.0/24",), r"is in no trusted network"),
+        ("eth7", ("10.0.0.0/24",), ""),
+        ("lo", (), ""),
+        ("", ("10.0.0.0/24",), r"name the interface .* eth7 \(10\.0\.0\.7\)"),
+    ],
+)
+def test_gradients_off_loopback_need_a_trusted_network(
+    interface: None, name: str, networks: tuple[str, ...], problem: str
+) -> None:
+    config = parse(
+        {
+            "run": {"name": "r", "steps": 1}, "model": {"path": "/m"},
+            "data": {"path": "/d", "tokenizer": "bytes", "sequence_length": 8},
+            "batch": {"global": 2, "micro": 1}, "optimizer": {"learning_rate": 1e-3},
+            "nodes": {"studio": {"interface": name}, "mbp": {}},
+        },
+        "config",
+    )  # fmt: skip
+    grounds = Grounds("tcp://10.0.0.7:7474", Cluster(trusted_networks=networks))
+    if problem:
+        with pytest.raises(InvalidInputError, match=r"config: nodes\.studio\.interface: .*" + problem):
+            premises.check_network(config, "studio", "config", grounds)
+    else:
+        premises.check_network(config, "studio", "config", grounds)

@@ -1,0 +1,134 @@
+"""What an agent that is none, or is broken, says to clients and to a lead: mutated frames harm neither.
+
+TRAINCTL_FRAMES is how many: `make test` takes the default, `make soak` a million.
+"""
+
+import asyncio
+import contextlib
+import os
+
+import psutil
+import pytest
+import zmq
+import zmq.asyncio
+from tests.protocol.mutations import Mutator
+
+from trainctl.node_agent.peer_link import PeerLink
+from trainctl.protocol import client as c
+from trainctl.protocol import codec, examples, sockets
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import ProtocolError, RefusedError, VersionError
+
+FRAMES = int(os.environ.get("TRAINCTL_FRAMES", "2000"))
+BURST = 200
+"""Fewer than a socket keeps, so that none is lost."""
+ME = psutil.Process()
+
+
+@pytest.fixture
+def context():
+    made = zmq.asyncio.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+def bound(context, kind):
+    made = sockets.new_socket(context, kind)
+    return made, f"tcp://127.0.0.1:{made.bind_to_random_port('tcp://127.0.0.1')}"
+
+
+@pytest.mark.timeout(3600)
+async def test_a_client_outlives_mutated_replies(context):
+    server, address = bound(context, zmq.ROUTER)
+    mutator, before = Mutator("agent to client", 1), ME.memory_info().rss
+    async with c.Client(address, timeout_seconds=30) as client:
+        for _ in range(0, FRAMES, BURST):
+            while True:  # what comes while it asks, and is for nobody, is told in the answer's place
+                asked = asyncio.create_task(client.runs())
+                identity, frame = await server.recv_multipart()
+                rid = codec.decode_request(frame).rid
+                await server.send_multipart([identity, codec.encode(m.Runs(rid=rid, runs=()))])
+                with contextlib.suppress(ProtocolError, RefusedError):
+                    assert (await asked).runs == ()
+                    break
+            for made in mutator.frames(BURST):
+                await server.send_multipart([identity, made])
+    assert ME.memory_info().rss - before < 10e6
+
+
+@pytest.mark.timeout(3600)
+async def test_a_subscriber_outlives_mutated_messages(context):
+    server, address = bound(context, zmq.PUB)
+    mutator, before = Mutator("published by an agent", 1), ME.memory_info().rss
+    event, heard = examples.EXAMPLES["published by an agent"]["event"], 0
+    live = c._LiveQueue(context, address)
+    try:
+        for number in range(0, FRAMES, BURST):
+            for made in mutator.frames(BURST):
+                await server.send_multipart([b"event", made])
+            told = codec.encode(m.Event(**{**_fields(event), "seq": 10**9 + number}))
+            while True:
+                await server.send_multipart([b"event", told])
+                with contextlib.suppress(VersionError):
+                    message = await live.get(0.2)
+                    if message is not None and message.seq == 10**9 + number:
+                        break
+            heard += 1
+    finally:
+        await live.close()
+    assert heard == len(range(0, FRAMES, BURST))
+    assert ME.memory_info().rss - before < 10e6
+
+
+def _fields(message):
+    return {name: getattr(message, name) for name in message.__struct_fields__}
+
+
+class Lead:
+    """Who listens to the follower: it hears of what is right alone."""
+
+    def __init__(self):
+        self.welcomes = []
+
+    def hello(self, link):
+        return m.PeerHello(link=link, lead="a", address="tcp://127.0.0.1:9", generation=None)
+
+    async def welcomed(self, node, welcome):
+        self.welcomes.append(welcome)
+
+    async def superseded(self, refusal):
+        """Nobody's run is conducted here."""
+
+    def in_touch(self, node, why):
+        """It is read from the link."""
+
+    def read(self, reading):
+        """Its machine is of no interest here."""
+
+
+@pytest.mark.timeout(3600)
+async def test_a_lead_begins_anew_with_a_follower_that_talks_nonsense(context):
+    server, address = bound(context, zmq.ROUTER)
+    mutator, lead, greeted = Mutator("follower to lead", 1), Lead(), 0
+    link = PeerLink(context, "b", address, lead)
+    serving = asyncio.create_task(link.serve())
+    try:
+        async with asyncio.timeout(60):
+            while not lead.welcomes:
+                identity, frame = await server.recv_multipart()
+                message = codec.decode_to_peer(frame)
+                if not isinstance(message, m.PeerHello):
+                    continue
+                greeted += 1
+                with contextlib.suppress(zmq.ZMQError):  # it hangs up at the first that is none of the protocol
+                    for made in mutator.frames(BURST if greeted < 3 else 0):
+                        await server.send_multipart([identity, made])
+                    if greeted >= 3:
+                        welcome = m.PeerWelcome(
+                            link=message.link, node="b", boot="x", live_address="tcp://127.0.0.1:1", version="0"
+                        )
+                        await server.send_multipart([identity, codec.encode(welcome)])
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+    assert (link.line.welcome.node, greeted) == ("b", 3)

@@ -1,0 +1,206 @@
+"""A machine's keys: files that nobody else can read at any moment, names and roles, and which keys a client uses."""
+
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from trainctl.protocol import cluster, handshake, keyring, keys, sockets
+from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError
+from trainctl.protocol.keyring import Credentials, Keyring
+from trainctl.protocol.keys import KeyFolder, KeyPair
+
+STUDIO, MBP = KeyPair.new("studio"), KeyPair.new("mbp")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeyFolder:
+    monkeypatch.delenv("TRAINCTL_SERVER_KEY", raising=False)
+    monkeypatch.setenv("TRAINCTL_CLUSTER", str(tmp_path / "no-cluster.toml"))
+    return KeyFolder(tmp_path / "keys")
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def test_files_are_their_owners_alone_from_the_first_byte(
+    folder: KeyFolder, no_umask: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, int] = {}
+    dump = keys.tomli_w.dump
+
+    def watched(tables: dict[str, Any], file: Any) -> None:
+        seen[file.name if isinstance(file.name, str) else str(file.name)] = stat.S_IMODE(
+            os.fstat(file.fileno()).st_mode
+        )
+        dump(tables, file)
+
+    monkeypatch.setattr(keys.tomli_w, "dump", watched)
+    assert folder.make("studio") == ("agent", "user")
+    assert set(seen.values()) == {0o600}
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    made = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.path.iterdir()}
+    assert made == dict.fromkeys(("agent.toml", "user.toml", "authorized.toml", ".lock"), 0o600)
+    assert folder.make("studio") == ()  # what is there stays
+
+
+def test_the_own_user_is_let_in_and_listed(folder: KeyFolder) -> None:
+    folder.make("studio")
+    found = folder.authorized().find(folder.user().public)
+    assert found is not None
+    assert (found[0], found[1].role) == (folder.user().name, "operator")
+    assert folder.user().secret not in repr(folder.user())
+
+
+def test_a_secret_that_others_can_read_is_refused(folder: KeyFolder) -> None:
+    folder.make("studio")
+    (folder.path / "agent.toml").chmod(0o644)
+    with pytest.raises(InvalidInputError, match="chmod 600"):
+        folder.agent()
+
+
+def test_a_revoked_key_is_no_ones_until_it_is_let_in_again(folder: KeyFolder) -> None:
+    folder.authorize("anna", STUDIO.public, "viewer")
+    folder.authorize("anna", STUDIO.public, "operator")
+    assert folder.revoke("anna") == STUDIO.public
+    table = folder.authorized()
+    assert table.find(STUDIO.public) is None
+    assert table.is_revoked(STUDIO.public)
+    folder.revoke("mbp", MBP.public)  # one that only the cluster file names
+    assert folder.authorized().is_revoked(MBP.public)
+    folder.authorize("anna", STUDIO.public, "viewer")
+    assert folder.authorized().find(STUDIO.public) is not None
+    assert not folder.authorized().is_revoked(STUDIO.public)
+
+
+@pytest.mark.parametrize(
+    ("name", "public", "role", "words"),
+    [
+        ("", STUDIO.public, "viewer", "no name"),
+        ("anna\n", STUDIO.public, "viewer", "no name"),
+        ("anna", "short", "viewer", "no key"),
+        ("anna", f"{STUDIO.public}\n", "viewer", "no key"),
+        ("anna", STUDIO.public, "root", "viewer, operator, node"),
+    ],
+)
+def test_what_is_no_name_key_or_role_changes_nothing(
+    folder: KeyFolder, name: str, public: str, role: Any, words: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        folder.authorize(name, public, role)
+    assert not folder.authorized_path.exists()
+
+
+def test_one_key_has_one_name(folder: KeyFolder) -> None:
+    folder.authorize("anna", STUDIO.public, "viewer")
+    with pytest.raises(InvalidInputError, match="anna"):
+        folder.authorize("bob", STUDIO.public, "operator")
+    with pytest.raises(InvalidInputError, match="there are anna"):
+        folder.revoke("bob")
+
+
+def test_writers_at_once_lose_nothing(folder: KeyFolder) -> None:
+    pairs = [KeyPair.new(f"k{number}") for number in range(8)]
+    threads = [
+        threading.Thread(target=folder.authorize, args=(pair.name, pair.public, "viewer")) for pair in pairs
+    ]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert set(folder.authorized().keys) == {pair.name for pair in pairs}
+
+
+# ---------------------------------------------------------------- which keys a client uses
+
+
+def test_a_client_knows_agents_by_the_cluster_file_then_by_what_it_is_given(folder: KeyFolder) -> None:
+    folder.make("here")
+    nodes = cluster.Cluster(nodes={"studio": cluster.NodeEntry("tcp://127.0.0.1:7001", STUDIO.public)})
+    plain, given = Keyring(folder, nodes), Keyring(folder, nodes, MBP.public)
+    assert plain.credentials("tcp://127.0.0.1:7001") == Credentials(folder.user(), STUDIO.public)
+    assert plain.credentials("tcp://127.0.0.1:7002") is None
+    assert given.credentials("tcp://10.9.8.7:7001") == Credentials(folder.user(), MBP.public)
+    given.learn("tcp://10.9.8.8:7001", STUDIO.public)
+    assert given.credentials("tcp://10.9.8.8:7001") == Credentials(folder.user(), STUDIO.public)
+    with pytest.raises(InvalidInputError, match="--server-key"):
+        plain.credentials("tcp://10.9.8.7:7001")
+
+
+def test_this_machines_own_agent_is_known(folder: KeyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.make("here")
+    monkeypatch.setattr(keyring, "is_own", lambda host: host == "10.9.8.7")
+    found = Keyring(folder, cluster.Cluster()).credentials("tcp://10.9.8.7:7474")
+    assert found == Credentials(folder.user(), folder.agent().public)
+
+
+def test_a_key_that_was_learned_as_none_stays_off_loopback_refused(folder: KeyFolder) -> None:
+    ring = Keyring(folder, cluster.Cluster(), MBP.public)
+    ring.learn("tcp://10.9.8.7:1", None)
+    with pytest.raises(InvalidInputError):
+        ring.credentials("tcp://10.9.8.7:1")
+
+
+def test_off_loopback_one_address_is_listened_on_and_only_with_keys() -> None:
+    sockets.check_bind("tcp://10.0.0.5:7474", keys=True)
+    for everywhere in ("tcp://0.0.0.0:7474", "tcp://*:7474", "tcp://[::]:7474"):
+        with pytest.raises(InvalidInputError, match="one address"):
+            sockets.check_bind(everywhere, keys=True)
+    with pytest.raises(InvalidInputError, match="trainctl keys new; trainctl keys authorize"):
+        sockets.check_bind("tcp://10.0.0.5:7474")
+
+
+# ---------------------------------------------------------------- cluster files
+
+
+def test_nodes_of_cluster_d_are_in_the_cluster_and_trust_is_by_network(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(
+        f"trusted_networks = ['10.0.0.0/24']\n[nodes.a]\naddress = 'tcp://10.0.0.1:1'\nkey = '{STUDIO.public}'\n"
+    )
+    (tmp_path / "cluster.d").mkdir()
+    added = tmp_path / "cluster.d" / "b.toml"
+    added.write_text(f"[nodes.b]\naddress = 'tcp://10.0.0.2:1'\nkey = '{MBP.public}'\n")
+    found = cluster.read(path)
+    assert list(found.nodes) == ["a", "b"]
+    assert found.nodes_of(MBP.public) == {"b"}
+    assert [found.trusts(at) for at in ("10.0.0.9", "10.0.1.9", "127.0.0.1")] == [True, False, True]
+    added.write_text("[nodes.a]\naddress = 'tcp://10.0.0.2:1'\n")
+    with pytest.raises(InvalidInputError, match=r"b\.toml: nodes\.a"):
+        cluster.read(path)
+    path.write_text("trusted_networks = ['10.0.0.1/24']\n")
+    added.unlink()
+    with pytest.raises(InvalidInputError, match="trusted_networks"):
+        cluster.read(path)
+
+
+# ---------------------------------------------------------------- what a handshake says
+
+
+@pytest.mark.parametrize("with_keys", [True, False])
+def test_a_handshake_is_judged_once_it_is_certain(with_keys: bool) -> None:
+    own = Credentials(STUDIO, MBP.public) if with_keys else None
+    judged = handshake.Handshakes("tcp://h:1", own)
+    assert judged.take(zmq.EVENT_CONNECTED, 0, 1.0) is None
+    assert judged.take(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 32, 1.1) is None
+    broken_off = judged.take(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 32, 1.4)
+    assert isinstance(broken_off, NotAuthorisedError) == with_keys  # a forwarded port to nowhere does that too
+    mismatch = judged.take(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, handshake.MECHANISM_MISMATCH, 1.5)
+    assert isinstance(mismatch, NotAuthorisedError)
+    assert ("uses no keys" if with_keys else "wants keys") in str(mismatch)
+
+
+def test_an_agent_that_hangs_is_not_taken_for_one_that_refuses() -> None:
+    judged = handshake.Handshakes("tcp://h:1", Credentials(STUDIO, MBP.public))
+    for at in (0.0, 3.0, 6.0):
+        judged.take(zmq.EVENT_CONNECTED, 0, at)
+        assert judged.take(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 11, at + 2.0) is None

@@ -1,0 +1,54 @@
+"""Mutated frames in every conversation: read, or refused in one line, in bounded time and memory.
+
+TRAINCTL_FRAMES says how many in each: `make test` takes the default, `make soak` a million.
+"""
+
+import os
+import tracemalloc
+
+import pytest
+from tests.protocol.mutations import Mutator
+
+from trainctl.protocol import codec, examples
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import ProtocolError
+
+FRAMES = int(os.environ.get("TRAINCTL_FRAMES", "2500"))
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("talk", examples.DECODERS)
+def test_a_mutated_frame_is_read_or_refused_in_a_line(talk: str) -> None:
+    decode, read = examples.DECODERS[talk], 0
+    for number, frame in enumerate(Mutator(talk, 1).frames(FRAMES)):
+        try:
+            message = decode(frame)
+        except ProtocolError as error:
+            assert str(error) and "\n" not in str(error), (number, frame)
+        else:
+            read += isinstance(message, m.Message)
+        assert len(codec.peek_rid(frame)) <= 64
+    assert 0 < read < FRAMES / 2, "what is mutated is neither all the same nor all noise"
+
+
+def test_refusals_leave_nothing_in_memory() -> None:
+    frames = list(Mutator("client to agent", 2).frames(500))
+
+    def refuse() -> None:
+        for frame in frames:
+            try:
+                codec.decode_control(frame)
+            except ProtocolError:
+                continue
+
+    refuse()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(4):
+            refuse()
+        after, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 100_000
+    assert peak - before < 2_000_000

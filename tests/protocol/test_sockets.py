@@ -1,0 +1,117 @@
+"""Each trap that ZeroMQ and msgpack set, and the option or check that keeps this program out of it.
+
+Elsewhere: a publisher's high-water mark, frames over the limit, idle connections and hang-ups in
+tests/integration/test_floods.py; limits of what is decoded in test_codec.py; long multipart messages in test_places.py.
+"""
+
+import ast
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgpack
+import msgspec
+import pytest
+import zmq
+from tests.integration import rawzmtp
+from zmq.utils.monitor import recv_monitor_message
+
+from trainctl.protocol import codec, examples, sockets
+from trainctl.protocol.errors import ProtocolError
+
+ROOMS = [Path(__file__).parents[2] / room / "trainctl" for room in ("protocol", "trainer", "node_agent", "tui")]
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    made = zmq.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+@pytest.mark.parametrize("kind", [zmq.ROUTER, zmq.PUB, zmq.DEALER, zmq.SUB])
+def test_options_of_all(context, kind) -> None:
+    made = sockets.new_socket(context, kind)
+    options = {
+        zmq.LINGER: 0, zmq.HANDSHAKE_IVL: 2000, zmq.RECONNECT_IVL: 200, zmq.RECONNECT_IVL_MAX: 5000,
+        zmq.CONNECT_TIMEOUT: 3000, zmq.IDENTITY: b"",
+    }  # fmt: skip
+    listening = {zmq.HEARTBEAT_IVL: 0, zmq.TCP_KEEPALIVE: 1}
+    connecting = {zmq.HEARTBEAT_IVL: 1000, zmq.HEARTBEAT_TIMEOUT: 3000, zmq.HEARTBEAT_TTL: 3000}
+    options |= listening if kind in (zmq.ROUTER, zmq.PUB) else connecting
+    assert {name: made.getsockopt(name) for name in options} == options
+    assert made.getsockopt(zmq.SNDHWM) > 0 and made.getsockopt(zmq.RCVHWM) > 0, "0 is no limit"
+    assert 0 < made.getsockopt(zmq.MAXMSGSIZE) <= codec.FRAME_BYTES
+
+
+def test_a_server_that_hangs_is_noticed_by_its_clients(context) -> None:
+    """Its system answers for it; what it says itself does not come."""
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as stack:
+        client = sockets.new_socket(context, zmq.DEALER)
+        events = client.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+
+        def shake_hands() -> None:
+            made, _ = server.accept()
+            stack.push(made)
+            made.sendall(rawzmtp.greeting() + rawzmtp.ready(b"ROUTER"))
+
+        greeter = threading.Thread(target=shake_hands)
+        greeter.start()
+        client.connect(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        greeter.join(10)
+        seen = []
+        while zmq.EVENT_DISCONNECTED not in seen:
+            assert events.poll(20_000), seen
+            seen.append(recv_monitor_message(events)["event"])
+        client.disable_monitor()
+    assert seen == [zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED]
+
+
+def test_what_is_said_to_nobody_is_not_kept_for_whoever_comes(context) -> None:
+    """A command that nobody took would else be delivered, stale, to an agent that is started later."""
+    client = sockets.new_socket(context, zmq.DEALER)
+    client.connect("tcp://127.0.0.1:1")
+    with pytest.raises(zmq.Again):
+        client.send(b"command", zmq.DONTWAIT)
+
+
+def test_a_reply_to_one_who_is_gone_is_an_error(context) -> None:
+    with pytest.raises(zmq.ZMQError, match="Host unreachable"):
+        sockets.new_socket(context, zmq.ROUTER).send_multipart([b"nobody", b"reply"], zmq.DONTWAIT)
+
+
+def test_nobody_takes_over_the_replies_to_another(context) -> None:
+    """By coming with the same identity."""
+    server = sockets.new_socket(context, zmq.ROUTER)
+    address = f"tcp://127.0.0.1:{server.bind_to_random_port('tcp://127.0.0.1')}"
+    first, second = (sockets.new_socket(context, zmq.DEALER) for _ in range(2))
+    for one, said in ((first, b"first"), (second, b"second")):
+        one.setsockopt(zmq.IDENTITY, b"the same")
+        one.connect(address)
+        assert one.poll(5000, zmq.POLLOUT)
+        one.send(said)
+    assert server.poll(5000)
+    assert server.recv_multipart() == [b"the same", b"first"]
+    server.send_multipart([b"the same", b"reply"])
+    assert first.poll(5000) and first.recv() == b"reply"
+    assert not server.poll(200) and not second.poll(0)
+
+
+def test_bytes_are_capped_in_what_agents_say_too() -> None:
+    message = msgspec.to_builtins(examples.EXAMPLES["agent to client"]["runs"])
+    with pytest.raises(ProtocolError, match="within limits"):
+        codec.decode_reply(msgpack.packb({**message, "added": b"x" * 65_537}))
+
+
+def test_nothing_is_unpickled() -> None:
+    """In no room: neither by its name, nor by torch.load of more than weights."""
+    for file in [file for room in ROOMS for file in room.rglob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.split(".")[0] for name in names} & {"pickle", "marshal", "shelve", "dill"}, file
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
+                of_torch = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"
+                assert not of_torch or "weights_only" in {word.arg for word in node.keywords}, file
