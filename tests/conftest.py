@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.lacking import lacks
 
 ROOT = Path(__file__).parents[1]
 MARK = "TRAINCTL_TEST_SESSION"
@@ -30,16 +30,17 @@ LONG = ("test_faults", "test_soak", "test_promotion", "test_hangs", "test_quorum
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not has_nodejs():
-        without = [item for item in items if item.get_closest_marker("nodejs") is not None]
+    without = [item for item in items if any(lacks(what) for what in needed(item))]
+    if without:
+        config.stash[_lacking] = {what for item in without for what in needed(item) if lacks(what)}
         items[:] = [item for item in items if item not in without]
         config.hook.pytest_deselected(items=without)
     items.sort(key=lambda item: item.path.stem not in LONG)
 
 
-def has_nodejs() -> bool:
-    """Whether Node.js is here, and what its example needs: `make test` fetches it where there is npm."""
-    return shutil.which("node") is not None and (ROOT / "examples" / "nodejs" / "node_modules" / "zeromq").is_dir()
+def needed(item: pytest.Item) -> set[str]:
+    """What a test needs of the machine, as its marks `needs` say."""
+    return {what for mark in item.iter_markers("needs") for what in mark.args}
 
 
 def our_processes(but: set[int]) -> dict[int, str]:
@@ -89,6 +90,8 @@ def _is_pool(name: str) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for what in sorted(config.stash.get(_lacking, set())):
+        terminalreporter.write_line(f"without {what}: the tests that need it were left out", yellow=True)
     skipped = terminalreporter.stats.get("skipped", [])
     if config.getoption("--fail-on-skip") and skipped:
         terminalreporter.write_line(f"{len(skipped)} skipped, and --fail-on-skip was given", red=True)
@@ -100,4 +103,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+_lacking: pytest.StashKey[set[str]] = pytest.StashKey()
 _before: pytest.StashKey[tuple[set[int], set[int]]] = pytest.StashKey()

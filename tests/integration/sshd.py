@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 
 from tests.conftest import MARK
-
-SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+from tests.lacking import sshd
 
 
 class LoopbackSshd:
@@ -23,7 +22,8 @@ class LoopbackSshd:
         self.log = folder / "sshd.log"
 
     def __enter__(self) -> "LoopbackSshd":
-        assert SSHD, "openssh-server is needed"
+        program = sshd()
+        assert program is not None
         self.home.mkdir(parents=True)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -37,7 +37,7 @@ class LoopbackSshd:
         self._write(port)
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd wants it of root
-        command = [SSHD, "-D", "-f", str(self._folder / "sshd_config"), "-E", str(self.log)]
+        command = [program, "-D", "-f", str(self._folder / "sshd_config"), "-E", str(self.log)]
         self._process = subprocess.Popen(command)
         self._await(port)
         return self

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux: the terminal of these tests")
+needs_tmux = pytest.mark.needs("tmux")
 TRAINCTL = shlex.join([sys.executable, "-m", "trainctl.tui.cli"])
 
 

@@ -4,7 +4,7 @@ import io
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from tests.conftest import SHARED_PIDS
@@ -16,6 +16,8 @@ from trainctl.protocol import cluster, keys
 from trainctl.protocol.blocking import BlockingClient
 from trainctl.protocol.keyring import Keyring
 from trainctl.tui.joining import there, wheel
+
+pytestmark = pytest.mark.needs("sshd")
 
 
 class Pair:
@@ -65,15 +67,29 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
                 process.wait(20)
 
 
+class Calls(NamedTuple):
+    """What the first and the second call say, and whether the second left the agent that the first started."""
+
+    first: dict[str, Any]
+    second: dict[str, Any]
+    same_agent: bool
+
+
 @pytest.fixture(scope="module")
-def first(pair: Pair) -> dict[str, Any]:
-    """What the first call says."""
-    found = call_json(*pair.words(), **pair.env)
+def calls(pair: Pair) -> Calls:
+    """One after the other, before any test has one fail."""
+    first = call_json(*pair.words(), **pair.env)
     note = pair.sshd.home / "state" / "trainctl" / "away" / "detached.toml"
-    process = there.running(note)
+    process, before = there.running(note), note.read_bytes()
     assert process is not None, "it was started by itself"
     SHARED_PIDS.add(process.pid)
-    return found
+    second = call_json(*pair.words(), **pair.env)
+    return Calls(first, second, note.read_bytes() == before and process.is_running())
+
+
+@pytest.fixture
+def first(calls: Calls) -> dict[str, Any]:
+    return calls.first
 
 
 def test_a_machine_with_python_alone_becomes_a_node_that_answers(pair: Pair, first: dict[str, Any]) -> None:
@@ -103,12 +119,9 @@ def test_keys_are_paired_both_ways_and_the_person_s_file_is_left(pair: Pair, fir
     assert secret == [], "a secret never leaves its machine"
 
 
-def test_a_second_call_finds_all_of_it_done(pair: Pair, first: dict[str, Any]) -> None:
-    note = pair.sshd.home / "state/trainctl/away/detached.toml"
-    before, process = note.read_bytes(), there.running(note)
-    found = call_json(*pair.words(), **pair.env)
-    assert [step["changed"] for step in found["steps"]] == [False] * 7, found["steps"]
-    assert note.read_bytes() == before and process is not None and process.is_running()
+def test_a_second_call_finds_all_of_it_done(calls: Calls) -> None:
+    assert [step["changed"] for step in calls.second["steps"]] == [False] * 7, calls.second["steps"]
+    assert calls.same_agent
 
 
 def test_each_failure_names_its_step_and_leaves_nothing_here(pair: Pair, first: dict[str, Any], tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from tests.integration.clusters import FOREVER, Cluster, on
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
 
 from trainctl.protocol import checkpoints
+from trainctl.protocol.blocking import BlockingClient
 from trainctl.protocol.reader import RecordReader
 
 
@@ -16,13 +17,12 @@ def newest_step(cluster: Cluster, node: str, run: str) -> int:
 
 
 def resumed(cluster: Cluster, run: str, at: int) -> None:
-    """Take the run up again through its lead; it must go on from step `at` with nothing retracted before it."""
+    """Take the run up again through its lead; it must go on from step `at` with nothing retracted before it. It is left
+    running."""
     with cluster.client("alpha") as client:
         again = client.send("start-run", {"resume": run}, timeout_seconds=120)
         assert (again.state, again.step) == ("applied", at + 1), again
         wait_for_step(client, at + 3)
-        client.send("stop", {"checkpoint": False})
-        wait_for_end(client)
         assert [step.step for step in all_steps(client, run)][: at + 3] == list(range(1, at + 4))
     with RecordReader(cluster.run_paths("alpha", run)) as reader:
         (kept,), _ = reader.steps(at - 1, 1)
@@ -37,6 +37,7 @@ def test_the_lead_has_no_rank_and_the_checkpoint_is_on_the_node_that_has(cluster
         at = wait_for_end(client).step
     assert (newest_step(cluster, "alpha", run), newest_step(cluster, "beta", run)) == (0, at)
     resumed(cluster, run, at)
+    stop(cluster, checkpoint=False)
     shutil.rmtree(cluster.run_paths("beta", run).checkpoints / f"step-{at}")
     until(lambda: not any(cluster.trainers().values()), 20, "the trainers' end")
     with cluster.client("alpha") as client:
@@ -45,24 +46,44 @@ def test_the_lead_has_no_rank_and_the_checkpoint_is_on_the_node_that_has(cluster
     assert "beta" in refused.reason and f"step-{at}" in refused.reason
 
 
-@pytest.mark.parametrize("steps_between", [0, 3])
-def test_the_lead_s_node_was_drained_and_the_newest_checkpoint_is_elsewhere(cluster, run_config, steps_between):
-    """Drained some steps after its own checkpoint, or at the very step after it: its state is the one to go on from
-    only if none is newer."""
+@pytest.mark.timeout(240)
+def test_the_lead_s_node_was_drained_and_the_newest_checkpoint_is_elsewhere(cluster, run_config):
+    """Drained some steps after its own checkpoint, and then at the very step after it: its state is the one to go on
+    from only if none is newer."""
     config = run_config(run__steps=FOREVER, batch__global=8, nodes=on("alpha", "beta"))
     with cluster.client("alpha") as client:
         run = client.send("start-run", {"config": config}, timeout_seconds=120).run
         wait_for_step(client, 3)
-        client.send("pause", {})
-        own = client.send("checkpoint", {}).step
-        if steps_between:
-            client.send("resume", {})
-            wait_for_step(client, own + steps_between)
+        own = paused_with_checkpoint(client)
+        client.send("resume", {})
+        wait_for_step(client, own + 3)
         client.send("drain", {}, node="alpha")
-        if not steps_between:
-            client.send("resume", {})
-        wait_for_step(client, own + steps_between + 3)
-        client.send("stop", {"checkpoint": bool(steps_between)})
-        at = wait_for_end(client).step
+        wait_for_step(client, own + 6)
+    at = stop(cluster, checkpoint=True)
     assert newest_step(cluster, "alpha", run) == own
-    resumed(cluster, run, at if steps_between else own)
+    resumed(cluster, run, at)
+    with cluster.client("alpha") as client:
+        assert client.send("admit", {}, node="alpha", timeout_seconds=120).state == "applied", "it is still drained"
+        own = paused_with_checkpoint(client)
+        client.send("drain", {}, node="alpha")
+        client.send("resume", {})
+        wait_for_step(client, own + 3)
+    stop(cluster, checkpoint=False)
+    assert newest_step(cluster, "alpha", run) == own
+    resumed(cluster, run, own)
+    stop(cluster, checkpoint=False)
+
+
+def paused_with_checkpoint(client: BlockingClient) -> int:
+    """The step that the run stands at, with a checkpoint of it."""
+    client.send("pause", {})
+    step = client.send("checkpoint", {}).step
+    assert step is not None
+    return step
+
+
+def stop(cluster: Cluster, *, checkpoint: bool) -> int:
+    """The last step of the run, which alpha conducts."""
+    with cluster.client("alpha") as client:
+        client.send("stop", {"checkpoint": checkpoint})
+        return wait_for_end(client).step

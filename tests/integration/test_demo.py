@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.conftest import ROOT, has_nodejs
+from tests.conftest import ROOT
+from tests.lacking import lacks
 from tests.tui.cli_calls import COMMAND, assert_none_left, end_all, started
 
 from trainctl.protocol import cluster
@@ -39,7 +40,7 @@ class Shown:
             said = [next(line for line in iter(process.stderr.readline, "") if "step 2 " in line)]
             (self.cluster,) = folder.glob("demo-*/cluster.toml")
             address = next(iter(cluster.read(self.cluster).nodes.values())).address
-            self.steered = self._steer(address) if has_nodejs() else None
+            self.steered = self._steer(address) if not lacks("nodejs") else None
             self.out, err = process.communicate(timeout=170)
         self.err, self.status = "".join([*said, err]), process.returncode
 
@@ -80,7 +81,7 @@ def test_the_headless_demo_trains_one_model_on_torch_and_mlx_and_prints_one_obje
     assert "Traceback" not in shown.err
 
 
-@pytest.mark.nodejs
+@pytest.mark.needs("nodejs")
 def test_the_nodejs_example_steers_the_live_demo(shown):
     steered = shown.steered
     assert (steered.returncode, steered.stderr) == (0, "")

@@ -8,6 +8,7 @@ has the machine for itself, holds them to their limits.
 import contextlib
 import json
 import os
+import random
 import resource
 import select
 import signal
@@ -18,15 +19,21 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from tests.conftest import SHARED_PIDS
 from tests.integration import rawzmtp
+from tests.integration.clusters import free_addresses
 from tests.integration.conftest import AgentProcess, until
 from tests.node_agent.processes import ENVIRONMENT, python
 
+from trainctl.protocol import cluster
 from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.keyring import Keyring
+from trainctl.protocol.keys import KeyFolder
 from trainctl.protocol.paths import runtime_directory
 
 FRAMES = int(os.environ.get("TRAINCTL_FRAMES", "2500"))
@@ -35,6 +42,7 @@ IS_SOAK = "TRAINCTL_FRAMES" in os.environ
 SUBSCRIPTIONS = 20_000
 """At most so many frames go to the live socket: libzmq keeps every topic a subscriber names while it is connected."""
 DESCRIPTORS, IDLE = 256, 600
+HANDSHAKES = min(20_000, max(300, FRAMES // 10))
 HUGE = 300_000_000
 SOCKETS = {
     "requests": ("DEALER", "client to agent"), "peers": ("DEALER", "lead to follower"),
@@ -66,6 +74,38 @@ class Narrow(AgentProcess):
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Narrow]:
     agent = Narrow(tmp_path_factory.mktemp("narrow") / "state")
     agent.start()
+    assert agent.process is not None
+    SHARED_PIDS.add(agent.process.pid)
+    with agent.client(timeout_seconds=20) as client:
+        for _ in range(100):
+            client.snapshot(0)
+    yield agent.narrow()
+    agent.clean_up()
+
+
+class Keyed(Narrow):
+    """One that serves who has a key alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self._keys = KeyFolder(folder / "keys")
+        self._keys.make("box")
+        (address,) = free_addresses(1)
+        file = folder / "cluster.toml"
+        file.write_text(f'[nodes.box]\naddress = "{address}"\nkey = "{self._keys.agent().public}"\n')
+        super().__init__(folder / "state", "box", file)
+        self._ring = Keyring(self._keys, cluster.read(file))
+
+    def client(self, **options: Any) -> BlockingClient:
+        return super().client(keys=self._ring, **options)
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Narrow]:
+    folder = tmp_path_factory.mktemp("keyed")
+    agent = Keyed(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINCTL_KEYS", str(folder / "keys"))
+        agent.start()
     assert agent.process is not None
     SHARED_PIDS.add(agent.process.pid)
     with agent.client(timeout_seconds=20) as client:
@@ -135,8 +175,9 @@ def test_a_huge_frame(narrow: Narrow, name: str, flags: int) -> None:
     narrow.check()
 
 
-def test_idle_connections_at_the_limit_of_descriptors(narrow: Narrow) -> None:
-    idle = []
+@pytest.mark.parametrize("kind", ["narrow", "keyed"])
+def test_idle_connections_at_the_limit_of_descriptors(kind: str, request: pytest.FixtureRequest) -> None:
+    idle, narrow = [], request.getfixturevalue(kind)
     with narrow.client(timeout_seconds=30) as old, contextlib.ExitStack() as stack:
         answers(old)
         where = narrow.address.removeprefix("tcp://").rsplit(":", 1)
@@ -151,9 +192,30 @@ def test_idle_connections_at_the_limit_of_descriptors(narrow: Narrow) -> None:
             answers(new)
         served = time.monotonic() - began
         assert answers(old) < 20, "who was there before is served all the while"
-        print(f"\n{IDLE} idle connections at {DESCRIPTORS} descriptors: a client was served in {served:.2f} s")
+        print(f"\n{kind}: {IDLE} idle connections, {DESCRIPTORS} descriptors: a client was served in {served:.2f} s")
         narrow.check()
     assert served < (3 if IS_SOAK else 15)
+
+
+def test_nonsense_in_the_place_of_a_handshake_with_keys(keyed: Narrow) -> None:
+    chance, before, said = random.Random(3), keyed.megabytes, 0
+    with keyed.client(timeout_seconds=30) as client:
+        for number in range(HANDSHAKES):
+            with (
+                contextlib.suppress(OSError),
+                rawzmtp.connect(keyed.socket("live" if number % 3 == 0 else "requests")) as made,
+            ):
+                made.sendall(rawzmtp.greeting(chance.choice((b"CURVE", b"CURVE", b"NULL", b"PLAIN", b"\xff" * 20))))
+                name = chance.choice((b"HELLO", b"INITIATE", b"READY", b"MESSAGE", b"ERROR", b"\xff"))
+                body = bytes([len(name)]) + name + chance.randbytes(chance.choice((0, 9, 194, 194, 250, 400)))
+                made.sendall(rawzmtp.header(len(body), flags=chance.choice((0, rawzmtp.COMMAND))) + body)
+                said += 1
+            if number % 50 == 0:
+                answers(client)
+        answers(client)
+    assert said > HANDSHAKES / 2
+    assert keyed.megabytes - before < 10
+    keyed.check()
 
 
 def test_who_floods_and_hangs_up_harms_nobody(narrow: Narrow) -> None:

@@ -31,7 +31,7 @@ NODE_STEER = ("node", str(EXAMPLES / "nodejs" / "steer.mjs"))
 PYTHON_STEER = (sys.executable, str(EXAMPLES / "python" / "steer.py"))
 STEERS = [
     pytest.param(PYTHON_STEER, id="python"),
-    pytest.param((*NODE_STEER, "--answer", "30", "--own-agent"), id="nodejs", marks=pytest.mark.nodejs),
+    pytest.param((*NODE_STEER, "--answer", "30", "--own-agent"), id="nodejs", marks=pytest.mark.needs("nodejs")),
 ]
 
 
@@ -146,7 +146,7 @@ def test_a_refusal_is_its_reason_and_exit_code_3_and_wrong_words_are_2(studio: S
     assert studio.shares() == before
 
 
-@pytest.mark.nodejs
+@pytest.mark.needs("nodejs")
 @pytest.mark.parametrize(
     ("case", "words", "says"),
     [
@@ -171,7 +171,7 @@ def test_the_nodejs_example_without_the_right_keys_is_told_so_and_ends_with_6(
     assert says in done.stderr
 
 
-@pytest.mark.nodejs
+@pytest.mark.needs("nodejs")
 def test_the_nodejs_client_asks_again_under_the_same_id_when_its_command_or_the_reply_is_lost() -> None:
     lost = 2
 

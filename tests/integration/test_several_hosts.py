@@ -18,6 +18,7 @@ from tests.integration.terminals import Terminal
 
 from trainctl.protocol import messages as m
 
+pytestmark = [pytest.mark.needs("namespaces"), pytest.mark.needs("tmux")]
 MLX = {"backend": "mlx", "device": "cpu", "threads": 1}
 SHARES = {"alpha": 5, "beta": 5, "gamma": 2}
 PROGRAM_SECONDS = 3.0

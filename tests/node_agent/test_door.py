@@ -45,7 +45,10 @@ def ledger(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def door(folder: KeyFolder, ledger: AgentLedger) -> Door:
-    nodes = {"studio": NodeEntry("tcp://127.0.0.1:1"), "mbp": NodeEntry("tcp://127.0.0.1:2", MBP.public)}
+    nodes = {
+        "studio": NodeEntry(address="tcp://127.0.0.1:1"),
+        "mbp": NodeEntry(address="tcp://127.0.0.1:2", key=MBP.public),
+    }
     return Door(folder, Cluster(nodes=nodes), "studio", Audit(ledger))
 
 
@@ -67,7 +70,7 @@ def test_each_role_says_what_is_its_own(door: Door) -> None:
     every = {type(message) for message in SPOKEN}
     peers = {type(message) for message in examples.EXAMPLES["lead to follower"].values()}
     assert allowed(door, ANNA) == every - peers
-    assert allowed(door, BOB) == every - peers - {m.Command, m.AuditRequest}
+    assert allowed(door, BOB) == every - peers - {m.Command, m.AuditRequest, m.DigestsRequest}
     assert allowed(door, MBP) == peers | {m.LogRequest}
 
 
@@ -122,7 +125,7 @@ def test_a_question_that_goes_wrong_is_answered_with_no(door: Door, monkeypatch:
 
 
 def test_the_cluster_file_must_name_this_agents_own_key(folder: KeyFolder, ledger: AgentLedger) -> None:
-    other = Cluster(nodes={"studio": NodeEntry("tcp://127.0.0.1:1", MBP.public)})
+    other = Cluster(nodes={"studio": NodeEntry(address="tcp://127.0.0.1:1", key=MBP.public)})
     with pytest.raises(InvalidInputError, match=r"nodes\.studio\.key"):
         Door(folder, other, "studio", Audit(ledger))
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import shutil
 import socket
 import subprocess
 import sys
@@ -108,26 +107,22 @@ async def test_scrapers_that_hang_hold_up_nobody(played: Played) -> None:
         assert time.monotonic() - began < server.CONNECTION_SECONDS
 
 
-if shutil.which("promtool"):
+@pytest.mark.needs("promtool")
+def test_promtool_finds_nothing_to_blame(played: Played) -> None:
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=until_counted(played.url), capture_output=True, text=True,
+        timeout=DEADLINE_SECONDS, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
-    def test_promtool_finds_nothing_to_blame(played: Played) -> None:
-        done = subprocess.run(
-            ["promtool", "check", "metrics"], input=until_counted(played.url), capture_output=True, text=True,
-            timeout=DEADLINE_SECONDS, check=False,
-        )  # fmt: skip
-        assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
-
-if shutil.which("prometheus"):
-
-    def test_a_prometheus_server_scrapes_it_and_answers_the_dashboard(played: Played, tmp_path: Path) -> None:
-        until_counted(played.url)
-        with prometheus(tmp_path, played.target) as ask:
-            wait_for(lambda: ask("rate(trainctl_rank_tokens_total[2s]) > 0"))
-            unanswered = [query for query in expressions() if not ask(query)]
-        assert all("_eval_loss" in query or "alert_firing{" in query or "lag" in query for query in unanswered), (
-            unanswered
-        )
+@pytest.mark.needs("prometheus")
+def test_a_prometheus_server_scrapes_it_and_answers_the_dashboard(played: Played, tmp_path: Path) -> None:
+    until_counted(played.url)
+    with prometheus(tmp_path, played.target) as ask:
+        wait_for(lambda: ask("rate(trainctl_rank_tokens_total[2s]) > 0"))
+        unanswered = [query for query in expressions() if not ask(query)]
+    assert all("_eval_loss" in query or "alert_firing{" in query or "lag" in query for query in unanswered), unanswered
 
 
 def expressions() -> list[str]:

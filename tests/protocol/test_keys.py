@@ -125,7 +125,7 @@ def test_writers_at_once_lose_nothing(folder: KeyFolder) -> None:
 
 def test_a_client_knows_agents_by_the_cluster_file_then_by_what_it_is_given(folder: KeyFolder) -> None:
     folder.make("here")
-    nodes = cluster.Cluster(nodes={"studio": cluster.NodeEntry("tcp://127.0.0.1:7001", STUDIO.public)})
+    nodes = cluster.Cluster(nodes={"studio": cluster.NodeEntry(address="tcp://127.0.0.1:7001", key=STUDIO.public)})
     plain, given = Keyring(folder, nodes), Keyring(folder, nodes, MBP.public)
     assert plain.credentials("tcp://127.0.0.1:7001") == Credentials(folder.user(), STUDIO.public)
     assert plain.credentials("tcp://127.0.0.1:7002") is None

@@ -132,7 +132,6 @@ def test_options_of_sockets() -> None:
         assert dealer.getsockopt(zmq.IMMEDIATE) == 1
         for socket in (router, dealer, pub, sub):
             assert socket.getsockopt(zmq.LINGER) == 0
-            assert socket.getsockopt(zmq.HANDSHAKE_IVL) == 2000
     finally:
         context.destroy(linger=0)
 

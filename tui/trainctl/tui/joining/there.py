@@ -111,7 +111,7 @@ def start(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(agent: Path, words: list[str]) -> tuple[int, dict[str, Any]]:
-    done = subprocess.run([agent, *words], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([agent, *words], capture_output=True, text=True, timeout=150, check=False)
     with contextlib.suppress(ValueError):
         found = json.loads(done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "{}")
         if isinstance(found, dict):

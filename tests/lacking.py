@@ -1,0 +1,47 @@
+"""What some tests need of the machine beside Python, and whether it is there."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def sshd() -> str | None:
+    """The server's path, which is no ordinary user's."""
+    return shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
+def _has_namespaces() -> bool:
+    """Whether a network namespace can be made: it takes root and iproute2."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        return False
+    name = f"tc{os.getpid()}-try"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, timeout=10, check=False)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=10, check=False)
+    return made.returncode == 0
+
+
+def _has_nodejs() -> bool:
+    """Node.js, and what its example needs: `make test` fetches it where there is npm."""
+    return shutil.which("node") is not None and (ROOT / "examples" / "nodejs" / "node_modules" / "zeromq").is_dir()
+
+
+_FOUND: dict[str, Callable[[], object]] = {
+    "tmux": lambda: shutil.which("tmux"),
+    "promtool": lambda: shutil.which("promtool"),
+    "prometheus": lambda: shutil.which("prometheus"),
+    "systemd-analyze": lambda: shutil.which("systemd-analyze"),
+    "sshd": lambda: sshd() and shutil.which("ssh"),
+    "namespaces": _has_namespaces,
+    "nodejs": _has_nodejs,
+}
+
+
+@cache
+def lacks(what: str) -> bool:
+    """Whether this machine has no `what`, one of the names above."""
+    return not _FOUND[what]()
