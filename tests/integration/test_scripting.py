@@ -1,6 +1,7 @@
 """What docs/scripting.md and examples/ say and do, against a run of two nodes that goes on meanwhile."""
 
 import doctest
+import os
 import re
 import shlex
 import subprocess
@@ -8,8 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+import tomli_w
 from tests.conftest import SHARED_PIDS
 from tests.integration.clusters import FOREVER, free_addresses, on
 from tests.integration.conftest import AgentProcess, keep_processes, until, wait_for_end, wait_for_step
@@ -17,6 +20,7 @@ from tests.tui.cli_calls import COMMAND, ENVIRONMENT
 from tests.tui.scripted import SNAPSHOT, scripted
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.keys import KeyFolder
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -27,20 +31,22 @@ NODE_STEER = ("node", str(EXAMPLES / "nodejs" / "steer.mjs"))
 PYTHON_STEER = (sys.executable, str(EXAMPLES / "python" / "steer.py"))
 STEERS = [
     pytest.param(PYTHON_STEER, id="python"),
-    pytest.param((*NODE_STEER, "--answer", "30"), id="nodejs", marks=pytest.mark.needs("nodejs")),
+    pytest.param((*NODE_STEER, "--answer", "30", "--own-agent"), id="nodejs", marks=pytest.mark.needs("nodejs")),
 ]
 
 
 class Studio:
     """The agent that leads a run of two nodes, and how a script is called so that it talks to it."""
 
-    def __init__(self, lead: AgentProcess, run: str) -> None:
-        self.lead, self.run = lead, run
+    def __init__(self, lead: AgentProcess, run: str, keys: dict[str, KeyFolder]) -> None:
+        self.lead, self.run, self.keys = lead, run, keys
 
     def call(self, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
-        """A script to its end."""
+        """A script to its end, with the keys that are found by default."""
+        own = {name: os.environ[name] for name in ("TRAINCTL_KEYS", "TRAINCTL_CLUSTER")}
+        own["TRAINCTL_CONNECT"] = self.lead.address
         return subprocess.run(
-            words, env={**ENVIRONMENT, "TRAINCTL_CONNECT": self.lead.address, **env}, capture_output=True, text=True,
+            words, env={**ENVIRONMENT, **own, **env}, capture_output=True, text=True,
             check=False, stdin=subprocess.DEVNULL, timeout=120,
         )  # fmt: skip
 
@@ -51,16 +57,28 @@ class Studio:
         return {rank.node: rank.share for rank in run.ranks}
 
 
+def _start(agent: AgentProcess, keys: KeyFolder) -> AgentProcess:
+    """With the keys of its own machine."""
+    with patch.dict(os.environ, TRAINCTL_KEYS=str(keys.path)):
+        return agent.start()
+
+
 @pytest.fixture(scope="module")
 def studio(tmp_path_factory: pytest.TempPathFactory, run_config: Any) -> Iterator[Studio]:
-    """Two agents and a run over both of them that goes on and on, which the tests of this module share."""
+    """Two agents that let nobody in without keys, and a run over both of them that goes on and on, which the tests of
+    this module share: what a script finds by default are the keys of a person on the lead's machine."""
     folder = tmp_path_factory.mktemp("scripting")
     file = folder / "cluster.toml"
-    addresses = zip(NODES, free_addresses(len(NODES)), strict=True)
-    file.write_text("".join(f'[nodes.{node}]\naddress = "{at}"\n' for node, at in addresses))
-    agents = [AgentProcess(folder / "state", node, file).start() for node in NODES]
+    keys = {node: KeyFolder(folder / "keys" / node) for node in NODES}
+    tables = {}
+    for (node, own), address in zip(keys.items(), free_addresses(len(NODES)), strict=True):
+        own.make(node)
+        tables[node] = {"address": address, "key": own.agent().public}
+    file.write_text(tomli_w.dumps({"nodes": tables}))
+    agents = [_start(AgentProcess(folder / "state", node, file), own) for node, own in keys.items()]
     SHARED_PIDS.update(agent.process.pid for agent in agents if agent.process is not None)
-    with agents[0].client(timeout_seconds=30) as client:
+    mine = {"TRAINCTL_KEYS": str(keys[NODES[0]].path), "TRAINCTL_CLUSTER": str(file)}
+    with patch.dict(os.environ, mine), agents[0].client(timeout_seconds=30) as client:
         until(lambda: all(peer.state == "connected" for peer in client.snapshot(0).peers), 20, "the other agent")
         config = run_config(run__steps=FOREVER, batch__global=SAMPLES, batch__micro=4, nodes=on(*NODES))
         started = client.send("start-run", {"config": config}, timeout_seconds=120)
@@ -68,7 +86,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory, run_config: Any) -> Iterato
         assert started.run is not None
         wait_for_step(client, 5)
         keep_processes()
-        yield Studio(agents[0], started.run)
+        yield Studio(agents[0], started.run, keys)
         client.send("stop", {"checkpoint": False})
         assert wait_for_end(client).state == "stopped"
     for agent in agents:
@@ -126,6 +144,31 @@ def test_a_refusal_is_its_reason_and_exit_code_3_and_wrong_words_are_2(studio: S
     wrong = studio.call(*steer, "studio=many")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert studio.shares() == before
+
+
+@pytest.mark.needs("nodejs")
+@pytest.mark.parametrize(
+    ("case", "words", "says"),
+    [
+        ("no keys", (), "its agent wants keys"),
+        ("a stranger's", ("--own-agent",), "what answers there doesn't have the key it is known by"),
+        ("unknown here", ("--server-key", "lead"), "its agent doesn't let this key in"),
+        ("another's", ("--server-key", "lead"), "viewer"),
+    ],
+)
+def test_the_nodejs_example_without_the_right_keys_is_told_so_and_ends_with_6(
+    studio: Studio, tmp_path: Path, case: str, words: tuple[str, ...], says: str
+) -> None:
+    lead = studio.keys[NODES[0]]
+    stranger = KeyFolder(tmp_path / "keys")
+    stranger.make("stranger")
+    if case == "another's":
+        lead.authorize("looker", stranger.user().public, "viewer")
+    given = [lead.agent().public if word == "lead" else word for word in words]
+    before = studio.shares()
+    done = studio.call(*NODE_STEER, *given, "studio=20", "mbp=4", TRAINCTL_KEYS=str(stranger.path))
+    assert (done.returncode, studio.shares()) == (6, before), done.stderr
+    assert says in done.stderr
 
 
 @pytest.mark.needs("nodejs")

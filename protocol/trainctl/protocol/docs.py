@@ -33,6 +33,7 @@ def page() -> str:
     parts = [
         prose.INTRODUCTION.format(version=PROTOCOL_VERSION),
         prose.SOCKETS,
+        prose.KEYS,
         prose.ENCODING,
         _limits(),
         prose.CONVERSATIONS,

@@ -11,9 +11,9 @@ below for what is in them. The byte vectors in `tests/golden/wire/` are there to
 SOCKETS = """
 ## Sockets
 
-- **Requests and replies**, client and agent: a DEALER with a random identity, to the agent's ROUTER, bound to
-  `tcp://127.0.0.1:7474` by default. A message is, from and to the DEALER, exactly one frame: the msgpack of one
-  message.
+- **Requests and replies**, client and agent: a DEALER that sets no identity (with keys one of its own choice is
+  refused), to the agent's ROUTER, bound to `tcp://127.0.0.1:7474` by default. A message is, from and to the DEALER,
+  exactly one frame: the msgpack of one message.
 - **Live messages**, agent to client: a SUB subscribed to the empty prefix, to the agent's PUB, bound to the port
   after (a snapshot's `node.live_address` says where). A message is two frames: a topic, and the msgpack of one
   message.
@@ -27,7 +27,40 @@ The topic only says in a word what the second frame says by its `type`; a subscr
 numbers of the others for lost messages. Set on every socket: LINGER 0, MAXMSGSIZE to the frame limit, HANDSHAKE_IVL
 2000, HEARTBEAT_IVL 1000, HEARTBEAT_TIMEOUT 3000, HEARTBEAT_TTL 3000, RECONNECT_IVL 200, RECONNECT_IVL_MAX 5000.
 DEALER: IMMEDIATE 1, so that a request isn't delivered to an agent that starts an hour later. SUB: RCVHWM 10000;
-PUB: SNDHWM 1000. In this version an agent listens on loopback only; from elsewhere, forward the two ports over SSH.
+PUB: SNDHWM 1000.
+"""
+
+KEYS = """
+## Keys
+
+Off loopback an agent speaks to nobody without keys, and on loopback where the cluster file names a key for its node, or
+with `--keys require`; else there is no security mechanism (ZeroMQ's NULL), and a forwarded port is as good as a login.
+With keys both of its sockets are CURVE servers. A client sets three options on its DEALER and its SUB before it
+connects, each a key in Z85, 40 characters of text:
+
+| option | key |
+| --- | --- |
+| CURVE_SERVERKEY | the agent's public key, the same for both sockets |
+| CURVE_PUBLICKEY | one's own public key |
+| CURVE_SECRETKEY | one's own secret key |
+
+The agent's public key is shown by `trainctl keys list` on its machine and named in the cluster file (`[nodes.NAME]
+key`); of the cluster's other agents, a snapshot's `peers` have it, and a refusal `not-lead` has it as `lead_key`.
+One's own pair is in `user.toml`, the machine's agent's in `agent.toml`, in `$TRAINCTL_KEYS`, or `trainctl/keys` in
+the user's configuration folder: TOML with the lines `name = "..."`, `public = "..."` and `secret = "..."`. `trainctl
+keys new` makes them, `trainctl keys authorize NAME PUBLIC --role ROLE` on the agent's machine lets a key in.
+
+| role | may |
+| --- | --- |
+| `viewer` | ask for everything but the list of refusals, and follow; send no command |
+| `operator` | send commands too |
+| `node` | speak as the agent of the node of that name, and ask for logs; send no command |
+
+The role is looked up for every message, so a key that is revoked, or given another role, finds that out at its next
+one: a [Refusal](#refusal) `not-authorised`. A key that isn't let in at all gets no connection: the handshake fails
+with an authentication error (libzmq's event HANDSHAKE_FAILED_AUTH). Without keys where they are wanted, or with keys
+where none are used, it fails with HANDSHAKE_FAILED_PROTOCOL, mechanism mismatch; with the wrong CURVE_SERVERKEY the
+other side breaks it off. None of this is a reply: watch the socket's events, or take silence for it.
 """
 
 ENCODING = """
