@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 import zmq
-from tests.integration.conftest import AgentProcess, keep_processes, until
+from tests.integration.conftest import AgentProcess, keep_processes, until, wait_for_step
 
 from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
@@ -78,6 +78,10 @@ def restart(agent: AgentProcess) -> None:
     agent.kill()
     agent.start()
     keep_processes()
+    with agent.client(timeout_seconds=30) as client:  # a trainer that never meets an agent leaves after 30 s
+        run = client.snapshot(0).run
+        assert run is not None
+        wait_for_step(client, run.step + 1)
 
 
 def edit(number: int) -> m.Command:
@@ -102,6 +106,7 @@ def test_kills_between_journal_and_apply(live: AgentProcess) -> None:
                 time.sleep(chance.uniform(0, 0.01))
             assert live.process is not None
             live.process.kill()
+            live.process.wait(20)
         between += state_of(live, command.id) == "accepted"
         restart(live)
     with live.client(timeout_seconds=30) as client:

@@ -61,7 +61,7 @@ async def test_a_subscriber_outlives_mutated_messages(context):
     server, address = bound(context, zmq.PUB)
     mutator, before = Mutator("published by an agent", 1), ME.memory_info().rss
     event, heard = examples.EXAMPLES["published by an agent"]["event"], 0
-    live = c._LiveQueue(context, address)
+    live = c._LiveQueue(context, address, None)
     try:
         for number in range(0, FRAMES, BURST):
             for made in mutator.frames(BURST):

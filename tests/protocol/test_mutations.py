@@ -3,6 +3,7 @@
 TRAINCTL_FRAMES says how many in each: `make test` takes the default, `make soak` a million.
 """
 
+import gc
 import os
 import tracemalloc
 
@@ -47,6 +48,7 @@ def test_refusals_leave_nothing_in_memory() -> None:
         before, _ = tracemalloc.get_traced_memory()
         for _ in range(4):
             refuse()
+        gc.collect()
         after, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
