@@ -87,13 +87,13 @@ class Keyed(Narrow):
     """One that serves who has a key alone."""
 
     def __init__(self, folder: Path) -> None:
-        self._keys = KeyFolder(folder / "keys")
-        self._keys.make("box")
+        held = KeyFolder(folder / "keys")
+        held.make("box")
         (address,) = free_addresses(1)
         file = folder / "cluster.toml"
-        file.write_text(f'[nodes.box]\naddress = "{address}"\nkey = "{self._keys.agent().public}"\n')
+        file.write_text(f'[nodes.box]\naddress = "{address}"\nkey = "{held.agent().public}"\n')
         super().__init__(folder / "state", "box", file)
-        self._ring = Keyring(self._keys, cluster.read(file))
+        self._ring = Keyring(held, cluster.read(file))
 
     def client(self, **options: Any) -> BlockingClient:
         return super().client(keys=self._ring, **options)
