@@ -91,6 +91,7 @@ def test_a_revoked_key_is_no_ones_until_it_is_let_in_again(folder: KeyFolder) ->
         ("anna", f"{STUDIO.public}\n", "viewer", "no key"),
         ("anna", STUDIO.public, "root", "viewer, operator, node"),
     ],
+    ids=["empty name", "name with newline", "short key", "key with newline", "no role"],
 )
 def test_what_is_no_name_key_or_role_changes_nothing(
     folder: KeyFolder, name: str, public: str, role: Any, words: str
