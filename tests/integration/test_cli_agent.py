@@ -145,7 +145,7 @@ def test_prometheus_counts_what_is_trained(agent: Agent) -> None:
     for line in (
         r'trainctl_rank_phase_seconds_total\{node="here",phase="backward",rank="0",run="tiny-.*"\} [0-9.e+-]+',
         r'trainctl_agent_event_loop_lag_seconds\{node="here"\} [0-9.e+-]+',
-        r'trainctl_run_state\{run="tiny-.*",state="(running|paused)"\} 1.0',
+        r'trainctl_run_state\{run="tiny-.*",state="(running|pausing|paused)"\} 1.0',
     ):
         assert re.search(f"^{line}$", text, re.MULTILINE), line
 
