@@ -3,6 +3,7 @@
 One node is enough for all of that; test_demo.py has the whole group.
 """
 
+import contextlib
 import json
 import os
 import pty
@@ -60,8 +61,11 @@ ALONE = ("--nodes", "1", "--backend", "torch")
 
 
 def process_of(folder: Path, module: str) -> psutil.Process | None:
-    found = [process for process in processes_of(folder) if module in process.cmdline()]
-    return found[0] if found else None
+    for process in processes_of(folder):
+        with contextlib.suppress(psutil.Error):  # it may end meanwhile
+            if module in process.cmdline():
+                return process
+    return None
 
 
 def summary_of(out: str) -> dict[str, Any]:
@@ -236,6 +240,7 @@ def test_on_the_screen_it_is_steered_and_goes_on_when_the_screen_is_left(folder:
         terminal.wait_for(r"not measured yet|predicted")
         terminal.keys("Enter")
         (step,) = re.findall(r"applied @ step ([\d,]+)", terminal.wait_for(r"applied @ step [\d,]+", 150))
+        terminal.wait_for(r"esc closes")
         terminal.keys("Escape")
         terminal.wait_gone(r"esc closes")
         terminal.keys("4")

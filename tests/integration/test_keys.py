@@ -67,7 +67,7 @@ class Guarded:
                 found = client.audit(500).refused
             return next((one for one in found if all(getattr(one, k) == v for k, v in wanted.items())), None)
 
-        return until(look, 5, f"an audit of {wanted}")
+        return until(look, 20, f"an audit of {wanted}")
 
 
 @pytest.fixture(scope="module")

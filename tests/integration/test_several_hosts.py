@@ -115,6 +115,7 @@ def steer_by_screen(hosts: Hosts, folder: Path) -> None:
         terminal.wait_for(r"resize micro-batch")
         terminal.keys("BSpace", "1", "Enter")
         terminal.wait_for(r"applied @ step [\d,]+")
+        terminal.wait_for(r"esc closes")
         terminal.keys("Escape")
         terminal.wait_gone(r"esc closes")
         terminal.keys("q")
