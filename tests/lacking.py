@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,7 @@ def _has_nodejs() -> bool:
 
 
 _FOUND: dict[str, Callable[[], object]] = {
+    "linux": lambda: sys.platform == "linux",
     "tmux": lambda: shutil.which("tmux"),
     "promtool": lambda: shutil.which("promtool"),
     "prometheus": lambda: shutil.which("prometheus"),

@@ -70,10 +70,8 @@ class Narrow(AgentProcess):
         return psutil.Process(self.process.pid).memory_info().rss / 1e6
 
 
-@pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Narrow]:
-    agent = Narrow(tmp_path_factory.mktemp("narrow") / "state")
-    agent.start()
+def warmed(agent: Narrow) -> Iterator[Narrow]:
+    """A started agent, narrowed once what it needs for answers is loaded, and ended after the tests that share it."""
     assert agent.process is not None
     SHARED_PIDS.add(agent.process.pid)
     with agent.client(timeout_seconds=20) as client:
@@ -81,6 +79,13 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Narrow]:
             client.snapshot(0)
     yield agent.narrow()
     agent.clean_up()
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Narrow]:
+    agent = Narrow(tmp_path_factory.mktemp("narrow") / "state")
+    agent.start()
+    yield from warmed(agent)
 
 
 class Keyed(Narrow):
@@ -106,13 +111,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Narrow]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINCTL_KEYS", str(folder / "keys"))
         agent.start()
-    assert agent.process is not None
-    SHARED_PIDS.add(agent.process.pid)
-    with agent.client(timeout_seconds=20) as client:
-        for _ in range(100):
-            client.snapshot(0)
-    yield agent.narrow()
-    agent.clean_up()
+    yield from warmed(agent)
 
 
 def answers(client: BlockingClient, seconds: float = 30.0) -> float:

@@ -1,7 +1,6 @@
 """What one step does when it is fenced half-way, finished by another generation, skipped, or short of memory."""
 
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -320,7 +319,7 @@ def test_out_of_memory_with_one_sample_ends_the_rank_in_a_line(new_rig: NewRig) 
         rig.train(1, 2)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's private memory")
+@pytest.mark.needs("linux")  # only it limits a process's private memory
 def test_torch_running_out_of_real_memory_is_replayed(run_python: Callable[[str], str]) -> None:
     """With 60 MB to go, 64 sequences of 256 tokens don't fit and smaller ones do; the gradient is that of no limit."""
     out = run_python("""

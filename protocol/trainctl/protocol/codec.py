@@ -97,22 +97,21 @@ def decode_answer(frame: bytes) -> m.FromTrainer:
 
 def peek_rid(frame: bytes) -> str:
     """The request id in a frame that may be malformed, so that a refusal can be addressed; else an empty string."""
-    try:
-        raw = _unpack(frame, CONTROL_FRAME_BYTES, _CONTROL_CAPS)
-    except ProtocolError:
-        return ""
-    rid = raw.get("rid")
-    return rid if isinstance(rid, str) and len(rid) <= 64 else ""
+    return _peek(frame, "rid", 64)
 
 
 def peek_link(frame: bytes) -> str:
     """The conversation that a frame of another agent, which may be malformed, is of; else an empty string."""
+    return _peek(frame, "link", 200)
+
+
+def _peek(frame: bytes, field: str, most_characters: int) -> str:
     try:
         raw = _unpack(frame, CONTROL_FRAME_BYTES, _CONTROL_CAPS)
     except ProtocolError:
         return ""
-    link = raw.get("link")
-    return link if isinstance(link, str) and 0 < len(link) <= 200 else ""
+    text = raw.get(field)
+    return text if isinstance(text, str) and len(text) <= most_characters else ""
 
 
 def _control(frame: bytes, union: Any) -> Any:
