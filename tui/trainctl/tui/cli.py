@@ -32,6 +32,7 @@ from trainctl.tui import (
     places,
 )
 from trainctl.tui.cli_options import ClusterFile, Config, Connect, ReadOnly, ServerKey, config_of, where
+from trainctl.tui.cli_values import spare_validator
 from trainctl.tui.outcome import INTERRUPTED
 
 BROKEN_PIPE = 141
@@ -188,6 +189,7 @@ def main(argv: list[str] | None = None) -> int:
     json = "--json" in arguments
     _prepare(json=json)
     try:
+        spare_validator()
         code = typer.main.get_command(app).main(args=arguments, prog_name="trainctl", standalone_mode=False)
         sys.stdout.flush()
     except typer.TyperException as error:
