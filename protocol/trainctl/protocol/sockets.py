@@ -130,15 +130,28 @@ def check_frames(frames: list[bytes], wanted: int) -> list[bytes]:
 
 async def receive_from(socket: Any) -> tuple[list[bytes], str]:
     """As `receive`, and the public key, Z85, of who sent it; empty if the socket uses no keys."""
-    frame = await socket.recv(copy=False)
-    frames: list[bytes] = [frame.bytes]
+    frames = await _receive(socket)
+    return [frame.bytes for frame in frames], _sender(frames[0])
+
+
+async def receive(socket: Any) -> list[bytes]:
+    """One message of an asyncio socket, frame by frame; past MAX_FRAMES frames are dropped unread, and an empty one
+    is added, so that there are too many."""
+    return [frame.bytes for frame in await _receive(socket)]
+
+
+async def _receive(socket: Any) -> list[Any]:
+    """Others have a turn before each message: what waits already is received without one, and a flood would keep the
+    loop for itself."""
+    await asyncio.sleep(0)
+    frames = [await socket.recv(copy=False)]
     count = 1
     while socket.getsockopt(zmq.RCVMORE):
         frame = await socket.recv(copy=False)
         count += 1
         if count <= MAX_FRAMES:
-            frames.append(frame.bytes)
-    return (frames if count <= MAX_FRAMES else [*frames, b""]), _sender(frame)
+            frames.append(frame)
+    return frames if count <= MAX_FRAMES else [*frames, zmq.Frame()]
 
 
 def _sender(frame: Any) -> str:
@@ -146,19 +159,3 @@ def _sender(frame: Any) -> str:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:
         return ""
-
-
-async def receive(socket: Any) -> list[bytes]:
-    """One message of an asyncio socket, frame by frame; past MAX_FRAMES frames are dropped unread.
-
-    Others have a turn before each: what waits already is received without one, and a flood would keep it for itself.
-    """
-    await asyncio.sleep(0)
-    frames: list[bytes] = [await socket.recv()]
-    count = 1
-    while socket.getsockopt(zmq.RCVMORE):
-        frame: bytes = await socket.recv()
-        count += 1
-        if count <= MAX_FRAMES:
-            frames.append(frame)
-    return frames if count <= MAX_FRAMES else [*frames, b""]
