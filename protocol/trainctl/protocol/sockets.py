@@ -17,6 +17,9 @@ DEFAULT_PORT = 7474
 MAX_FRAMES = 8
 SUBSCRIPTION_BYTES = 512
 """Largest frame a publisher takes: a handshake or a subscription, each byte of which costs it some 50."""
+CONTROL_WAITING = 100
+"""Most messages of one connection that wait at an agent's socket for requests: 64 KiB each at worst. What comes beyond
+waits on its sender's side."""
 LISTENING = (zmq.ROUTER, zmq.PUB)
 """Kinds that are bound and connected to. They send no heartbeats of their own: libzmq 4.3.5 aborts the process when one
 is due on a connection whose peer has gone while more of it waits than the socket takes (RCVHWM). They answer those of
@@ -48,6 +51,7 @@ def new_socket(context: Any, kind: int, *, control: bool = False, socket_class: 
     elif kind == zmq.ROUTER:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
+        socket.setsockopt(zmq.RCVHWM, CONTROL_WAITING if control else 1000)
     elif kind == zmq.DEALER:
         socket.setsockopt(zmq.IMMEDIATE, 1)
     return socket
