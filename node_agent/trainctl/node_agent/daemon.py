@@ -50,7 +50,10 @@ PROCESSES_SECONDS = 5.0
 WATCH_SECONDS = 0.25
 """How often the agent looks whether its trainers live, and lets commands expire."""
 MOST_ASKED, MOST_ASKED_BY_ALL = 64, 1024
-"""Requests of one client, and of all, that may be under way; what is asked beyond is refused, to be asked again."""
+"""Requests of one client, and of all, that may be under way or wait; what is asked beyond is refused, to be asked
+again."""
+AT_ONCE = 4
+"""Requests of one client that are answered at a time: others' need not wait behind all that it asks."""
 FAREWELL_SECONDS = 3.0
 """How long a leashed agent answers after it was let go and its run has ended."""
 
@@ -95,7 +98,9 @@ class Agent:
         self._exporter: Exporter | None = None
         self._stopping = asyncio.Event()
         self._commands: asyncio.Queue[tuple[bytes, m.Command]] = asyncio.Queue()
-        self._turnstile = Turnstile(MOST_ASKED, MOST_ASKED_BY_ALL)
+        self._pending: set[asyncio.Task[None]] = set()
+        self._asked: Turnstile[m.ClientRequest] = Turnstile(AT_ONCE, MOST_ASKED, MOST_ASKED_BY_ALL)
+        self._ordered: Turnstile[m.Command] = Turnstile(1, MOST_ASKED, MOST_ASKED_BY_ALL)
 
     # ------------------------------------------------------------ life
 
@@ -222,7 +227,6 @@ class Agent:
     # ------------------------------------------------------------ clients and other agents
 
     async def _serve_requests(self) -> None:
-        pending: set[asyncio.Task[None]] = set()
         while True:
             frames, key = await sockets.receive_from(self._control)
             identity = frames[0]
@@ -233,15 +237,31 @@ class Agent:
                 continue
             if isinstance(request, m.ToPeer):
                 await self._follower.receive(identity, request)
-            elif not self._turnstile.enter(identity):
+            elif not self._enter(identity, request):
                 text = f"{MOST_ASKED} requests of yours are still to be answered: ask again later"
                 await self._reply(identity, m.Refusal(rid=request.rid, code="busy", text=text))
-            elif isinstance(request, m.Command):
-                self._commands.put_nowait((identity, request))
-            else:
-                task = asyncio.create_task(self._answer_request(identity, request))
-                pending.add(task)
-                task.add_done_callback(pending.discard)
+
+    def _enter(self, identity: bytes, request: m.ClientRequest) -> bool:
+        """Begin with a request now or when it is its client's turn; False if there is no room for it."""
+        if isinstance(request, m.Command):
+            entered = self._ordered.enter(identity, request)
+            self._queue_command(identity)
+        else:
+            entered = self._asked.enter(identity, request)
+            self._begin_answers(identity)
+        return entered
+
+    def _begin_answers(self, identity: bytes) -> None:
+        while (request := self._asked.begin(identity)) is not None:
+            task = asyncio.create_task(self._answer_request(identity, request))
+            self._pending.add(task)
+            task.add_done_callback(self._pending.discard)
+
+    def _queue_command(self, identity: bytes) -> None:
+        """One of each client, so that their turns are one after another."""
+        command = self._ordered.begin(identity)
+        if command is not None:
+            self._commands.put_nowait((identity, command))
 
     def _admit(self, frames: list[bytes], key: str) -> m.ClientRequest | m.ToPeer:
         """The request in frames that came from the holder of a key. Raises ProtocolError or NotAuthorisedError."""
@@ -265,8 +285,10 @@ class Agent:
     async def _serve_commands(self) -> None:
         """One after another; starting a run on other nodes can take seconds, in which requests are answered."""
         while True:
+            await asyncio.sleep(0)  # requests have a turn between commands that wait already
             identity, command = await self._commands.get()
-            self._turnstile.leave(identity)
+            self._ordered.leave(identity)
+            self._queue_command(identity)
             lead = self._lead_elsewhere(command)
             if lead is not None:
                 await self._reply(identity, lead)
@@ -310,7 +332,8 @@ class Agent:
         try:
             reply = await self._answer_to(request)
         finally:
-            self._turnstile.leave(identity)
+            self._asked.leave(identity)
+            self._begin_answers(identity)
         try:
             await self._reply(identity, reply)
         except ProtocolError as error:
