@@ -8,6 +8,7 @@ import os
 import random
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -59,12 +60,13 @@ def state_of(agent: AgentProcess, id: str) -> str | None:
         book.close()
 
 
-def planned_steps(agent: AgentProcess) -> dict[str, set[int]]:
-    """By command, the steps whose plans carry it."""
+def planned_steps(agent: AgentProcess, newest: int = -1) -> dict[str, set[int]]:
+    """By command, the steps whose plans carry it; of the `newest` plans alone, of all if negative."""
     (run,) = (agent.directory / "runs").iterdir()
     record, found = open_for_reading(agent.run_paths(run.name).record), dict[str, set[int]]()
     try:
-        for (body,) in record.execute("SELECT body FROM plans WHERE kind = 'train'"):
+        query = "SELECT body FROM plans WHERE kind = 'train' ORDER BY term DESC, n DESC, seq DESC LIMIT ?"
+        for (body,) in record.execute(query, (newest,)):
             plan = decode_order(body)
             assert isinstance(plan, m.StepPlan)
             for id in plan.commands:
@@ -72,6 +74,26 @@ def planned_steps(agent: AgentProcess) -> dict[str, set[int]]:
         return found
     finally:
         record.close()
+
+
+def last_step(agent: AgentProcess) -> int:
+    """That the record holds."""
+    (run,) = (agent.directory / "runs").iterdir()
+    record = open_for_reading(agent.run_paths(run.name).record)
+    try:
+        return int(record.execute("SELECT coalesce(max(step), 0) FROM steps").fetchone()[0])
+    finally:
+        record.close()
+
+
+def struck(agent: AgentProcess, id: str) -> str:
+    """How far a command had come when the agent was killed: between journal and apply in all but the last of these."""
+    if state_of(agent, id) != "accepted":
+        return "applied"
+    steps = planned_steps(agent, newest=16).get(id)
+    if steps is None:
+        return "in the agent's book, on no plan"
+    return "on a plan that was journaled" if max(steps) > last_step(agent) else "its step recorded, its outcome not"
 
 
 def restart(agent: AgentProcess) -> None:
@@ -90,11 +112,11 @@ def edit(number: int) -> m.Command:
 
 @pytest.mark.timeout(7200)
 def test_kills_between_journal_and_apply(live: AgentProcess) -> None:
-    """The killer looks at the agent's book, and strikes at once when the command is in it; every third comes by chance
-    a little later."""
-    chance, between = random.Random(7), 0
+    """The killer looks at the agent's book, and strikes at once when the command is in it; every second comes by
+    chance a little later."""
+    chance, between, phases = random.Random(7), 0, Counter[str]()
     before = version(live)
-    commands = []
+    commands: list[m.Command] = []
     while between < KILLS:
         assert len(commands) < 4 * KILLS + 8, f"only {between} kills met a command between journal and apply"
         command = edit(len(commands))
@@ -102,12 +124,14 @@ def test_kills_between_journal_and_apply(live: AgentProcess) -> None:
         with Asker(live) as asker:
             asker.send(command)
             until(lambda id=command.id: state_of(live, id), 30, "the command's journaling")  # type: ignore[misc]
-            if len(commands) % 3 == 0:
-                time.sleep(chance.uniform(0, 0.01))
+            if len(commands) % 2 == 0:
+                time.sleep(chance.uniform(0, 0.03))
             assert live.process is not None
             live.process.kill()
             live.process.wait(20)
-        between += state_of(live, command.id) == "accepted"
+        phase = struck(live, command.id)
+        phases[phase] += 1
+        between += phase != "applied"
         restart(live)
     with live.client(timeout_seconds=30) as client:
         ends = [client.send("set-lr", command.args, id=command.id) for command in commands]
@@ -116,6 +140,7 @@ def test_kills_between_journal_and_apply(live: AgentProcess) -> None:
     assert [steps[end.id] for end in ends] == [{end.step} for end in ends]
     assert version(live) == before + len(commands), "each makes one version of the plan"
     print(f"\n{len(commands)} commands, {between} kills between journal and apply: each applied once")
+    print("\n".join(f"{count:5} {phase}" for phase, count in phases.most_common()))
 
 
 @pytest.mark.timeout(3600)
