@@ -11,6 +11,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import zmq
 from tests.integration.conftest import AgentProcess, keep_processes, until, wait_for_step
@@ -167,15 +168,58 @@ def test_the_same_id_again_and_again_across_kills(live: AgentProcess) -> None:
     print(f"\nthe same id {SENDS + 1} times across {KILLS_BESIDE} kills: {len(told)} replies, one outcome")
 
 
-def test_commands_that_come_too_late_or_for_an_older_plan_are_refused_and_recorded(live: AgentProcess) -> None:
+def test_commands_for_an_older_plan_are_refused_and_recorded_whatever_generation_comes(live: AgentProcess) -> None:
     with live.client(timeout_seconds=30) as client:
-        old = client.send("set-lr", {"value": 1e-4}, if_plan=0)
+        seen = version(live)
+        assert client.send("set-lr", {"value": 2e-4, "schedule": "set"}, if_plan=seen).state == "applied"
+        old = client.send("set-lr", {"value": 1e-4, "schedule": "set"}, if_plan=seen)
+    assert (old.state, old.field) == ("rejected", "if_plan")
+    restart(live)  # the next generation
+    with live.client(timeout_seconds=30) as client:
+        again = client.send("set-lr", {"value": 1e-4, "schedule": "set"}, if_plan=seen, id=old.id)
+        late = client.send("set-lr", {"value": 1e-4, "schedule": "set"}, if_plan=seen)
+    assert (again.state, again.reason) == (old.state, old.reason)
+    assert (late.state, late.field) == ("rejected", "if_plan")
+    assert version(live) == seen + 1
+    assert recorded(live, old.id, late.id) == ["rejected", "rejected"]
+
+
+def test_commands_that_come_too_late_are_refused_and_recorded(live: AgentProcess) -> None:
+    with live.client(timeout_seconds=30) as client:
         client.send("pause", {})
         late = client.send("resize-batch", {"micro": 3}, id=str(uuid.uuid4()), ttl_seconds=1e-9)
         client.send("resume", {})
-    assert (old.state, old.field) == ("rejected", "if_plan")
     assert late.state == "expired"
-    assert [state_of(live, reply.id) for reply in (old, late)] == ["rejected", "expired"]
+    assert recorded(live, late.id) == ["expired"]
+
+
+def test_a_command_whose_time_is_up_while_no_agent_runs_is_refused_and_recorded(live: AgentProcess) -> None:
+    for number in range(20):
+        command = msgspec.structs.replace(edit(20_000 + number), ttl_seconds=0.25)
+        with Asker(live) as asker:
+            asker.send(command)
+            until(lambda id=command.id: state_of(live, id), 30, "the command's journaling")  # type: ignore[misc]
+            assert live.process is not None
+            live.process.kill()
+            live.process.wait(20)
+        waits = struck(live, command.id) == "in the agent's book, on no plan"
+        if waits:
+            time.sleep(command.ttl_seconds)
+        restart(live)
+        if waits:
+            break
+    assert waits, "no kill met a command on no plan"
+    assert recorded(live, command.id) == ["expired"]
+    assert command.id not in planned_steps(live)
+
+
+def recorded(agent: AgentProcess, *ids: str) -> list[str | None]:
+    """How commands have ended, by the agent's book and the run's events alike."""
+    with agent.client(timeout_seconds=30) as client:
+        told = {event.command: event.outcome for event in client.events(newest=True).events if event.command}
+    states = [state_of(agent, id) for id in ids]
+    assert [told.get(id) for id in ids] == states
+    return states
 
 
 def version(agent: AgentProcess) -> int:
