@@ -116,6 +116,7 @@ class Agent:
             self._control = sockets.new_socket(self._context, zmq.ROUTER, control=True)
             if self._door is not None:
                 sockets.secure_server(self._control, self._door.pair, REQUESTS)
+                self._door.watch(self._context, self._control, REQUESTS)
             self.address = binding.bind(self._control, self._wanted[0])
             live = new_live_socket(self._context, self._door)
             self.live_address = binding.bind(live, self._wanted[1])
@@ -228,12 +229,12 @@ class Agent:
 
     async def _serve_requests(self) -> None:
         while True:
-            frames, key = await sockets.receive_from(self._control)
+            frames, sender = await sockets.receive_from(self._control)
             identity = frames[0]
             try:
-                request = self._admit(frames, key)
+                identity, request = self._admit(frames, sender)
             except (ProtocolError, NotAuthorisedError) as error:
-                await self._reply(identity, _refusal(frames[-1], error), anyway=True)
+                await self._send(identity, _refusal(frames[-1], error))
                 continue
             if isinstance(request, m.ToPeer):
                 await self._follower.receive(identity, request)
@@ -263,24 +264,24 @@ class Agent:
         if command is not None:
             self._commands.put_nowait((identity, command))
 
-    def _admit(self, frames: list[bytes], key: str) -> m.ClientRequest | m.ToPeer:
-        """The request in frames that came from the holder of a key. Raises ProtocolError or NotAuthorisedError."""
-        rights = self._door.rights(frames[0], key) if self._door is not None else None
+    def _admit(self, frames: list[bytes], sender: sockets.Sender) -> tuple[bytes, m.ClientRequest | m.ToPeer]:
+        """Whom to answer, and the request in frames. Raises ProtocolError or NotAuthorisedError."""
+        caller, rights = self._door.enter(frames[0], sender) if self._door is not None else (frames[0], None)
         if len(frames) != 2:
             raise ProtocolError("a request is one frame")
         request = codec.decode_control(frames[1])
         if self._door is None or rights is None:
-            return request
+            return caller, request
         if isinstance(request, m.ToPeer):
-            self._door.check(key, rights, request, self._follower.lead_of(request))
-            return request
-        self._door.check(key, rights, request, None)
-        return self._door.signed(rights, request)
+            self._door.check(sender.public, rights, request, self._follower.lead_of(request))
+            return caller, request
+        self._door.check(sender.public, rights, request, None)
+        return caller, self._door.signed(rights, request)
 
     async def _guard(self) -> None:
         assert self._door is not None
         warden = Warden(self._door, self._audit, self.publisher, self._context, self._lead.peers.renew)
-        await warden.serve(self._control, self.live_address)
+        await warden.serve(self.live_address)
 
     async def _serve_commands(self) -> None:
         """One after another; starting a run on other nodes can take seconds, in which requests are answered."""
@@ -351,9 +352,12 @@ class Agent:
         except (OSError, zmq.ZMQError) as error:  # no descriptor is free, say
             return m.Refusal(rid=request.rid, code="busy", text=f"{self.node} can't answer now: {error}")
 
-    async def _reply(self, identity: bytes, reply: m.AgentReply | m.FromPeer, *, anyway: bool = False) -> None:
-        if self._door is not None and not anyway and not self._door.may_hear(identity):
-            return  # its key was revoked since it asked
+    async def _reply(self, caller: bytes, reply: m.AgentReply | m.FromPeer) -> None:
+        identity = self._door.way_back(caller) if self._door is not None else caller
+        if identity is not None:
+            await self._send(identity, reply)
+
+    async def _send(self, identity: bytes, reply: m.AgentReply | m.FromPeer) -> None:
         # A client that has gone, or reads nothing, loses its reply: it asks again with the same id. A lead notices by
         # the numbers.
         with contextlib.suppress(zmq.Again, zmq.ZMQError):

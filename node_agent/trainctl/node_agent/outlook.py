@@ -49,6 +49,8 @@ class Outlook:
         return self._own.door.keyring if self._own.door is not None else None
 
     def refusals(self, limit: int) -> tuple[m.Refused, ...]:
+        if self._own.door is not None:
+            self._own.door.settle()
         return self._own.ledger.refusals(limit)
 
     def address_of(self, node: str) -> str | None:
