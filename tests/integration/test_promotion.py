@@ -192,3 +192,34 @@ def test_who_has_no_copy_of_a_run_or_conducts_it_is_not_promoted(cluster):
     with cluster.client("alpha") as client:
         reply = client.send("promote", {})
         assert (reply.state, reply.field, reply.reason) == ("rejected", "node", "promote needs the node that it is for")
+
+
+def test_a_lead_without_a_rank_tells_how_the_run_is_that_it_has_handed_over(cluster, run_config):
+    with cluster.client("alpha") as client:
+        begun = client.send("start-run", {"config": run_config(run__steps=FOREVER, nodes=on("beta"))})
+        wait_for_step(client, 3)
+        assert promote(cluster, "beta", through="alpha").state == "applied"
+        view = until(lambda: (v := client.snapshot(0).run).state == "running" and v, 30, "the going on")
+        assert (view.run, view.lead, view.generation.term) == (begun.run, "beta", begun_term(cluster, begun.run))
+        (row,) = [row for row in client.runs().runs if row.run == begun.run]
+        assert (row.state, row.lead, row.nodes, row.stale) == ("running", "beta", ("beta",), False)
+        # What it is asked to change is for its lead.
+        assert client.send("pause", {}).state == "applied"
+        assert view_at(cluster, "beta").state == "paused"
+        cluster["beta"].kill()
+        until(lambda: {"silent"} <= {peer.state for peer in client.snapshot(0).peers}, 20, "the silence")
+        (row,) = [row for row in client.runs().runs if row.run == begun.run]
+        assert (row.lead, row.stale) == ("beta", True)
+        assert "beta conducts it and is out of reach" in client.snapshot(0).run.reason
+        cluster.start("beta")
+        until(lambda: all(peer.state == "connected" for peer in client.snapshot(0).peers), 20, "the return")
+        assert client.send("stop", {"checkpoint": False}, timeout_seconds=60).state == "applied"
+        until(lambda: client.snapshot(0).run.state == "stopped", 30, "the end")
+    assert view_at(cluster, "beta").state == "stopped"
+
+
+def begun_term(cluster: Cluster, run: str) -> int:
+    """The term in which the node that has the run's rank conducts it."""
+    view = view_at(cluster, "beta")
+    assert view.run == run
+    return view.generation.term

@@ -31,6 +31,7 @@ from trainctl.node_agent.outlook import Outlook
 from trainctl.node_agent.processes import ProcessMeter
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.readings import HostReader
+from trainctl.node_agent.resumption import Resumption
 from trainctl.node_agent.services.wakefulness import Wakefulness
 from trainctl.node_agent.succession import Succession
 from trainctl.node_agent.trainer_link import TrainerLink
@@ -135,6 +136,7 @@ class Agent:
         self._follower = Follower(equipment, self._reply, self._lead, self._lead.office.settle)
         succession = Succession(equipment, self._lead, self._follower)
         self._lead.office.promote, self._follower.reclaim = succession.promote, succession.reclaim
+        self._lead.agree = Resumption(equipment, self._lead, self._follower).take
         public = self._door.pair.public if self._door is not None else ""
         self._advertisement = Advertisement(self.node, self.address, equipment.version, public)
         self._alerts = AlertOffice(self.node, self._hooks, self.publisher)
@@ -302,7 +304,7 @@ class Agent:
 
     def _lead_elsewhere(self, command: m.Command) -> m.Refusal | None:
         """Where a command should go: about a run that another node's agent conducts, or for another agent itself."""
-        if command.verb == "promote":
+        if command.verb == "promote" or (command.verb == "start-run" and command.node is not None):
             return self._other_node(command)
         followed = self._follower.followed
         if self._alerts.knows(command):
@@ -311,7 +313,9 @@ class Agent:
         resumed = command.args.get("resume")
         if known is None and command.verb == "start-run" and isinstance(resumed, str):
             known = self._ledger.followed(resumed)
-        if known is None:
+        elif known is None and self._lead.run is None and command.verb != "start-run":
+            known = self._outlook.handed_over()
+        if known is None or (command.verb == "start-run" and not self._lead.peers.is_open(known.lead)):
             return None
         text = f"{known.lead} conducts {known.run}; its agent is at {known.address}"
         return self._not_lead(command, text, known.lead, known.address)
@@ -413,7 +417,7 @@ class Agent:
                 if time.monotonic() >= look_at:
                     await self._find_processes()
                     look_at = time.monotonic() + PROCESSES_SECONDS
-                self._tell_reading(self._reader.read(time.time()))
+                self._tell_reading(self._read_host(time.time()))
             session, age = self._lead.session, None
             self._follower.loop_lag_seconds = lag_seconds
             if session is not None and session.view.state == "running":
@@ -422,6 +426,14 @@ class Agent:
             self.publisher.beat(beat)
             if self._exporter is not None:
                 self._exporter.look(lag_seconds)
+
+    def _read_host(self, at: float) -> m.HostReading:
+        of_a_run = self._lead.session or self._follower.followed
+        if of_a_run is None:
+            self._reader.count_for(None, at)
+        else:
+            self._reader.count_for(of_a_run.run, at, of_a_run.paths)
+        return self._reader.read(at)
 
     def _tell_reading(self, reading: m.HostReading) -> None:
         self._outlook.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
