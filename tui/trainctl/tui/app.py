@@ -19,6 +19,7 @@ from textual._compositor import ChopsUpdate
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
+from textual.driver import Driver
 from textual.screen import Screen
 from textual.widgets import Input
 from textual.worker import Worker
@@ -40,12 +41,15 @@ from trainctl.tui.screens.base import Bar, BaseScreen, Painted
 from trainctl.tui.source import Connect, Source
 from trainctl.tui.spans import SpanUpdate
 from trainctl.tui.themes import THEMES
+from trainctl.tui.typeahead import Typeahead
 
 if TYPE_CHECKING:
     from trainctl.tui.log_feed import LogFeed
     from trainctl.tui.orders import Follower
 
 REPAINT_SECONDS = 0.5
+WORD_KEYS = {"alt+b": "ctrl+left", "alt+f": "ctrl+right", "alt+backspace": "ctrl+w"}
+"""In a text alt with these goes by words."""
 
 
 class TrainctlApp(App[int]):
@@ -81,6 +85,7 @@ class TrainctlApp(App[int]):
         self.compare_runs: tuple[str, ...] = ()  # that Charts is to overlay
         self._opened = False
         self._rhythm = Rhythm(REPAINT_SECONDS)
+        self._typeahead = Typeahead(self, self._press)
         self.hung_up = threading.Event()
         self.animation_level = "none"
         for item in THEMES:
@@ -92,6 +97,15 @@ class TrainctlApp(App[int]):
         """The bindings that are everywhere, and those of each screen."""
         catalogue.load_all()
         return tables(cls)
+
+    def get_driver_class(self) -> type[Driver]:
+        """Textual's, but for a terminal of this system one of ours."""
+        found = super().get_driver_class()
+        if found.__name__ != "LinuxDriver":
+            return found
+        from trainctl.tui.terminal import TerminalDriver
+
+        return TerminalDriver
 
     # ------------------------------------------------------------ what is shown
 
@@ -173,11 +187,25 @@ class TrainctlApp(App[int]):
 
     async def on_event(self, event: events.Event) -> None:
         """A terminal sends Escape and the key after it as one when they come close: to us they are two keys."""
-        if isinstance(event, events.Key) and not event.is_forwarded and event.key.startswith("alt+"):
-            await super().on_event(events.Key("escape", "\x1b"))
-            await super().on_event(events.Key(event.key.removeprefix("alt+"), event.character))
-        else:
+        if not isinstance(event, events.Key) or event.is_forwarded:
             await super().on_event(event)
+        elif not event.key.startswith("alt+"):
+            await self._press(event)
+        elif event.key in WORD_KEYS and isinstance(self.focused, Input):
+            await self._press(events.Key(WORD_KEYS[event.key], None))
+        else:
+            await self._press(events.Key("escape", "\x1b"))
+            await self._press(events.Key(event.key.removeprefix("alt+"), event.character))
+
+    async def _press(self, key: events.Key) -> None:
+        """Hands a key on, once an Escape before it has led where it leads and the screen to take it is there."""
+        if not self.screen.is_mounted and not self._typeahead.waits:
+            self._typeahead.wait_for(self.screen)
+        if not self._typeahead.holds(key):
+            focus = self.focused or self.screen
+            await super().on_event(key)
+            if key.key == "escape":
+                self._typeahead.wait_for(focus)
 
     def _arrived(self) -> None:
         """A snapshot is drawn at once; where no run is active, the first thing to see is the list of runs."""
