@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from trainctl.protocol import keys
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
 from trainctl.tui import (
     calls,
@@ -31,7 +30,16 @@ from trainctl.tui import (
     output,
     places,
 )
-from trainctl.tui.cli_options import ClusterFile, Config, Connect, ReadOnly, ServerKey, config_of, where
+from trainctl.tui.cli_options import (
+    ClusterFile,
+    Config,
+    Connect,
+    ReadOnly,
+    ServerKey,
+    config_of,
+    share_server_key,
+    where,
+)
 from trainctl.tui.outcome import INTERRUPTED
 
 BROKEN_PIPE = 141
@@ -41,7 +49,12 @@ MOST_DEMO_NODES = 8
 
 
 class _Group(TyperGroup):
-    """Ends quietly when the reader of standard output has gone, which the parser library would call a failure."""
+    """Ends quietly when the reader of standard output has gone, which the parser library would call a failure; and
+    whatever takes --connect takes --server-key."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        share_server_key(self)
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         with _quiet_pipe():  # --help prints here
@@ -93,8 +106,6 @@ def root(
     if version:
         output.say(f"trainctl {_program_version()}")
         raise typer.Exit
-    if server_key is not None:
-        keys.check_public(server_key)
     if ctx.invoked_subcommand is not None:
         return 0
     return _full_screen(where(ctx, connect, cluster), read_only=read_only, config=config)

@@ -1,12 +1,20 @@
 """The options that subcommands share, and which agent they mean by them."""
 
+import copy
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from trainctl.protocol import keys
 from trainctl.tui import calls, places
+
+
+def _checked_key(key: str | None) -> str | None:
+    return keys.check_public(key) if key is not None else None
+
 
 Connect = Annotated[
     str | None,
@@ -30,6 +38,7 @@ ServerKey = Annotated[
     str | None,
     typer.Option(
         "--server-key",
+        callback=_checked_key,
         metavar="KEY",
         help="The public key of the agent, where the cluster file names none for it (else $TRAINCTL_SERVER_KEY).",
         show_default=False,
@@ -59,6 +68,26 @@ def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> plac
     found = None if given else places.cluster_file(file)
     places.use_keys(found if file is not None else None, root.get("server_key"))
     return places.Where((given or calls.DEFAULT_ADDRESS,)) if found is None else places.Where(found.addresses, found)
+
+
+def share_server_key(group: Any) -> None:
+    """Have every command below that takes --connect take --server-key too, as `where` finds it."""
+    given = next(option for option in group.params if option.name == "server_key")
+
+    def keep(ctx: typer.Context, _: Any, key: str | None) -> None:
+        if key is not None:
+            ctx.find_root().params["server_key"] = keys.check_public(key)
+
+    shared = copy.copy(given)
+    shared.expose_value, shared.callback = False, keep
+    for command in _commands_of(group):
+        if any(option.name == "connect" for option in command.params):
+            command.params.append(shared)
+
+
+def _commands_of(group: Any) -> Iterator[Any]:
+    for command in group.commands.values():
+        yield from _commands_of(command) if hasattr(command, "commands") else (command,)
 
 
 def config_of(ctx: typer.Context, config: Path | None) -> Path | None:
