@@ -5,6 +5,7 @@ tests/integration/test_floods.py; limits of what is decoded in test_codec.py; lo
 """
 
 import ast
+import asyncio
 import contextlib
 import socket
 import subprocess
@@ -12,11 +13,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import msgspec
 import pytest
 import zmq
+import zmq.asyncio
 from tests.integration import rawzmtp
 from zmq.utils.monitor import recv_monitor_message
 
@@ -104,6 +107,32 @@ def test_nobody_takes_over_the_replies_to_another(context) -> None:
     server.send_multipart([b"the same", b"reply"])
     assert first.poll(5000) and first.recv() == b"reply"
     assert not server.poll(200) and not second.poll(0)
+
+
+@pytest.mark.parametrize("receive", [sockets.receive, sockets.receive_from])
+async def test_others_have_a_turn_before_each_message(receive: Any) -> None:
+    """Or else whoever sends faster than its messages are dealt with keeps the loop for itself."""
+    context, turns, waiting = zmq.asyncio.Context(), 0, 500
+    try:
+        there, here = sockets.new_socket(context, zmq.PAIR), sockets.new_socket(context, zmq.PAIR)
+        here.bind("inproc://here")
+        there.connect("inproc://here")
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        for _ in range(waiting):
+            await there.send(b"x")
+        task = asyncio.create_task(others())
+        for _ in range(waiting):
+            await receive(here)
+        task.cancel()
+    finally:
+        context.destroy(linger=0)
+    assert turns >= waiting
 
 
 def test_bytes_are_capped_in_what_agents_say_too() -> None:

@@ -35,7 +35,8 @@ FROZEN = {
     "mirror": "--cluster --connect --follow --help --offline --output --project --server-key --to -f -h RUN",
     "promote": "--cluster --connect --help --json --old-lead-is-off --run --server-key --timeout -h NODE",
     "replay": "--help --speed -h RUN",
-    "run": "--cluster --connect --follow --help --json --resume --server-key --set --timeout -f -h RUN.toml",
+    "run": "--cluster --connect --follow --help --json --node --old-lead-is-off --resume --server-key --set --timeout "
+    "-f -h RUN.toml",
     "send": "--cluster --connect --help --id --if-plan --json --node --run --server-key --timeout --ttl --wait -h "
     "KEY=VALUE VERB",
     "status": "--cluster --connect --help --json --run --server-key -h",

@@ -31,6 +31,7 @@ from trainctl.node_agent.outlook import Outlook
 from trainctl.node_agent.processes import ProcessMeter
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.readings import HostReader
+from trainctl.node_agent.resumption import Resumption
 from trainctl.node_agent.services.wakefulness import Wakefulness
 from trainctl.node_agent.succession import Succession
 from trainctl.node_agent.trainer_link import TrainerLink
@@ -50,7 +51,10 @@ PROCESSES_SECONDS = 5.0
 WATCH_SECONDS = 0.25
 """How often the agent looks whether its trainers live, and lets commands expire."""
 MOST_ASKED, MOST_ASKED_BY_ALL = 64, 1024
-"""Requests of one client, and of all, that may be under way; what is asked beyond is refused, to be asked again."""
+"""Requests of one client, and of all, that may be under way or wait; what is asked beyond is refused, to be asked
+again."""
+AT_ONCE = 4
+"""Requests of one client that are answered at a time: others' need not wait behind all that it asks."""
 FAREWELL_SECONDS = 3.0
 """How long a leashed agent answers after it was let go and its run has ended."""
 
@@ -95,7 +99,9 @@ class Agent:
         self._exporter: Exporter | None = None
         self._stopping = asyncio.Event()
         self._commands: asyncio.Queue[tuple[bytes, m.Command]] = asyncio.Queue()
-        self._turnstile = Turnstile(MOST_ASKED, MOST_ASKED_BY_ALL)
+        self._pending: set[asyncio.Task[None]] = set()
+        self._asked: Turnstile[m.ClientRequest] = Turnstile(AT_ONCE, MOST_ASKED, MOST_ASKED_BY_ALL)
+        self._ordered: Turnstile[m.Command] = Turnstile(1, MOST_ASKED, MOST_ASKED_BY_ALL)
 
     # ------------------------------------------------------------ life
 
@@ -130,6 +136,7 @@ class Agent:
         self._follower = Follower(equipment, self._reply, self._lead, self._lead.office.settle)
         succession = Succession(equipment, self._lead, self._follower)
         self._lead.office.promote, self._follower.reclaim = succession.promote, succession.reclaim
+        self._lead.agree = Resumption(equipment, self._lead, self._follower).take
         public = self._door.pair.public if self._door is not None else ""
         self._advertisement = Advertisement(self.node, self.address, equipment.version, public)
         self._alerts = AlertOffice(self.node, self._hooks, self.publisher)
@@ -223,7 +230,6 @@ class Agent:
     # ------------------------------------------------------------ clients and other agents
 
     async def _serve_requests(self) -> None:
-        pending: set[asyncio.Task[None]] = set()
         while True:
             frames, sender = await sockets.receive_from(self._control)
             identity = frames[0]
@@ -234,15 +240,31 @@ class Agent:
                 continue
             if isinstance(request, m.ToPeer):
                 await self._follower.receive(identity, request)
-            elif not self._turnstile.enter(identity):
+            elif not self._enter(identity, request):
                 text = f"{MOST_ASKED} requests of yours are still to be answered: ask again later"
                 await self._reply(identity, m.Refusal(rid=request.rid, code="busy", text=text))
-            elif isinstance(request, m.Command):
-                self._commands.put_nowait((identity, request))
-            else:
-                task = asyncio.create_task(self._answer_request(identity, request))
-                pending.add(task)
-                task.add_done_callback(pending.discard)
+
+    def _enter(self, identity: bytes, request: m.ClientRequest) -> bool:
+        """Begin with a request now or when it is its client's turn; False if there is no room for it."""
+        if isinstance(request, m.Command):
+            entered = self._ordered.enter(identity, request)
+            self._queue_command(identity)
+        else:
+            entered = self._asked.enter(identity, request)
+            self._begin_answers(identity)
+        return entered
+
+    def _begin_answers(self, identity: bytes) -> None:
+        while (request := self._asked.begin(identity)) is not None:
+            task = asyncio.create_task(self._answer_request(identity, request))
+            self._pending.add(task)
+            task.add_done_callback(self._pending.discard)
+
+    def _queue_command(self, identity: bytes) -> None:
+        """One of each client, so that their turns are one after another."""
+        command = self._ordered.begin(identity)
+        if command is not None:
+            self._commands.put_nowait((identity, command))
 
     def _admit(self, frames: list[bytes], sender: sockets.Sender) -> tuple[bytes, m.ClientRequest | m.ToPeer]:
         """Whom to answer, and the request in frames. Raises ProtocolError or NotAuthorisedError."""
@@ -266,8 +288,10 @@ class Agent:
     async def _serve_commands(self) -> None:
         """One after another; starting a run on other nodes can take seconds, in which requests are answered."""
         while True:
+            await asyncio.sleep(0)  # requests have a turn between commands that wait already
             identity, command = await self._commands.get()
-            self._turnstile.leave(identity)
+            self._ordered.leave(identity)
+            self._queue_command(identity)
             lead = self._lead_elsewhere(command)
             if lead is not None:
                 await self._reply(identity, lead)
@@ -280,7 +304,7 @@ class Agent:
 
     def _lead_elsewhere(self, command: m.Command) -> m.Refusal | None:
         """Where a command should go: about a run that another node's agent conducts, or for another agent itself."""
-        if command.verb == "promote":
+        if command.verb == "promote" or (command.verb == "start-run" and command.node is not None):
             return self._other_node(command)
         followed = self._follower.followed
         if self._alerts.knows(command):
@@ -289,7 +313,9 @@ class Agent:
         resumed = command.args.get("resume")
         if known is None and command.verb == "start-run" and isinstance(resumed, str):
             known = self._ledger.followed(resumed)
-        if known is None:
+        elif known is None and self._lead.run is None and command.verb != "start-run":
+            known = self._outlook.handed_over()
+        if known is None or (command.verb == "start-run" and not self._lead.peers.is_open(known.lead)):
             return None
         text = f"{known.lead} conducts {known.run}; its agent is at {known.address}"
         return self._not_lead(command, text, known.lead, known.address)
@@ -311,7 +337,8 @@ class Agent:
         try:
             reply = await self._answer_to(request)
         finally:
-            self._turnstile.leave(identity)
+            self._asked.leave(identity)
+            self._begin_answers(identity)
         try:
             await self._reply(identity, reply)
         except ProtocolError as error:
@@ -390,7 +417,7 @@ class Agent:
                 if time.monotonic() >= look_at:
                     await self._find_processes()
                     look_at = time.monotonic() + PROCESSES_SECONDS
-                self._tell_reading(self._reader.read(time.time()))
+                self._tell_reading(self._read_host(time.time()))
             session, age = self._lead.session, None
             self._follower.loop_lag_seconds = lag_seconds
             if session is not None and session.view.state == "running":
@@ -399,6 +426,14 @@ class Agent:
             self.publisher.beat(beat)
             if self._exporter is not None:
                 self._exporter.look(lag_seconds)
+
+    def _read_host(self, at: float) -> m.HostReading:
+        of_a_run = self._lead.session or self._follower.followed
+        if of_a_run is None:
+            self._reader.count_for(None, at)
+        else:
+            self._reader.count_for(of_a_run.run, at, of_a_run.paths)
+        return self._reader.read(at)
 
     def _tell_reading(self, reading: m.HostReading) -> None:
         self._outlook.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())

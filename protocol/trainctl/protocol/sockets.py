@@ -19,6 +19,9 @@ DEFAULT_PORT = 7474
 MAX_FRAMES = 8
 SUBSCRIPTION_BYTES = 512
 """Largest frame a publisher takes: a handshake or a subscription, each byte of which costs it some 50."""
+CONTROL_WAITING = 100
+"""Most messages of one connection that wait at an agent's socket for requests: 64 KiB each at worst. What comes beyond
+waits on its sender's side."""
 LISTENING = (zmq.ROUTER, zmq.PUB)
 """Kinds that are bound and connected to. They send no heartbeats of their own: libzmq 4.3.5 aborts the process when one
 is due on a connection whose peer has gone while more of it waits than the socket takes (RCVHWM). They answer those of
@@ -52,6 +55,7 @@ def new_socket(context: Any, kind: int, *, control: bool = False, socket_class: 
     elif kind == zmq.ROUTER:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
+        socket.setsockopt(zmq.RCVHWM, CONTROL_WAITING if control else 1000)
     elif kind == zmq.DEALER:
         socket.setsockopt(zmq.IMMEDIATE, 1)
     return socket
@@ -148,15 +152,28 @@ class Sender(NamedTuple):
 
 async def receive_from(socket: Any) -> tuple[list[bytes], Sender]:
     """As `receive`, and who sent it."""
-    frame = await socket.recv(copy=False)
-    frames: list[bytes] = [frame.bytes]
+    frames = await _receive(socket)
+    return [frame.bytes for frame in frames], _sender(frames[0])
+
+
+async def receive(socket: Any) -> list[bytes]:
+    """One message of an asyncio socket, frame by frame; past MAX_FRAMES frames are dropped unread, and an empty one
+    is added, so that there are too many."""
+    return [frame.bytes for frame in await _receive(socket)]
+
+
+async def _receive(socket: Any) -> list[Any]:
+    """Others have a turn before each message: what waits already is received without one, and a flood would keep the
+    loop for itself."""
+    await asyncio.sleep(0)
+    frames = [await socket.recv(copy=False)]
     count = 1
     while socket.getsockopt(zmq.RCVMORE):
         frame = await socket.recv(copy=False)
         count += 1
         if count <= MAX_FRAMES:
-            frames.append(frame.bytes)
-    return (frames if count <= MAX_FRAMES else [*frames, b""]), _sender(frame)
+            frames.append(frame)
+    return frames if count <= MAX_FRAMES else [*frames, zmq.Frame()]
 
 
 def _sender(frame: Any) -> Sender:
@@ -164,19 +181,3 @@ def _sender(frame: Any) -> Sender:
         return Sender(str(frame.get("User-Id")), int(frame.get(zmq.SRCFD)))
     except zmq.ZMQError:
         return Sender()
-
-
-async def receive(socket: Any) -> list[bytes]:
-    """One message of an asyncio socket, frame by frame; past MAX_FRAMES frames are dropped unread.
-
-    Others have a turn before each: what waits already is received without one, and a flood would keep it for itself.
-    """
-    await asyncio.sleep(0)
-    frames: list[bytes] = [await socket.recv()]
-    count = 1
-    while socket.getsockopt(zmq.RCVMORE):
-        frame: bytes = await socket.recv()
-        count += 1
-        if count <= MAX_FRAMES:
-            frames.append(frame)
-    return frames if count <= MAX_FRAMES else [*frames, b""]

@@ -2,18 +2,20 @@
 
 import copy
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from trainctl.protocol import keys
 from trainctl.tui import calls, places
 
 
 def _checked_key(key: str | None) -> str | None:
-    return keys.check_public(key) if key is not None else None
+    if key is None:
+        return None
+    from trainctl.protocol import keys
+
+    return keys.check_public(key)
 
 
 Connect = Annotated[
@@ -70,24 +72,20 @@ def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> plac
     return places.Where((given or calls.DEFAULT_ADDRESS,)) if found is None else places.Where(found.addresses, found)
 
 
-def share_server_key(group: Any) -> None:
-    """Have every command below that takes --connect take --server-key too, as `where` finds it."""
-    given = next(option for option in group.params if option.name == "server_key")
-
-    def keep(ctx: typer.Context, _: Any, key: str | None) -> None:
-        if key is not None:
-            ctx.find_root().params["server_key"] = keys.check_public(key)
-
-    shared = copy.copy(given)
-    shared.expose_value, shared.callback = False, keep
-    for command in _commands_of(group):
-        if any(option.name == "connect" for option in command.params):
-            command.params.append(shared)
+def share_server_key(given: Any, command: Any) -> None:
+    """Have a command that takes --connect, or each below it that does, take the option `given` too, as `where` finds
+    it."""
+    for below in getattr(command, "commands", {}).values():
+        share_server_key(given, below)
+    if any(option.name == "connect" for option in command.params):
+        shared = copy.copy(given)
+        shared.expose_value, shared.callback = False, _keep_key
+        command.params.append(shared)
 
 
-def _commands_of(group: Any) -> Iterator[Any]:
-    for command in group.commands.values():
-        yield from _commands_of(command) if hasattr(command, "commands") else (command,)
+def _keep_key(ctx: typer.Context, _: Any, key: str | None) -> None:
+    if key is not None:
+        ctx.find_root().params["server_key"] = _checked_key(key)
 
 
 def config_of(ctx: typer.Context, config: Path | None) -> Path | None:
