@@ -8,6 +8,8 @@ import ast
 import asyncio
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,3 +151,20 @@ def test_nothing_is_unpickled() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
                 of_torch = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"
                 assert not of_torch or "weights_only" in {word.arg for word in node.keywords}, file
+
+
+def test_no_two_processes_number_their_connections_alike() -> None:
+    """libzmq seeds nothing: who had seen one process's numbers would know every other's."""
+    program = """
+import zmq
+from trainctl.protocol import sockets
+context = zmq.Context()
+router, dealer = sockets.new_socket(context, zmq.ROUTER), sockets.new_socket(context, zmq.DEALER)
+dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+dealer.send(b"")
+print(router.recv_multipart()[0].hex())
+context.destroy(linger=0)
+"""
+    said = [subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60).stdout for _ in range(2)]
+    assert [len(one) for one in said] == [11, 11]
+    assert said[0] != said[1]

@@ -35,7 +35,9 @@ FROZEN = {
     "mirror": "--cluster --connect --follow --help --offline --output --project --to -f -h RUN",
     "promote": "--cluster --connect --help --json --old-lead-is-off --run --timeout -h NODE",
     "replay": "--help --speed -h RUN",
-    "run": "--cluster --connect --follow --help --json --resume --set --timeout -f -h RUN.toml",
+    "run": (
+        "--cluster --connect --follow --help --json --node --old-lead-is-off --resume --set --timeout -f -h RUN.toml"
+    ),
     "send": "--cluster --connect --help --id --if-plan --json --node --run --timeout --ttl --wait -h KEY=VALUE VERB",
     "status": "--cluster --connect --help --json --run -h",
     "watch": "--cluster --connect --help --json --run -h",

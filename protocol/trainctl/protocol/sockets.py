@@ -1,8 +1,10 @@
 """Every ZeroMQ socket the program opens, with the options that keep it bounded and honest, and where it may bind."""
 
 import asyncio
+import ctypes
 import ipaddress
-from typing import Any
+import secrets
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import zmq
@@ -31,6 +33,8 @@ their peers, and by the time to live in these they notice that a peer is gone.""
 def new_socket(context: Any, kind: int, *, control: bool = False, socket_class: Any = None) -> Any:
     """A socket of `context` (plain or asyncio) with the common options; `control` caps frames at 64 KiB;
     `socket_class` is the context's own unless given."""
+    if kind == zmq.ROUTER:
+        _seed_identities()
     socket = context.socket(kind, socket_class=socket_class)
     socket.setsockopt(zmq.LINGER, 0)
     limit = SUBSCRIPTION_BYTES if kind == zmq.XPUB else CONTROL_FRAME_BYTES if control else FRAME_BYTES
@@ -58,6 +62,13 @@ def new_socket(context: Any, kind: int, *, control: bool = False, socket_class: 
     elif kind == zmq.DEALER:
         socket.setsockopt(zmq.IMMEDIATE, 1)
     return socket
+
+
+def _seed_identities() -> None:
+    """A ROUTER numbers its connections from a random number of the C library's, which libzmq 4.3.5 never seeds: every
+    agent would begin with the same one. Who knows the next number can claim it as an identity, and libzmq aborts the
+    process when it comes to give it."""
+    ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
 
 
 def _keep_alive(socket: Any) -> None:
@@ -135,8 +146,15 @@ def check_frames(frames: list[bytes], wanted: int) -> list[bytes]:
     return frames
 
 
-async def receive_from(socket: Any) -> tuple[list[bytes], str]:
-    """As `receive`, and the public key, Z85, of who sent it; empty if the socket uses no keys."""
+class Sender(NamedTuple):
+    """Of one message."""
+
+    public: str = ""  # Z85; empty: the socket uses no keys
+    descriptor: int = -1  # of the connection that it came over; -1: not known
+
+
+async def receive_from(socket: Any) -> tuple[list[bytes], Sender]:
+    """As `receive`, and who sent it."""
     frames = await _receive(socket)
     return [frame.bytes for frame in frames], _sender(frames[0])
 
@@ -161,8 +179,8 @@ async def _receive(socket: Any) -> list[Any]:
     return frames if count <= MAX_FRAMES else [*frames, zmq.Frame()]
 
 
-def _sender(frame: Any) -> str:
+def _sender(frame: Any) -> Sender:
     try:
-        return str(frame.get("User-Id"))
+        return Sender(str(frame.get("User-Id")), int(frame.get(zmq.SRCFD)))
     except zmq.ZMQError:
-        return ""
+        return Sender()

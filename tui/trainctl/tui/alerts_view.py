@@ -197,7 +197,11 @@ def facts_now(alert: m.AlertView, state: ViewState) -> list[str]:
 def _machine(host: m.HostReading) -> list[str]:
     parts = [f"cpu {host.cpu_percent:.0f} %"] if host.cpu_percent is not None else []
     parts += [f"load {host.load_1min:.1f}"] if host.load_1min is not None else []
-    parts += [f"disk free {f.gigabytes(host.disk_free_bytes)} GB"] if host.disk_free_bytes is not None else []
+    parts += (
+        [f"disk free {f.used_of(host.disk_free_bytes, host.disk_total_bytes)} GB"]
+        if host.disk_free_bytes is not None
+        else []
+    )
     made = [", ".join(parts)] if parts else []
     for gpu in host.gpus:
         words = [f"{gpu.utilization_percent:.0f} %"] if gpu.utilization_percent is not None else []
