@@ -10,7 +10,7 @@ import zmq
 from tests.integration.clusters import FOREVER, NODES, Cluster, on
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
 from tests.integration.exactness import check_ledger, worst_deviation
-from tests.integration.test_cluster_curve import one_rank_curve
+from tests.integration.reference import one_rank_curve
 from tests.integration.test_cluster_peers import Greeter
 from tests.integration.test_faults import was_lost as given_up
 
@@ -29,9 +29,9 @@ def config(run_config) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> list[m.StepCommitted]:
-    """One rank's curve, made by the first test that needs it."""
-    return []
+def undisturbed(config) -> list[m.StepCommitted]:
+    """One rank's curve."""
+    return one_rank_curve({**config, "nodes": on("alpha", alpha={"micro": 6})})
 
 
 @pytest.fixture
@@ -79,17 +79,12 @@ def family(pid: int) -> list[psutil.Process]:
     return [trainer.parent(), *trainer.children(recursive=True)]
 
 
-def check(cluster: Cluster, run: str, lead: str, undisturbed: list[m.StepCommitted], config: dict[str, Any],
-          was_lost: set[str]) -> None:  # fmt: skip
+def check(cluster: Cluster, run: str, lead: str, undisturbed: list[m.StepCommitted], was_lost: set[str]) -> None:
     """The run has ended at its last step on the curve of one rank, and the record of every node has all of it."""
     with cluster.client(lead) as client:
         view = wait_for_end(client)
         assert (view.state, view.step, view.lead) == ("finished", STEPS, lead), view.reason
         steps = all_steps(client, run)
-        if not undisturbed:
-            alone = {**config, "nodes": on("alpha", alpha={"micro": 6})}
-            with cluster.client("alpha") as first:
-                undisturbed += one_rank_curve(first, alone)
     assert worst_deviation(steps, undisturbed) <= 1e-5
     with cluster.client(lead) as client:
         events = client.events(run, limit=500).events
@@ -108,7 +103,7 @@ def resume(cluster: Cluster, node: str) -> None:
         assert reply.state == "applied", reply
 
 
-def test_the_lead_hands_over_and_gets_the_run_back_without_a_rank_lost(cluster, run, config, undisturbed):
+def test_the_lead_hands_over_and_gets_the_run_back_without_a_rank_lost(cluster, run, undisturbed):
     resume(cluster, "alpha")
     first = view_at(cluster, "alpha").generation.term
     for term, (node, before) in enumerate((("gamma", "alpha"), ("alpha", "gamma")), first + 1):
@@ -122,14 +117,14 @@ def test_the_lead_hands_over_and_gets_the_run_back_without_a_rank_lost(cluster, 
             reply = client.send("set-lr", {"value": 5e-4, "schedule": "set"}, timeout_seconds=60)
             assert reply.state == "applied", reply
         assert promote(cluster, node, through="beta").field == "node"
-    check(cluster, run, "alpha", undisturbed, config, set())
+    check(cluster, run, "alpha", undisturbed, set())
     with cluster.client("beta") as client:
         events = client.events(run, limit=500).events
     assert not [event.text for event in events if " is lost" in event.text]
     assert [event.verb for event in events if event.outcome == "applied"][-4:] == ["promote", "set-lr"] * 2
 
 
-def test_leads_that_are_gone_are_replaced_and_follow_when_they_are_back(cluster, run, config, undisturbed):
+def test_leads_that_are_gone_are_replaced_and_follow_when_they_are_back(cluster, run, undisturbed):
     """The first by a majority; the second, when there is none left, only by the word that it is off for certain."""
     resume(cluster, "alpha")
     note = {"verb": "note", "args": {"text": "before"}, "id": "00000000-0000-4000-8000-000000000001"}
@@ -160,7 +155,7 @@ def test_leads_that_are_gone_are_replaced_and_follow_when_they_are_back(cluster,
     with cluster.client("beta") as client:
         until(lambda: all(rank.backend is not None for rank in client.snapshot(0).run.ranks), 60, "all trainers")
     resume(cluster, "beta")
-    check(cluster, run, "beta", undisturbed, config, {"alpha", "gamma"})
+    check(cluster, run, "beta", undisturbed, {"alpha", "gamma"})
 
 
 def test_a_run_that_was_handed_over_and_not_taken_is_conducted_again(cluster, run_config):

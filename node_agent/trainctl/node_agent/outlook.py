@@ -54,6 +54,8 @@ class Outlook:
         return self._alerts.view
 
     def refusals(self, limit: int) -> tuple[m.Refused, ...]:
+        if self._own.door is not None:
+            self._own.door.settle()
         return self._own.ledger.refusals(limit)
 
     def address_of(self, node: str) -> str | None:
