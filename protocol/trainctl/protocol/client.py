@@ -93,18 +93,20 @@ class Client:
 
     def __init__(
         self, address: str, *, by: str | None = None, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-        keys: Keyring | None = None,
+        keys: Keyring | None = None, context: zmq.asyncio.Context | None = None,
     ) -> None:  # fmt: skip
-        """`keys`: the program's keyring unless given. Off loopback nothing is said without keys."""
+        """`keys`: the program's keyring unless given. Off loopback nothing is said without keys. `context`: one to
+        share with other clients, whose owner ends it; each of its own would cost two threads."""
         sockets.split(address)
         self.address, self.by, self.timeout_seconds = address, by if by is not None else user_name(), timeout_seconds
         self.keys = keys or current()
+        self._shared = context
         self._waiting: dict[str, asyncio.Queue[m.AgentReply | TrainctlError]] = {}
 
     async def __aenter__(self) -> Self:
         """Raises InvalidInputError for an agent whose key isn't known, and for a lack of own keys."""
         self._credentials = self.keys.credentials(self.address)
-        self._context = zmq.asyncio.Context()
+        self._context = self._shared or zmq.asyncio.Context()
         self._socket = sockets.new_socket(self._context, zmq.DEALER)
         if self._credentials is not None:
             sockets.secure_client(self._socket, self._credentials.own, self._credentials.server)
@@ -121,7 +123,9 @@ class Client:
         with contextlib.suppress(asyncio.CancelledError):
             await self._receiver
         await self._watch.close()
-        self._context.destroy(linger=0)
+        self._socket.close(linger=0)
+        if self._shared is None:
+            self._context.destroy(linger=0)
 
     # ------------------------------------------------------------ requests
 

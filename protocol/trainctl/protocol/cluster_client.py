@@ -9,6 +9,8 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator
 
+import zmq.asyncio
+
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import DEFAULT_TIMEOUT_SECONDS, Client, Connection
 from trainctl.protocol.errors import TrainctlError
@@ -57,6 +59,7 @@ class _Cluster:
         self.names: dict[str, str] = {}  # address -> node
         self._main, self._columns, self._by, self._timeout_seconds = address, columns, by, timeout_seconds
         self._keys = keys
+        self._context = zmq.asyncio.Context()
         self._is_active = False
         self._term = 0  # of the run that was last seen to be conducted
         self._old: list[asyncio.Task[None]] = []
@@ -75,9 +78,7 @@ class _Cluster:
         while True:
             try:
                 async with (
-                    Client(
-                        watch.address, by=self._by, timeout_seconds=self._timeout_seconds, keys=self._keys
-                    ) as client,
+                    self._client(watch.address) as client,
                     contextlib.aclosing(client.attach(columns)) as items,
                 ):
                     async for item in items:
@@ -85,6 +86,11 @@ class _Cluster:
             except TrainctlError as error:
                 await self.queue.put((watch, error))
             await asyncio.sleep(RETRY_SECONDS)
+
+    def _client(self, address: str) -> Client:
+        return Client(
+            address, by=self._by, timeout_seconds=self._timeout_seconds, keys=self._keys, context=self._context
+        )
 
     def take(self, watch: _Watch, item: Item | TrainctlError) -> list[Item]:
         """What of it is to be passed on. Raises the error that the conducting agent's attachment ended with."""
@@ -138,3 +144,4 @@ class _Cluster:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._context.destroy(linger=0)

@@ -124,6 +124,7 @@ class HandshakeWatch:
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
         self._socket.disable_monitor()
+        self._monitor.close(linger=0)
 
 
 def _new_verdict() -> "asyncio.Future[NotAuthorisedError]":

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import dataclasses
 import datetime
+import functools
 import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import RenderableType
 from textual import events
@@ -18,42 +19,37 @@ from textual._compositor import ChopsUpdate
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
+from textual.driver import Driver
 from textual.screen import Screen
 from textual.widgets import Input
 from textual.worker import Worker
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
-from trainctl.tui import control, keymap, offers, orders, picture, settings, split, themes
+from trainctl.tui import keymap, settings, themes
 from trainctl.tui import model as md
 from trainctl.tui.bindings import EVERYWHERE, LOOK, OWN_ACTIONS, bindings_of, tables
 from trainctl.tui.bottom import Bottom, KeyHint
 from trainctl.tui.calls import DEFAULT_ADDRESS, Order
 from trainctl.tui.clock import Clock
-from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.feed import SNAPSHOT_COLUMNS, Feed
 from trainctl.tui.glyphs import Glyphs, for_locale
-from trainctl.tui.log_feed import LogFeed
-from trainctl.tui.orders import Follower
 from trainctl.tui.palette import ActionProvider, VerbProvider
 from trainctl.tui.rhythm import Rhythm
 from trainctl.tui.ringer import Ringer
-from trainctl.tui.screens.alerts import AlertsScreen
-from trainctl.tui.screens.base import Bar, BaseScreen
-from trainctl.tui.screens.charts import ChartsScreen
-from trainctl.tui.screens.events import EventsScreen
-from trainctl.tui.screens.help import HelpScreen
-from trainctl.tui.screens.log_screen import LogScreen
-from trainctl.tui.screens.logs import LogsScreen
-from trainctl.tui.screens.node import NodeScreen
-from trainctl.tui.screens.overview import OverviewScreen
-from trainctl.tui.screens.runs import RunsScreen
-from trainctl.tui.screens.why import WhyScreen
+from trainctl.tui.screens import catalogue
+from trainctl.tui.screens.base import Bar, BaseScreen, Painted
 from trainctl.tui.source import Connect, Source
 from trainctl.tui.spans import SpanUpdate
-from trainctl.tui.split_dialog import SplitDialog
 from trainctl.tui.themes import THEMES
+from trainctl.tui.typeahead import Typeahead
+
+if TYPE_CHECKING:
+    from trainctl.tui.log_feed import LogFeed
+    from trainctl.tui.orders import Follower
 
 REPAINT_SECONDS = 0.5
+WORD_KEYS = {"alt+b": "ctrl+left", "alt+f": "ctrl+right", "alt+backspace": "ctrl+w"}
+"""In a text alt with these goes by words."""
 
 
 class TrainctlApp(App[int]):
@@ -63,6 +59,7 @@ class TrainctlApp(App[int]):
     TITLE = "trainctl"
     CSS = LOOK
     BINDINGS: ClassVar[list[BindingType]] = EVERYWHERE
+    SCREENS: ClassVar[Mapping[str, Callable[[], Screen[Any]]]] = catalogue.makers()  # type: ignore[assignment]
     COMMANDS: ClassVar[set[Any]] = {VerbProvider, ActionProvider}
     ENABLE_COMMAND_PALETTE = True
 
@@ -85,10 +82,10 @@ class TrainctlApp(App[int]):
         self.ringer = Ringer(on=bell)
         self._pinned: md.ViewState | None = None
         self.selected: int | None = None
-        self.logs = LogFeed(lambda: self.feed.client, self.clock, self.paint)
         self.compare_runs: tuple[str, ...] = ()  # that Charts is to overlay
         self._opened = False
         self._rhythm = Rhythm(REPAINT_SECONDS)
+        self._typeahead = Typeahead(self, self._press)
         self.hung_up = threading.Event()
         self.animation_level = "none"
         for item in THEMES:
@@ -98,7 +95,17 @@ class TrainctlApp(App[int]):
     @classmethod
     def key_tables(cls) -> keymap.Tables:
         """The bindings that are everywhere, and those of each screen."""
+        catalogue.load_all()
         return tables(cls)
+
+    def get_driver_class(self) -> type[Driver]:
+        """Textual's, but for a terminal of this system one of ours."""
+        found = super().get_driver_class()
+        if found.__name__ != "LinuxDriver":
+            return found
+        from trainctl.tui.terminal import TerminalDriver
+
+        return TerminalDriver
 
     # ------------------------------------------------------------ what is shown
 
@@ -126,6 +133,13 @@ class TrainctlApp(App[int]):
         words += ["FROM RECORD"] if self._pinned is not None else []
         return " ".join([*words, "READ-ONLY"] if self.read_only else words)
 
+    @functools.cached_property
+    def logs(self) -> "LogFeed":
+        """What reads the logs on screen."""
+        from trainctl.tui.log_feed import LogFeed
+
+        return LogFeed(lambda: self.feed.client, self.clock, self.paint)
+
     def key_hints(self) -> list[KeyHint]:
         """The live bindings that are to be seen, in the order of their declaration."""
         paused = self.shown.run is not None and self.shown.run.state in ("pausing", "paused")
@@ -151,11 +165,6 @@ class TrainctlApp(App[int]):
     # ------------------------------------------------------------ following the agent
 
     def on_mount(self) -> None:
-        screens = (OverviewScreen(name="overview"), RunsScreen(name="runs"), ChartsScreen(name="charts"))
-        for screen in (*screens, EventsScreen(name="events"), AlertsScreen(name="alerts")):
-            self.install_screen(screen, screen.name or "")
-        self.install_screen(NodeScreen(name="node"), "node")
-        self.install_screen(LogsScreen(name="logs"), "logs")
         self.push_screen("overview")
         self.run_worker(self.feed.keep_up(), group="follow")
         self.run_worker(self.feed.attend(lambda: self.read_only), group="attend")
@@ -178,20 +187,32 @@ class TrainctlApp(App[int]):
 
     async def on_event(self, event: events.Event) -> None:
         """A terminal sends Escape and the key after it as one when they come close: to us they are two keys."""
-        if isinstance(event, events.Key) and not event.is_forwarded and event.key.startswith("alt+"):
-            await super().on_event(events.Key("escape", "\x1b"))
-            await super().on_event(events.Key(event.key.removeprefix("alt+"), event.character))
-        else:
+        if not isinstance(event, events.Key) or event.is_forwarded:
             await super().on_event(event)
+        elif not event.key.startswith("alt+"):
+            await self._press(event)
+        elif event.key in WORD_KEYS and isinstance(self.focused, Input):
+            await self._press(events.Key(WORD_KEYS[event.key], None))
+        else:
+            await self._press(events.Key("escape", "\x1b"))
+            await self._press(events.Key(event.key.removeprefix("alt+"), event.character))
+
+    async def _press(self, key: events.Key) -> None:
+        """Hands a key on, once an Escape before it has led where it leads and the screen to take it is there."""
+        if not self.screen.is_mounted and not self._typeahead.waits:
+            self._typeahead.wait_for(self.screen)
+        if not self._typeahead.holds(key):
+            focus = self.focused or self.screen
+            await super().on_event(key)
+            if key.key == "escape":
+                self._typeahead.wait_for(focus)
 
     def _arrived(self) -> None:
         """A snapshot is drawn at once; where no run is active, the first thing to see is the list of runs."""
         if not self._opened and not self.live.active:
             self.action_show("runs")
-        elif isinstance(self.screen, RunsScreen):
-            self.screen.action_reload()
-        elif isinstance(self.screen, NodeScreen):
-            self.screen.reload()
+        elif isinstance(self.screen, BaseScreen):
+            self.screen.arrived()
         self._opened = True
         self.paint()
         # The function, not its coroutine: the next snapshot may end this before it has begun.
@@ -206,7 +227,7 @@ class TrainctlApp(App[int]):
         if self.ringer.rings(self.live):
             self.bell()
         for screen in self.screen_stack:
-            if isinstance(screen, BaseScreen | SplitDialog) and screen.is_mounted:
+            if isinstance(screen, Painted) and screen.is_mounted:
                 screen.paint()
 
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
@@ -218,9 +239,7 @@ class TrainctlApp(App[int]):
         """The program's own keys are text while something is typed, and rest while a dialog is open."""
         if action not in OWN_ACTIONS:
             return True
-        if parameters in (("rebalance",), ("checkpoint",)) and isinstance(self.screen, RunsScreen):
-            return False  # there the keys are the screen's own
-        if isinstance(self.screen, LogScreen) and self.screen.own_keys.intersection(map(str, parameters)):
+        if isinstance(self.screen, BaseScreen) and self.screen.own_keys.intersection(map(str, parameters)):
             return False
         return isinstance(self.screen, BaseScreen) and not isinstance(self.focused, Input)
 
@@ -265,6 +284,8 @@ class TrainctlApp(App[int]):
         if alert is None:
             self.notify("no alert is open")
         else:
+            from trainctl.tui.screens.why import WhyScreen
+
             self.push_screen(WhyScreen(alert, self.glyphs))
 
     def action_select(self, rank: int) -> None:
@@ -287,14 +308,20 @@ class TrainctlApp(App[int]):
 
     def open_dialog(self, verb: str, values: Mapping[str, str] | None = None) -> None:
         """The dialog of a verb, its fields filled from the run shown."""
+        from trainctl.tui import control, split
+        from trainctl.tui.dialogs import CommandDialog
+        from trainctl.tui.split_dialog import SplitDialog
+
         form = control.form(verb, self.shown, self.selected, values)
         if verb == "rebalance":
             self.push_screen(SplitDialog(form, split.opened(self.shown, self.selected), self.glyphs))
         else:
             self.push_screen(CommandDialog(form, self.glyphs))
 
-    def send_order(self, order: Order, follower: Follower) -> None:
+    def send_order(self, order: Order, follower: "Follower") -> None:
         """Sends a command; `follower` is told of each state it reaches, and the person if nothing shows it any more."""
+        from trainctl.tui import orders
+
         orders.send(self, order, follower)
 
     def action_undo(self) -> None:
@@ -303,6 +330,8 @@ class TrainctlApp(App[int]):
 
     def action_copy(self) -> None:
         if isinstance(self.screen, BaseScreen):
+            from trainctl.tui import offers
+
             offers.copy_value(self, self.screen.values())
 
     def action_command_line(self) -> None:
@@ -311,6 +340,8 @@ class TrainctlApp(App[int]):
             self.paint()
 
     def action_help(self) -> None:
+        from trainctl.tui.screens.help import HelpScreen
+
         own = {binding.action for kind in (type(self), type(self.screen)) for binding in bindings_of(kind)}
         keys: dict[str, list[str]] = {}
         for binding in self._active():
@@ -336,6 +367,8 @@ class TrainctlApp(App[int]):
             self.paint()
 
     def action_picture(self) -> None:
+        from trainctl.tui import picture
+
         at = datetime.datetime.fromtimestamp(self.clock.wall(), self.clock.zone or datetime.UTC)
         try:
             path = picture.save(self, self._pictures / picture.file_name(at))
