@@ -154,7 +154,7 @@ def test_ls(agent: Agent) -> None:
     done = call("ls", *agent.at)
     assert done.returncode == 0
     header, row = done.stdout.splitlines()
-    assert header.split() == ["RUN", "STATE", "STEP", "LOSS", "STARTED", "DIRECTORY"]
+    assert header.split() == ["RUN", "STATE", "STEP", "LOSS", "LEAD", "STARTED", "DIRECTORY"]
     assert row.startswith("tiny-")
     (run,) = call_json("ls", *agent.at)["runs"]
     assert run["state"] in ("running", "paused")
