@@ -157,7 +157,7 @@ async def receive(socket: Any) -> list[bytes]:
     frames: list[bytes] = [await socket.recv()]
     count = 1
     while socket.getsockopt(zmq.RCVMORE):
-        frame: bytes = await socket.recv()
+        frame: bytes = await socket.recv(zmq.DONTWAIT)  # it came with the first, and waiting for it costs much
         count += 1
         if count <= MAX_FRAMES:
             frames.append(frame)
