@@ -24,8 +24,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fail-on-skip", action="store_true", help="a skipped test fails the session")
 
 
-LONG = ("test_faults", "test_soak", "test_promotion", "test_hangs", "test_quorum", "test_several_hosts")
-"""Modules of tests that take a minute each: begun first, so that none is left for the end, when the others are done."""
+LONG = (
+    ("integration/test_cluster", "integration/test_promotion"),
+    ("integration/test_run", "integration/test_commands", "integration/test_left", "integration/test_demo"),
+    ("trainer/",),
+    ("integration/test_faults", "integration/test_hangs", "integration/test_cli", "integration/test_several_hosts"),
+)
+"""How the paths of tests that take long begin. These are run first, so that none is left for the end, when the others
+are done; and each group by a worker of its own, for they share agents, runs and libraries that take long to load."""
 
 
 @pytest.hookimpl(trylast=True)
@@ -35,7 +41,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.stash[_lacking] = {what for item in without for what in needed(item) if lacks(what)}
         items[:] = [item for item in items if item not in without]
         config.hook.pytest_deselected(items=without)
-    items.sort(key=lambda item: item.path.stem not in LONG)
+    items[:] = long_ones_first(items, int(getattr(config, "workerinput", {}).get("workercount", 1)))
+
+
+def long_ones_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """In an order in which each worker begins with its groups of `LONG`: it is given an even part of the list, and once
+    it is done, what another has left at the end of its part."""
+    parts: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    rest = []
+    for item in items:
+        group = group_of(item)
+        (rest if group is None else parts[group % workers]).append(item)
+    ordered: list[pytest.Item] = []
+    for number, part in enumerate(parts, 1):
+        room = max(0, len(items) * number // workers - len(ordered) - len(part))
+        ordered += part + rest[:room]
+        rest = rest[room:]
+    return ordered
+
+
+def group_of(item: pytest.Item) -> int | None:
+    """Its group in `LONG`."""
+    path = item.path.relative_to(ROOT / "tests").as_posix()
+    return next((number for number, starts in enumerate(LONG) if path.startswith(starts)), None)
 
 
 def needed(item: pytest.Item) -> set[str]:

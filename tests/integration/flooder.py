@@ -1,6 +1,7 @@
 """Mutated frames at a socket, as fast as it takes them, over connections made again whenever the other side hangs up.
 
-`python -m tests.integration.flooder ADDRESS KIND CONVERSATION FRAMES SEED` prints how many it sent, as JSON.
+`python -m tests.integration.flooder ADDRESS KIND CONVERSATION FRAMES SEED` prints how many it sent, as JSON. With a
+FOLDER of keys and the public key of the SERVER besides, the frames come in that user's session.
 """
 
 import contextlib
@@ -9,42 +10,72 @@ import socket
 import struct
 import sys
 import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import zmq
 from tests.integration import rawzmtp
 from tests.protocol.mutations import Mutator
 
+from trainctl.protocol import sockets
 from trainctl.protocol.codec import CONTROL_FRAME_BYTES
+from trainctl.protocol.keys import KeyFolder
 
 BATCH_BYTES = 32_768
 HANG_UPS_EVERY = 500
 """A frame over the limit ends its connection, so that few of them are sent."""
+KINDS = {"DEALER": zmq.DEALER, "SUB": zmq.XSUB}
+"""Whose frames go out as they are given."""
+
+
+def frames(conversation: str, kind: str, seed: int) -> Iterator[bytes]:
+    """Endless ones. On a publisher's socket the frames of subscribers are taken: every other one begins as a
+    subscription does."""
+    mutator, large = Mutator(conversation, seed), 0
+    while True:
+        frame = mutator.frame()
+        large += len(frame) > CONTROL_FRAME_BYTES
+        if len(frame) > CONTROL_FRAME_BYTES and large % HANG_UPS_EVERY:
+            continue
+        yield bytes([len(frame) % 3]) + frame if kind == "SUB" and len(frame) % 2 else frame
 
 
 def flood(address: str, kind: str, conversation: str, count: int, seed: int) -> dict[str, int]:
-    """Send; gives how many frames went out and how many connections that took."""
-    mutator, sent, large, connections = Mutator(conversation, seed), 0, 0, 0
+    """Send without keys; gives how many frames went out and how many connections that took."""
+    made, sent, connections = frames(conversation, kind, seed), 0, 0
     while sent < count:
         connections += 1
-        with contextlib.suppress(OSError, AssertionError), contextlib.closing(_connected(address, kind)) as made:
+        with contextlib.suppress(OSError, AssertionError), contextlib.closing(_connected(address, kind)) as connection:
             while sent < count:
                 batch, size = [], 0
                 while size < BATCH_BYTES and sent + len(batch) < count:
-                    frame = mutator.frame()
-                    large += len(frame) > CONTROL_FRAME_BYTES
-                    if len(frame) > CONTROL_FRAME_BYTES and large % HANG_UPS_EVERY:
-                        continue
-                    batch.append(_framed(frame, kind))
-                    size += len(frame)
+                    batch.append(rawzmtp.framed(next(made)))
+                    size += len(batch[-1])
                 sent += len(batch)
-                made.sendall(b"".join(batch))
+                connection.sendall(b"".join(batch))
     return {"sent": sent, "connections": connections}
 
 
-def _framed(frame: bytes, kind: str) -> bytes:
-    """On a publisher's socket the frames of subscribers are taken: every other one begins as a subscription does."""
-    if kind == "SUB" and len(frame) % 2:
-        frame = bytes([len(frame) % 3]) + frame
-    return (bytes([0, len(frame)]) if len(frame) < 256 else rawzmtp.header(len(frame))) + frame
+def flood_session(
+    address: str, kind: str, conversation: str, count: int, seed: int, folder: Path, server: str
+) -> dict[str, int]:
+    """Send in a session of a folder's user; gives how many frames went out and how many messages came back."""
+    context: Any = zmq.Context()
+    session, answers = sockets.new_socket(context, KINDS[kind]), 0
+    sockets.secure_client(session, KeyFolder(folder).user(), server)
+    session.setsockopt(zmq.SNDTIMEO, 30_000)
+    session.connect(address)
+    for _, frame in zip(range(count), frames(conversation, kind, seed), strict=False):
+        session.send(frame)
+        while session.poll(0):
+            session.recv_multipart()
+            answers += 1
+    while session.poll(500):
+        session.recv_multipart()
+        answers += 1
+    context.destroy(linger=0)
+    return {"sent": count, "answers": answers}
 
 
 def _connected(address: str, kind: str) -> socket.socket:
@@ -63,5 +94,6 @@ def _drain(made: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    where, what, talk, frames, number = sys.argv[1:]
-    print(json.dumps(flood(where, what, talk, int(frames), int(number))))
+    where, what, talk, frames_wanted, number, *keys = sys.argv[1:]
+    asked = (where, what, talk, int(frames_wanted), int(number))
+    print(json.dumps(flood_session(*asked, Path(keys[0]), keys[1]) if keys else flood(*asked)))

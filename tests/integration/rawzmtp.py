@@ -39,6 +39,11 @@ def header(size: int, *, flags: int = 0) -> bytes:
     return bytes([flags | LONG]) + struct.pack(">Q", size)
 
 
+def framed(frame: bytes) -> bytes:
+    """A message of one frame, as it goes over the wire."""
+    return (bytes([0, len(frame)]) if len(frame) < 256 else header(len(frame))) + frame
+
+
 def shaken(address: str, kind: bytes = b"DEALER") -> socket.socket:
     """A connection whose handshake is done: what is sent on it next are frames."""
     made = connect(address)

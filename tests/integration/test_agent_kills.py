@@ -8,8 +8,10 @@ import os
 import random
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import zmq
 from tests.integration.conftest import AgentProcess, keep_processes, until, wait_for_step
@@ -59,12 +61,13 @@ def state_of(agent: AgentProcess, id: str) -> str | None:
         book.close()
 
 
-def planned_steps(agent: AgentProcess) -> dict[str, set[int]]:
-    """By command, the steps whose plans carry it."""
+def planned_steps(agent: AgentProcess, newest: int = -1) -> dict[str, set[int]]:
+    """By command, the steps whose plans carry it; of the `newest` plans alone, of all if negative."""
     (run,) = (agent.directory / "runs").iterdir()
     record, found = open_for_reading(agent.run_paths(run.name).record), dict[str, set[int]]()
     try:
-        for (body,) in record.execute("SELECT body FROM plans WHERE kind = 'train'"):
+        query = "SELECT body FROM plans WHERE kind = 'train' ORDER BY term DESC, n DESC, seq DESC LIMIT ?"
+        for (body,) in record.execute(query, (newest,)):
             plan = decode_order(body)
             assert isinstance(plan, m.StepPlan)
             for id in plan.commands:
@@ -72,6 +75,26 @@ def planned_steps(agent: AgentProcess) -> dict[str, set[int]]:
         return found
     finally:
         record.close()
+
+
+def last_step(agent: AgentProcess) -> int:
+    """That the record holds."""
+    (run,) = (agent.directory / "runs").iterdir()
+    record = open_for_reading(agent.run_paths(run.name).record)
+    try:
+        return int(record.execute("SELECT coalesce(max(step), 0) FROM steps").fetchone()[0])
+    finally:
+        record.close()
+
+
+def struck(agent: AgentProcess, id: str) -> str:
+    """How far a command had come when the agent was killed: between journal and apply in all but the last of these."""
+    if state_of(agent, id) != "accepted":
+        return "applied"
+    steps = planned_steps(agent, newest=16).get(id)
+    if steps is None:
+        return "in the agent's book, on no plan"
+    return "on a plan that was journaled" if max(steps) > last_step(agent) else "its step recorded, its outcome not"
 
 
 def restart(agent: AgentProcess) -> None:
@@ -90,11 +113,11 @@ def edit(number: int) -> m.Command:
 
 @pytest.mark.timeout(7200)
 def test_kills_between_journal_and_apply(live: AgentProcess) -> None:
-    """The killer looks at the agent's book, and strikes at once when the command is in it; every third comes by chance
-    a little later."""
-    chance, between = random.Random(7), 0
+    """The killer looks at the agent's book, and strikes at once when the command is in it; every second comes by
+    chance a little later."""
+    chance, between, phases = random.Random(7), 0, Counter[str]()
     before = version(live)
-    commands = []
+    commands: list[m.Command] = []
     while between < KILLS:
         assert len(commands) < 4 * KILLS + 8, f"only {between} kills met a command between journal and apply"
         command = edit(len(commands))
@@ -102,12 +125,14 @@ def test_kills_between_journal_and_apply(live: AgentProcess) -> None:
         with Asker(live) as asker:
             asker.send(command)
             until(lambda id=command.id: state_of(live, id), 30, "the command's journaling")  # type: ignore[misc]
-            if len(commands) % 3 == 0:
-                time.sleep(chance.uniform(0, 0.01))
+            if len(commands) % 2 == 0:
+                time.sleep(chance.uniform(0, 0.03))
             assert live.process is not None
             live.process.kill()
             live.process.wait(20)
-        between += state_of(live, command.id) == "accepted"
+        phase = struck(live, command.id)
+        phases[phase] += 1
+        between += phase != "applied"
         restart(live)
     with live.client(timeout_seconds=30) as client:
         ends = [client.send("set-lr", command.args, id=command.id) for command in commands]
@@ -116,6 +141,7 @@ def test_kills_between_journal_and_apply(live: AgentProcess) -> None:
     assert [steps[end.id] for end in ends] == [{end.step} for end in ends]
     assert version(live) == before + len(commands), "each makes one version of the plan"
     print(f"\n{len(commands)} commands, {between} kills between journal and apply: each applied once")
+    print("\n".join(f"{count:5} {phase}" for phase, count in phases.most_common()))
 
 
 @pytest.mark.timeout(3600)
@@ -142,15 +168,58 @@ def test_the_same_id_again_and_again_across_kills(live: AgentProcess) -> None:
     print(f"\nthe same id {SENDS + 1} times across {KILLS_BESIDE} kills: {len(told)} replies, one outcome")
 
 
-def test_commands_that_come_too_late_or_for_an_older_plan_are_refused_and_recorded(live: AgentProcess) -> None:
+def test_commands_for_an_older_plan_are_refused_and_recorded_whatever_generation_comes(live: AgentProcess) -> None:
     with live.client(timeout_seconds=30) as client:
-        old = client.send("set-lr", {"value": 1e-4}, if_plan=0)
+        seen = version(live)
+        assert client.send("set-lr", {"value": 2e-4, "schedule": "set"}, if_plan=seen).state == "applied"
+        old = client.send("set-lr", {"value": 1e-4, "schedule": "set"}, if_plan=seen)
+    assert (old.state, old.field) == ("rejected", "if_plan")
+    restart(live)  # the next generation
+    with live.client(timeout_seconds=30) as client:
+        again = client.send("set-lr", {"value": 1e-4, "schedule": "set"}, if_plan=seen, id=old.id)
+        late = client.send("set-lr", {"value": 1e-4, "schedule": "set"}, if_plan=seen)
+    assert (again.state, again.reason) == (old.state, old.reason)
+    assert (late.state, late.field) == ("rejected", "if_plan")
+    assert version(live) == seen + 1
+    assert recorded(live, old.id, late.id) == ["rejected", "rejected"]
+
+
+def test_commands_that_come_too_late_are_refused_and_recorded(live: AgentProcess) -> None:
+    with live.client(timeout_seconds=30) as client:
         client.send("pause", {})
         late = client.send("resize-batch", {"micro": 3}, id=str(uuid.uuid4()), ttl_seconds=1e-9)
         client.send("resume", {})
-    assert (old.state, old.field) == ("rejected", "if_plan")
     assert late.state == "expired"
-    assert [state_of(live, reply.id) for reply in (old, late)] == ["rejected", "expired"]
+    assert recorded(live, late.id) == ["expired"]
+
+
+def test_a_command_whose_time_is_up_while_no_agent_runs_is_refused_and_recorded(live: AgentProcess) -> None:
+    for number in range(20):
+        command = msgspec.structs.replace(edit(20_000 + number), ttl_seconds=0.25)
+        with Asker(live) as asker:
+            asker.send(command)
+            until(lambda id=command.id: state_of(live, id), 30, "the command's journaling")  # type: ignore[misc]
+            assert live.process is not None
+            live.process.kill()
+            live.process.wait(20)
+        waits = struck(live, command.id) == "in the agent's book, on no plan"
+        if waits:
+            time.sleep(command.ttl_seconds)
+        restart(live)
+        if waits:
+            break
+    assert waits, "no kill met a command on no plan"
+    assert recorded(live, command.id) == ["expired"]
+    assert command.id not in planned_steps(live)
+
+
+def recorded(agent: AgentProcess, *ids: str) -> list[str | None]:
+    """How commands have ended, by the agent's book and the run's events alike."""
+    with agent.client(timeout_seconds=30) as client:
+        told = {event.command: event.outcome for event in client.events(newest=True).events if event.command}
+    states = [state_of(agent, id) for id in ids]
+    assert [told.get(id) for id in ids] == states
+    return states
 
 
 def version(agent: AgentProcess) -> int:

@@ -7,6 +7,7 @@ import pytest
 from tests.integration.clusters import NODES, Cluster, on
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
 from tests.integration.folding import check_edits, check_steps
+from tests.integration.reference import one_rank_curve
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.blocking import BlockingClient
@@ -40,9 +41,9 @@ def test_three_ranks_edited_and_with_a_reducer_killed_train_as_one_does(cluster,
         view = wait_for_end(client)
         assert view.state == "finished", view.reason
         grouped = all_steps(client, begun.run)
-        alone = one_rank_curve(client, curve_config(nodes=on("alpha", alpha={"micro": 6})))
     check_steps(cluster, begun.run, 1, STEPS)
     check_edits(cluster, begun.run, config)
+    alone = one_rank_curve(curve_config(nodes=on("alpha", alpha={"micro": 6})))
     assert [step.step for step in grouped] == [step.step for step in alone] == list(range(1, STEPS + 1))
     for one, other in zip(grouped, alone, strict=True):
         assert (one.weight, one.cursor, one.learning_rate) == (other.weight, other.cursor, other.learning_rate)
@@ -71,10 +72,3 @@ def is_joined(process: psutil.Process) -> bool:
 
 def _newer(run: m.RunView, before: m.RunView) -> m.RunView | None:
     return run if run.generation > before.generation or run.state not in m.ACTIVE_RUN_STATES else None
-
-
-def one_rank_curve(client: BlockingClient, config: dict, seconds: float = 120.0) -> list[m.StepCommitted]:
-    begun = client.send("start-run", {"config": config}, timeout_seconds=120)
-    assert begun.state == "applied", begun.reason
-    assert wait_for_end(client, seconds).state == "finished"
-    return all_steps(client, begun.run)

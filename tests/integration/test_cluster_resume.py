@@ -3,10 +3,11 @@
 import shutil
 
 import pytest
-from tests.integration.clusters import FOREVER, Cluster, on
+from tests.integration.clusters import FOREVER, NODES, Cluster, on
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
 
 from trainctl.protocol import checkpoints
+from trainctl.protocol import messages as m
 from trainctl.protocol.blocking import BlockingClient
 from trainctl.protocol.reader import RecordReader
 
@@ -88,3 +89,103 @@ def stop(cluster: Cluster, *, checkpoint: bool) -> int:
     with cluster.client("alpha") as client:
         client.send("stop", {"checkpoint": checkpoint})
         return wait_for_end(client).step
+
+
+def taken_up(cluster: Cluster, run: str, by: str, at: int, **options: object) -> m.RunView:
+    """Have a node take the run up; it must go on from step `at` and be conducted there."""
+    args = {"resume": run, **({"old_lead_is_off": True} if options.pop("off", False) else {})}
+    with cluster.client(by) as client:
+        reply = client.send("start-run", args, timeout_seconds=120, **options)
+        assert (reply.state, reply.step) == ("applied", at + 1), reply
+        view = wait_for_step(client, at + 2).run
+        assert (view.run, view.lead) == (run, by)
+        return view
+
+
+def stopped_at(cluster: Cluster, lead: str) -> int:
+    with cluster.client(lead) as client:
+        client.send("stop", {})
+        return wait_for_end(client).step
+
+
+def all_know_the_end(cluster: Cluster) -> None:
+    """No rank is left, and whoever hosted one has been told that the run has ended."""
+    until(lambda: not any(cluster.trainers().values()), 20, "the trainers' end")
+    for node in NODES:
+        with cluster.client(node) as client:
+            until(
+                lambda c=client: (r := c.snapshot(0).run) is None or r.state not in m.ACTIVE_RUN_STATES, 20, "the end"
+            )
+
+
+def refused(cluster: Cluster, by: str, run: str, **options: object) -> m.CommandReply:
+    with cluster.client(by) as client:
+        reply = client.send("start-run", {"resume": run}, timeout_seconds=60, **options)
+        assert reply.state == "rejected", reply
+        return reply
+
+
+def out_of_reach(cluster: Cluster, by: str, *nodes: str) -> None:
+    """Their agents are killed, and the one of `by` has noticed."""
+    for node in nodes:
+        cluster[node].kill()
+    with cluster.client(by) as client:
+        until(
+            lambda: {p.node for p in client.snapshot(0).peers if p.state == "silent"} >= {*nodes}, 20, "their silence"
+        )
+
+
+@pytest.mark.timeout(240)
+def test_another_node_takes_the_run_up_handed_over_or_by_a_majority_or_an_operator_s_word(cluster, run_config):
+    config = run_config(run__steps=FOREVER, batch__global=8, nodes=on("alpha", "beta"))
+    with cluster.client("alpha") as client:
+        run = client.send("start-run", {"config": config}, timeout_seconds=120).run
+        wait_for_step(client, 3)
+    active = refused(cluster, "beta", run, node="beta")
+    assert active.field == "run" and f"beta takes part in {run}, which alpha conducts" in active.reason
+    with cluster.client("beta") as client:
+        new = client.send("start-run", {"config": config}, node="beta")
+        assert (new.state, new.reason) == ("rejected", active.reason)
+    at = stopped_at(cluster, "alpha")
+    assert "no run" in refused(cluster, "gamma", run, node="gamma").reason
+    all_know_the_end(cluster)
+
+    # Its lead is in touch, and hands it over; asked without a name, whoever leads it takes it up.
+    first = taken_up(cluster, run, "beta", at, node="beta")
+    assert {rank.state for rank in first.ranks} == {"run"}
+    at = stopped_at(cluster, "beta")
+    all_know_the_end(cluster)
+
+    # Its lead is gone, and a majority agrees; the rank there joins when it is back, and is told who leads.
+    out_of_reach(cluster, "alpha", "beta")
+    second = taken_up(cluster, run, "alpha", at)
+    assert [rank.state for rank in second.ranks] == ["run", "lost"]
+    cluster.start("beta")
+    with cluster.client("alpha") as client:
+        until(lambda: {rank.state for rank in client.snapshot(0).run.ranks} == {"run"}, 60, "the return")
+        texts = [event.text for event in client.events(limit=100).events]
+    assert any(text.startswith("alpha conducts the run from here on, in term") for text in texts)
+    at = stopped_at(cluster, "alpha")
+    all_know_the_end(cluster)
+
+    # There is no majority, and the newest checkpoint isn't within reach: each is said in one line.
+    out_of_reach(cluster, "beta", "alpha", "gamma")
+    newest, aside = cluster.run_paths("beta", run).checkpoints / f"step-{at}", cluster.run_paths("beta", run).logs
+    newest.rename(aside / newest.name)
+    reply = refused(cluster, "beta", run)
+    assert f"the newest checkpoint, step-{at}, is on alpha, which is out of reach" in reply.reason
+    (aside / newest.name).rename(newest)
+    reply = refused(cluster, "beta", run)
+    assert reply.reason.startswith("1 of 3 nodes agree, and a majority is 2: alpha is out of reach")
+    assert "--old-lead-is-off" in reply.reason
+    third = taken_up(cluster, run, "beta", at, off=True)
+    assert first.generation.term < second.generation.term < third.generation.term
+    for node in ("alpha", "gamma"):
+        cluster.start(node)
+    with cluster.client("beta") as client:
+        until(lambda: {rank.state for rank in client.snapshot(0).run.ranks} == {"run"}, 60, "the return")
+        steps = [step.step for step in all_steps(client, run)]
+        assert steps == list(range(1, len(steps) + 1))
+    last = stopped_at(cluster, "beta")
+    with cluster.client("alpha") as client:
+        until(lambda: [s.step for s in all_steps(client, run)][-1] == last, 20, "alpha's copy")

@@ -73,42 +73,6 @@ def summary_of(out: str) -> dict[str, Any]:
     return found
 
 
-def test_without_a_terminal_for_its_messages_it_runs_headless(folder: Path) -> None:
-    """The full screen is drawn on standard error: where that goes elsewhere, the object is what is printed."""
-    here, there = pty.openpty()
-    done = subprocess.run(
-        [*COMMAND, "demo", *ALONE, "--steps", "3", "--folder", str(folder)],
-        env=ENVIRONMENT, stdin=there, stdout=there, stderr=subprocess.PIPE, timeout=120, check=False,
-    )  # fmt: skip
-    os.close(there)
-    said = os.read(here, 65536).decode()
-    os.close(here)
-    assert done.returncode == 0, done.stderr
-    found = summary_of(said)
-    assert (found["steps"], found["state"], found["mixed"], found["engine"]) == (3, "finished", False, "none")
-    assert found["last_loss"] < found["first_loss"]
-    assert [node["name"] for node in found["nodes"]] == [node_name()]
-    directory = Path(found["run_directory"])
-    assert directory.is_relative_to(folder)
-    assert read(directory / "run.toml").run.steps == 3
-    assert b"step 3  loss" in done.stderr
-    assert b"Traceback" not in done.stderr
-
-
-def test_the_supervisor_killed_the_run_goes_on_and_the_agent_leaves_with_it(folder: Path) -> None:
-    with started("demo", *ALONE, "--json", "--steps", "8", "--folder", folder) as process:
-        assert process.stderr is not None
-        assert next(line for line in iter(process.stderr.readline, "") if "step 2 " in line)
-        supervisor = process_of(folder, "trainctl.tui.demo_supervisor")
-        assert supervisor is not None
-        supervisor.kill()
-        assert process_of(folder, "trainctl.node_agent.cli") is not None
-        out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    assert summary_of(out)["steps"] == 8
-    assert_gone_within(folder, 20)
-
-
 def test_the_supervisor_killed_after_the_run_leaves_no_agent(folder: Path) -> None:
     session = demo_folder.Session.create(folder, keep=False)
     command = [COMMAND[0], "-m", "trainctl.tui.demo_supervisor", "--session", session.folder, "--assets", folder]
@@ -122,34 +86,50 @@ def test_the_supervisor_killed_after_the_run_leaves_no_agent(folder: Path) -> No
     assert_gone_within(folder, 20)
 
 
-def test_the_agent_killed_and_then_stopped_the_run_goes_on_and_every_step_is_there(folder: Path) -> None:
-    """One that stands still is ended by the supervisor, which says so."""
-    with started("demo", *ALONE, "--json", "--steps", "24", "--folder", folder) as process:
+def test_headless_its_agent_and_its_supervisor_killed_the_run_goes_on_and_every_step_is_there(folder: Path) -> None:
+    """The full screen is drawn on standard error: where that goes elsewhere, an object is what is printed. An agent
+    that stands still is ended by the supervisor, which says so; with its supervisor gone it leaves with the run."""
+    here, there = pty.openpty()
+    with started("demo", *ALONE, "--steps", "24", "--folder", folder, stdin=there, stdout=there) as process:
+        os.close(there)
         assert process.stderr is not None
-        lines = iter(process.stderr.readline, "")
-        assert next(line for line in lines if "step 4 " in line)
-        agent = process_of(folder, "trainctl.node_agent.cli")
-        trainer = process_of(folder, "trainctl.trainer")
+        assert any("step 4 " in line for line in process.stderr)
+        agent, trainer = process_of(folder, "trainctl.node_agent.cli"), process_of(folder, "trainctl.trainer")
         assert agent is not None
         assert trainer is not None
         agent.kill()
         restarted_in = seconds_until_another(folder, agent)
-        assert next(line for line in lines if re.search(r"step \d+ ", line))
+        assert any(re.search(r"step \d+  loss", line) for line in process.stderr)
         stopped = process_of(folder, "trainctl.node_agent.cli")
         assert stopped is not None
         stopped.suspend()
         replaced_in = seconds_until_another(folder, stopped)
         assert trainer.is_running()
-        out, err = process.communicate(timeout=120)
+        supervisor = process_of(folder, "trainctl.tui.demo_supervisor")
+        assert supervisor is not None
+        supervisor.kill()
+        assert process_of(folder, "trainctl.node_agent.cli") is not None
+        _, err = process.communicate(timeout=120)
+    said = os.read(here, 65536).decode()
+    os.close(here)
     assert process.returncode == 0, err
+    assert "Traceback" not in err
     assert restarted_in < 5, "the supervisor starts it at once; the rest is a loaded machine"
     assert 4 < replaced_in < 15
-    found = summary_of(out)
-    assert found["steps"] == 24
-    assert found["nodes"][0]["tokens"] == 24 * 24 * 128
-    said = sessions(folder)[-1].glob("*.log")
-    assert any("'s agent hangs: it has said nothing for 5 s; killing it" in log.read_text() for log in said)
-    assert "Traceback" not in err
+    check_summary(summary_of(said), folder, 24)
+    logs = sessions(folder)[-1].glob("*.log")
+    assert any("'s agent hangs: it has said nothing for 5 s; killing it" in log.read_text() for log in logs)
+    assert_gone_within(folder, 20)
+
+
+def check_summary(found: dict[str, Any], folder: Path, steps: int) -> None:
+    """What is printed of a run of one torch node that came to its end."""
+    assert (found["steps"], found["state"], found["mixed"], found["engine"]) == (steps, "finished", False, "none")
+    assert found["last_loss"] < found["first_loss"]
+    assert [(node["name"], node["tokens"]) for node in found["nodes"]] == [(node_name(), steps * 24 * 128)]
+    directory = Path(found["run_directory"])
+    assert directory.is_relative_to(folder)
+    assert read(directory / "run.toml").run.steps == steps
 
 
 def seconds_until_another(folder: Path, agent: psutil.Process) -> float:

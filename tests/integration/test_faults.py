@@ -15,7 +15,7 @@ from tests.integration.clusters import NODES, on
 from tests.integration.conftest import all_steps, wait_for_end
 from tests.integration.exactness import check_ledger, worst_deviation
 from tests.integration.faults import PHASES, VICTIMS, Harness, naming, schedule
-from tests.integration.test_cluster_curve import one_rank_curve
+from tests.integration.reference import one_rank_curve
 
 from trainctl.protocol import messages as m
 
@@ -96,7 +96,7 @@ def faulty_run(cluster, run_config, group, seed, curves, totals) -> FaultyRun:
             backend = "mlx" if mix == "mlx" else "torch"
             if mix not in curves:
                 alone = on("alpha", alpha={"backend": backend, "micro": 6})
-                curves[mix] = one_rank_curve(client, make(STEPS, nodes=alone, checkpoint__every_steps=0))
+                curves[mix] = one_rank_curve(make(STEPS, nodes=alone))
             totals.update(harness.done)
             check_ledger(cluster, begun.run, steps, was_lost=was_lost(events))
             worst = worst_deviation(disturbed, curves[mix][:steps])

@@ -6,10 +6,8 @@ has the machine for itself, holds them to their limits.
 """
 
 import contextlib
-import json
 import os
 import random
-import resource
 import select
 import signal
 import socket
@@ -19,66 +17,28 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
-from tests.conftest import SHARED_PIDS
 from tests.integration import rawzmtp
-from tests.integration.clusters import free_addresses
-from tests.integration.conftest import AgentProcess, until
+from tests.integration.narrow import DESCRIPTORS, Keyed, Narrow, answers, flood, warmed
 from tests.node_agent.processes import ENVIRONMENT, python
 
-from trainctl.protocol import cluster
-from trainctl.protocol.blocking import BlockingClient
-from trainctl.protocol.keyring import Keyring
-from trainctl.protocol.keys import KeyFolder
-from trainctl.protocol.paths import runtime_directory
+from trainctl.protocol.record import open_for_reading
 
 FRAMES = int(os.environ.get("TRAINCTL_FRAMES", "2500"))
 EVENTS = int(os.environ.get("TRAINCTL_EVENTS", "30000"))
 IS_SOAK = "TRAINCTL_FRAMES" in os.environ
-SUBSCRIPTIONS = 20_000
-"""At most so many frames go to the live socket: libzmq keeps every topic a subscriber names while it is connected."""
-DESCRIPTORS, IDLE = 256, 600
+IDLE = 600
 HANDSHAKES = min(20_000, max(300, FRAMES // 10))
 HUGE = 300_000_000
 SOCKETS = {
     "requests": ("DEALER", "client to agent"), "peers": ("DEALER", "lead to follower"),
     "live": ("SUB", "agent to client"), "trainers": ("DEALER", "trainer to agent"),
 }  # fmt: skip
-
-
-class Narrow(AgentProcess):
-    """An agent that may have 256 files open, and where its sockets are."""
-
-    def narrow(self) -> "Narrow":
-        assert self.process is not None
-        resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
-        return self
-
-    def socket(self, name: str) -> str:
-        if name == "trainers":
-            return f"ipc://{runtime_directory(self.directory)}/trainers.sock"
-        assert self.live_address is not None
-        return self.live_address if name == "live" else self.address
-
-    @property
-    def megabytes(self) -> float:
-        assert self.process is not None
-        return psutil.Process(self.process.pid).memory_info().rss / 1e6
-
-
-def warmed(agent: Narrow) -> Iterator[Narrow]:
-    """A started agent, narrowed once what it needs for answers is loaded, and ended after the tests that share it."""
-    assert agent.process is not None
-    SHARED_PIDS.add(agent.process.pid)
-    with agent.client(timeout_seconds=20) as client:
-        for _ in range(100):
-            client.snapshot(0)
-    yield agent.narrow()
-    agent.clean_up()
+SESSIONS = {
+    "operator": ("requests", "DEALER", "client to agent"), "viewer": ("requests", "DEALER", "client to agent"),
+    "node": ("requests", "DEALER", "lead to follower"), "listener": ("live", "SUB", "agent to client"),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -86,22 +46,6 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Narrow]:
     agent = Narrow(tmp_path_factory.mktemp("narrow") / "state")
     agent.start()
     yield from warmed(agent)
-
-
-class Keyed(Narrow):
-    """One that serves who has a key alone."""
-
-    def __init__(self, folder: Path) -> None:
-        held = KeyFolder(folder / "keys")
-        held.make("box")
-        (address,) = free_addresses(1)
-        file = folder / "cluster.toml"
-        file.write_text(f'[nodes.box]\naddress = "{address}"\nkey = "{held.agent().public}"\n')
-        super().__init__(folder / "state", "box", file)
-        self._ring = Keyring(held, cluster.read(file))
-
-    def client(self, **options: Any) -> BlockingClient:
-        return super().client(keys=self._ring, **options)
 
 
 @pytest.fixture(scope="module")
@@ -114,47 +58,34 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Narrow]:
     yield from warmed(agent)
 
 
-def answers(client: BlockingClient, seconds: float = 30.0) -> float:
-    """How long an answer takes, which comes even if it has to be asked for again."""
-    begun = time.perf_counter()
-    until(lambda: _runs(client), seconds, "an answer")
-    return time.perf_counter() - begun
-
-
-def _runs(client: BlockingClient) -> bool:
-    client.runs()
-    return True
-
-
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", SOCKETS)
 def test_mutated_frames(narrow: Narrow, name: str) -> None:
     kind, talk = SOCKETS[name]
-    count = min(FRAMES, SUBSCRIPTIONS) if name == "live" else FRAMES
-    with narrow.client(timeout_seconds=30) as client:
-        answers(client)
-        before, seconds = narrow.megabytes, []
-        command = [sys.executable, "-m", "tests.integration.flooder", narrow.socket(name), kind, talk, str(count), "1"]
-        flooder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
-        try:
-            while flooder.poll() is None:
-                seconds.append(answers(client))
-                time.sleep(0.005)
-            assert flooder.stdout is not None
-            told = json.loads(flooder.stdout.read())
-        finally:
-            flooder.kill()
-            flooder.wait()
-            if flooder.stdout is not None:
-                flooder.stdout.close()
-        answers(client)
-    seconds.sort()
-    p99, growth = seconds[int(len(seconds) * 0.99)], narrow.megabytes - before
-    print(f"\n{name}: {told}, {len(seconds)} answers, p99 {1000 * p99:.1f} ms, memory {growth:+.1f} MB")
-    assert told["sent"] == count
-    narrow.check()
-    assert growth < (40 if name == "live" else 10)
-    assert p99 < 0.05 or not IS_SOAK
+    flooded = flood(narrow, narrow.socket(name), kind, talk, str(FRAMES), "1")
+    print(f"\n{name}: {flooded}")
+    assert flooded.told["sent"] == FRAMES
+    assert flooded.growth_megabytes < 10
+    assert flooded.p99_seconds < 0.05 or not IS_SOAK
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("who", SESSIONS)
+def test_mutated_frames_of_who_has_a_key(keyed: Keyed, who: str) -> None:
+    name, kind, talk = SESSIONS[who]
+    role, before = who if who != "listener" else "viewer", commands(keyed)
+    flooded = flood(keyed, keyed.socket(name), kind, talk, str(FRAMES), "1", *keyed.session_of(role))
+    print(f"\n{who}: {flooded}")
+    assert name == "live" or flooded.told["answers"] > FRAMES / 2, "they are heard"
+    assert (commands(keyed) > before) == (who == "operator")
+    assert flooded.growth_megabytes < 10
+    assert flooded.p99_seconds < 0.05 or not IS_SOAK
+
+
+def commands(agent: Narrow) -> int:
+    """How many an agent has taken."""
+    with contextlib.closing(open_for_reading(agent.directory / "agent.db")) as record:
+        return int(record.execute("SELECT count(*) FROM commands").fetchone()[0])
 
 
 @pytest.mark.parametrize("name", ["requests", "live", "trainers"])
@@ -258,7 +189,7 @@ PUBLISHER = """
     from trainctl.node_agent.publisher import Publisher
     from trainctl.protocol import examples, sockets
 
-    socket = sockets.new_socket(zmq.Context(), zmq.PUB)
+    socket = sockets.new_socket(zmq.Context(), zmq.XPUB)
     print(f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}", flush=True)
     publisher, event = Publisher(socket, "b" * 16), examples.EXAMPLES["published by an agent"]["event"]
     me = psutil.Process()

@@ -3,10 +3,12 @@
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
+from tests.integration.conftest import AgentProcess, all_steps, until, wait_for_end, wait_for_step
+from tests.integration.reference import one_rank_curve
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.checkpoints import newest_complete
@@ -15,16 +17,17 @@ from trainctl.protocol.codec import decode_order
 from trainctl.protocol.record import open_for_reading
 
 
-def test_an_agent_killed_again_and_again_costs_no_step_and_not_the_trainer(agent, run_config):
+def test_an_agent_killed_again_and_again_costs_no_step_and_not_the_trainer_and_a_client_sees_all(agent, run_config):
     """First while the trainer loads."""
-    steps = 120
-    with agent.client(timeout_seconds=30) as client:
-        sent = client.send("start-run", {"config": run_config(run__steps=steps)}, wait="accepted")
+    config = run_config(run__steps=120)
+    with agent.client(timeout_seconds=30) as client, ThreadPoolExecutor(1) as thread:
+        sent = client.send("start-run", {"config": config}, wait="accepted")
         (pid,) = until(agent.trainer_pids, what="the trainer")
         agent.kill()
         agent.start()
-        again = client.send("start-run", {"config": run_config(run__steps=steps)}, id=sent.id, timeout_seconds=60)
+        again = client.send("start-run", {"config": config}, id=sent.id, timeout_seconds=60)
         assert (again.state, again.step) == ("applied", 1)
+        watched = thread.submit(watch_to_the_end, agent)
         wait_for_step(client, 2)
         assert agent.trainer_pids() == [pid]
         run = client.snapshot(0).run.run
@@ -41,13 +44,34 @@ def test_an_agent_killed_again_and_again_costs_no_step_and_not_the_trainer(agent
             wait_for_step(client, state.step + 5)
         assert wait_for_end(client).state == "finished"
         disturbed = all_steps(client, run)
-        client.send("start-run", {"config": run_config(run__steps=steps)}, wait="accepted")
-        wait_for_end(client)
-        undisturbed = all_steps(client)
-    assert [step.step for step in disturbed] == list(range(1, steps + 1))
-    assert [step.loss for step in disturbed] == pytest.approx([step.loss for step in undisturbed], rel=1e-5)
+        seen, states = watched.result(60)
+    assert [step.step for step in disturbed] == list(range(1, 121))
+    losses = [step.loss for step in one_rank_curve(config)]
+    assert [step.loss for step in disturbed] == pytest.approx(losses, rel=1e-5)
+    assert seen == {step.step: step.loss for step in disturbed}
+    assert states.count("connected") >= 2
     assert disturbed[-1].generation > disturbed[0].generation
     check_ledger(agent.run_paths(run), disturbed)
+
+
+def watch_to_the_end(agent: AgentProcess) -> tuple[dict[int, float], list[str]]:
+    """What a client that is attached until the run has finished sees: each step's loss, and how its line to the agent
+    was."""
+    seen: dict[int, float] = {}
+    states = []
+    with agent.client(timeout_seconds=2) as client:
+        for item in client.attach(columns=2000):
+            if isinstance(item, Connection):
+                states.append(item.state)
+            elif isinstance(item, m.Snapshot):
+                (series,) = [series for series in item.series if series.metric == "loss"]
+                seen |= dict(zip(series.steps, series.last, strict=True))
+            elif isinstance(item, m.StepCommitted):
+                seen[item.step] = item.loss
+            run = item.run if isinstance(item, m.Snapshot) else item
+            if isinstance(run, m.RunView) and run.state == "finished":
+                break
+    return seen, states
 
 
 def check_ledger(paths, steps) -> None:
@@ -88,35 +112,8 @@ def test_a_paused_run_is_still_paused_after_its_agent_came_back(live):
         assert client.snapshot(0).run.ranks[0].micro_batch == 1
 
 
-def test_an_attached_client_sees_the_restart_and_every_step(agent, run_config):
-    seen: dict[int, float] = {}
-    states = []
-    with agent.client(timeout_seconds=2) as client:
-        client.send("start-run", {"config": run_config(run__steps=150)}, wait="accepted", timeout_seconds=30)
-        killed = False
-        for item in client.attach(columns=2000):
-            if isinstance(item, Connection):
-                states.append(item.state)
-            elif isinstance(item, m.Snapshot):
-                (series,) = [series for series in item.series if series.metric == "loss"]
-                seen |= dict(zip(series.steps, series.last, strict=True))
-                if item.run is not None and item.run.state == "finished":
-                    break
-            elif isinstance(item, m.StepCommitted):
-                seen[item.step] = item.loss
-            elif isinstance(item, m.RunView) and item.state == "finished":
-                break
-            if len(seen) > 20 and not killed:
-                killed = True
-                agent.kill()
-                agent.start()
-        recorded = {step.step: step.loss for step in all_steps(client)}
-    assert states.count("connected") >= 2
-    assert seen == recorded
-    assert sorted(recorded) == list(range(1, 151))
-
-
 def test_a_trainer_whose_agent_stays_away_writes_a_checkpoint_and_the_next_agent_goes_on_from_it(agent, run_config):
+    """A stop sent to an agent that just came back still has another one written."""
     with agent.client() as client:
         client.send("start-run", {"config": run_config(run__steps=100_000, run__orphan_seconds=2)}, wait="accepted")
         run = wait_for_step(client, 3).run.run
@@ -133,8 +130,13 @@ def test_a_trainer_whose_agent_stays_away_writes_a_checkpoint_and_the_next_agent
         assert client.steps(run, after_step=0, limit=500).steps[step].step == step + 1
         texts = [event.text for event in client.events(newest=True).events]
         assert any(text.startswith(f"taken up again from step {step:,}") for text in texts)
-        client.send("stop", {"checkpoint": False})
-        wait_for_end(client)
+    agent.kill()
+    agent.start()
+    with agent.client(timeout_seconds=20) as client:
+        stopped = client.send("stop", {})
+        assert stopped.state == "applied"
+        assert wait_for_end(client).state == "stopped"
+    assert newest_complete(agent.run_paths(run).checkpoints).name == f"step-{stopped.step}"
 
 
 def test_sigterm_to_the_agent_leaves_the_trainer_training(live):
@@ -162,17 +164,3 @@ def test_an_agent_that_stalls_longer_than_its_heartbeats_is_found_again_by_train
         last = wait_for_step(client, stalled + 20).run.step
         steps = [step.step for step in all_steps(client) if first < step.step <= last]
     assert steps == list(range(first + 1, last + 1))
-
-
-def test_a_stop_sent_to_an_agent_that_just_came_back_still_writes_its_checkpoint(agent, run_config):
-    with agent.client(timeout_seconds=20) as client:
-        client.send("start-run", {"config": run_config(run__steps=100_000)}, wait="accepted")
-        run = wait_for_step(client, 10).run.run
-        agent.kill()
-        agent.start()
-        stopped = client.send("stop", {})
-        assert stopped.state == "applied"
-        assert wait_for_end(client).state == "stopped"
-    found = newest_complete(agent.run_paths(run).checkpoints)
-    assert found is not None
-    assert found.name == f"step-{stopped.step}"

@@ -1,5 +1,8 @@
 """Another node conducts: the lead hands over, is gone for good, or comes back and finds that it leads no more."""
 
+import contextlib
+import itertools
+import json
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +13,10 @@ import zmq
 from tests.integration.clusters import FOREVER, NODES, Cluster, on
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
 from tests.integration.exactness import check_ledger, worst_deviation
-from tests.integration.test_cluster_curve import one_rank_curve
+from tests.integration.reference import one_rank_curve
 from tests.integration.test_cluster_peers import Greeter
 from tests.integration.test_faults import was_lost as given_up
+from tests.tui.cli_calls import started
 
 from trainctl.protocol import messages as m
 
@@ -29,9 +33,9 @@ def config(run_config) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> list[m.StepCommitted]:
-    """One rank's curve, made by the first test that needs it."""
-    return []
+def undisturbed(config) -> list[m.StepCommitted]:
+    """One rank's curve."""
+    return one_rank_curve({**config, "nodes": on("alpha", alpha={"micro": 6})})
 
 
 @pytest.fixture
@@ -79,17 +83,12 @@ def family(pid: int) -> list[psutil.Process]:
     return [trainer.parent(), *trainer.children(recursive=True)]
 
 
-def check(cluster: Cluster, run: str, lead: str, undisturbed: list[m.StepCommitted], config: dict[str, Any],
-          was_lost: set[str]) -> None:  # fmt: skip
+def check(cluster: Cluster, run: str, lead: str, undisturbed: list[m.StepCommitted], was_lost: set[str]) -> None:
     """The run has ended at its last step on the curve of one rank, and the record of every node has all of it."""
     with cluster.client(lead) as client:
         view = wait_for_end(client)
         assert (view.state, view.step, view.lead) == ("finished", STEPS, lead), view.reason
         steps = all_steps(client, run)
-        if not undisturbed:
-            alone = {**config, "nodes": on("alpha", alpha={"micro": 6})}
-            with cluster.client("alpha") as first:
-                undisturbed += one_rank_curve(first, alone)
     assert worst_deviation(steps, undisturbed) <= 1e-5
     with cluster.client(lead) as client:
         events = client.events(run, limit=500).events
@@ -108,7 +107,37 @@ def resume(cluster: Cluster, node: str) -> None:
         assert reply.state == "applied", reply
 
 
-def test_the_lead_hands_over_and_gets_the_run_back_without_a_rank_lost(cluster, run, config, undisturbed):
+@contextlib.contextmanager
+def watched(cluster: Cluster, node: str) -> Iterator[list[dict[str, Any]]]:
+    """What `trainctl watch --json` says of a run, begun at one node's agent, until it says that the run has ended."""
+    lines: list[dict[str, Any]] = []
+    with started("watch", "--json", "--connect", cluster[node].address) as process:
+        lines.append(json.loads(process.stdout.readline()))
+        yield lines
+        while lines[-1]["type"] != "run-view" or lines[-1]["state"] != "finished":
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            lines.append(json.loads(line))
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30)[1] == ""
+
+
+def check_watched(lines: list[dict[str, Any]]) -> None:
+    """Each step once, in order, to the last; one that was made again is of a later generation."""
+    steps = [(line["step"], tuple(line["generation"])) for line in lines if line["type"] == "step-committed"]
+    assert {step for step, _ in steps} == set(range(steps[0][0], STEPS + 1))
+    assert len(set(steps)) == len(steps)
+    assert all(step > before or made > was for (before, was), (step, made) in itertools.pairwise(steps))
+
+
+def test_the_lead_hands_over_and_gets_the_run_back_without_a_rank_lost(cluster, run, undisturbed):
+    with watched(cluster, "alpha") as lines:
+        hand_over(cluster, run, undisturbed)
+    check_watched(lines)
+    assert [line["state"] for line in lines if line["type"] == "connection"] == ["connected"]
+
+
+def hand_over(cluster: Cluster, run: str, undisturbed: list[m.StepCommitted]) -> None:
     resume(cluster, "alpha")
     first = view_at(cluster, "alpha").generation.term
     for term, (node, before) in enumerate((("gamma", "alpha"), ("alpha", "gamma")), first + 1):
@@ -122,15 +151,22 @@ def test_the_lead_hands_over_and_gets_the_run_back_without_a_rank_lost(cluster, 
             reply = client.send("set-lr", {"value": 5e-4, "schedule": "set"}, timeout_seconds=60)
             assert reply.state == "applied", reply
         assert promote(cluster, node, through="beta").field == "node"
-    check(cluster, run, "alpha", undisturbed, config, set())
+    check(cluster, run, "alpha", undisturbed, set())
     with cluster.client("beta") as client:
         events = client.events(run, limit=500).events
     assert not [event.text for event in events if " is lost" in event.text]
     assert [event.verb for event in events if event.outcome == "applied"][-4:] == ["promote", "set-lr"] * 2
 
 
-def test_leads_that_are_gone_are_replaced_and_follow_when_they_are_back(cluster, run, config, undisturbed):
+def test_leads_that_are_gone_are_replaced_and_follow_when_they_are_back(cluster, run, undisturbed):
     """The first by a majority; the second, when there is none left, only by the word that it is off for certain."""
+    with watched(cluster, "alpha") as lines:
+        lose_leads(cluster, run, undisturbed)
+    check_watched(lines)
+    assert "silent" in [line["state"] for line in lines if line["type"] == "connection"]
+
+
+def lose_leads(cluster: Cluster, run: str, undisturbed: list[m.StepCommitted]) -> None:
     resume(cluster, "alpha")
     note = {"verb": "note", "args": {"text": "before"}, "id": "00000000-0000-4000-8000-000000000001"}
     with cluster.client("alpha") as client:
@@ -160,7 +196,7 @@ def test_leads_that_are_gone_are_replaced_and_follow_when_they_are_back(cluster,
     with cluster.client("beta") as client:
         until(lambda: all(rank.backend is not None for rank in client.snapshot(0).run.ranks), 60, "all trainers")
     resume(cluster, "beta")
-    check(cluster, run, "beta", undisturbed, config, {"alpha", "gamma"})
+    check(cluster, run, "beta", undisturbed, {"alpha", "gamma"})
 
 
 def test_a_run_that_was_handed_over_and_not_taken_is_conducted_again(cluster, run_config):
@@ -197,3 +233,34 @@ def test_who_has_no_copy_of_a_run_or_conducts_it_is_not_promoted(cluster):
     with cluster.client("alpha") as client:
         reply = client.send("promote", {})
         assert (reply.state, reply.field, reply.reason) == ("rejected", "node", "promote needs the node that it is for")
+
+
+def test_a_lead_without_a_rank_tells_how_the_run_is_that_it_has_handed_over(cluster, run_config):
+    with cluster.client("alpha") as client:
+        begun = client.send("start-run", {"config": run_config(run__steps=FOREVER, nodes=on("beta"))})
+        wait_for_step(client, 3)
+        assert promote(cluster, "beta", through="alpha").state == "applied"
+        view = until(lambda: (v := client.snapshot(0).run).state == "running" and v, 30, "the going on")
+        assert (view.run, view.lead, view.generation.term) == (begun.run, "beta", begun_term(cluster, begun.run))
+        (row,) = [row for row in client.runs().runs if row.run == begun.run]
+        assert (row.state, row.lead, row.nodes, row.stale) == ("running", "beta", ("beta",), False)
+        # What it is asked to change is for its lead.
+        assert client.send("pause", {}).state == "applied"
+        assert view_at(cluster, "beta").state == "paused"
+        cluster["beta"].kill()
+        until(lambda: {"silent"} <= {peer.state for peer in client.snapshot(0).peers}, 20, "the silence")
+        (row,) = [row for row in client.runs().runs if row.run == begun.run]
+        assert (row.lead, row.stale) == ("beta", True)
+        assert "beta conducts it and is out of reach" in client.snapshot(0).run.reason
+        cluster.start("beta")
+        until(lambda: all(peer.state == "connected" for peer in client.snapshot(0).peers), 20, "the return")
+        assert client.send("stop", {"checkpoint": False}, timeout_seconds=60).state == "applied"
+        until(lambda: client.snapshot(0).run.state == "stopped", 30, "the end")
+    assert view_at(cluster, "beta").state == "stopped"
+
+
+def begun_term(cluster: Cluster, run: str) -> int:
+    """The term in which the node that has the run's rank conducts it."""
+    view = view_at(cluster, "beta")
+    assert view.run == run
+    return view.generation.term

@@ -17,8 +17,8 @@ from tests.integration.conftest import all_steps, wait_for_end
 from tests.integration.exactness import check_ledger, worst_deviation
 from tests.integration.faults import VICTIMS, naming
 from tests.integration.killloop import LEFT_STEPS, KillLoop, blows
+from tests.integration.reference import one_rank_curve
 from tests.integration.soak import MB, Meter, Process, Reading, not_flat, summary
-from tests.integration.test_cluster_curve import one_rank_curve
 from tests.integration.test_faults import ALL, MIXES, SEED, TOLERANCE, table, was_lost
 
 from trainctl.protocol import messages as m
@@ -65,9 +65,8 @@ def test_faults_at_random_times_cost_no_step_bend_no_curve_and_leave_nothing_beh
         assert (view.state, view.step) == ("finished", STEPS), view.reason
         disturbed = all_steps(client, begun.run)
         check_ledger(cluster, begun.run, STEPS, was_lost=was_lost(all_events(client, begun.run)))
-        alone = on("alpha", alpha={"backend": "mlx" if mix == "mlx" else "torch", "micro": 6})
-        undisturbed = one_rank_curve(client, make(nodes=alone, checkpoint__every_steps=0), seconds=120 + STEPS)
-    worst = worst_deviation(disturbed, undisturbed)
+    alone = on("alpha", alpha={"backend": "mlx" if mix == "mlx" else "torch", "micro": 6})
+    worst = worst_deviation(disturbed, one_rank_curve(make(nodes=alone)))
     print(f"{loop.blows} faults, worst relative deviation {worst:.1e}", table(loop.done), sep="\n")
     print(*summary(meter.readings), sep="\n")
     assert worst <= TOLERANCE[mix]

@@ -71,13 +71,19 @@ class World:
         self.look()
 
     def reading(
-        self, *, free: float = 100e9, mhz: float = 1620.0, celsius: float = 71.0, percent: float = 98.0
+        self,
+        *,
+        free: float = 100e9,
+        total: float | None = None,
+        mhz: float = 1620.0,
+        celsius: float = 71.0,
+        percent: float = 98.0,
     ) -> None:
         self.now += 1
         gpu = m.GpuReading("Apple M3 Max", percent, mhz, 50.0, celsius)
         reading = m.HostReading(
             node="mbp", read_at=0, cpu_percent=20.0, memory_used_bytes=1, memory_total_bytes=2,
-            disk_free_bytes=int(free), load_1min=1.0, gpus=(gpu,),
+            disk_free_bytes=int(free), disk_total_bytes=int(total) if total else None, load_1min=1.0, gpus=(gpu,),
         )  # fmt: skip
         self.evaluator.heard(reading, self.now)
         self.look()
@@ -218,6 +224,25 @@ def test_a_device_without_work_may_slow_down() -> None:
         for _ in range(90):
             world.reading(mhz=mhz, percent=percent)
     assert world.told == []
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "raised"),
+    [(50e9, 4000e9, True), (100e9, 4000e9, False), (4.2e9, 8e9, True), (50e9, None, False)],
+)
+def test_a_disk_is_nearly_full_by_its_share_or_by_bytes(free: float, total: float | None, raised: bool) -> None:
+    world = World()
+    for _ in range(4):
+        world.reading(free=free, total=total)
+    assert world.told == (["raised disk:mbp"] if raised else [])
+    if raised and total:
+        assert f"({100 * free / total:.1f} % of {total / 1e9:.1f} GB) left" in world.text("disk:mbp")
+        for _ in range(40):
+            world.reading(free=0.029 * total if total > 1e12 else 5.5e9, total=total)  # between the two edges
+        assert world.told == ["raised disk:mbp"]
+        for _ in range(40):
+            world.reading(free=0.8 * total, total=total)
+        assert world.told == ["raised disk:mbp", "cleared disk:mbp"]
 
 
 def test_memory_and_disk_have_two_edges() -> None:

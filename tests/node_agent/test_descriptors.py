@@ -10,7 +10,6 @@ import pytest
 from trainctl.node_agent import binding, keeper
 from trainctl.node_agent.host import TrainerHost
 from trainctl.node_agent.ports import LocalRank, Look
-from trainctl.node_agent.turnstile import Turnstile
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.paths import RunPaths
 
@@ -60,11 +59,3 @@ def test_as_many_files_may_be_open_as_the_system_allows(monkeypatch):
         monkeypatch.setattr(resource, "setrlimit", lambda _, pair: wanted.append(pair))
         binding.allow_open_files()
     assert wanted == [(65_536, resource.RLIM_INFINITY), (4096, 4096)]
-
-
-def test_one_client_s_requests_are_limited_and_so_are_all():
-    turnstile = Turnstile(2, 3)
-    assert [turnstile.enter(b"a") for _ in range(3)] == [True, True, False]
-    assert [turnstile.enter(b"b") for _ in range(2)] == [True, False]
-    turnstile.leave(b"a")
-    assert turnstile.enter(b"b") and not turnstile.enter(b"c")

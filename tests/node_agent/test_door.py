@@ -12,7 +12,7 @@ import zmq
 import zmq.asyncio
 
 from trainctl.node_agent import premises
-from trainctl.node_agent.access import LIVE, REQUESTS, AccessList
+from trainctl.node_agent.access import LIVE, REQUESTS, AccessList, Rights
 from trainctl.node_agent.audit import MOST_ENTRIES, Audit, Subject
 from trainctl.node_agent.door import Door
 from trainctl.node_agent.ledger import MAX_REFUSALS, AgentLedger
@@ -26,6 +26,7 @@ from trainctl.protocol.runfile import parse
 
 ANNA, BOB, MBP = (KeyPair.new(name) for name in ("anna", "bob", "mbp"))
 IDENTITIES = {ANNA: b"\0anna", BOB: b"\0bob1", MBP: b"\0mbp1"}
+SENDERS = {pair: sockets.Sender(pair.public, number) for number, pair in enumerate(IDENTITIES)}
 
 
 @pytest.fixture
@@ -49,10 +50,17 @@ def door(folder: KeyFolder, ledger: AgentLedger) -> Door:
         "studio": NodeEntry(address="tcp://127.0.0.1:1"),
         "mbp": NodeEntry(address="tcp://127.0.0.1:2", key=MBP.public),
     }
-    return Door(folder, Cluster(nodes=nodes), "studio", Audit(ledger))
+    made = Door(folder, Cluster(nodes=nodes), "studio", Audit(ledger))
+    for sender in SENDERS.values():
+        made._callers[REQUESTS].opened(sender.descriptor)
+    return made
 
 
 SPOKEN = [*examples.EXAMPLES["client to agent"].values(), *examples.EXAMPLES["lead to follower"].values()]
+
+
+def enter(door: Door, pair: KeyPair) -> tuple[bytes, Rights]:
+    return door.enter(IDENTITIES[pair], SENDERS[pair])
 
 
 def allowed(door: Door, pair: KeyPair, lead: str | None = "mbp") -> set[type]:
@@ -61,7 +69,7 @@ def allowed(door: Door, pair: KeyPair, lead: str | None = "mbp") -> set[type]:
     for message in SPOKEN:
         with contextlib.suppress(NotAuthorisedError):
             spoken: Any = message
-            door.check(pair.public, door.rights(IDENTITIES[pair], pair.public), spoken, lead)
+            door.check(pair.public, enter(door, pair)[1], spoken, lead)
             found.add(type(message))
     return found
 
@@ -81,11 +89,13 @@ def test_a_nodes_key_speaks_for_that_node_alone(door: Door) -> None:
 
 def test_the_role_is_looked_up_for_every_message(door: Door, folder: KeyFolder) -> None:
     assert m.Command in allowed(door, ANNA)
+    caller, _ = enter(door, ANNA)
+    assert door.way_back(caller) == IDENTITIES[ANNA]
     folder.authorize("anna", ANNA.public, "viewer")
     assert m.Command not in allowed(door, ANNA)
     folder.revoke("anna")
     assert allowed(door, ANNA) == set()
-    assert not door.may_hear(IDENTITIES[ANNA])
+    assert door.way_back(caller) is None
     folder.revoke("mbp", MBP.public)  # the cluster file still names it
     assert allowed(door, MBP) == set()
     with pytest.raises(InvalidInputError, match="revoked"):
@@ -99,16 +109,16 @@ def test_a_list_that_cannot_be_read_lets_nobody_in(door: Door, folder: KeyFolder
     assert "authorized.toml" in door.access.problem
 
 
-def test_an_identity_is_one_keys_and_not_chosen(door: Door) -> None:
-    door.rights(IDENTITIES[ANNA], ANNA.public)
+def test_an_identity_is_one_connections_and_not_chosen(door: Door) -> None:
+    enter(door, ANNA)
     for identity in (IDENTITIES[ANNA], b"anna", b"\0long-one"):
         with pytest.raises(NotAuthorisedError, match="identity"):
-            door.rights(identity, BOB.public)
-    assert not door.may_hear(b"\0none")
+            door.enter(identity, SENDERS[BOB])
+    assert door.way_back(b"\0none" + bytes(8)) is None
 
 
 def test_the_author_is_the_keys_name_whoever_the_sender_says_it_is(door: Door) -> None:
-    rights = door.rights(IDENTITIES[ANNA], ANNA.public)
+    _, rights = enter(door, ANNA)
     said = examples.EXAMPLES["client to agent"]["command"]
     assert isinstance(said, m.Command)
     signed = door.signed(rights, m.Command(rid="r", id=said.id, verb="pause", by="root"))
@@ -157,6 +167,7 @@ async def served(door: Door, *, alive: bool) -> AsyncIterator[tuple[Any, str]]:
     task = asyncio.create_task(door.serve())
     socket = sockets.new_socket(context, zmq.ROUTER)
     sockets.secure_server(socket, door.pair, REQUESTS)
+    door.watch(context, socket, REQUESTS)
     port = socket.bind_to_random_port("tcp://127.0.0.1")
     if not alive:
         task.cancel()
@@ -170,8 +181,8 @@ async def served(door: Door, *, alive: bool) -> AsyncIterator[tuple[Any, str]]:
         context.destroy(linger=0)
 
 
-async def said(door: Door, pair: KeyPair, *, alive: bool = True) -> tuple[bytes, str] | None:
-    """Identity and key of a message as it arrives behind a door, None if none does."""
+async def said(door: Door, pair: KeyPair, *, alive: bool = True) -> Rights | None:
+    """What the sender of a message that arrives behind a door may do, None if none arrives."""
     async with served(door, alive=alive) as (socket, address):
         context = zmq.asyncio.Context()
         try:
@@ -181,8 +192,8 @@ async def said(door: Door, pair: KeyPair, *, alive: bool = True) -> tuple[bytes,
             sending = asyncio.ensure_future(client.send(b"hello"))
             try:
                 async with asyncio.timeout(2.5):
-                    frames, key = await sockets.receive_from(socket)
-                    return frames[0], key
+                    frames, sender = await sockets.receive_from(socket)
+                    return door.enter(frames[0], sender)[1]
             except TimeoutError:
                 return None
             finally:
@@ -194,9 +205,72 @@ async def said(door: Door, pair: KeyPair, *, alive: bool = True) -> tuple[bytes,
 def test_the_key_comes_with_each_message(door: Door) -> None:
     arrived = asyncio.run(said(door, BOB))
     assert arrived is not None
-    identity, key = arrived
-    assert key == BOB.public
-    assert door.rights(identity, key).name == "bob"
+    assert arrived.name == "bob"
+
+
+def new_client(context: Any, door: Door, pair: KeyPair, address: str, identity: bytes = b"") -> Any:
+    client = sockets.new_socket(context, zmq.DEALER, socket_class=zmq.Socket)
+    if identity:
+        client.setsockopt(zmq.ROUTING_ID, identity)
+    sockets.secure_client(client, pair, door.pair.public)
+    client.connect(address)
+    return client
+
+
+async def say(client: Any, said: bytes) -> None:
+    while not client.poll(0, zmq.POLLOUT):  # bounded by the test's own deadline
+        await asyncio.sleep(0.01)
+    client.send(said, zmq.DONTWAIT)
+
+
+async def heard(door: Door, client: Any, socket: Any, said: bytes) -> tuple[bytes, bytes]:
+    """A client's message as it arrives: the caller, and the identity."""
+    await say(client, said)
+    while True:
+        frames, sender = await sockets.receive_from(socket)
+        if frames[1] == said:
+            return door.enter(frames[0], sender)[0], frames[0]
+
+
+@pytest.mark.parametrize("speaks", [False, True], ids=["listens", "speaks"])
+def test_who_takes_the_identity_of_one_that_left_gets_no_reply_of_its(door: Door, speaks: bool) -> None:
+    """Anna asks and hangs up; Bob, a viewer, comes under the identity that she had, and that he knows."""
+
+    async def act() -> None:
+        async with served(door, alive=True) as (socket, address):
+            context = zmq.asyncio.Context()
+            try:
+                anna = new_client(context, door, ANNA, address)
+                caller, identity = await heard(door, anna, socket, b"question")
+                assert door.way_back(caller) == identity
+                anna.close(linger=0)
+                while door.way_back(caller) is not None:
+                    await asyncio.sleep(0.01)
+                bob = await taken(context, identity, socket, address)
+                if speaks:
+                    assert (await heard(door, bob, socket, b"mine"))[1] == identity
+                await socket.send_multipart([identity, b"by identity alone"])
+                assert bob.poll(2000) and bob.recv() == b"by identity alone", "it has what Anna had"
+                assert door.way_back(caller) is None
+            finally:
+                context.destroy(linger=0)
+
+    async def taken(context: Any, identity: bytes, socket: Any, address: str) -> Any:
+        """A client that has the identity; one that comes too soon is ignored by the socket."""
+        while True:
+            bob = new_client(context, door, BOB, address, identity)
+            await say(bob, b"taken")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await sockets.receive_from(socket)
+                    return bob
+            bob.close(linger=0)
+
+    async def in_time() -> None:
+        async with asyncio.timeout(20):
+            await act()
+
+    asyncio.run(in_time())
 
 
 def test_an_unknown_key_is_turned_away(door: Door, ledger: AgentLedger) -> None:

@@ -134,6 +134,8 @@ def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
         ("alerts.memory_clear_percent", 93, "must be at most alerts.memory_percent = 92"),
         ("alerts.disk_free_gb", 7, "must be at most alerts.disk_clear_gb = 6"),
         ("alerts.disk_clear_gb", -1, " of at least 0"),
+        ("alerts.disk_free_percent", 7, "must be at most alerts.disk_clear_percent = 3"),
+        ("alerts.disk_clear_percent", 101, " of at most 100"),
         ("alerts.silent_seconds", 1, " of at least 3"),
         ("nodes.studio.priority", 20, " of at most 19"),
         ("nodes.studio.priority", -21, " of at least -20"),

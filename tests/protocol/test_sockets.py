@@ -5,16 +5,21 @@ tests/integration/test_floods.py; limits of what is decoded in test_codec.py; lo
 """
 
 import ast
+import asyncio
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import msgspec
 import pytest
 import zmq
+import zmq.asyncio
 from tests.integration import rawzmtp
 from zmq.utils.monitor import recv_monitor_message
 
@@ -31,7 +36,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     made.destroy(linger=0)
 
 
-@pytest.mark.parametrize("kind", [zmq.ROUTER, zmq.PUB, zmq.DEALER, zmq.SUB])
+@pytest.mark.parametrize("kind", [zmq.ROUTER, zmq.XPUB, zmq.DEALER, zmq.SUB])
 def test_options_of_all(context, kind) -> None:
     made = sockets.new_socket(context, kind)
     options = {
@@ -45,7 +50,7 @@ def test_options_of_all(context, kind) -> None:
         zmq.HEARTBEAT_TIMEOUT: 3000,
         zmq.HEARTBEAT_TTL: 3000,
     }
-    options |= listening if kind in (zmq.ROUTER, zmq.PUB) else connecting
+    options |= listening if kind in (zmq.ROUTER, zmq.XPUB) else connecting
     assert {name: made.getsockopt(name) for name in options} == options
     assert made.getsockopt(zmq.SNDHWM) > 0 and made.getsockopt(zmq.RCVHWM) > 0, "0 is no limit"
     assert 0 < made.getsockopt(zmq.MAXMSGSIZE) <= codec.FRAME_BYTES
@@ -104,6 +109,32 @@ def test_nobody_takes_over_the_replies_to_another(context) -> None:
     assert not server.poll(200) and not second.poll(0)
 
 
+@pytest.mark.parametrize("receive", [sockets.receive, sockets.receive_from])
+async def test_others_have_a_turn_before_each_message(receive: Any) -> None:
+    """Or else whoever sends faster than its messages are dealt with keeps the loop for itself."""
+    context, turns, waiting = zmq.asyncio.Context(), 0, 500
+    try:
+        there, here = sockets.new_socket(context, zmq.PAIR), sockets.new_socket(context, zmq.PAIR)
+        here.bind("inproc://here")
+        there.connect("inproc://here")
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        for _ in range(waiting):
+            await there.send(b"x")
+        task = asyncio.create_task(others())
+        for _ in range(waiting):
+            await receive(here)
+        task.cancel()
+    finally:
+        context.destroy(linger=0)
+    assert turns >= waiting
+
+
 def test_bytes_are_capped_in_what_agents_say_too() -> None:
     message = msgspec.to_builtins(examples.EXAMPLES["agent to client"]["runs"])
     with pytest.raises(ProtocolError, match="within limits"):
@@ -120,3 +151,20 @@ def test_nothing_is_unpickled() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
                 of_torch = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"
                 assert not of_torch or "weights_only" in {word.arg for word in node.keywords}, file
+
+
+def test_no_two_processes_number_their_connections_alike() -> None:
+    """libzmq seeds nothing: who had seen one process's numbers would know every other's."""
+    program = """
+import zmq
+from trainctl.protocol import sockets
+context = zmq.Context()
+router, dealer = sockets.new_socket(context, zmq.ROUTER), sockets.new_socket(context, zmq.DEALER)
+dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+dealer.send(b"")
+print(router.recv_multipart()[0].hex())
+context.destroy(linger=0)
+"""
+    said = [subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60).stdout for _ in range(2)]
+    assert [len(one) for one in said] == [11, 11]
+    assert said[0] != said[1]

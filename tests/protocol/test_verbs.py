@@ -101,6 +101,7 @@ def test_an_argument_that_a_verb_does_not_have_is_named(verb: str) -> None:
         ("note", {"text": "x" * 501}, "text"),
         ("start-run", {}, "config"),
         ("start-run", {"config": {}, "resume": "a"}, "config"),
+        ("start-run", {"config": {}, "old_lead_is_off": True}, "old_lead_is_off"),
         ("start-run", {"config": "run.toml"}, "config"),
         ("start-run", {"resume": 7}, "resume"),
     ],

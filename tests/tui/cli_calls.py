@@ -65,10 +65,8 @@ def assert_one_line(done: "subprocess.CompletedProcess[str]", status: int, *says
 @contextlib.contextmanager
 def started(*words: str | Path, **options: Any) -> "Iterator[subprocess.Popen[str]]":
     """A command line that goes on; killed at the end if it hasn't ended by then."""
-    process = subprocess.Popen(
-        [*COMMAND, *map(str, words)], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL, text=True, **options,
-    )  # fmt: skip
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([*COMMAND, *map(str, words)], env=ENVIRONMENT, text=True, **(streams | options))
     try:
         yield process
     finally:

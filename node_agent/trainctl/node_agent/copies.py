@@ -184,6 +184,15 @@ def packed(items: Iterable[m.Kept]) -> Iterator[tuple[bytes, ...]]:
         yield tuple(part)
 
 
+def keep_all(recorder: RunRecorder, items: Sequence[bytes]) -> list[m.KeptCommand]:
+    """Keep messages of `Kept` in msgpack; the commands among them, which are the agent's to keep. Raises
+    ProtocolError, and keeps none then."""
+    kept = [codec.decode_kept(item) for item in items]
+    for item in kept:
+        keep(recorder, item)
+    return [item for item in kept if isinstance(item, m.KeptCommand)]
+
+
 def keep(recorder: RunRecorder, item: m.Kept) -> None:
     """Keep in this node's record what the lead has kept in its own."""
     match item:

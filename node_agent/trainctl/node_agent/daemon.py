@@ -31,6 +31,7 @@ from trainctl.node_agent.outlook import Outlook
 from trainctl.node_agent.processes import ProcessMeter
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.readings import HostReader
+from trainctl.node_agent.resumption import Resumption
 from trainctl.node_agent.services.wakefulness import Wakefulness
 from trainctl.node_agent.succession import Succession
 from trainctl.node_agent.trainer_link import TrainerLink
@@ -50,7 +51,10 @@ PROCESSES_SECONDS = 5.0
 WATCH_SECONDS = 0.25
 """How often the agent looks whether its trainers live, and lets commands expire."""
 MOST_ASKED, MOST_ASKED_BY_ALL = 64, 1024
-"""Requests of one client, and of all, that may be under way; what is asked beyond is refused, to be asked again."""
+"""Requests of one client, and of all, that may be under way or wait; what is asked beyond is refused, to be asked
+again."""
+AT_ONCE = 4
+"""Requests of one client that are answered at a time: others' need not wait behind all that it asks."""
 FAREWELL_SECONDS = 3.0
 """How long a leashed agent answers after it was let go and its run has ended."""
 
@@ -95,7 +99,9 @@ class Agent:
         self._exporter: Exporter | None = None
         self._stopping = asyncio.Event()
         self._commands: asyncio.Queue[tuple[bytes, m.Command]] = asyncio.Queue()
-        self._turnstile = Turnstile(MOST_ASKED, MOST_ASKED_BY_ALL)
+        self._pending: set[asyncio.Task[None]] = set()
+        self._asked: Turnstile[m.ClientRequest] = Turnstile(AT_ONCE, MOST_ASKED, MOST_ASKED_BY_ALL)
+        self._ordered: Turnstile[m.Command] = Turnstile(1, MOST_ASKED, MOST_ASKED_BY_ALL)
 
     # ------------------------------------------------------------ life
 
@@ -111,6 +117,7 @@ class Agent:
             self._control = sockets.new_socket(self._context, zmq.ROUTER, control=True)
             if self._door is not None:
                 sockets.secure_server(self._control, self._door.pair, REQUESTS)
+                self._door.watch(self._context, self._control, REQUESTS)
             self.address = binding.bind(self._control, self._wanted[0])
             live = new_live_socket(self._context, self._door)
             self.live_address = binding.bind(live, self._wanted[1])
@@ -129,6 +136,8 @@ class Agent:
         self._follower = Follower(equipment, self._reply, self._lead, self._lead.office.settle)
         succession = Succession(equipment, self._lead, self._follower)
         self._lead.office.promote, self._follower.reclaim = succession.promote, succession.reclaim
+        resumption = Resumption(equipment, self._lead, self._follower)
+        self._lead.agree, self._lead.check_free = resumption.take, resumption.check_free
         public = self._door.pair.public if self._door is not None else ""
         self._advertisement = Advertisement(self.node, self.address, equipment.version, public)
         self._alerts = AlertOffice(self.node, self._hooks, self.publisher)
@@ -222,51 +231,68 @@ class Agent:
     # ------------------------------------------------------------ clients and other agents
 
     async def _serve_requests(self) -> None:
-        pending: set[asyncio.Task[None]] = set()
         while True:
-            frames, key = await sockets.receive_from(self._control)
+            frames, sender = await sockets.receive_from(self._control)
             identity = frames[0]
             try:
-                request = self._admit(frames, key)
+                identity, request = self._admit(frames, sender)
             except (ProtocolError, NotAuthorisedError) as error:
-                await self._reply(identity, _refusal(frames[-1], error), anyway=True)
+                await self._send(identity, _refusal(frames[-1], error))
                 continue
             if isinstance(request, m.ToPeer):
                 await self._follower.receive(identity, request)
-            elif not self._turnstile.enter(identity):
+            elif not self._enter(identity, request):
                 text = f"{MOST_ASKED} requests of yours are still to be answered: ask again later"
                 await self._reply(identity, m.Refusal(rid=request.rid, code="busy", text=text))
-            elif isinstance(request, m.Command):
-                self._commands.put_nowait((identity, request))
-            else:
-                task = asyncio.create_task(self._answer_request(identity, request))
-                pending.add(task)
-                task.add_done_callback(pending.discard)
 
-    def _admit(self, frames: list[bytes], key: str) -> m.ClientRequest | m.ToPeer:
-        """The request in frames that came from the holder of a key. Raises ProtocolError or NotAuthorisedError."""
-        rights = self._door.rights(frames[0], key) if self._door is not None else None
+    def _enter(self, identity: bytes, request: m.ClientRequest) -> bool:
+        """Begin with a request now or when it is its client's turn; False if there is no room for it."""
+        if isinstance(request, m.Command):
+            entered = self._ordered.enter(identity, request)
+            self._queue_command(identity)
+        else:
+            entered = self._asked.enter(identity, request)
+            self._begin_answers(identity)
+        return entered
+
+    def _begin_answers(self, identity: bytes) -> None:
+        while (request := self._asked.begin(identity)) is not None:
+            task = asyncio.create_task(self._answer_request(identity, request))
+            self._pending.add(task)
+            task.add_done_callback(self._pending.discard)
+
+    def _queue_command(self, identity: bytes) -> None:
+        """One of each client, so that their turns are one after another."""
+        command = self._ordered.begin(identity)
+        if command is not None:
+            self._commands.put_nowait((identity, command))
+
+    def _admit(self, frames: list[bytes], sender: sockets.Sender) -> tuple[bytes, m.ClientRequest | m.ToPeer]:
+        """Whom to answer, and the request in frames. Raises ProtocolError or NotAuthorisedError."""
+        caller, rights = self._door.enter(frames[0], sender) if self._door is not None else (frames[0], None)
         if len(frames) != 2:
             raise ProtocolError("a request is one frame")
         request = codec.decode_control(frames[1])
         if self._door is None or rights is None:
-            return request
+            return caller, request
         if isinstance(request, m.ToPeer):
-            self._door.check(key, rights, request, self._follower.lead_of(request))
-            return request
-        self._door.check(key, rights, request, None)
-        return self._door.signed(rights, request)
+            self._door.check(sender.public, rights, request, self._follower.lead_of(request))
+            return caller, request
+        self._door.check(sender.public, rights, request, None)
+        return caller, self._door.signed(rights, request)
 
     async def _guard(self) -> None:
         assert self._door is not None
         warden = Warden(self._door, self._audit, self.publisher, self._context, self._lead.peers.renew)
-        await warden.serve(self._control, self.live_address)
+        await warden.serve(self.live_address)
 
     async def _serve_commands(self) -> None:
         """One after another; starting a run on other nodes can take seconds, in which requests are answered."""
         while True:
+            await asyncio.sleep(0)  # requests have a turn between commands that wait already
             identity, command = await self._commands.get()
-            self._turnstile.leave(identity)
+            self._ordered.leave(identity)
+            self._queue_command(identity)
             lead = self._lead_elsewhere(command)
             if lead is not None:
                 await self._reply(identity, lead)
@@ -279,7 +305,7 @@ class Agent:
 
     def _lead_elsewhere(self, command: m.Command) -> m.Refusal | None:
         """Where a command should go: about a run that another node's agent conducts, or for another agent itself."""
-        if command.verb == "promote":
+        if command.verb == "promote" or (command.verb == "start-run" and command.node is not None):
             return self._other_node(command)
         followed = self._follower.followed
         if self._alerts.knows(command):
@@ -288,7 +314,9 @@ class Agent:
         resumed = command.args.get("resume")
         if known is None and command.verb == "start-run" and isinstance(resumed, str):
             known = self._ledger.followed(resumed)
-        if known is None:
+        elif known is None and self._lead.run is None and command.verb != "start-run":
+            known = self._outlook.handed_over()
+        if known is None or (command.verb == "start-run" and not self._lead.peers.is_open(known.lead)):
             return None
         text = f"{known.lead} conducts {known.run}; its agent is at {known.address}"
         return self._not_lead(command, text, known.lead, known.address)
@@ -310,7 +338,8 @@ class Agent:
         try:
             reply = await self._answer_to(request)
         finally:
-            self._turnstile.leave(identity)
+            self._asked.leave(identity)
+            self._begin_answers(identity)
         try:
             await self._reply(identity, reply)
         except ProtocolError as error:
@@ -328,9 +357,12 @@ class Agent:
         except (OSError, zmq.ZMQError) as error:  # no descriptor is free, say
             return m.Refusal(rid=request.rid, code="busy", text=f"{self.node} can't answer now: {error}")
 
-    async def _reply(self, identity: bytes, reply: m.AgentReply | m.FromPeer, *, anyway: bool = False) -> None:
-        if self._door is not None and not anyway and not self._door.may_hear(identity):
-            return  # its key was revoked since it asked
+    async def _reply(self, caller: bytes, reply: m.AgentReply | m.FromPeer) -> None:
+        identity = self._door.way_back(caller) if self._door is not None else caller
+        if identity is not None:
+            await self._send(identity, reply)
+
+    async def _send(self, identity: bytes, reply: m.AgentReply | m.FromPeer) -> None:
         # A client that has gone, or reads nothing, loses its reply: it asks again with the same id. A lead notices by
         # the numbers.
         with contextlib.suppress(zmq.Again, zmq.ZMQError):
@@ -386,7 +418,7 @@ class Agent:
                 if time.monotonic() >= look_at:
                     await self._find_processes()
                     look_at = time.monotonic() + PROCESSES_SECONDS
-                self._tell_reading(self._reader.read(time.time()))
+                self._tell_reading(self._read_host(time.time()))
             session, age = self._lead.session, None
             self._follower.loop_lag_seconds = lag_seconds
             if session is not None and session.view.state == "running":
@@ -395,6 +427,14 @@ class Agent:
             self.publisher.beat(beat)
             if self._exporter is not None:
                 self._exporter.look(lag_seconds)
+
+    def _read_host(self, at: float) -> m.HostReading:
+        of_a_run = self._lead.session or self._follower.followed
+        if of_a_run is None:
+            self._reader.count_for(None, at)
+        else:
+            self._reader.count_for(of_a_run.run, at, of_a_run.paths)
+        return self._reader.read(at)
 
     def _tell_reading(self, reading: m.HostReading) -> None:
         self._outlook.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())

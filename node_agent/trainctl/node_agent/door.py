@@ -1,7 +1,6 @@
 """The agent's side of the keys: its sockets secured, who may connect, and what each message's sender may say."""
 
 import contextlib
-from collections import OrderedDict
 from typing import Any
 
 import msgspec
@@ -9,22 +8,30 @@ import zmq
 import zmq.asyncio
 import zmq.auth
 from zmq.auth.base import Authenticator
-from zmq.utils.monitor import parse_monitor_message
 
 from trainctl.node_agent.access import LIVE, REQUESTS, AccessList, Rights, what
 from trainctl.node_agent.audit import Audit, Subject
+from trainctl.node_agent.callers import Callers
+from trainctl.node_agent.connection_log import ConnectionLog
 from trainctl.protocol import messages as m
 from trainctl.protocol import sockets
 from trainctl.protocol.cluster import Cluster
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError
-from trainctl.protocol.handshake import MECHANISM_MISMATCH
 from trainctl.protocol.keyring import Credentials, Keyring
 from trainctl.protocol.keys import KeyFolder
 
 DOMAINS = (REQUESTS, LIVE)
-IDENTITY_BYTES = 5
-"""Of an identity that the socket gave a connection: a zero and a number. One that a client chose could be another's."""
-MAX_IDENTITIES = 4096
+
+
+class _Arrivals:
+    """Has the connections of one socket counted, and those that show no key audited."""
+
+    def __init__(self, callers: Callers, audit: Audit, domain: str) -> None:
+        self.opened, self.closed = callers.opened, callers.closed
+        self._audit, self._domain = audit, domain
+
+    def turned_away(self, why: str) -> None:
+        self._audit.note(Subject("", "", f"connect {self._domain}", why))
 
 
 class Door:
@@ -39,7 +46,8 @@ class Door:
         if entry is not None and entry.key not in (None, self.pair.public):
             problem = f"names another key than this machine's agent has, {self.pair.public}"
             raise InvalidInputError(f"cluster file: nodes.{node}.key", problem)
-        self._owners: OrderedDict[bytes, str] = OrderedDict()  # identity -> key, those that spoke last
+        self._callers = {domain: Callers() for domain in DOMAINS}
+        self._logs: dict[str, ConnectionLog] = {}
         self._from = ""  # address of whoever is being authenticated
         self._listeners, self._revoked = self.access.listeners, self.access.revoked
 
@@ -53,6 +61,8 @@ class Door:
         self._authenticator.start()
 
     def close(self) -> None:
+        for domain in DOMAINS:
+            self.leave(domain)
         self._authenticator.stop()
 
     async def serve(self) -> None:
@@ -79,17 +89,26 @@ class Door:
                 self._audit.note(Subject("", "", f"connect {domain}", f"{type(error).__name__}: {error}", self._from))
         return False
 
-    async def watch(self, socket: Any, domain: str) -> None:
-        """Note who comes to a socket without keys, or for another agent; it ends by being cancelled."""
-        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
-        try:
-            while True:
-                value = int(parse_monitor_message(await monitor.recv_multipart())["value"])
-                why = "it has no keys" if value == MECHANISM_MISMATCH else "it expects another agent's key"
-                self._audit.note(Subject("", "", f"connect {domain}", why))
-        finally:
-            if not socket.closed:
-                socket.disable_monitor()
+    def watch(self, context: Any, socket: Any, domain: str) -> None:
+        """Take note of the connections to a socket, which is not bound yet, until `leave`."""
+        self.leave(domain)
+        callers = self._callers[domain] = Callers()
+        self._logs[domain] = ConnectionLog(context, socket, _Arrivals(callers, self._audit, domain))
+
+    def leave(self, domain: str) -> None:
+        """A socket is about to be closed."""
+        if domain in self._logs:
+            self._logs.pop(domain).close()
+
+    def look(self) -> None:
+        """Keep up with what happens to connections; call it often."""
+        for log in self._logs.values():
+            log.read()
+
+    def settle(self) -> None:
+        """Keep all that was refused until now, for whoever asks."""
+        self.look()
+        self._audit.flush(force=True)
 
     def lost_listeners(self) -> bool:
         """Whether a key that could subscribe no longer may, since this was asked last."""
@@ -103,20 +122,18 @@ class Door:
 
     # ------------------------------------------------------------ messages
 
-    def rights(self, identity: bytes, public: str) -> Rights:
-        """What the sender of a message may do. Raises NotAuthorisedError if nothing."""
-        rights = self.access.find(public)
+    def enter(self, identity: bytes, sender: sockets.Sender) -> tuple[bytes, Rights]:
+        """The caller, to be answered as that, and what it may do. Raises NotAuthorisedError if nothing."""
+        rights = self.access.find(sender.public)
         if rights is None:
-            self._audit.note(Subject("", public, "any request", "its key is not let in any more"))
-            raise NotAuthorisedError(f"the key {public} is not let in here any more")
-        if len(identity) != IDENTITY_BYTES or identity[:1] != b"\0" or self._owners.get(identity, public) != public:
-            self._audit.note(Subject(rights.name, public, "any request", "it chose its own identity"))
+            self._audit.note(Subject("", sender.public, "any request", "its key is not let in any more"))
+            raise NotAuthorisedError(f"the key {sender.public} is not let in here any more")
+        self.look()
+        caller = self._callers[REQUESTS].speak(identity, sender.descriptor, sender.public)
+        if caller is None:
+            self._audit.note(Subject(rights.name, sender.public, "any request", "it chose its own identity"))
             raise NotAuthorisedError("a client's socket has no identity of its own choice here")
-        self._owners[identity] = public
-        self._owners.move_to_end(identity)
-        if len(self._owners) > MAX_IDENTITIES:
-            self._owners.popitem(last=False)
-        return rights
+        return caller, rights
 
     def check(self, public: str, rights: Rights, message: m.ClientRequest | m.ToPeer, lead: str | None) -> None:
         """`lead`: the node that an agent's message claims to be of. Raises NotAuthorisedError for what the sender may
@@ -134,10 +151,12 @@ class Door:
             return msgspec.structs.replace(request, by=rights.name)
         return request
 
-    def may_hear(self, identity: bytes) -> bool:
-        """Whether what answers a client may be sent to it still."""
-        public = self._owners.get(identity)
-        return public is not None and self.access.find(public) is not None
+    def way_back(self, caller: bytes) -> bytes | None:
+        """The identity to which what answers a caller goes; None if its connection is gone, or its key let in no
+        more."""
+        self.look()
+        found = self._callers[REQUESTS].find(caller)
+        return found[0] if found is not None and self.access.find(found[1]) is not None else None
 
     # ------------------------------------------------------------ other agents
 

@@ -12,7 +12,6 @@ from trainctl.node_agent.ledger import FollowedRun
 from trainctl.node_agent.ports import Ending, RankPort
 from trainctl.node_agent.recorder import RunRecorder
 from trainctl.node_agent.views import same_but_progress
-from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.paths import RunPaths
@@ -80,10 +79,7 @@ class Followed:
 
     def keep(self, items: Sequence[bytes]) -> list[m.KeptCommand]:
         """Keep what its lead has kept; the commands among it, which are the agent's to keep. Raises ProtocolError."""
-        kept = [codec.decode_kept(item) for item in items]
-        for item in kept:
-            copies.keep(self.recorder, item)
-        return [item for item in kept if isinstance(item, m.KeptCommand)]
+        return copies.keep_all(self.recorder, items)
 
     def beyond(self, other: m.HostedRank) -> list[m.Kept]:
         """What its record has and another node's, which is about to conduct the run, has not. Raises RefusedError if

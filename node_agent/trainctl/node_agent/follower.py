@@ -9,21 +9,21 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+import msgspec
+
 from trainctl.node_agent import openings
+from trainctl.node_agent.consents import Consents
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.followed import Followed
-from trainctl.node_agent.hosting import Hosting
+from trainctl.node_agent.hosting import NO_RANK, Hosting
 from trainctl.node_agent.ledger import FollowedRun, KnownRun
 from trainctl.node_agent.ports import Ending
 from trainctl.node_agent.succession import LetGo
 from trainctl.node_agent.talks import Answer, Order, Say, Talks
-from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError
 from trainctl.protocol.paths import RunPaths, runs_directory
 
-NO_RANK = -1
-"""Of a run that this node had conducted without a rank of its own."""
 RECLAIM_SECONDS = 10.0
 """A run that was handed over is conducted here again if its claimant has not begun to within so long."""
 
@@ -48,6 +48,7 @@ class Follower:
         self._own, self._node, self._ledger = equipment, equipment.node, equipment.ledger
         self._talks, self._conducting, self._settle = Talks(say), conducting, settle
         self._hosting = Hosting(equipment, lambda: conducting.run)
+        self._consents = Consents(equipment, conducting, self._hosting, self._hand_over)
         self.loop_lag_seconds = 0.0
         self.host_reading: m.HostReading | None = None  # this machine's newest, for its leads
         self.reclaim: Callable[[int], Awaitable[None]] | None = None  # conduct again, in a term above the one given
@@ -90,7 +91,7 @@ class Follower:
 
     async def _greet(self, identity: bytes, hello: m.PeerHello) -> None:
         self._conducting.moved(hello.lead, hello.address)
-        told, term = hello.generation or m.Generation(0, 0), self._term_of(hello.run)
+        told, term = hello.generation or m.Generation(0, 0), self._consents.term_of(hello.run)
         if hello.run is not None and told.term < term:
             text = f"{self._node} has seen term {term}, {hello.lead} leads in an older one"
             row = self._hosting.row(hello.run)
@@ -112,17 +113,6 @@ class Follower:
             await self._tell_exit(hello.lead, *over)
         if followed is not None and followed.known.lead == hello.lead:
             followed.told_ending = False  # what was said in an older conversation may not have arrived
-
-    def _term_of(self, run: str | None) -> int:
-        """The newest term of a run that this node knows of, 0 if of none."""
-        if run is None:
-            return 0
-        followed, row = self.followed, self._hosting.row(run)
-        if followed is not None and followed.run == run:
-            kept = followed.generation.term
-        else:
-            kept = openings.kept_term(RunPaths(row.directory)) if row is not None else 0
-        return max(kept, self._ledger.consented_term(run))
 
     async def _heed(self, hello: m.PeerHello) -> bool:
         """Follow another lead of the same run in a newer term, or the same one at another address; False if this
@@ -215,39 +205,12 @@ class Follower:
             await self._settle(command)
 
     async def _answer_claim(self, claimant: str, claim: m.PeerClaim) -> None:
-        refusal, items = self._objection(claimant, claim), list[m.Kept]()
-        try:
-            if not refusal and self._conducting.run == claim.run:
-                items += self._conducting.beyond(claim.hosted)
-                await self.step_down(claimant, self._talks.address(claimant) or "")
-                self._handed_over = claim.term, time.monotonic() + RECLAIM_SECONDS
-                items += [row.kept for row in self._ledger.open_commands() if row.run == claim.run]
-            elif not refusal and self.followed is not None:
-                items += self.followed.beyond(claim.hosted)
-        except (InvalidInputError, RefusedError) as error:
-            refusal, items = str(error), []
-        term = claim.term if not refusal else self._ledger.term
-        hosted = self.followed.hosted if self.followed is not None else None
-        await self._talks.answer(
-            claimant,
-            lambda link, seq: m.PeerConsent(
-                link=link, seq=seq, run=claim.run, term=term, refusal=refusal, hosted=hosted,
-                items=tuple(map(codec.encode, items)),
-            ),
-        )  # fmt: skip
+        said = await self._consents.answer(claimant, self._talks.address(claimant) or "", claim)
+        await self._talks.answer(claimant, lambda link, seq: msgspec.structs.replace(said, link=link, seq=seq))
 
-    def _objection(self, claimant: str, claim: m.PeerClaim) -> str:
-        """Why this node doesn't consent, empty if it does; from then on to nobody else in that term."""
-        run = self._conducting.run or (self.followed.run if self.followed is not None else None)
-        if claimant not in self._own.cluster.nodes:
-            return f"{claimant} is no node of the cluster that {self._node} knows"
-        if run not in (None, claim.run):
-            return f"{self._node} takes part in {run}"
-        term = self._term_of(claim.run)
-        if claim.term < term or (claim.term == term and not self._ledger.consented_term(claim.run)):
-            return f"{self._node} has seen term {term}"
-        given = self._ledger.consent(claim.term, claimant, claim.run)
-        return "" if given == claimant else f"{self._node} has consented to {given}"
+    async def _hand_over(self, claimant: str, address: str, term: int) -> None:
+        await self.step_down(claimant, address)
+        self._handed_over = term, time.monotonic() + RECLAIM_SECONDS
 
     async def _relay(self, lead: str, relay: m.PeerRelay) -> None:
         followed, order = self.followed, relay.order

@@ -19,6 +19,8 @@ from trainctl.protocol.paths import RunPaths, runs_directory
 from trainctl.protocol.runfile import RunFile
 
 RUN_PATTERN = r"[a-z0-9][a-z0-9._-]{0,127}"
+NO_RANK = -1
+"""Of a run that this node had conducted without a rank of its own."""
 ENDING_SECONDS = 8.0
 """How long a rank that is ending is waited for before another is hosted; its lead waits a little longer."""
 
@@ -70,6 +72,9 @@ class Hosting:
         own = row is not None and self._ledger.followed(known.run) is None
         if own and wanted.generation.term <= openings.kept_term(paths):
             raise InvalidInputError("resume", f"{known.run} is a run of {self._node}'s own; take it up there")
+        if wanted.generation.term < (newer := self._ledger.consented_term(known.run)):
+            text = f"{self._node} has consented to another's conducting {known.run} in term {newer}; say --node"
+            raise InvalidInputError("resume", f"{text} {known.lead} to have {known.lead} take it up in a newer one")
         checkpoint = sources.whole(paths, wanted.resume_step) if wanted.resume_step is not None else None
         recorder = openings.make_directory(paths, config, resumable=False)
         try:

@@ -74,7 +74,7 @@ class Launch:
         for rank, node in ranks.items():
             if node == self._own.node and self._own.host.find(paths, rank) is not None:
                 raise InvalidInputError("resume", f"a trainer of {run} is still running; wait for its end")
-        generation = self._ledger.generation or openings.FIRST_GENERATION
+        generation = max(self._ledger.generation or openings.FIRST_GENERATION, m.Generation(self._ledger.term, 0))
         out = {ranks[rank] for rank in without}
         source = await asyncio.to_thread(sources.find, paths, self._own.node, out)
         hosted = {rank: node for rank, node in ranks.items() if rank not in without}

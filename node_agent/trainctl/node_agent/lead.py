@@ -19,6 +19,7 @@ from trainctl.node_agent.ledger import KnownRun
 from trainctl.node_agent.neighbours import Neighbours
 from trainctl.node_agent.peers import Peers
 from trainctl.node_agent.ports import end_rank
+from trainctl.node_agent.resumption import Taken
 from trainctl.node_agent.session import Session
 from trainctl.node_agent.succession import LetGo
 from trainctl.protocol import messages as m
@@ -52,6 +53,10 @@ class Lead:
         self.is_beginning = False
         self.superseded = ""  # why another node must be conducting this agent's run, empty if none is known to
         self._idle = asyncio.Event()  # set when a run has just ended
+        self.check_free: Callable[[], None]
+        """Raises InvalidInputError while this node takes part in a run that another one conducts."""
+        self.agree: Callable[[m.Command, verbs.StartRun], Awaitable[Taken]]
+        """Agrees with other nodes that a run which has ended is taken up here."""
         self.on_end: Callable[[Session], None] = lambda _: None
         """Told of a run that has ended here, while its record can still be written."""
         self.on_reading: Callable[[m.HostReading], None] = lambda _: None
@@ -67,26 +72,42 @@ class Lead:
         """The run that is conducted, or about to be."""
         return self.session.run if self.session is not None else self.launch.hosting or self._going_back.run
 
+    @property
+    def going_back(self) -> str | None:
+        """The run that waits to be taken up again."""
+        return self._going_back.run
+
     # ------------------------------------------------------------ starting
 
     async def start_run(self, command: m.Command, args: verbs.StartRun) -> str:
         """Start a new run, or an old one again. Raises InvalidInputError or RefusedError, and then nothing is left of
         it on any node."""
+        if command.node not in (None, self._own.node):
+            raise InvalidInputError("node", f"no node {command.node!r} in this agent's cluster")
         await self._see_off_ending_run()
         if self.session is not None:
             why = "is active" if self.session.conductor.final is None else "is still ending, try again in a moment"
             raise InvalidInputError("run", f"{self.session.run} {why}; one run at a time")
         if self.is_beginning:
             raise InvalidInputError("run", "another run is just being started, try again in a moment")
+        self.check_free()
         if args.config is not None:
             config = runfile.parse(args.config, "config")
             run = await self._begin(lambda: self.launch.new(config, command))
         else:
-            run = await self._begin(lambda: self.launch.old(args.resume or "", command.id, command.by))
+            run = await self._begin(lambda: self._old(command, args))
         given_up = self._going_back.forget()
         if given_up is not None and given_up != run:
             self._ledger.set_run_state(given_up, "failed", self._going_back.reason)
         return run
+
+    async def _old(self, command: m.Command, args: verbs.StartRun) -> openings.Opening:
+        run = self.launch.hosting = args.resume or ""  # no other node is agreed with meanwhile that it takes it up
+        taken = await self.agree(command, args)
+        opening = await self.launch.old(run, command.id, command.by, taken.without)
+        for rank in taken.without:
+            opening.conductor.ranks[rank].why = "was out of reach when the run was taken up"
+        return opening._replace(notices=(*taken.notices, *opening.notices))
 
     async def _begin(self, opened: Callable[[], Awaitable[openings.Opening]]) -> str:
         self.is_beginning = True
@@ -96,8 +117,8 @@ class Lead:
         finally:
             self.is_beginning = False
             early = self.launch.done()
-        if opening.notice:
-            session.note(d.Happened("run", "warning", "auto", opening.notice, session.conductor.progress.step))
+        for notice in opening.notices:
+            session.note(d.Happened("run", "warning", "auto", notice, session.conductor.progress.step))
         self._own.publisher.publish(session.view)
         for node in self.remote(session).values():
             self.give_copy(session, node)

@@ -40,7 +40,7 @@ class Opening(NamedTuple):
     paths: RunPaths
     recorder: RunRecorder
     resume_from: Path | None
-    notice: str = ""  # what the run's events should say of it
+    notices: tuple[str, ...] = ()  # what the run's events should say of it
 
 
 def new_run(
@@ -92,6 +92,15 @@ def kept_term(paths: RunPaths) -> int:
     with RecordReader(paths) as reader:
         text = reader.meta(DURABLE_KEY)
     return _decoded(text, Durable, paths.record).generation.term if text is not None else 0
+
+
+def own(paths: RunPaths, term: int) -> None:
+    """Keep that a run which has ended is this node's own from `term` on. Raises InvalidInputError."""
+    with _recorder(paths) as recorder:
+        durable = _kept(recorder)
+        if durable is not None:
+            _keep(recorder, msgspec.structs.replace(durable, generation=max(durable.generation, m.Generation(term, 0))))
+        recorder.close()
 
 
 def old_run(
@@ -201,10 +210,10 @@ def _with_source(settings: Settings, node: str) -> Settings:
     return portions.edit(settings, apportion(settings.global_batch, weights | dict.fromkeys(out, evenly))).settings
 
 
-def _undone(then: Settings, latest: Settings, step: int) -> str:
+def _undone(then: Settings, latest: Settings, step: int) -> tuple[str, ...]:
     if then == latest:
-        return ""
-    return f"settings are those of step {step}: what commands changed after it is undone with those steps"
+        return ()
+    return (f"settings are those of step {step}: what commands changed after it is undone with those steps",)
 
 
 @contextmanager

@@ -8,7 +8,9 @@ from trainctl.node_agent.audience import Audience
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.examination import Examination
 from trainctl.node_agent.follower import Follower
+from trainctl.node_agent.hosting import NO_RANK
 from trainctl.node_agent.lead import Lead
+from trainctl.node_agent.ledger import FollowedRun
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.requests import LiveRun
 from trainctl.protocol import messages as m
@@ -48,7 +50,12 @@ class Outlook:
         """What other agents are asked with on behalf of clients."""
         return self._own.door.keyring if self._own.door is not None else None
 
+    def alerts(self) -> m.Alerts:
+        return self._alerts.view
+
     def refusals(self, limit: int) -> tuple[m.Refused, ...]:
+        if self._own.door is not None:
+            self._own.door.settle()
         return self._own.ledger.refusals(limit)
 
     def address_of(self, node: str) -> str | None:
@@ -78,6 +85,18 @@ class Outlook:
     def ended_as(self, run: str) -> tuple[m.RunState, str]:
         """State and reason of a run that isn't active, as the ledger has them."""
         return next((known.state, known.reason) for known in self._own.ledger.runs() if known.run == run)
+
+    def handed_over(self) -> FollowedRun | None:
+        """The newest run of this node, if another one in touch leads it now and this one has no rank of it."""
+        newest = next(iter(self._own.ledger.runs()), None)
+        known = self._own.ledger.followed(newest.run) if newest is not None else None
+        is_led = known is not None and known.rank == NO_RANK and self._lead.peers.is_open(known.lead)
+        return known if is_led else None
+
+    def led_elsewhere(self, run: str) -> str | None:
+        """The node that leads a run of which this one, which did, has no rank; None if there is none."""
+        known = self._own.ledger.followed(run)
+        return known.lead if known is not None and known.rank == NO_RANK else None
 
     def run_summaries(self) -> list[tuple[str, str, str, str, float]]:
         """(run, name, directory, state, started at) of every run, newest first; the active one as it is now."""

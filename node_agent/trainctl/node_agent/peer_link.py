@@ -106,13 +106,15 @@ class PeerLink:
         finally:
             self._hosting = None
 
-    async def claim(self, term: int, hosted: m.HostedRank, seconds: float) -> m.PeerConsent | None:
-        """Ask it to consent to this agent's conducting of the run that it has a record of; None without an answer in
-        time."""
+    async def claim(
+        self, term: int, hosted: m.HostedRank, seconds: float, *, resume: bool = False
+    ) -> m.PeerConsent | None:
+        """Ask it to consent to this agent's conducting of the run that it has a record of, or has one of and takes up
+        again (`resume`); None without an answer in time."""
         self._claiming = term, asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(seconds):
-                made = m.PeerClaim(link="", seq=0, run=hosted.run, term=term, hosted=hosted)
+                made = m.PeerClaim(link="", seq=0, run=hosted.run, term=term, hosted=hosted, resume=resume)
                 if not await self.send(lambda link, seq: msgspec.structs.replace(made, link=link, seq=seq)):
                     return None
                 return await self._claiming[1]

@@ -63,6 +63,10 @@ class Peers:
         """Where a node's agent takes requests, None for one that is no other of this cluster."""
         return self.links[node].address if node in self.links else None
 
+    def is_open(self, node: str) -> bool:
+        """Whether another node's agent is in touch now."""
+        return node in self.links and self.links[node].line.open
+
     async def host(
         self, run: str, ranks: Mapping[int, str], config: RunFile, generation: m.Generation,
         resume_step: Callable[[str], int | None], *, call_off: m.RunState,

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from trainctl.node_agent import elsewhere
 from trainctl.node_agent.audience import Audience
 from trainctl.node_agent.copies import VIEW_KEY
 from trainctl.node_agent.examination import Examination
@@ -54,7 +55,9 @@ class Surroundings(Protocol):
     def run_directory(self, run: str | None) -> Path | None: ...
     def run_summaries(self) -> list[tuple[str, str, str, str, float]]: ...
     def ended_as(self, run: str) -> tuple[m.RunState, str]: ...
+    def led_elsewhere(self, run: str) -> str | None: ...
     def now(self) -> float: ...
+    def alerts(self) -> m.Alerts: ...
     def refusals(self, limit: int) -> tuple[m.Refused, ...]: ...
     @property
     def keys(self) -> Keyring | None: ...
@@ -105,22 +108,26 @@ async def _snapshot(request: m.SnapshotRequest, around: Surroundings) -> m.Snaps
     if directory is None:
         if request.run is not None:
             raise UnknownRunError("run", f"no run {request.run!r} on this node")
-        return _snapshot_of(request, around, boot, seq, None, None, (), (), ())
+        made = _snapshot_of(request, around, boot, seq, None, None, (), (), ())
+        return msgspec.structs.replace(made, alerts=around.alerts())
     last, parts, events, series, kept = await asyncio.to_thread(_read_snapshot, RunPaths(directory), request.columns)
     live = around.live_run(directory)
-    view = live.view if live is not None else _as_ended(kept, around)
+    view = live.view if live is not None else await _as_ended(kept, around)
     if live is not None and live.last_step is not None:
         last, parts = live.last_step, tuple(sorted(live.rank_steps, key=lambda part: part.rank))
     made = _snapshot_of(request, around, boot, seq, view, last, parts, events, series)
-    return msgspec.structs.replace(made, alerts=live.alerts) if live is not None else made
+    if live is None and request.run is not None:
+        return made
+    return msgspec.structs.replace(made, alerts=live.alerts if live is not None else around.alerts())
 
 
-def _as_ended(kept: m.RunView | None, around: Surroundings) -> m.RunView | None:
-    """The last view that was kept, which may be from before the end when the agent was killed."""
+async def _as_ended(kept: m.RunView | None, around: Surroundings) -> m.RunView | None:
+    """The last view that was kept, which may be from before the end when the agent was killed; of a run that is led
+    elsewhere, the view there."""
     if kept is None:
         return None
     state, reason = around.ended_as(kept.run)
-    return msgspec.structs.replace(kept, state=state, reason=reason or kept.reason)
+    return await elsewhere.view(msgspec.structs.replace(kept, state=state, reason=reason or kept.reason), around)
 
 
 def _snapshot_of(
@@ -193,7 +200,7 @@ def _gap(request: m.GapRequest, around: Surroundings) -> m.GapFill:
 async def _runs(request: m.RunsRequest, around: Surroundings) -> m.Runs:
     rows = around.run_summaries()
     summaries = await asyncio.to_thread(lambda: [_summary(*row) for row in rows])
-    return m.Runs(rid=request.rid, runs=tuple(summaries))
+    return m.Runs(rid=request.rid, runs=tuple(await elsewhere.summaries(summaries, around)))
 
 
 def _summary(run: str, name: str, directory: str, state: str, started_at: float) -> m.RunSummary:

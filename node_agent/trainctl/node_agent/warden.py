@@ -1,14 +1,13 @@
 """What follows when keys change: subscribers show theirs again, agents are greeted anew; and the audit is kept."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import zmq
 
 from trainctl.node_agent import binding
-from trainctl.node_agent.access import LIVE, REQUESTS
+from trainctl.node_agent.access import LIVE
 from trainctl.node_agent.audit import Audit
 from trainctl.node_agent.door import Door
 from trainctl.node_agent.publisher import Publisher
@@ -25,30 +24,24 @@ class Warden:
     def __init__(self, door: Door, audit: Audit, publisher: Publisher, context: Any, renew: Callable[[], None]) -> None:
         """`context`: of all the agent's sockets. `renew` begins the conversations with other agents anew."""
         self._door, self._audit, self._publisher, self._context, self._renew = door, audit, publisher, context, renew
-        self._watches: list[asyncio.Task[None]] = []
 
-    async def serve(self, control: Any, live_address: str) -> None:
-        """`control`: the socket for requests."""
-        self._watch(control, REQUESTS)
-        self._watch(self._publisher.socket, LIVE)
-        try:
-            while True:
-                self._audit.flush()
-                if self._door.lost_listeners():
-                    await self._end_live()
-                if self._publisher.socket is None:
-                    self._bind_live(live_address)
-                if self._door.lost_nodes():
-                    self._renew()
-                await asyncio.sleep(LOOK_SECONDS)
-        finally:
-            await self._stop(self._watches)
+    async def serve(self, live_address: str) -> None:
+        while True:
+            self._door.look()
+            self._audit.flush()
+            if self._door.lost_listeners():
+                self._end_live()
+            if self._publisher.socket is None:
+                self._bind_live(live_address)
+            if self._door.lost_nodes():
+                self._renew()
+            await asyncio.sleep(LOOK_SECONDS)
 
-    async def _end_live(self) -> None:
+    def _end_live(self) -> None:
         """A socket that is bound keeps whom it let in once, so it goes, and a new one asks everybody for a key. What
         is published meanwhile subscribers ask for by its numbers."""
         socket = self._publisher.turn_to(None)
-        await self._stop([self._watches.pop()])
+        self._door.leave(LIVE)
         if socket is not None:
             socket.close(linger=0)
 
@@ -58,24 +51,16 @@ class Warden:
         try:
             binding.bind(socket, address)
         except InvalidInputError:
+            self._door.leave(LIVE)
             socket.close(linger=0)
             return
         self._publisher.turn_to(socket)
-        self._watch(socket, LIVE)
-
-    def _watch(self, socket: Any, domain: str) -> None:
-        self._watches.append(asyncio.create_task(self._door.watch(socket, domain), name=f"watch {domain}"))
-
-    async def _stop(self, tasks: list["asyncio.Task[None]"]) -> None:
-        for task in tasks:
-            task.cancel()
-        with contextlib.suppress(zmq.ZMQError):
-            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def new_live_socket(context: Any, door: Door | None) -> Any:
     """A socket that publishes, not bound yet; behind the door, if there is one."""
-    socket = sockets.new_socket(context, zmq.PUB, socket_class=zmq.Socket)
+    socket = sockets.new_socket(context, zmq.XPUB, socket_class=zmq.Socket)
     if door is not None:
         sockets.secure_server(socket, door.pair, LIVE)
+        door.watch(context, socket, LIVE)
     return socket

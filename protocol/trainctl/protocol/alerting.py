@@ -65,8 +65,10 @@ class AlertsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     clock_clear_percent: Percent = 5.0
     memory_percent: Percent = 92.0  # of the cap
     memory_clear_percent: Percent = 88.0
-    disk_free_gb: Annotated[float, Meta(ge=0)] = 5.0  # 10^9 bytes left where runs are kept
+    disk_free_gb: Annotated[float, Meta(ge=0)] = 5.0  # 10^9 bytes left where runs are kept, or
     disk_clear_gb: Annotated[float, Meta(ge=0)] = 6.0
+    disk_free_percent: Percent = 2.0  # of that disk left; cleared above both
+    disk_clear_percent: Percent = 3.0
     silent_seconds: Annotated[float, Meta(ge=3, le=86400)] = 10.0  # of an agent, which speaks at 1 Hz
 
 
@@ -80,7 +82,8 @@ class AlertHooks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def check_thresholds(table: AlertsTable, where: str) -> None:
     """Raises InvalidInputError where an alert would be cleared at a worse value than it is raised at."""
     rising = (("memory_clear_percent", "memory_percent"), ("throughput_clear_percent", "throughput_drop_percent"),
-              ("clock_clear_percent", "clock_drop_percent"), ("disk_free_gb", "disk_clear_gb"))  # fmt: skip
+              ("clock_clear_percent", "clock_drop_percent"), ("disk_free_gb", "disk_clear_gb"),
+              ("disk_free_percent", "disk_clear_percent"))  # fmt: skip
     for lower, upper in rising:
         low, high = getattr(table, lower), getattr(table, upper)
         if low > high:

@@ -86,7 +86,8 @@ _RANK_STEP = m.RankStep(
 )  # fmt: skip
 _HOST = m.HostReading(
     node="studio", read_at=_AT, cpu_percent=93.5, memory_used_bytes=9 * _GIGABYTE, memory_total_bytes=64 * _GIGABYTE,
-    disk_free_bytes=512 * _GIGABYTE, load_1min=7.9, boot=_BOOT, seq=904,
+    disk_free_bytes=512 * _GIGABYTE, disk_total_bytes=2000 * _GIGABYTE, load_1min=7.9, boot=_BOOT, seq=904,
+    energy_joules=221_400.0, energy_since_at=_AT - 3600, energy_gap_seconds=3.5,
     gpus=(m.GpuReading(name="Apple M2 Ultra", utilization_percent=89.0, clock_mhz=1398.0, power_watts=61.5),),
     processes=(
         m.ProcessReading(pid=611, role="agent", cpu_percent=1.5, memory_bytes=54_000_000),

@@ -421,11 +421,15 @@ class HostReading(Message, tag="host-reading", frozen=True):
     cpu_percent: float | None
     memory_used_bytes: Count | None
     memory_total_bytes: Count | None
-    disk_free_bytes: Count | None
+    disk_free_bytes: Count | None  # of the disk that holds the runs
+    disk_total_bytes: Count | None = None
     load_1min: float | None = None
     temperature_celsius: float | None = None
     gpus: tuple[GpuReading, ...] = ()
     processes: tuple[ProcessReading, ...] = ()  # as published; the record keeps none
+    energy_joules: float | None = None  # drawn by its devices for the run since then; None: no power was read
+    energy_since_at: float | None = None  # when the run began here; None: there was none yet
+    energy_gap_seconds: float = 0.0  # of the time since, in which no power was read
     boot: str = ""
     seq: Count = 0
 
@@ -697,7 +701,8 @@ class PeerKeep(Message, tag="peer-keep", frozen=True):
 class PeerClaim(Message, tag="peer-claim", frozen=True):
     """Whoever says this is to conduct the run in the term told; answered by PeerConsent.
 
-    An agent that conducts it hands it over; any other consents to one claimant a term.
+    An agent that conducts it hands it over; any other consents to one claimant a term. In term 0 it only asks: nobody
+    consents, and the refusal tells how it stands there.
     """
 
     link: Name
@@ -705,6 +710,7 @@ class PeerClaim(Message, tag="peer-claim", frozen=True):
     run: Name
     term: Count
     hosted: "HostedRank"  # how far the claimant's record goes
+    resume: bool = False  # the run has ended and is to be taken up again: refused by whoever takes part in it
 
 
 class PeerPing(Message, tag="peer-ping", frozen=True):
@@ -853,6 +859,7 @@ class PeerConsent(Message, tag="peer-consent", frozen=True):
     refusal: str = ""  # why not, empty if so
     hosted: HostedRank | None = None  # how far this node's record goes, if it has one of the run
     items: tuple[bytes, ...] = ()  # what it has beyond the claimant's, as in PeerKeep
+    takes_part: bool = False  # of a refusal: this node takes part in an active run
 
 
 class PeerAnswer(Message, tag="peer-answer", frozen=True):
@@ -957,7 +964,7 @@ class Snapshot(Reply, tag="snapshot", frozen=True):
     events: tuple[Event, ...]  # newest 100, oldest first
     series: tuple[Series, ...]
     peers: tuple[PeerView, ...] = ()  # the cluster's other nodes
-    alerts: Alerts | None = None  # open ones; None: of a run that isn't active
+    alerts: Alerts | None = None  # open ones; None: of a run that was named and isn't active
 
 
 class History(Reply, tag="history", frozen=True):
@@ -985,6 +992,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     lead: str = ""  # node that conducts it, or did last
     nodes: tuple[str, ...] = ()  # of its ranks
     last_step_at: float | None = None  # when the last step was committed
+    stale: bool = False  # another node leads it and is out of reach: this is how it was when that took it over
 
 
 class Runs(Reply, tag="runs", frozen=True):

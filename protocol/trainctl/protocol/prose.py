@@ -27,7 +27,8 @@ The topic only says in a word what the second frame says by its `type`; a subscr
 numbers of the others for lost messages. Set on every socket: LINGER 0, MAXMSGSIZE to the frame limit, HANDSHAKE_IVL
 2000, HEARTBEAT_IVL 1000, HEARTBEAT_TIMEOUT 3000, HEARTBEAT_TTL 3000, RECONNECT_IVL 200, RECONNECT_IVL_MAX 5000.
 DEALER: IMMEDIATE 1, so that a request isn't delivered to an agent that starts an hour later. SUB: RCVHWM 10000;
-PUB: SNDHWM 1000.
+PUB: SNDHWM 1000. An agent hangs up on a subscriber that says more than 32 things over one connection, or one of over 64
+bytes: ZeroMQ keeps every topic in memory.
 """
 
 KEYS = """
@@ -133,6 +134,12 @@ of the newest term it has been greeted with. What the lead keeps of the run it h
 the lead alone if that is in touch, which then hands the run over, else from all other nodes, where a majority of the
 cluster's has to consent (or `old_lead_is_off` is given). A node consents to one claimant a term. Whoever is greeted
 with a newer term of the run that it conducts, conducts it no more and follows.
+
+`start-run` with `resume` takes a run up again that has ended. Where another node led it last, that one's agent is asked
+(`not-lead`); is it out of reach, or does the command name another `node`, that node claims the run in the same way,
+with `resume` set: first of all others in term 0, so that one that takes part in an active run is found before anybody
+has consented. It takes the run up without the old lead's rank if that is out of reach; all its other nodes have to be
+there, and so has the newest checkpoint, or with `old_lead_is_off` an older one.
 """
 
 ATTACHING = """

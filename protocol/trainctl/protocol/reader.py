@@ -158,6 +158,11 @@ class RecordReader:
         rows = self._rows("SELECT body FROM host WHERE at <= ? ORDER BY at DESC LIMIT 1", (at,))
         return _reading(rows[0][0]) if rows else None
 
+    def last_host_reading(self, node: str) -> m.HostReading | None:
+        """The newest of a node's machine, None without one."""
+        rows = self._rows("SELECT body FROM host WHERE node = ? ORDER BY rowid DESC LIMIT 1", (node,))
+        return next((_reading(body) for (body,) in rows), None)
+
     def host_readings(self, page: int = 500) -> Iterator[tuple[m.HostReading, ...]]:
         """All readings of this record's machine that are of this program's version, in pages, oldest first."""
         after = -1

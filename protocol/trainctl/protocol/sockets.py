@@ -1,8 +1,10 @@
 """Every ZeroMQ socket the program opens, with the options that keep it bounded and honest, and where it may bind."""
 
 import asyncio
+import ctypes
 import ipaddress
-from typing import Any
+import secrets
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import zmq
@@ -17,7 +19,12 @@ DEFAULT_PORT = 7474
 MAX_FRAMES = 8
 SUBSCRIPTION_BYTES = 512
 """Largest frame a publisher takes: a handshake or a subscription, each byte of which costs it some 50."""
-LISTENING = (zmq.ROUTER, zmq.PUB)
+CONTROL_WAITING = 100
+"""Most messages of one connection that wait at an agent's socket for requests: 64 KiB each at worst. What comes beyond
+waits on its sender's side."""
+SUBSCRIPTIONS_WAITING = 16
+"""Most of what one subscriber said that waits to be taken in when the publisher uses its socket the next time."""
+LISTENING = (zmq.ROUTER, zmq.XPUB)
 """Kinds that are bound and connected to. They send no heartbeats of their own: libzmq 4.3.5 aborts the process when one
 is due on a connection whose peer has gone while more of it waits than the socket takes (RCVHWM). They answer those of
 their peers, and by the time to live in these they notice that a peer is gone."""
@@ -26,9 +33,11 @@ their peers, and by the time to live in these they notice that a peer is gone.""
 def new_socket(context: Any, kind: int, *, control: bool = False, socket_class: Any = None) -> Any:
     """A socket of `context` (plain or asyncio) with the common options; `control` caps frames at 64 KiB;
     `socket_class` is the context's own unless given."""
+    if kind == zmq.ROUTER:
+        _seed_identities()
     socket = context.socket(kind, socket_class=socket_class)
     socket.setsockopt(zmq.LINGER, 0)
-    limit = SUBSCRIPTION_BYTES if kind == zmq.PUB else CONTROL_FRAME_BYTES if control else FRAME_BYTES
+    limit = SUBSCRIPTION_BYTES if kind == zmq.XPUB else CONTROL_FRAME_BYTES if control else FRAME_BYTES
     socket.setsockopt(zmq.MAXMSGSIZE, limit)
     # Half as long where idle connections may hold all descriptors: of 600 at 256 the last round is over in 2 s.
     socket.setsockopt(zmq.HANDSHAKE_IVL, 1000 if kind in LISTENING else 2000)
@@ -41,16 +50,25 @@ def new_socket(context: Any, kind: int, *, control: bool = False, socket_class: 
     socket.setsockopt(zmq.RECONNECT_IVL, 200)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5000)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, 3000)
-    if kind == zmq.PUB:
+    if kind == zmq.XPUB:
         socket.setsockopt(zmq.SNDHWM, 1000)
+        socket.setsockopt(zmq.RCVHWM, SUBSCRIPTIONS_WAITING)
     elif kind == zmq.SUB:
         socket.setsockopt(zmq.RCVHWM, 10000)
     elif kind == zmq.ROUTER:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
+        socket.setsockopt(zmq.RCVHWM, CONTROL_WAITING if control else 1000)
     elif kind == zmq.DEALER:
         socket.setsockopt(zmq.IMMEDIATE, 1)
     return socket
+
+
+def _seed_identities() -> None:
+    """A ROUTER numbers its connections from a random number of the C library's, which libzmq 4.3.5 never seeds: every
+    agent would begin with the same one. Who knows the next number can claim it as an identity, and libzmq aborts the
+    process when it comes to give it."""
+    ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
 
 
 def _keep_alive(socket: Any) -> None:
@@ -128,37 +146,41 @@ def check_frames(frames: list[bytes], wanted: int) -> list[bytes]:
     return frames
 
 
-async def receive_from(socket: Any) -> tuple[list[bytes], str]:
-    """As `receive`, and the public key, Z85, of who sent it; empty if the socket uses no keys."""
-    frame = await socket.recv(copy=False)
-    frames: list[bytes] = [frame.bytes]
-    count = 1
-    while socket.getsockopt(zmq.RCVMORE):
-        frame = await socket.recv(copy=False)
-        count += 1
-        if count <= MAX_FRAMES:
-            frames.append(frame.bytes)
-    return (frames if count <= MAX_FRAMES else [*frames, b""]), _sender(frame)
+class Sender(NamedTuple):
+    """Of one message."""
+
+    public: str = ""  # Z85; empty: the socket uses no keys
+    descriptor: int = -1  # of the connection that it came over; -1: not known
 
 
-def _sender(frame: Any) -> str:
-    try:
-        return str(frame.get("User-Id"))
-    except zmq.ZMQError:
-        return ""
+async def receive_from(socket: Any) -> tuple[list[bytes], Sender]:
+    """As `receive`, and who sent it."""
+    frames = await _receive(socket)
+    return [frame.bytes for frame in frames], _sender(frames[0])
 
 
 async def receive(socket: Any) -> list[bytes]:
-    """One message of an asyncio socket, frame by frame; past MAX_FRAMES frames are dropped unread.
+    """One message of an asyncio socket, frame by frame; past MAX_FRAMES frames are dropped unread, and an empty one
+    is added, so that there are too many."""
+    return [frame.bytes for frame in await _receive(socket)]
 
-    Others have a turn before each: what waits already is received without one, and a flood would keep it for itself.
-    """
+
+async def _receive(socket: Any) -> list[Any]:
+    """Others have a turn before each message: what waits already is received without one, and a flood would keep the
+    loop for itself."""
     await asyncio.sleep(0)
-    frames: list[bytes] = [await socket.recv()]
+    frames = [await socket.recv(copy=False)]
     count = 1
     while socket.getsockopt(zmq.RCVMORE):
-        frame: bytes = await socket.recv(zmq.DONTWAIT)  # it came with the first, and waiting for it costs much
+        frame = await socket.recv(zmq.DONTWAIT, copy=False)  # it came with the first; to wait for it costs much
         count += 1
         if count <= MAX_FRAMES:
             frames.append(frame)
-    return frames if count <= MAX_FRAMES else [*frames, b""]
+    return frames if count <= MAX_FRAMES else [*frames, zmq.Frame()]
+
+
+def _sender(frame: Any) -> Sender:
+    try:
+        return Sender(str(frame.get("User-Id")), int(frame.get(zmq.SRCFD)))
+    except zmq.ZMQError:
+        return Sender()

@@ -24,10 +24,11 @@ class Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class StartRun(Args, frozen=True):
-    """Exactly one of the two is given."""
+    """Exactly one of the first two is given. The node, if one is named, is the one that is to conduct the run."""
 
     config: dict[str, Any] | None = None  # a run file as parsed
     resume: str | None = None  # the id of a run to take up again
+    old_lead_is_off: bool = False  # resume: taken on trust where no majority of the cluster's nodes can be asked
 
 
 class ResizeBatch(Args, frozen=True):
@@ -111,7 +112,7 @@ class Verb:
 VERBS: dict[str, Verb] = {
     verb.name: verb
     for verb in (
-        Verb("start-run", StartRun, "start a run from a run file, or take up an old one"),
+        Verb("start-run", StartRun, "start a run from a run file, or take up an old one", True),
         Verb("resize-batch", ResizeBatch, "micro-batch of a node: speed and memory only, never the loss", True),
         Verb("rebalance", Rebalance, "samples of the batch by node: speed only, never the loss"),
         Verb("set-global-batch", SetGlobalBatch, "samples per step: changes the optimisation"),
@@ -147,6 +148,8 @@ def check(verb: str, args: dict[str, Any], node: str | None = None) -> Args:
         raise InvalidInputError(*_field_and_problem(entry, str(error))) from None
     if isinstance(typed, StartRun) and (typed.config is None) == (typed.resume is None):
         raise InvalidInputError("config", "start-run takes exactly one of config and resume")
+    if isinstance(typed, StartRun) and typed.old_lead_is_off and typed.resume is None:
+        raise InvalidInputError("old_lead_is_off", "is for a run that is taken up again: a new one has no old lead")
     if isinstance(typed, Rebalance) and bool(typed.shares) == typed.auto:
         raise InvalidInputError("shares", "rebalance takes shares by node (studio=16 mbp=8, or 60%) or auto=true")
     return typed

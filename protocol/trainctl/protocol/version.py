@@ -13,5 +13,12 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         "2026-11-22",
         "Keys: not-authorised refusals, keys of other agents (PeerView.key, Refusal.lead_key), the audit.",
     ),
+    (
+        1,
+        "2026-11-22",
+        "Another node takes a run up again: start-run takes a node and old_lead_is_off, PeerClaim.resume and term 0,"
+        " PeerConsent.takes_part; RunSummary.stale.",
+    ),
+    (1, "2026-11-22", "HostReading: the size of its disk, and the energy that its devices have drawn."),
 )
 """(version, date, what it added), oldest first."""

@@ -126,7 +126,10 @@ def _held(alert: m.AlertView, *, short: bool = False) -> str:
 def _nothing(state: ViewState) -> list[Line]:
     """No alert is open: what is watched, where there is room to say it."""
     if state.run is None or not state.active:
-        return [ln.line(Piece("no run is active: nothing is watched", "dim"))]
+        return [
+            ln.line(Piece("no alert is open", "good")),
+            ln.line(Piece("no run is active: of each machine only its disk is watched", "dim")),
+        ]
     made: list[Line] = [ln.line(Piece("no alert is open", "good")), (), ln.line(Piece("watched", "label"))]
     made += [ln.line(Piece(f"  {name:<13}", "text"), Piece(kind.summary, "dim")) for name, kind in KINDS.items()]
     return made
@@ -197,7 +200,11 @@ def facts_now(alert: m.AlertView, state: ViewState) -> list[str]:
 def _machine(host: m.HostReading) -> list[str]:
     parts = [f"cpu {host.cpu_percent:.0f} %"] if host.cpu_percent is not None else []
     parts += [f"load {host.load_1min:.1f}"] if host.load_1min is not None else []
-    parts += [f"disk free {f.gigabytes(host.disk_free_bytes)} GB"] if host.disk_free_bytes is not None else []
+    parts += (
+        [f"disk free {f.used_of(host.disk_free_bytes, host.disk_total_bytes)} GB"]
+        if host.disk_free_bytes is not None
+        else []
+    )
     made = [", ".join(parts)] if parts else []
     for gpu in host.gpus:
         words = [f"{gpu.utilization_percent:.0f} %"] if gpu.utilization_percent is not None else []

@@ -4,14 +4,15 @@ import asyncio
 import contextlib
 import dataclasses
 import datetime
+import functools
 import gc
 import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import RenderableType
 from textual import events
@@ -25,36 +26,27 @@ from textual.widgets import Input
 from textual.worker import Worker
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
-from trainctl.tui import control, keymap, offers, orders, picture, settings, split, themes
+from trainctl.tui import keymap, settings, themes
 from trainctl.tui import model as md
 from trainctl.tui.bindings import EVERYWHERE, LOOK, OWN_ACTIONS, bindings_of, tables
 from trainctl.tui.bottom import Bottom, KeyHint
 from trainctl.tui.calls import DEFAULT_ADDRESS, Order
 from trainctl.tui.clock import Clock
-from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.feed import SNAPSHOT_COLUMNS, Feed
 from trainctl.tui.glyphs import Glyphs, for_locale
-from trainctl.tui.log_feed import LogFeed
-from trainctl.tui.orders import Follower
 from trainctl.tui.palette import ActionProvider, VerbProvider
 from trainctl.tui.rhythm import Rhythm
 from trainctl.tui.ringer import Ringer
-from trainctl.tui.screens.alerts import AlertsScreen
-from trainctl.tui.screens.base import Bar, BaseScreen
-from trainctl.tui.screens.charts import ChartsScreen
-from trainctl.tui.screens.events import EventsScreen
-from trainctl.tui.screens.help import HelpScreen
-from trainctl.tui.screens.log_screen import LogScreen
-from trainctl.tui.screens.logs import LogsScreen
-from trainctl.tui.screens.node import NodeScreen
-from trainctl.tui.screens.overview import OverviewScreen
-from trainctl.tui.screens.runs import RunsScreen
-from trainctl.tui.screens.why import WhyScreen
+from trainctl.tui.screens import catalogue
+from trainctl.tui.screens.base import Bar, BaseScreen, Painted
 from trainctl.tui.source import Connect, Source
 from trainctl.tui.spans import SpanUpdate
-from trainctl.tui.split_dialog import SplitDialog
 from trainctl.tui.themes import THEMES
 from trainctl.tui.typeahead import Typeahead
+
+if TYPE_CHECKING:
+    from trainctl.tui.log_feed import LogFeed
+    from trainctl.tui.orders import Follower
 
 REPAINT_SECONDS = 0.5
 COLLECT_SECONDS = 30.0
@@ -70,6 +62,7 @@ class TrainctlApp(App[int]):
     TITLE = "trainctl"
     CSS = LOOK
     BINDINGS: ClassVar[list[BindingType]] = EVERYWHERE
+    SCREENS: ClassVar[Mapping[str, Callable[[], Screen[Any]]]] = catalogue.makers()  # type: ignore[assignment]
     COMMANDS: ClassVar[set[Any]] = {VerbProvider, ActionProvider}
     ENABLE_COMMAND_PALETTE = True
 
@@ -92,7 +85,6 @@ class TrainctlApp(App[int]):
         self.ringer = Ringer(on=bell)
         self._pinned: md.ViewState | None = None
         self.selected: int | None = None
-        self.logs = LogFeed(lambda: self.feed.client, self.clock, self.paint)
         self.compare_runs: tuple[str, ...] = ()  # that Charts is to overlay
         self._opened = False
         self._rhythm = Rhythm(REPAINT_SECONDS)
@@ -106,6 +98,7 @@ class TrainctlApp(App[int]):
     @classmethod
     def key_tables(cls) -> keymap.Tables:
         """The bindings that are everywhere, and those of each screen."""
+        catalogue.load_all()
         return tables(cls)
 
     def get_driver_class(self) -> type[Driver]:
@@ -143,6 +136,13 @@ class TrainctlApp(App[int]):
         words += ["FROM RECORD"] if self._pinned is not None else []
         return " ".join([*words, "READ-ONLY"] if self.read_only else words)
 
+    @functools.cached_property
+    def logs(self) -> "LogFeed":
+        """What reads the logs on screen."""
+        from trainctl.tui.log_feed import LogFeed
+
+        return LogFeed(lambda: self.feed.client, self.clock, self.paint)
+
     def key_hints(self) -> list[KeyHint]:
         """The live bindings that are to be seen, in the order of their declaration."""
         paused = self.shown.run is not None and self.shown.run.state in ("pausing", "paused")
@@ -168,11 +168,6 @@ class TrainctlApp(App[int]):
     # ------------------------------------------------------------ following the agent
 
     def on_mount(self) -> None:
-        screens = (OverviewScreen(name="overview"), RunsScreen(name="runs"), ChartsScreen(name="charts"))
-        for screen in (*screens, EventsScreen(name="events"), AlertsScreen(name="alerts")):
-            self.install_screen(screen, screen.name or "")
-        self.install_screen(NodeScreen(name="node"), "node")
-        self.install_screen(LogsScreen(name="logs"), "logs")
         self.push_screen("overview")
         self.run_worker(self.feed.keep_up(), group="follow")
         self.run_worker(self.feed.attend(lambda: self.read_only), group="attend")
@@ -220,10 +215,8 @@ class TrainctlApp(App[int]):
         """A snapshot is drawn at once; where no run is active, the first thing to see is the list of runs."""
         if not self._opened and not self.live.active:
             self.action_show("runs")
-        elif isinstance(self.screen, RunsScreen):
-            self.screen.action_reload()
-        elif isinstance(self.screen, NodeScreen):
-            self.screen.reload()
+        elif isinstance(self.screen, BaseScreen):
+            self.screen.arrived()
         self._opened = True
         self.paint()
         # The function, not its coroutine: the next snapshot may end this before it has begun.
@@ -238,7 +231,7 @@ class TrainctlApp(App[int]):
         if self.ringer.rings(self.live):
             self.bell()
         for screen in self.screen_stack:
-            if isinstance(screen, BaseScreen | SplitDialog) and screen.is_mounted:
+            if isinstance(screen, Painted) and screen.is_mounted:
                 screen.paint()
 
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
@@ -250,9 +243,7 @@ class TrainctlApp(App[int]):
         """The program's own keys are text while something is typed, and rest while a dialog is open."""
         if action not in OWN_ACTIONS:
             return True
-        if parameters in (("rebalance",), ("checkpoint",)) and isinstance(self.screen, RunsScreen):
-            return False  # there the keys are the screen's own
-        if isinstance(self.screen, LogScreen) and self.screen.own_keys.intersection(map(str, parameters)):
+        if isinstance(self.screen, BaseScreen) and self.screen.own_keys.intersection(map(str, parameters)):
             return False
         return isinstance(self.screen, BaseScreen) and not isinstance(self.focused, Input)
 
@@ -297,6 +288,8 @@ class TrainctlApp(App[int]):
         if alert is None:
             self.notify("no alert is open")
         else:
+            from trainctl.tui.screens.why import WhyScreen
+
             self.push_screen(WhyScreen(alert, self.glyphs))
 
     def action_select(self, rank: int) -> None:
@@ -319,14 +312,20 @@ class TrainctlApp(App[int]):
 
     def open_dialog(self, verb: str, values: Mapping[str, str] | None = None) -> None:
         """The dialog of a verb, its fields filled from the run shown."""
+        from trainctl.tui import control, split
+        from trainctl.tui.dialogs import CommandDialog
+        from trainctl.tui.split_dialog import SplitDialog
+
         form = control.form(verb, self.shown, self.selected, values)
         if verb == "rebalance":
             self.push_screen(SplitDialog(form, split.opened(self.shown, self.selected), self.glyphs))
         else:
             self.push_screen(CommandDialog(form, self.glyphs))
 
-    def send_order(self, order: Order, follower: Follower) -> None:
+    def send_order(self, order: Order, follower: "Follower") -> None:
         """Sends a command; `follower` is told of each state it reaches, and the person if nothing shows it any more."""
+        from trainctl.tui import orders
+
         orders.send(self, order, follower)
 
     def action_undo(self) -> None:
@@ -335,6 +334,8 @@ class TrainctlApp(App[int]):
 
     def action_copy(self) -> None:
         if isinstance(self.screen, BaseScreen):
+            from trainctl.tui import offers
+
             offers.copy_value(self, self.screen.values())
 
     def action_command_line(self) -> None:
@@ -343,6 +344,8 @@ class TrainctlApp(App[int]):
             self.paint()
 
     def action_help(self) -> None:
+        from trainctl.tui.screens.help import HelpScreen
+
         own = {binding.action for kind in (type(self), type(self.screen)) for binding in bindings_of(kind)}
         keys: dict[str, list[str]] = {}
         for binding in self._active():
@@ -368,6 +371,8 @@ class TrainctlApp(App[int]):
             self.paint()
 
     def action_picture(self) -> None:
+        from trainctl.tui import picture
+
         at = datetime.datetime.fromtimestamp(self.clock.wall(), self.clock.zone or datetime.UTC)
         try:
             path = picture.save(self, self._pictures / picture.file_name(at))

@@ -62,6 +62,32 @@ def find_lead(addresses: Sequence[str]) -> str:
     return addresses[0] if len(addresses) == 1 else asyncio.run(_find_lead(addresses))
 
 
+def find_run(addresses: Sequence[str], run: str) -> str:
+    """The address, of several agents', of one that knows a run: of the node that led it last where that is in reach,
+    else as `find_lead`. Raises UnreachableError if none answers."""
+    if len(addresses) == 1:
+        return addresses[0]
+
+    async def knows(address: str) -> tuple[bool, bool]:
+        """Whether the agent knows the run, and has led it."""
+        from trainctl.protocol.client import Client
+
+        try:
+            async with Client(address, timeout_seconds=LOOK_SECONDS) as client:
+                found = [known for known in (await client.runs()).runs if known.run == run]
+                led = bool(found) and found[0].lead == (await client.snapshot(0)).node.node
+                return bool(found), led
+        except TrainctlError:
+            return False, False
+
+    async def look() -> list[tuple[bool, bool]]:
+        return await asyncio.gather(*map(knows, addresses))
+
+    knowing = dict(zip(addresses, asyncio.run(look()), strict=True))
+    best = max(addresses, key=lambda address: knowing[address])
+    return best if knowing[best][0] else find_lead(addresses)
+
+
 def find_any(addresses: Sequence[str]) -> str:
     """The first of several agents' addresses at which one answers. Raises UnreachableError if none does."""
 

@@ -3,35 +3,31 @@ line of whatever goes wrong."""
 
 import contextlib
 import functools
+import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import typer
 from typer.core import TyperGroup
 
-from trainctl.protocol import keys
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
-from trainctl.tui import (
-    calls,
-    cli_cluster,
-    cli_config,
-    cli_discover,
-    cli_doctor,
-    cli_init,
-    cli_inspect,
-    cli_keys,
-    cli_mirror,
-    cli_record,
-    cli_runs,
-    cli_send,
-    output,
-    places,
+from trainctl.tui import calls, output, places
+from trainctl.tui.cli_commands import LateCommands
+from trainctl.tui.cli_options import (
+    ClusterFile,
+    Config,
+    Connect,
+    ReadOnly,
+    ServerKey,
+    config_of,
+    share_server_key,
+    where,
 )
-from trainctl.tui.cli_options import ClusterFile, Config, Connect, ReadOnly, ServerKey, config_of, where
+from trainctl.tui.cli_values import spare_validator
 from trainctl.tui.outcome import INTERRUPTED
 
 BROKEN_PIPE = 141
@@ -41,7 +37,15 @@ MOST_DEMO_NODES = 8
 
 
 class _Group(TyperGroup):
-    """Ends quietly when the reader of standard output has gone, which the parser library would call a failure."""
+    """Has the subcommands of all files, of which whatever takes --connect takes --server-key; and ends quietly when
+    the reader of standard output has gone, which the parser library would call a failure."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = cast("MutableMapping[str, Any]", LateCommands(self.commands, self._complete))
+
+    def _complete(self, command: Any) -> None:
+        share_server_key(next(option for option in self.params if option.name == "server_key"), command)
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         with _quiet_pipe():  # --help prints here
@@ -70,11 +74,6 @@ app = typer.Typer(
     epilog="Exit codes: 0 applied, 1 an unexpected system error, 2 usage, 3 rejected or failed, 4 expired or not "
     "applied in time, 5 unreachable or another version, 6 not authorised, 130 interrupted.",
 )
-for commands in (
-    cli_runs, cli_inspect, cli_send, cli_record, cli_mirror, cli_config, cli_keys, cli_init, cli_doctor, cli_discover,
-    cli_cluster,
-):  # fmt: skip
-    app.add_typer(commands.app)
 
 
 # ---------------------------------------------------------------- the full screen
@@ -93,8 +92,6 @@ def root(
     if version:
         output.say(f"trainctl {_program_version()}")
         raise typer.Exit
-    if server_key is not None:
-        keys.check_public(server_key)
     if ctx.invoked_subcommand is not None:
         return 0
     return _full_screen(where(ctx, connect, cluster), read_only=read_only, config=config)
@@ -118,7 +115,12 @@ def _full_screen(at: places.Where, *, read_only: bool, config: Path | None) -> i
         )  # fmt: skip
     places.is_local(at.addresses[0])
     from trainctl.protocol.paths import user_name
-    from trainctl.tui.running import run_app  # Textual: only for the full screen
+
+    gc.disable()  # what is loaded now stays: to search it for cycles is a tenth of the loading
+    try:
+        from trainctl.tui.running import run_app  # Textual: only for the full screen
+    finally:
+        gc.enable()
 
     try:
         address = calls.find_lead(at.addresses)
@@ -188,6 +190,7 @@ def main(argv: list[str] | None = None) -> int:
     json = "--json" in arguments
     _prepare(json=json)
     try:
+        spare_validator()
         code = typer.main.get_command(app).main(args=arguments, prog_name="trainctl", standalone_mode=False)
         sys.stdout.flush()
     except typer.TyperException as error:

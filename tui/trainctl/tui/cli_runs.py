@@ -19,6 +19,16 @@ def run(
     file: Annotated[Path | None, typer.Argument(metavar="RUN.toml", show_default=False)] = None,
     set_: Set = None,
     resume: Annotated[str | None, typer.Option("--resume", metavar="RUN", help="Take up an old run again.")] = None,
+    node: Annotated[
+        str | None, typer.Option("--node", metavar="NODE", show_default=False, help="The node that is to conduct it.")
+    ] = None,
+    old_lead_is_off: Annotated[
+        bool,
+        typer.Option(
+            "--old-lead-is-off",
+            help="With --resume: the machine that conducted it last is off for certain: no majority has to agree.",
+        ),
+    ] = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow its steps and events (Ctrl-C detaches).")
     ] = False,
@@ -39,9 +49,10 @@ def run(
         args: dict[str, Any] = {"config": read.config}
     else:
         args = {"resume": typed.check_text(resume or "", "--resume")}
-    order = calls.make_order("start-run", args, ttl_seconds=_ttl(timeout))
+    args |= {"old_lead_is_off": True} if old_lead_is_off else {}
+    order = calls.make_order("start-run", args, node=node, ttl_seconds=_ttl(timeout))
     with outcome.told(order, json=json):
-        address = calls.find_lead(at.addresses)
+        address = calls.find_lead(at.addresses) if resume is None else calls.find_run(at.addresses, resume)
         wait: calls.Wait = "accepted" if follow else "applied"
         reply = outcome.send(address, order, wait, calls.ANSWER_SECONDS if follow else timeout)
     if follow:

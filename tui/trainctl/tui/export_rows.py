@@ -34,13 +34,15 @@ COLUMNS: dict[str, dict[str, type]] = {
     },
     "hosts": {
         "read_at": float, "node": str, "cpu_percent": float, "memory_used_bytes": int, "memory_total_bytes": int,
-        "disk_free_bytes": int, "load_1min": float, "temperature_celsius": float, "gpu": int, "gpu_name": str,
+        "disk_free_bytes": int, "disk_total_bytes": int, "load_1min": float, "temperature_celsius": float,
+        "energy_joules": float, "energy_gap_seconds": float, "gpu": int, "gpu_name": str,
         "gpu_utilization_percent": float, "gpu_clock_mhz": float, "gpu_power_watts": float,
         "gpu_temperature_celsius": float, "gpu_memory_used_bytes": int, "gpu_memory_total_bytes": int,
     },
 }  # fmt: skip
 """Of each table: names with their units, in order, and types. What isn't known is empty. Times are Unix seconds."""
 
+_OF_MACHINE = tuple(COLUMNS["hosts"])[: tuple(COLUMNS["hosts"]).index("gpu")]
 _RANK_METRICS = {
     "rank_step_seconds": "step_seconds", "busy_seconds": "busy_seconds", "own_tokens_per_second":
     "own_tokens_per_second", "wait_seconds": "wait_seconds", "memory_bytes": "memory_bytes",
@@ -143,7 +145,7 @@ def _event(event: m.Event) -> Row:
 
 def _host(reading: m.HostReading) -> list[Row]:
     """A row a device, and one for a machine without any."""
-    own = tuple(getattr(reading, name) for name in list(COLUMNS["hosts"])[:8])
+    own = tuple(getattr(reading, name) for name in _OF_MACHINE)
     if not reading.gpus:
         return [(*own, *(None,) * 8)]
     return [

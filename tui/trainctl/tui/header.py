@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 
 from trainctl.protocol import messages as m
+from trainctl.tui import energy
 from trainctl.tui import format as f
 from trainctl.tui import series as s
 from trainctl.tui.clock import Clock
@@ -228,6 +229,8 @@ def _resources(state: ViewState, run: m.RunView, clock: Clock, columns: int, gly
     host = seen.value if seen else None
     now = clock.wall()
     watts = [gpu.power_watts for item in state.hosts.values() for gpu in item.value.gpus if gpu.power_watts is not None]
+    taking_part = {view.node for view in run.ranks}
+    drawn = energy.text(item.value for node, item in state.hosts.items() if node in taking_part)
     ended = run.state not in m.ACTIVE_RUN_STATES
     parts = [
         line(Piece("started ", "label"), f.clock(run.started_at, now, clock.zone)),
@@ -241,6 +244,7 @@ def _resources(state: ViewState, run: m.RunView, clock: Clock, columns: int, gly
         line(Piece("ram ", "label"), _ram(host)),
         line(Piece("disk free ", "label"), _gigabytes(host.disk_free_bytes if host else None)),
         line(Piece("power ", "label"), f"{sum(watts):.0f} W" if watts else f.NA),
+        line(Piece("energy ", "label"), drawn),
         line(
             Piece("loop lag ", "label"), f.seconds(state.heartbeat.value.loop_lag_seconds if state.heartbeat else None)
         ),

@@ -2,6 +2,7 @@
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import Connection
+from trainctl.tui import energy
 from trainctl.tui import fleet_cells as c
 from trainctl.tui import format as f
 from trainctl.tui.bars import share_bar
@@ -138,12 +139,20 @@ def _machine(row: Row, columns: int) -> Line:
             of("gpu", _percent(gpu.utilization_percent)),
             of("clock", f.NA if gpu.clock_mhz is None else f"{gpu.clock_mhz / 1000:.2f} GHz"),
             of("power", f.NA if gpu.power_watts is None else f"{gpu.power_watts:.0f} W"),
+            of("energy", energy.text([host] if host else [])),
         ]
     made += [
         of("temperature", f.NA if celsius is None else f"{celsius:.0f} °C"),
-        of("disk free", f.NA if host is None or host.disk_free_bytes is None else f"{_size(host.disk_free_bytes)}"),
+        of("disk free", _disk_free(host)),
     ]
     return groups(made, columns)
+
+
+def _disk_free(host: m.HostReading | None) -> str:
+    if host is None or host.disk_free_bytes is None:
+        return f.NA
+    of = f" of {_size(host.disk_total_bytes)}" if host.disk_total_bytes else ""
+    return f"{_size(host.disk_free_bytes)}{of}"
 
 
 def _processes(row: Row, columns: int) -> Line:
@@ -180,7 +189,7 @@ def memory_lines(row: Row, columns: int, rows: int, glyphs: Glyphs) -> list[Line
     resident = sum(size for size in trees if size is not None) if trees else None
     made = [_memory_line(name, used, whole, columns, glyphs) for name, used, whole in known]
     made.append(_memory_line("resident", resident, None, columns, glyphs))
-    made.append(_memory_line("disk free", host.disk_free_bytes if host else None, None, columns, glyphs))
+    made.append(_disk_line(host, columns, glyphs))
     return [fit(pieces, columns) for pieces in (made + [()] * rows)[:rows]]
 
 
@@ -195,6 +204,14 @@ def _memory_line(name: str, used: float | None, whole: float | None, columns: in
         Piece("" if part is None else share_bar(min(part, 1.0), max(columns - 33, 0), glyphs).text,
               "warning" if full else "bar"),
     )  # fmt: skip
+
+
+def _disk_line(host: m.HostReading | None, columns: int, glyphs: Glyphs) -> Line:
+    """What is used of the disk that holds the runs, or only what is free where its size isn't known."""
+    free, total = (host.disk_free_bytes, host.disk_total_bytes) if host else (None, None)
+    if free is None or total is None:
+        return _memory_line("disk free", free, None, columns, glyphs)
+    return _memory_line("disk", total - free, total, columns, glyphs)
 
 
 def _ago(seconds: float | None) -> str:

@@ -143,15 +143,16 @@ def runs_table(runs: Sequence[m.RunSummary]) -> str:
     rows = [
         (
             run.run,
-            run.state,
+            f"{run.state}?" if run.stale else run.state,
             f"{run.step:,}/{run.steps:,}",
             fmt.loss(run.last_loss),
+            run.lead or fmt.NA,
             date_and_time(run.started_at),
             run.directory,
         )
         for run in runs
     ]
-    return table(("RUN", "STATE", "STEP", "LOSS", "STARTED", "DIRECTORY"), rows, right="STEP LOSS")
+    return table(("RUN", "STATE", "STEP", "LOSS", "LEAD", "STARTED", "DIRECTORY"), rows, right="STEP LOSS")
 
 
 def status_text(
@@ -295,9 +296,8 @@ def _host_lines(host: m.HostReading | None) -> list[str]:
         return []
     cpu = fmt.NA if host.cpu_percent is None else f"{host.cpu_percent:.0f}%"
     memory = fmt.used_of(host.memory_used_bytes, host.memory_total_bytes)
-    return [
-        f"host       {host.node}  cpu {cpu}  memory {memory} GB  disk free {fmt.gigabytes(host.disk_free_bytes)} GB"
-    ]
+    disk = fmt.used_of(host.disk_free_bytes, host.disk_total_bytes)
+    return [f"host       {host.node}  cpu {cpu}  memory {memory} GB  disk free {disk} GB"]
 
 
 def _viewer_lines(viewers: Sequence[m.Viewer]) -> list[str]:

@@ -25,7 +25,9 @@ COLLECTOR_THRESHOLDS = 10_000, 10, 10
 def configuration(path: Path | None = None) -> settings.Found:
     """The person's settings, their keys checked against the actions that there are. Raises as `settings.read`."""
     return settings.read(
-        path, tuple(theme.name for theme in THEMES), lambda keys: keymap.checked(keys, TrainctlApp.key_tables())
+        path,
+        tuple(theme.name for theme in THEMES),
+        lambda keys: keymap.checked(keys, TrainctlApp.key_tables()) if keys else ({}, {}),
     )
 
 

@@ -48,9 +48,13 @@ def disk(reading: m.HostReading, table: AlertsTable) -> list[Finding]:
     free = reading.disk_free_bytes
     if free is None:
         return []
-    text = f"{gigabytes(free)} left on the disk that holds its runs"
+    total = reading.disk_total_bytes
+    percent = 100 * free / total if total else None
+    of = f" ({percent:.1f} % of {gigabytes(total)})" if total and percent is not None else ""
+    text = f"{gigabytes(free)}{of} left on the disk that holds its runs"
     facts = ("checkpoints and the record need room; without it the run goes on and neither is written",)
-    bad, good = free < table.disk_free_gb * 1e9, free > table.disk_clear_gb * 1e9
+    bad = free < table.disk_free_gb * 1e9 or (percent is not None and percent < table.disk_free_percent)
+    good = free > table.disk_clear_gb * 1e9 and (percent is None or percent > table.disk_clear_percent)
     return [Finding("disk", bad, good, lambda: Said(text, facts), reading.node)]
 
 

@@ -43,6 +43,8 @@ HOST_SPECS = (
     Spec("trainctl_host_memory_used_bytes", "gauge", HOST, "Memory in use."),
     Spec("trainctl_host_memory_size_bytes", "gauge", HOST, "Memory there is."),
     Spec("trainctl_host_disk_free_bytes", "gauge", HOST, "Room on the disk that holds the runs."),
+    Spec("trainctl_host_disk_size_bytes", "gauge", HOST, "Size of that disk."),
+    Spec("trainctl_host_energy_joules", "gauge", HOST, "Drawn by its devices since the run began there, as read."),
     Spec("trainctl_host_load1", "gauge", HOST, "Load average over a minute."),
     Spec("trainctl_host_temperature_celsius", "gauge", HOST, "Hottest sensor."),
     Spec("trainctl_gpu_utilization_ratio", "gauge", GPU, "Part of the time in which the device was busy."),

@@ -69,6 +69,7 @@ def _host(host: m.HostReading) -> Iterator[Reading]:
         "trainctl_host", (host.node,), ("read_timestamp_seconds", host.read_at),
         ("cpu_ratio", _ratio(host.cpu_percent)), ("memory_used_bytes", host.memory_used_bytes),
         ("memory_size_bytes", host.memory_total_bytes), ("disk_free_bytes", host.disk_free_bytes),
+        ("disk_size_bytes", host.disk_total_bytes), ("energy_joules", host.energy_joules),
         ("load1", host.load_1min), ("temperature_celsius", host.temperature_celsius),
     )  # fmt: skip
     for number, gpu in enumerate(host.gpus):

@@ -7,7 +7,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.screen import Screen
 
-from trainctl.tui import copying, offers, overview
+from trainctl.tui import copying, overview
 from trainctl.tui.bottom import Bottom
 from trainctl.tui.keymap import named
 from trainctl.tui.lines import Line, line
@@ -15,6 +15,14 @@ from trainctl.tui.widgets import Lines
 
 if TYPE_CHECKING:
     from trainctl.tui.app import TrainctlApp
+
+
+class Painted:
+    """What `paint` of the program brings up to date: screens, and dialogs that show the present state."""
+
+    def paint(self) -> None:
+        """Shows the present state."""
+        raise NotImplementedError
 
 
 class Bar(Lines):
@@ -26,7 +34,7 @@ class Bar(Lines):
         """Shows the present state."""
 
 
-class BaseScreen(Screen[None]):
+class BaseScreen(Screen[None], Painted):
     """A body of lines over the bottom line; `paint` brings both up to date."""
 
     AUTO_FOCUS = ""
@@ -39,6 +47,11 @@ class BaseScreen(Screen[None]):
     @property
     def owner(self) -> "TrainctlApp":
         return cast("TrainctlApp", self.app)
+
+    @property
+    def own_keys(self) -> frozenset[str]:
+        """Dialogs whose keys mean something else here."""
+        return frozenset()
 
     def compose(self) -> ComposeResult:
         yield Lines(self.owner.glyphs, id="body")
@@ -77,8 +90,13 @@ class BaseScreen(Screen[None]):
         """What `y` copies: the likeliest first."""
         return copying.of_fleet(self.owner.shown, None)
 
+    def arrived(self) -> None:
+        """A snapshot of the live run was taken."""
+
     def undo(self) -> None:
         """Offers the newest changes that can be undone."""
+        from trainctl.tui import offers
+
         offers.offer_undo(self.owner)
 
     @abc.abstractmethod

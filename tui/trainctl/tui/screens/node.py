@@ -29,6 +29,9 @@ class NodeScreen(LogScreen):
         super().on_screen_resume()
         self.reload()
 
+    def arrived(self) -> None:
+        self.reload()
+
     def reload(self) -> None:
         """Asks the record for the run's last steps: when it is opened, and after each attachment."""
         self.run_worker(self._load(), group="past", exclusive=True)

@@ -41,6 +41,10 @@ class RunsScreen(TableScreen):
         self.chosen_run = ""
         self.marked: frozenset[str] = frozenset()
 
+    @property
+    def own_keys(self) -> frozenset[str]:
+        return frozenset({"rebalance", "checkpoint"})
+
     def on_mount(self) -> None:
         self.action_reload()
         self.set_interval(RUNS_REFRESH_SECONDS, self.action_reload)
@@ -107,6 +111,9 @@ class RunsScreen(TableScreen):
 
     def values(self) -> copying.Values:
         return copying.of_run(self.chosen) if self.chosen is not None else ()
+
+    def arrived(self) -> None:
+        self.action_reload()
 
     def action_reload(self) -> None:
         if self.is_current:

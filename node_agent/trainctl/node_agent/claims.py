@@ -1,0 +1,144 @@
+"""How a node gets the consent to conduct a run in a new term: the old lead's, a majority's, or an operator's word."""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+import msgspec
+
+from trainctl.node_agent.copies import far
+from trainctl.node_agent.equipment import Equipment
+from trainctl.node_agent.peers import Peers
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError, ProtocolError
+
+CLAIM_SECONDS = 5.0
+"""How long another node's agent may take to answer a claim."""
+TRIES = 3
+"""Terms that are claimed in a row, each above all that the refusals tell of."""
+
+
+class Copy(Protocol):
+    """This node's record of the run that is claimed."""
+
+    @property
+    def run(self) -> str: ...
+    @property
+    def hosted(self) -> m.HostedRank: ...
+    def keep(self, items: Sequence[bytes]) -> list[m.KeptCommand]: ...
+
+
+class Claim:
+    """One run that this node is to conduct in the place of `lead`; `resume`: it has ended, and is taken up again.
+
+    `still` raises InvalidInputError where what was so when the claim was begun isn't any more.
+    """
+
+    def __init__(
+        self, equipment: Equipment, peers: Peers, copy: Copy, lead: str, still: Callable[[], None] = lambda: None,
+        *, resume: bool = False,
+    ) -> None:  # fmt: skip
+        self._own, self._peers = equipment, peers
+        self._copy, self._lead, self._still, self._resume = copy, lead, still, resume
+
+    async def consented(self, old_lead_is_off: bool) -> int:
+        """The term in which this node may conduct the run. Raises InvalidInputError."""
+        if self._resume:
+            await self._ask_first(old_lead_is_off)
+        if self._is_lead_open:
+            handed_over = await self._handed_over()
+            if handed_over is not None:
+                return handed_over
+        ledger, term, why = self._own.ledger, self._own.ledger.term + 1, ""
+        for _ in range(TRIES):
+            if ledger.consent(term, self._own.node, self._copy.run) != self._own.node:
+                term += 1
+                continue
+            hosted = self._copy.hosted
+            answers = await self._ask(term, [node for node in self._peers.links if node != self._lead])
+            self._still()
+            said = [answer for answer in answers.values() if answer is not None]
+            why = self._shortfall(answers)
+            for answer in said:
+                if answer.refusal and answer.hosted and far(answer.hosted) > far(hosted):
+                    raise InvalidInputError("node", answer.refusal)
+            if _is_outdated(said, term):
+                term = max(answer.term for answer in said) + 1
+                continue
+            if why and not old_lead_is_off:
+                break
+            self._take_from(said)
+            return term
+        raise InvalidInputError("node", why or "other nodes claim newer terms; try again in a moment")
+
+    @property
+    def _is_lead_open(self) -> bool:
+        return self._peers.is_open(self._lead)
+
+    async def _ask_first(self, old_lead_is_off: bool) -> None:
+        """Whether a run that has ended can be taken up at all: a consent that leads to nothing can't be taken back."""
+        others = [node for node in self._peers.links if node != self._lead or self._is_lead_open]
+        answers = await self._ask(0, others)
+        self._still()
+        for node, answer in answers.items():
+            if answer is not None and answer.takes_part:
+                raise InvalidInputError("resume", f"{node} can't agree: {answer.refusal}")
+        as_if = {node: answer and msgspec.structs.replace(answer, refusal="") for node, answer in answers.items()}
+        if not (old_lead_is_off or self._is_lead_open) and (why := self._shortfall(as_if)):
+            raise InvalidInputError("node", why)
+        for term in [answer.term for answer in answers.values() if answer is not None]:
+            self._own.ledger.saw(m.Generation(term, 0))
+
+    async def _handed_over(self) -> int | None:
+        """The lead itself lets go, and nobody else is asked; None if it has gone out of reach meanwhile."""
+        lead, term = self._lead, self._own.ledger.term + 1
+        self._own.ledger.consent(term, self._own.node, self._copy.run)
+        answer = (await self._ask(term, [lead]))[lead]
+        self._still()
+        if answer is None and not self._peers.links[lead].line.open:
+            return None
+        if answer is None:
+            text = f"{lead} leads the run, is in touch, and did not answer; ask again in a moment"
+            raise InvalidInputError("node", text)
+        if answer.refusal:
+            raise InvalidInputError("node", f"{lead} does not hand the run over: {answer.refusal}")
+        self._take_from([answer])
+        return term
+
+    def _take_from(self, answers: Sequence[m.PeerConsent]) -> None:
+        """Keep what the node whose record goes furthest has beyond this one's."""
+        furthest = max(answers, key=lambda answer: far(answer.hosted) if answer.hosted else (0, 0, 0, 0), default=None)
+        try:
+            commands = self._copy.keep(furthest.items if furthest is not None else ())
+        except ProtocolError as error:
+            raise InvalidInputError("node", f"what another node's record has beyond this one's: {error}") from None
+        for command in commands:
+            self._own.ledger.keep_command(command)
+
+    async def _ask(self, term: int, nodes: Collection[str]) -> dict[str, m.PeerConsent | None]:
+        hosted, links = self._copy.hosted, self._peers.links
+        claims = (links[node].claim(term, hosted, CLAIM_SECONDS, resume=self._resume) for node in nodes)
+        return dict(zip(nodes, await asyncio.gather(*claims), strict=True))
+
+    def _shortfall(self, answers: dict[str, m.PeerConsent | None]) -> str:
+        """What is missing for a majority of the cluster's nodes, empty if nothing is."""
+        count = len(self._peers.links) + 1
+        agree = 1 + sum(answer is not None and not answer.refusal for answer in answers.values())
+        if 2 * agree > count:
+            return ""
+        said = [f"{self._lead} is out of reach"] if self._lead in self._peers.links else []
+        said += [
+            f"{node} {'does not answer' if answer is None else f'refuses: {answer.refusal}'}"
+            for node, answer in answers.items()
+            if answer is None or answer.refusal
+        ]
+        off = f"the machine of {self._lead} is" if self._lead in self._peers.links else "their machines are"
+        return (
+            f"{agree} of {count} nodes agree, and a majority is {count // 2 + 1}: {'; '.join(said)}; if {off} off for"
+            " certain, say so with --old-lead-is-off"
+        )
+
+
+def _is_outdated(answers: Sequence[m.PeerConsent], term: int) -> bool:
+    """Whether a refusal tells of a newer term, or of another claimant in this one."""
+    return any(answer.refusal and answer.term >= term for answer in answers)

@@ -1,0 +1,105 @@
+"""How this node comes to take up an ended run that another one led: with its lead's consent, or as `promote` does."""
+
+import asyncio
+from collections.abc import Collection
+from typing import NamedTuple, Protocol
+
+from trainctl.node_agent import openings, sources
+from trainctl.node_agent.claims import Claim
+from trainctl.node_agent.ended_run import EndedRun
+from trainctl.node_agent.equipment import Equipment
+from trainctl.node_agent.followed import Followed
+from trainctl.node_agent.launch import Launch
+from trainctl.node_agent.ledger import KnownRun
+from trainctl.node_agent.peers import Peers
+from trainctl.protocol import messages as m
+from trainctl.protocol import verbs
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.paths import RunPaths
+
+
+class Taken(NamedTuple):
+    """What the run has to do without, and what its events should say of it; nothing for one of this node's own."""
+
+    without: Collection[int] = ()  # ranks whose node is out of reach
+    notices: tuple[str, ...] = ()
+
+
+class Following(Protocol):
+    """The part of an agent that follows."""
+
+    @property
+    def followed(self) -> Followed | None: ...
+
+
+class Leading(Protocol):
+    """The part of an agent that conducts."""
+
+    peers: Peers
+    launch: Launch
+
+    @property
+    def going_back(self) -> str | None: ...
+
+
+class Resumption:
+    """Makes a run that has ended this node's own, before it is taken up."""
+
+    def __init__(self, equipment: Equipment, leading: Leading, following: Following) -> None:
+        self._own, self._leading, self._following = equipment, leading, following
+
+    async def take(self, command: m.Command, args: verbs.StartRun) -> Taken:
+        """Whatever has to be agreed on with other nodes before `args.resume` is opened here. Raises InvalidInputError,
+        and then nothing has changed but the terms that nodes have consented to."""
+        run, node = args.resume or "", self._own.node
+        row = next((row for row in self._own.ledger.runs() if row.run == run), None)
+        if row is None:
+            raise InvalidInputError("resume", f"no run {run!r} on {node}: it takes a node with a copy of its record")
+        known = self._own.ledger.followed(run)
+        if known is None and (command.node is None or self._leading.going_back == run):
+            return Taken()
+        lead = known.lead if known is not None else node
+        with EndedRun(row, known.rank if known is not None and known.rank >= 0 else None) as ended:
+            if not ended.is_conductable:
+                raise InvalidInputError("resume", f"{node} has not been given the record of {run}: it never began here")
+            out = {lead} if lead != node and not self._leading.peers.is_open(lead) else set[str]()
+            missed = await self._check_reach(row, out, old_lead_is_off=args.old_lead_is_off)
+            claim = Claim(self._own, self._leading.peers, ended, lead, self.check_free, resume=True)
+            term = await claim.consented(args.old_lead_is_off)
+        openings.own(ended.paths, term)
+        self._own.ledger.saw(m.Generation(term, 0))
+        self._own.ledger.unfollow(run)
+        without = [rank for rank, where in openings.kept_ranks(ended.paths).items() if where in out]
+        said = f"{node} conducts the run from here on, in term {term}; before it {lead} did"
+        return Taken(without, tuple(text for text in (said if lead != node else "", missed) if text))
+
+    def check_free(self) -> None:
+        """Raises InvalidInputError while this node takes part in a run that another one conducts."""
+        node, followed = self._own.node, self._following.followed
+        if followed is None:
+            return
+        lead, text = followed.known.lead, f"{node} takes part in {followed.run}, which {followed.known.lead} conducts"
+        if followed.wanted is None and not self._leading.peers.is_open(lead):
+            text += f" and which goes on; {lead} is out of reach: trainctl promote {node} has this node conduct it"
+        raise InvalidInputError("run", text)
+
+    async def _check_reach(self, row: KnownRun, out: Collection[str], *, old_lead_is_off: bool) -> str:
+        """Whether all nodes of the run but those `out`, and its newest checkpoint, can be reached; gives what is lost
+        where an older one has to do. Raises InvalidInputError."""
+        paths, node = RunPaths(row.directory), self._own.node
+        self._leading.launch.check_take_over(paths)
+        for other in openings.kept_ranks(paths).values():
+            if other != node and other not in out and not self._leading.peers.is_open(other):
+                why = self._leading.peers.links[other].line.why
+                raise InvalidInputError("resume", f"{other} has a rank of {row.run} and is out of reach: {why}")
+        newest = await asyncio.to_thread(sources.find, paths, node)
+        if newest.node not in out:
+            return ""
+        there = await asyncio.to_thread(sources.find, paths, node, out)
+        text = f"the newest checkpoint, step-{newest.step}, is on {newest.node}, which is out of reach"
+        if not there.step:
+            raise InvalidInputError("resume", f"{text}, and there is no other; resume when {newest.node} is back")
+        text += f"; the newest within reach is step-{there.step}, on {there.node}"
+        if not old_lead_is_off:
+            raise InvalidInputError("resume", f"{text}: --old-lead-is-off goes on from that one")
+        return text

@@ -1,0 +1,65 @@
+"""The curve of one rank that has all of each batch and that nothing disturbs, worked out in the test's own process."""
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainctl.node_agent import schedule, shares
+from trainctl.protocol import messages as m
+from trainctl.protocol import runfile
+from trainctl.protocol.statuspage import StatusWriter
+from trainctl.trainer.backend import load
+from trainctl.trainer.dataset import Dataset, open_dataset
+from trainctl.trainer.ledger import Ledger
+from trainctl.trainer.step import Executor, Identity, Settings
+
+ALONE = Identity("alone", "here", 0)
+GENERATION = m.Generation(1, 1)
+
+
+def one_rank_curve(config: dict[str, Any], steps: int | None = None) -> list[m.StepCommitted]:
+    """The first steps, or all, of a run file as parsed, on its only node's backend and with its micro-batch. What would
+    be times is 0."""
+    run = runfile.parse(config)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        status = StatusWriter(folder / "status", os.getpid())
+        dataset = open_dataset(run, folder, "reference")
+        executor = _executor(run, dataset, status)
+        plans = _plans(run, dataset, steps or run.run.steps)
+        curve = [_committed(plan, executor.train(plan, time.perf_counter())) for plan in plans]
+        status.close()
+    return curve
+
+
+def _executor(run: runfile.RunFile, dataset: Dataset, status: StatusWriter) -> Executor:
+    ledger = Ledger()
+    ledger.load(0, 0)
+    assert ledger.form(m.Form(run=ALONE.run, generation=GENERATION, engine="none", ranks=(ALONE.rank,)))
+    settings = Settings(run.run.seed, run.model.dtype, run.optimizer.clip_norm)
+    (node,) = run.nodes.values()
+    return Executor(ALONE, settings, load(run, node, "reference"), dataset, ledger, status, lambda message: None)
+
+
+def _plans(run: runfile.RunFile, dataset: Dataset, steps: int) -> Iterator[m.StepPlan]:
+    (node,) = run.nodes.values()
+    batch, divisor = run.batch.global_, shares.divisor(run.batch.global_, dataset.mean_weight)
+    for step in range(1, steps + 1):
+        cursor = (step - 1) * batch
+        yield m.StepPlan(
+            run=ALONE.run, generation=GENERATION, seq=step, kind="train", step=step, plan_version=1, cursor=cursor,
+            global_batch=batch, divisor=divisor, learning_rate=schedule.base_rate(run.optimizer, run.run.steps, step),
+            work=(m.RankWork(ALONE.rank, (m.Range(cursor, batch),), node.micro or run.batch.micro),),
+        )  # fmt: skip
+
+
+def _committed(plan: m.StepPlan, report: m.Report) -> m.StepCommitted:
+    return m.StepCommitted(
+        run=plan.run, generation=plan.generation, step=plan.step, committed_at=0.0, step_seconds=0.0, tokens_total=0.0,
+        loss=report.loss_sum / report.weight, weight=report.weight, samples=plan.global_batch,
+        learning_rate=plan.learning_rate, grad_norm=report.grad_norm, cursor=plan.cursor + plan.global_batch,
+        global_batch=plan.global_batch, plan_version=plan.plan_version,
+    )  # fmt: skip

@@ -1,0 +1,44 @@
+"""The subcommands that other files have, each loaded and built when it is asked for, so that a command starts without
+what only the others need."""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import typer
+
+FILES = {
+    "run": "cli_runs", "check": "cli_runs",
+    "ls": "cli_inspect", "status": "cli_inspect", "alerts": "cli_inspect", "watch": "cli_inspect",
+    "events": "cli_inspect", "logs": "cli_inspect",
+    "send": "cli_send", "promote": "cli_send",
+    "replay": "cli_record", "export": "cli_record", "mirror": "cli_mirror",
+    "config": "cli_config", "keys": "cli_keys", "init": "cli_init", "doctor": "cli_doctor", "discover": "cli_discover",
+    "cluster": "cli_cluster",
+}  # fmt: skip
+"""Where each is, in the order of the help."""
+
+
+class LateCommands(Mapping[str, Any]):
+    """The commands of `own`, then those of FILES, each completed as it is built."""
+
+    def __init__(self, own: Mapping[str, Any], complete: Callable[[Any], None]) -> None:
+        self._built, self._complete = dict(own), complete
+        self._names = [*own, *FILES]
+        for command in own.values():
+            complete(command)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._built:
+            module = importlib.import_module(f"trainctl.tui.{FILES[name]}")
+            found = typer.main.get_group(module.app).commands
+            for command in found.values():
+                self._complete(command)
+            self._built |= found
+        return self._built[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
