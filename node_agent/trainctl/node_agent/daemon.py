@@ -136,7 +136,8 @@ class Agent:
         self._follower = Follower(equipment, self._reply, self._lead, self._lead.office.settle)
         succession = Succession(equipment, self._lead, self._follower)
         self._lead.office.promote, self._follower.reclaim = succession.promote, succession.reclaim
-        self._lead.agree = Resumption(equipment, self._lead, self._follower).take
+        resumption = Resumption(equipment, self._lead, self._follower)
+        self._lead.agree, self._lead.check_free = resumption.take, resumption.check_free
         public = self._door.pair.public if self._door is not None else ""
         self._advertisement = Advertisement(self.node, self.address, equipment.version, public)
         self._alerts = AlertOffice(self.node, self._hooks, self.publisher)
