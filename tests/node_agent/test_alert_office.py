@@ -27,7 +27,7 @@ class Agent:
 
     def __init__(self, paths: RunPaths, context: zmq.Context[Any]) -> None:
         self.published: list[m.Live] = []
-        publisher = Publisher(context.socket(zmq.PUB), "b" * 16)
+        publisher = Publisher(context.socket(zmq.XPUB), "b" * 16)
         self.told = Told(paths, publisher)
         self.office = AlertOffice("a", HOOKS, publisher)
         heard = self.office.heard
