@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
 from trainctl.tui import calls, output, places
-from trainctl.tui.cli_commands import LateCommands
+from trainctl.tui.cli_commands import LateCommands, refuse_changes
 from trainctl.tui.cli_options import (
     ClusterFile,
     Config,
@@ -54,6 +54,11 @@ class _Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with _quiet_pipe():
             return super().invoke(ctx)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if ctx.params.get("read_only") and not ctx.resilient_parsing:
+            refuse_changes(args)
+        return super().resolve_command(ctx, args)
 
 
 @contextlib.contextmanager
