@@ -163,7 +163,8 @@ def status_text(
     run = snapshot.run
     machines = [*_host_lines(snapshot.node.host), *_peer_lines(snapshot.peers, hosts or {}), *_viewer_lines(viewers)]
     if run is None:
-        return "\n".join([f"no run on {snapshot.node.node} yet", *machines])
+        told = [event_line(event) for event in snapshot.events]  # why the newest run can't be shown
+        return "\n".join([*(told or [f"no run on {snapshot.node.node} yet"]), *machines])
     why = f": {one_line(run.reason)}" if run.reason else ""
     lines = [
         f"run        {run.run}  {run.state.upper()}{'  RECORDING' if run.recording else ''}{why}",
