@@ -19,7 +19,7 @@ DEFAULT_PORT = 7474
 MAX_FRAMES = 8
 SUBSCRIPTION_BYTES = 512
 """Largest frame a publisher takes: a handshake or a subscription, each byte of which costs it some 50."""
-CONTROL_WAITING = 100
+CONTROL_WAITING = 32
 """Most messages of one connection that wait at an agent's socket for requests: 64 KiB each at worst. What comes beyond
 waits on its sender's side."""
 SUBSCRIPTIONS_WAITING = 16
@@ -172,7 +172,7 @@ async def _receive(socket: Any) -> list[Any]:
     frames = [await socket.recv(copy=False)]
     count = 1
     while socket.getsockopt(zmq.RCVMORE):
-        frame = await socket.recv(copy=False)
+        frame = await socket.recv(zmq.DONTWAIT, copy=False)  # it came with the first; to wait for it costs much
         count += 1
         if count <= MAX_FRAMES:
             frames.append(frame)
