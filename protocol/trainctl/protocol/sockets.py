@@ -172,7 +172,7 @@ async def _receive(socket: Any) -> list[Any]:
     frames = [await socket.recv(copy=False)]
     count = 1
     while socket.getsockopt(zmq.RCVMORE):
-        frame = await socket.recv(copy=False)
+        frame = await socket.recv(zmq.DONTWAIT, copy=False)  # it came with the first; to wait for it costs much
         count += 1
         if count <= MAX_FRAMES:
             frames.append(frame)
