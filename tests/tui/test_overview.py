@@ -270,9 +270,11 @@ def test_a_wait_is_unknown_while_reports_are_still_to_come() -> None:
 
 
 def drained(view: m.RunView, rank: int) -> m.RunView:
-    ranks = tuple(msgspec.structs.replace(item, state="drained", share=0) if item.rank == rank else item
-                  for item in view.ranks)  # fmt: skip
-    return msgspec.structs.replace(view, ranks=ranks)
+    """A rank is out, and the first one has its samples."""
+    ranks = [msgspec.structs.replace(item, state="drained", share=0) if item.rank == rank else item
+             for item in view.ranks]  # fmt: skip
+    ranks[0] = msgspec.structs.replace(ranks[0], share=ranks[0].share + view.ranks[rank].share)
+    return msgspec.structs.replace(view, ranks=tuple(ranks))
 
 
 def test_a_drained_rank_is_out_of_the_scale_and_of_the_sums() -> None:
@@ -364,6 +366,15 @@ def test_efficiency_is_of_the_present_plan_alone() -> None:
             state = md.apply(state, part, CLOCK.at_monotonic)
         known = fleet_rows.efficiency(state)
         assert known is None if number < 122 else known == pytest.approx(3048 / 0.32 / (5200 + 4900), rel=0.02)
+
+
+def test_efficiency_is_unknown_where_not_every_rank_of_the_plan_is() -> None:
+    """To a node that doesn't conduct: its own rank is all that it has."""
+    view = run_view(3)
+    assert fleet_rows.efficiency(of_messages(under_way(view))) is not None
+    alone = msgspec.structs.replace(view, ranks=view.ranks[:1])
+    state = of_messages(under_way(view))
+    assert fleet_rows.efficiency(dataclasses.replace(state, run=alone)) is None
 
 
 def test_a_neighbour_s_effect_is_not_credited_and_no_change_has_none() -> None:

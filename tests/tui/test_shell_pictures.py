@@ -60,5 +60,11 @@ def test_dialog_with_its_prediction(snap_compare: Compare, verb: str, keys: tupl
     assert snap_compare(app, terminal_size=(80, 24), run_before=play)
 
 
+def test_dialog_in_the_terminal_s_own_colours(snap_compare: Compare) -> None:
+    """What is under it stays in sight: half transparent there would be wholly blank."""
+    app, _ = seen_by_two("terminal")
+    assert snap_compare(app, terminal_size=(120, 40), run_before=attended(("l",)))
+
+
 def test_dialog_read_only(snap_compare: Compare) -> None:
     assert snap_compare(app_of(source_of(4), read_only=True), terminal_size=(80, 24), run_before=still(("l",)))

@@ -48,6 +48,7 @@ Screen { layers: base; }
 CommandDialog, SplitDialog, HelpScreen, WhyScreen { align: center middle; background: $background 55%; }
 #dialog, #split, #help, #why { width: 68; max-width: 100%; height: auto; max-height: 100%; padding: 0 2;
   border: round $accent; border-title-color: $accent; border-title-style: bold; background: $surface; }
+CommandDialog:ansi, SplitDialog:ansi, HelpScreen:ansi, WhyScreen:ansi { background: transparent; }
 #split, #help, #why { width: 76; }
 #help VerticalScroll { height: auto; max-height: 100%; }
 .ascii #dialog, .ascii #split, .ascii #help, .ascii #why { border: ascii $accent; }
