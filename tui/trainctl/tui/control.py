@@ -95,7 +95,9 @@ def form(verb: str, state: ViewState, rank: int | None = None, values: Mapping[s
         for item in _fields(verb, state, rank)
     )
     blocked = ""
-    if verb != "start-run" and run is None:
+    if verb != "start-run" and run is not None and run.recording:
+        blocked = "a recording takes no commands"
+    elif verb != "start-run" and run is None:
         blocked = "there is no run to command"
     elif verb != "start-run" and run is not None and run.state not in m.ACTIVE_RUN_STATES and verb != "note":
         blocked = f"the run has {'failed' if run.state == 'failed' else 'ended'}: {verb} has nothing to act on"
