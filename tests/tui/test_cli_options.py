@@ -12,8 +12,8 @@ from trainctl.tui.cli_commands import CHANGING
 FROZEN = {
     "": "--cluster --config --connect --help --install-completion --read-only --server-key --show-completion --version "
     "-h",
-    "alerts": "--cluster --connect --help --json -h",
-    "attach": "--cluster --config --connect --help --read-only -h",
+    "alerts": "--cluster --connect --help --json --server-key -h",
+    "attach": "--cluster --config --connect --help --read-only --server-key -h",
     "check": "--cluster --help --json --set -h RUN.toml",
     "cluster": "--help -h",
     "cluster add": "--address --cluster --extras --help --here --json --name --pip-args --python --ssh-config "
@@ -23,27 +23,27 @@ FROZEN = {
     "config": "--config --help --json -h",
     "demo": "--backend --cluster --folder --headless --help --json --keep --nodes --scripted --speed --steps -h",
     "discover": "--cluster --help --json --seconds -h",
-    "doctor": "--cluster --connect --help --json --quiet -h -q [RUN.toml]",
-    "events": "--cluster --connect --follow --help --json --last --run -f -h -n",
-    "export": "--cluster --connect --format --help --output --what -h RUN",
+    "doctor": "--cluster --connect --help --json --quiet --server-key -h -q [RUN.toml]",
+    "events": "--cluster --connect --follow --help --json --last --run --server-key -f -h -n",
+    "export": "--cluster --connect --format --help --output --server-key --what -h RUN",
     "init": "--address --batch --cluster-file --data --help --json --model --name --run-file --steps -h",
     "keys": "--help -h",
-    "keys audit": "--cluster --connect --help --json --last -h -n",
+    "keys audit": "--cluster --connect --help --json --last --server-key -h -n",
     "keys authorize": "--help --json --role -h KEY NAME",
     "keys list": "--help --json -h",
     "keys new": "--help --json --name -h",
     "keys revoke": "--help --json -h NAME",
-    "logs": "--all --cluster --connect --follow --grep --help --json --last --node --rank --run -f -h -n",
-    "ls": "--cluster --connect --help --json -h",
-    "mirror": "--cluster --connect --follow --help --offline --output --project --to -f -h RUN",
-    "promote": "--cluster --connect --help --json --old-lead-is-off --run --timeout -h NODE",
+    "logs": "--all --cluster --connect --follow --grep --help --json --last --node --rank --run --server-key -f -h -n",
+    "ls": "--cluster --connect --help --json --server-key -h",
+    "mirror": "--cluster --connect --follow --help --offline --output --project --server-key --to -f -h RUN",
+    "promote": "--cluster --connect --help --json --old-lead-is-off --run --server-key --timeout -h NODE",
     "replay": "--help --speed -h RUN",
-    "run": (
-        "--cluster --connect --follow --help --json --node --old-lead-is-off --resume --set --timeout -f -h RUN.toml"
-    ),
-    "send": "--cluster --connect --help --id --if-plan --json --node --run --timeout --ttl --wait -h KEY=VALUE VERB",
-    "status": "--cluster --connect --help --json --run -h",
-    "watch": "--cluster --connect --help --json --run -h",
+    "run": "--cluster --connect --follow --help --json --node --old-lead-is-off --resume --server-key --set --timeout "
+    "-f -h RUN.toml",
+    "send": "--cluster --connect --help --id --if-plan --json --node --run --server-key --timeout --ttl --wait -h "
+    "KEY=VALUE VERB",
+    "status": "--cluster --connect --help --json --run --server-key -h",
+    "watch": "--cluster --connect --help --json --run --server-key -h",
 }
 
 
@@ -85,7 +85,7 @@ READING = {
 
 
 def test_each_command_either_changes_something_or_is_known_to_read() -> None:
-    assert READING | CHANGING == set(FROZEN)
+    assert set(FROZEN) == READING | CHANGING
     assert not READING & CHANGING
 
 

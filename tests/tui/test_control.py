@@ -12,10 +12,12 @@ from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui import control as c
+from trainctl.tui import format as f
 from trainctl.tui import model as md
 from trainctl.tui.glyphs import UNICODE
 from trainctl.tui.lines import plain
-from trainctl.tui.previews import preview
+from trainctl.tui.previews import changes_nothing, preview
+from trainctl.tui.widgets import choice_rows
 
 STATE = md.apply(md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(1)), CLOCK.at_monotonic)
 FLEET = md.apply(
@@ -199,17 +201,17 @@ def test_what_changes_nothing_is_known_before_it_is_sent() -> None:
     first, rate = run.ranks[0], f.scientific(run.learning_rate)
     for text in (f"resize-batch micro={first.micro_batch} --node {first.node}", f"set-lr value={rate}",
                  f"set-global-batch value={run.global_batch}"):  # fmt: skip
-        assert previews.changes_nothing(control.parse(text), FLEET), text
+        assert changes_nothing(c.parse(text), FLEET), text
     for text in (f"resize-batch micro={first.micro_batch}", f"set-lr value={rate} schedule=set", "set-lr value=0.5",
                  "set-global-batch value=128", "checkpoint"):  # fmt: skip
-        assert not previews.changes_nothing(control.parse(text), FLEET), text
+        assert not changes_nothing(c.parse(text), FLEET), text
 
 
 def test_a_recording_says_at_once_that_it_takes_no_commands() -> None:
     assert FLEET.run is not None
     played = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, recording=True))
     for verb in ("set-lr", "rebalance", "stop", "note"):
-        assert control.form(verb, played).blocked == "a recording takes no commands"
+        assert c.form(verb, played).blocked == "a recording takes no commands"
 
 
 @pytest.mark.parametrize("columns", [36, 46, 60])

@@ -53,6 +53,8 @@ class Lead:
         self.is_beginning = False
         self.superseded = ""  # why another node must be conducting this agent's run, empty if none is known to
         self._idle = asyncio.Event()  # set when a run has just ended
+        self.check_free: Callable[[], None]
+        """Raises InvalidInputError while this node takes part in a run that another one conducts."""
         self.agree: Callable[[m.Command, verbs.StartRun], Awaitable[Taken]]
         """Agrees with other nodes that a run which has ended is taken up here."""
         self.on_end: Callable[[Session], None] = lambda _: None
@@ -88,6 +90,7 @@ class Lead:
             raise InvalidInputError("run", f"{self.session.run} {why}; one run at a time")
         if self.is_beginning:
             raise InvalidInputError("run", "another run is just being started, try again in a moment")
+        self.check_free()
         if args.config is not None:
             config = runfile.parse(args.config, "config")
             run = await self._begin(lambda: self.launch.new(config, command))

@@ -14,10 +14,19 @@ from typing import Annotated, Any, Literal, cast
 import typer
 from typer.core import TyperGroup
 
-from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
+from trainctl.protocol.errors import InvalidInputError, SeveralInvalidError, TrainctlError, UnreachableError
 from trainctl.tui import calls, output, places
 from trainctl.tui.cli_commands import LateCommands, refuse_changes
-from trainctl.tui.cli_options import ClusterFile, Config, Connect, ReadOnly, ServerKey, config_of, where
+from trainctl.tui.cli_options import (
+    ClusterFile,
+    Config,
+    Connect,
+    ReadOnly,
+    ServerKey,
+    config_of,
+    share_server_key,
+    where,
+)
 from trainctl.tui.cli_values import spare_validator
 from trainctl.tui.outcome import INTERRUPTED
 
@@ -28,12 +37,15 @@ MOST_DEMO_NODES = 8
 
 
 class _Group(TyperGroup):
-    """Has the subcommands of all files, and ends quietly when the reader of standard output has gone, which the parser
-    library would call a failure."""
+    """Has the subcommands of all files, of which whatever takes --connect takes --server-key; and ends quietly when
+    the reader of standard output has gone, which the parser library would call a failure."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.commands = cast("MutableMapping[str, Any]", LateCommands(self.commands))
+        self.commands = cast("MutableMapping[str, Any]", LateCommands(self.commands, self._complete))
+
+    def _complete(self, command: Any) -> None:
+        share_server_key(next(option for option in self.params if option.name == "server_key"), command)
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         with _quiet_pipe():  # --help prints here
@@ -85,10 +97,6 @@ def root(
     if version:
         output.say(f"trainctl {_program_version()}")
         raise typer.Exit
-    if server_key is not None:
-        from trainctl.protocol import keys
-
-        keys.check_public(server_key)
     if ctx.invoked_subcommand is not None:
         return 0
     return _full_screen(where(ctx, connect, cluster), read_only=read_only, config=config)
@@ -191,7 +199,10 @@ def main(argv: list[str] | None = None) -> int:
         code = typer.main.get_command(app).main(args=arguments, prog_name="trainctl", standalone_mode=False)
         sys.stdout.flush()
     except typer.TyperException as error:
-        return _fail("usage", f"{error.format_message()}{_hint(error)}", error.exit_code, json=json)
+        text = error.format_message().replace("Value error, ", "")  # the validator's word, not the person's
+        return _fail("usage", f"{text}{_hint(error)}", error.exit_code, json=json)
+    except SeveralInvalidError as error:
+        return _fail_each(error, json=json)
     except TrainctlError as error:
         return _fail(output.error_code(error), str(error), error.exit_code, json=json)
     except BrokenPipeError:
@@ -213,6 +224,16 @@ def _fail(code: str, text: str, exit_code: int, *, json: bool) -> int:
     else:
         output.complain(text)
     return exit_code
+
+
+def _fail_each(error: SeveralInvalidError, *, json: bool) -> int:
+    """A line for each thing that is wrong; one object that lists them."""
+    if json:
+        output.emit_error(output.error_code(error), str(error), problems=[str(one) for one in error.each])
+    else:
+        for one in error.each:
+            output.complain(str(one))
+    return error.exit_code
 
 
 def _hint(error: typer.TyperException) -> str:

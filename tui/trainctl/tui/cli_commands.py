@@ -2,7 +2,7 @@
 what only the others need."""
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -34,16 +34,21 @@ def refuse_changes(words: Sequence[str]) -> None:
 
 
 class LateCommands(Mapping[str, Any]):
-    """The commands of `own`, then those of FILES."""
+    """The commands of `own`, then those of FILES, each completed as it is built."""
 
-    def __init__(self, own: Mapping[str, Any]) -> None:
-        self._built = dict(own)
+    def __init__(self, own: Mapping[str, Any], complete: Callable[[Any], None]) -> None:
+        self._built, self._complete = dict(own), complete
         self._names = [*own, *FILES]
+        for command in own.values():
+            complete(command)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._built:
             module = importlib.import_module(f"trainctl.tui.{FILES[name]}")
-            self._built |= typer.main.get_group(module.app).commands
+            found = typer.main.get_group(module.app).commands
+            for command in found.values():
+                self._complete(command)
+            self._built |= found
         return self._built[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -11,7 +11,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Label
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui import control
+from trainctl.tui import changes, control
 from trainctl.tui import format as f
 from trainctl.tui.bottom import KeyHint
 from trainctl.tui.calls import Order
@@ -227,7 +227,8 @@ def followed(progress: control.Progress, clock: Clock, glyphs: Glyphs, columns: 
     made += [line(Piece(text, role)) for text, role in _rows(control.progress_line(progress, glyphs), columns)]
     reply = progress.reply
     if progress.ended and reply is not None and reply.state == "applied" and reply.plan_version is not None:
-        made.append(line(Piece(f"the plan is now v{reply.plan_version}", "dim")))
+        is_new = progress.order.verb in changes.PLAN_VERBS and reply.before != reply.after
+        made.append(line(Piece(f"the plan is {'now ' if is_new else ''}v{reply.plan_version}", "dim")))
     return made
 
 

@@ -96,12 +96,12 @@ def empty(capacity: int = CAPACITY, bucket_steps: int = 1) -> Window:
 def add(window: Window, step: int, value: float) -> Window:
     """The window with one more value; a step seen before adds to its bucket, for a redo must not hide what it redid."""
     start = _bucket(step, window.bucket_steps)
-    place = int(np.searchsorted(window.first, start))
     finite = math.isfinite(value)
+    if not len(window) or start > window.first[-1]:  # as nearly always
+        return fold(_appended(window, start, value, finite))
+    place = int(np.searchsorted(window.first, start))
     if place < len(window) and window.first[place] == start:
         return _merge_value(window, place, value, finite)
-    if place == len(window):
-        return fold(_appended(window, start, value, finite))
     made = Window(
         bucket_steps=window.bucket_steps,
         first=np.insert(window.first, place, start),
