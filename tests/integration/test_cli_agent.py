@@ -351,6 +351,13 @@ def test_a_second_run_is_refused_and_the_first_goes_on(agent: Agent) -> None:
 # ---------------------------------------------------------------- runs of one's own
 
 
+def test_a_field_that_the_agent_refuses_is_named_by_the_file_that_has_it(idle: Agent) -> None:
+    other = idle.folder / "other.toml"
+    other.write_text(idle.run_file.read_text().replace("[nodes.here]", "[nodes.mbp]"))
+    done = call("run", other, *idle.at)
+    assert_one_line(done, 3, f"start-run rejected: {other}: nodes.mbp: no such node in this cluster")
+
+
 def test_a_run_followed_to_its_end_and_taken_up_again(idle: Agent) -> None:
     short = ("--set", "run.steps=30", "--set", "checkpoint.every_steps=10")
     done = call("run", idle.run_file, *short, "--follow", "--json", *idle.at)

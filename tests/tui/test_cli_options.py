@@ -85,7 +85,7 @@ READING = {
 
 
 def test_each_command_either_changes_something_or_is_known_to_read() -> None:
-    assert READING | CHANGING == set(FROZEN)
+    assert set(FROZEN) == READING | CHANGING
     assert not READING & CHANGING
 
 
