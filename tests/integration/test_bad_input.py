@@ -10,10 +10,14 @@ import msgpack
 import pytest
 import zmq
 from tests.integration.conftest import wait_for_step
+from tests.tui import run_directory
+from tests.tui.cli_calls import call
 
+from trainctl.node_agent.ledger import AgentLedger
 from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.version import PROTOCOL_VERSION
+from trainctl.tui import model as md
 
 SOME_ID = str(uuid.UUID(int=5))
 
@@ -200,3 +204,38 @@ def test_values_no_record_can_hold_and_paths_no_system_has_are_refused_and_the_a
         relative = client.send("start-run", {"config": run_config(data__path="here")})
         assert (relative.state, relative.field) == ("rejected", "config: data.path")
         assert client.runs().runs == ()
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """An idle agent whose newest run is a finished one, with pages of its record overwritten."""
+    from tests.integration.conftest import AgentProcess
+
+    process = AgentProcess(tmp_path / "state")
+    run_directory.make(process.directory / "runs" / "old")
+    record = process.run_paths("old").record
+    whole = record.read_bytes()
+    record.write_bytes(whole[:4096] + b"\xee" * (len(whole) - 4096))
+    with AgentLedger(process.directory / "agent.db") as ledger:
+        ledger.add_run("old", "demo", record.parent, 1000.0, state="finished")
+    process.start()
+    yield process
+    process.clean_up()
+
+
+def test_a_damaged_record_of_a_finished_run_takes_no_idle_agent_out_of_service(damaged):
+    record = str(damaged.run_paths("old").record)
+    at = ("--connect", damaged.address)
+    listed = call("ls", *at)
+    assert (listed.returncode, "old" in listed.stdout) == (0, True), listed.stderr
+    told = call("status", *at)
+    assert told.returncode == 0, told.stderr
+    assert record in told.stdout and "restore it from a copy" in told.stdout
+    asked = call("events", *at)
+    assert asked.returncode == 3
+    assert record in asked.stderr and "restore it from a copy" in asked.stderr
+    assert call("status", "--run", "old", *at).returncode == 3
+    with damaged.client() as client:
+        state = md.take(md.ViewState(), "", client.snapshot(100), 0.0)
+    assert state.node is not None and state.run is None
+    assert record in state.events[-1].text

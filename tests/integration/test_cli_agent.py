@@ -154,7 +154,7 @@ def test_ls(agent: Agent) -> None:
     done = call("ls", *agent.at)
     assert done.returncode == 0
     header, row = done.stdout.splitlines()
-    assert header.split() == ["RUN", "STATE", "STEP", "LOSS", "STARTED", "DIRECTORY"]
+    assert header.split() == ["RUN", "STATE", "STEP", "LOSS", "LEAD", "STARTED", "DIRECTORY"]
     assert row.startswith("tiny-")
     (run,) = call_json("ls", *agent.at)["runs"]
     assert run["state"] in ("running", "paused")
@@ -349,6 +349,13 @@ def test_a_second_run_is_refused_and_the_first_goes_on(agent: Agent) -> None:
 
 
 # ---------------------------------------------------------------- runs of one's own
+
+
+def test_a_field_that_the_agent_refuses_is_named_by_the_file_that_has_it(idle: Agent) -> None:
+    other = idle.folder / "other.toml"
+    other.write_text(idle.run_file.read_text().replace("[nodes.here]", "[nodes.mbp]"))
+    done = call("run", other, *idle.at)
+    assert_one_line(done, 3, f"start-run rejected: {other}: nodes.mbp: no such node in this cluster")
 
 
 def test_a_run_followed_to_its_end_and_taken_up_again(idle: Agent) -> None:

@@ -68,8 +68,11 @@ def test_two_hundred_commands_are_applied_at_one_named_step_or_refused_by_field(
 
 
 def check_record(paths, applied) -> None:
-    """Each edit stands in the plan of the step it names, and in the events with before and after."""
+    """Each edit stands in the plan of the step it names, and in the events with before and after; what was refused is
+    of no step."""
     record = open_for_reading(paths.record)
+    refused = record.execute("SELECT step FROM events WHERE outcome = 'rejected'").fetchall()
+    assert {step for (step,) in refused} <= {None}
     events = {
         row[0]: row[1:]
         for row in record.execute("SELECT command, step, before, after FROM events WHERE command IS NOT NULL")

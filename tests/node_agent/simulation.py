@@ -256,7 +256,9 @@ class Simulation:
         for id, end in self.ends.items():
             starts = (end.after or "").startswith("started again")  # no plan changes before it is back
             if end.state == "applied" and self.sent[id].verb in EDITING and end.step in versions and not starts:
-                assert versions[end.step] >= end.plan_version > versions.get(end.step - 1, 0), end
+                former = versions.get(end.step - 1, 0)
+                is_new = end.plan_version > former if end.before != end.after else end.plan_version >= former
+                assert is_new and versions[end.step] >= end.plan_version, end
 
     def check_periodic(self) -> None:
         """What the run file wants beside training ran at its steps, and at no other."""

@@ -287,6 +287,32 @@ def test_plan_versions_in_replies_are_those_the_commands_made():
     assert (simulation.ends[first].plan_version, simulation.ends[second].plan_version) == (2, 3)
 
 
+@pytest.mark.parametrize(
+    ("verb", "args"),
+    [
+        ("resize-batch", {"micro": 4}),
+        ("set-lr", {"value": 1e-3, "schedule": "set"}),
+        ("set-lr", {"value": 1e-3, "schedule": "scale"}),
+        ("set-global-batch", {"value": 24, "schedule": "scale"}),
+    ],
+)
+def test_what_changes_nothing_is_applied_without_a_new_plan_version(verb, args):
+    """So it refuses nobody's --if-plan."""
+    simulation = Simulation(config()).begin().until_step(1)
+    for one, values in (("resize-batch", {"micro": 4}), ("set-lr", {"value": 1e-3, "schedule": "set"})):
+        simulation.command(one, **values)
+    simulation.until_step(4)
+    settings = simulation.conductor.durable.settings
+    id = simulation.command(verb, **args)
+    other = simulation.command("pause", if_plan=settings.plan_version)
+    simulation.until(lambda: other in simulation.ends)
+    end = simulation.ends[id]
+    assert (end.state, end.before) == ("applied", end.after)
+    assert end.plan_version == settings.plan_version
+    assert simulation.ends[other].state == "applied"
+    assert simulation.conductor.durable.settings == settings
+
+
 def test_a_batch_fenced_twice_is_finished_whole():
     """What a finishing plan holds is only the rest: a second fence deals out from the whole batch."""
     simulation = Simulation(config(batch=12), durable(("a", "b"), batch=12)).begin().until_step(2)

@@ -8,7 +8,7 @@ import pytest
 import tomli_w
 
 from trainctl.protocol import runfile
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, SeveralInvalidError
 
 
 def good() -> dict[str, Any]:
@@ -416,3 +416,32 @@ def test_a_block_needs_its_last_byte(tmp_path: Path) -> None:
     text.write_bytes(b"x" * (config.data.sequence_length - 1))
     with pytest.raises(InvalidInputError, match="fewer than one block"):
         runfile.check_paths(config)
+
+
+def test_everything_wrong_is_told_at_once_by_node_field_and_choice() -> None:
+    raw = good()
+    raw["run"]["steps"] = 0
+    raw["optimizer"]["schedule"] = "square"
+    raw["nodes"] = {"mbp": {"share": -1}, "studio": {"shares": 3}}
+    with pytest.raises(SeveralInvalidError) as caught:
+        runfile.parse(raw, "r.toml")
+    assert [str(one) for one in caught.value.each] == [
+        "r.toml: run.steps: must be a whole number of at least 1",
+        "r.toml: optimizer.schedule: 'square' is none of cosine, linear, constant",
+        "r.toml: nodes.mbp.share: must be a whole number of at least 1",
+        "r.toml: nodes.studio.shares: there is no such field",
+    ]
+    raw = good()
+    raw["optimizer"]["warmup_steps"] = raw["run"]["steps"]
+    raw["nodes"] = {"mbp": {"model_path": "x", "env": {"PYTHONPATH": "x"}}}
+    with pytest.raises(SeveralInvalidError) as caught:
+        runfile.parse(raw, "r.toml")
+    assert [one.where for one in caught.value.each] == [
+        "r.toml: optimizer.warmup_steps", "r.toml: nodes.mbp.env.PYTHONPATH", "r.toml: nodes.mbp.model_path",
+    ]  # fmt: skip
+
+
+def test_a_folder_in_the_place_of_the_file_is_named_without_the_librarys_words(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        runfile.read(tmp_path)
+    assert str(caught.value) == f"{tmp_path}: not a readable TOML file: Is a directory"

@@ -124,7 +124,7 @@ def test_the_argument_at_fault_is_named(verb: str, args: dict[str, Any], field: 
         ("resize-batch", {"micro": 1, "macro": 2}, "macro: there is no such field"),
         ("set-lr", {"value": "x"}, "value: needs a number"),
         ("set-lr", {"value": -1.0}, "value: must be a number of at least 0"),
-        ("set-lr", {"value": 1e-4, "schedule": "halve"}, "schedule: 'halve' is none of its values"),
+        ("set-lr", {"value": 1e-4, "schedule": "halve"}, "schedule: 'halve' is none of scale, set"),
         ("stop", {"checkpoint": 1}, "checkpoint: needs true or false"),
         ("note", {"text": 7}, "text: needs text"),
         ("note", {"text": ""}, "text: must be text of at least 1 character"),

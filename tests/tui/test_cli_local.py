@@ -231,6 +231,24 @@ def test_what_can_be_seen_without_loading_is_refused_here(
         assert says in err
 
 
+def test_check_tells_everything_that_is_wrong_a_line_each(main: Main, run_file: Path) -> None:
+    words = ["check", str(run_file), "--set", "model.path=none", "--set", "data.path=none"]
+    code, out, err = main(*words)
+    assert (code, out) == (2, "")
+    assert [line.split(": ")[2] for line in err.splitlines()] == ["model.path", "data.path"]
+    code, out, err = main(*words, "--json")
+    told = json.loads(out)["error"]
+    assert (code, err, told["code"], len(told["problems"])) == (2, "", "invalid-input", 2)
+    assert [f"trainctl: {line}" for line in told["problems"]] == main(*words)[2].splitlines()
+
+
+def test_a_choice_that_is_none_is_refused_in_the_words_of_a_person(main: Main) -> None:
+    _, _, err = main("demo", "--backend", "jax")
+    assert "'jax' is not one of 'auto', 'torch', 'mlx'" in err and "Value error" not in err
+    _, _, err = main("send", "mute", "kind=heat")
+    assert "'heat' is none of nonfinite, skipped" in err
+
+
 def test_check_says_that_a_run_file_is_in_order(main: Main, run_file: Path) -> None:
     assert main("check", str(run_file)) == (0, f"{run_file}: in order; 10 steps of 4 samples\n", "")
     code, out, _ = main("check", str(run_file), "--set", "run.steps=20", "--json")

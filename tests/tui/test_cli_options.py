@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import pytest
 import typer
+from tests.tui.cli_calls import assert_one_line, call
 
 from trainctl.tui.cli import app
+from trainctl.tui.cli_commands import CHANGING
 
 FROZEN = {
     "": "--cluster --config --connect --help --install-completion --read-only --server-key --show-completion --version "
@@ -73,3 +76,26 @@ def test_every_command_and_option_says_what_it_is() -> None:
         assert command.help, name
         for parameter in command.params:
             assert parameter.param_type_name == "argument" or parameter.help, f"{name} {parameter.name}"
+
+
+READING = {
+    "", "alerts", "attach", "check", "cluster", "cluster list", "config", "discover", "doctor", "events", "export",
+    "keys", "keys audit", "keys list", "logs", "ls", "mirror", "replay", "status", "watch",
+}  # fmt: skip
+
+
+def test_each_command_either_changes_something_or_is_known_to_read() -> None:
+    assert set(FROZEN) == READING | CHANGING
+    assert not READING & CHANGING
+
+
+@pytest.mark.parametrize("words", ["send note text=x", "promote mbp", "keys revoke anna", "run run.toml"])
+def test_read_only_refuses_what_changes_something(words: str) -> None:
+    """At once: no agent is asked."""
+    name = words if not words.startswith("keys") else "keys revoke"
+    assert_one_line(call("--read-only", *words.split()), 2, "--read-only", name.split()[0])
+
+
+def test_read_only_takes_what_reads(tmp_path: object) -> None:
+    done = call("--read-only", "keys", "list", TRAINCTL_KEYS=str(tmp_path))
+    assert "--read-only" not in done.stderr

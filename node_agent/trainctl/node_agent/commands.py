@@ -180,6 +180,6 @@ def _event(row: JournaledCommand, ended: d.CommandEnded) -> d.Happened:
     text = f"{row.verb}{target}{change}" if ended.state == "applied" else f"{row.verb}{target}{why}"
     severity: m.Severity = "info" if ended.state == "applied" else "warning"
     return d.Happened(
-        "command", severity, row.by or "unknown", text, ended.step or 0, row.verb, ended.before, ended.after, row.id,
+        "command", severity, row.by or "unknown", text, ended.step, row.verb, ended.before, ended.after, row.id,
         ended.state,
     )  # fmt: skip

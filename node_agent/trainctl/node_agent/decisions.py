@@ -188,7 +188,7 @@ class Happened:
     severity: m.Severity
     by: str
     text: str
-    step: int
+    step: int | None  # None: it is of none, such as a command that was refused
     verb: str | None = None
     before: str | None = None
     after: str | None = None

@@ -26,7 +26,15 @@ EDITS: tuple[type[verbs.Args], ...] = (
 def apply(
     settings: Settings, args: verbs.Args, node: str | None, step: int, config: RunFile, facts: Facts = NO_FACTS
 ) -> Edit:
-    """The settings from `step` on. Raises InvalidInputError naming the argument that can't be had."""
+    """The settings from `step` on; just those there are where nothing changes, so that no plan is new for nothing.
+    Raises InvalidInputError naming the argument that can't be had."""
+    edit = _edited(settings, args, node, step, config, facts)
+    if msgspec.structs.replace(edit.settings, plan_version=settings.plan_version) == settings:
+        return Edit(settings, edit.before, edit.before)
+    return edit
+
+
+def _edited(settings: Settings, args: verbs.Args, node: str | None, step: int, config: RunFile, facts: Facts) -> Edit:
     match args:
         case verbs.ResizeBatch():
             return _resize(settings, args, node)

@@ -157,10 +157,12 @@ class Lead:
         self._ledger.saw(opening.conductor.durable.generation)
         session = await self._go_on(opening, known)
         text = f"{self._own.node} conducts the run from here on, in term {term}; before it {before} did"
-        session.note(d.Happened("agent", "warning", "auto", text, session.conductor.progress.step))
+        handed_over = before in self.peers.links and self.peers.links[before].line.open
+        severity: m.Severity = "info" if handed_over else "warning"
+        session.note(d.Happened("agent", severity, "auto", text, session.conductor.progress.step))
         for link in self.peers.links.values():
             link.renew()
-        if not (before in self.peers.links and self.peers.links[before].line.open):
+        if not handed_over:
             for rank in [rank for rank, node in self.remote(session).items() if node == before]:
                 await session.feed(d.RankSilent(rank, f"the agent of {before} is gone, and another one was promoted"))
         return session.conductor.progress.step
@@ -193,7 +195,7 @@ class Lead:
         ranks = openings.kept_ranks(RunPaths(known.directory))
         if session is not None:
             text = f"{successor} conducts the run from here on"
-            session.note(d.Happened("agent", "warning", "auto", text, session.conductor.progress.step))
+            session.note(d.Happened("agent", "info", "auto", text, session.conductor.progress.step))
             await session.copies.flush()
             await session.copies.close()  # from here to the end without a pause: a trainer always has its conductor
             self.session = self.office.session = None

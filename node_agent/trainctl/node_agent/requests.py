@@ -18,7 +18,7 @@ from trainctl.protocol.client import Client
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.keyring import Keyring
 from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.reader import RecordReader
+from trainctl.protocol.reader import DAMAGED, RecordReader
 
 GAP_LIMIT = 400
 SNAPSHOT_EVENTS = 100
@@ -110,7 +110,13 @@ async def _snapshot(request: m.SnapshotRequest, around: Surroundings) -> m.Snaps
             raise UnknownRunError("run", f"no run {request.run!r} on this node")
         made = _snapshot_of(request, around, boot, seq, None, None, (), (), ())
         return msgspec.structs.replace(made, alerts=around.alerts())
-    last, parts, events, series, kept = await asyncio.to_thread(_read_snapshot, RunPaths(directory), request.columns)
+    try:
+        read = await asyncio.to_thread(_read_snapshot, RunPaths(directory), request.columns)
+    except InvalidInputError as error:
+        if request.run is not None and around.live_run(directory) is None:
+            raise
+        read = None, (), (_unreadable(directory.name, error, around.now()),), (), None
+    last, parts, events, series, kept = read
     live = around.live_run(directory)
     view = live.view if live is not None else await _as_ended(kept, around)
     if live is not None and live.last_step is not None:
@@ -119,6 +125,11 @@ async def _snapshot(request: m.SnapshotRequest, around: Surroundings) -> m.Snaps
     if live is None and request.run is not None:
         return made
     return msgspec.structs.replace(made, alerts=live.alerts if live is not None else around.alerts())
+
+
+def _unreadable(run: str, error: InvalidInputError, at: float) -> m.Event:
+    """Stands for what a record can't tell: the agent itself answers all the same."""
+    return m.Event(id=0, at=at, kind="run", severity="error", by="auto", text=f"{run}: {error}", run=run)
 
 
 async def _as_ended(kept: m.RunView | None, around: Surroundings) -> m.RunView | None:
@@ -164,8 +175,7 @@ def _read_snapshot(paths: RunPaths, columns: int) -> _Read:
             series += [
                 reader.series(metric, rank, 0, None, columns) for metric in RANK_SERIES for rank in reader.ranks()
             ]
-        text = reader.meta(VIEW_KEY)
-    view = msgspec.json.decode(text, type=m.RunView) if text is not None else None
+        view = _view_of(reader)
     return last, tuple(parts), tuple(events), tuple(series), view
 
 
@@ -208,10 +218,9 @@ def _summary(run: str, name: str, directory: str, state: str, started_at: float)
     try:
         with RecordReader(RunPaths(Path(directory))) as reader:
             last = reader.last_step()
-            text = reader.meta(VIEW_KEY)
-            view = msgspec.json.decode(text, type=m.RunView) if text is not None else None
+            view = _view_of(reader)
     except InvalidInputError:
-        pass  # its directory was moved away: the ledger's line is all there is
+        pass  # damaged, or its directory was moved away: the ledger's line is all there is
     return m.RunSummary(
         run=run, name=name, state=state, step=last.step if last else view.step if view else 0,  # type: ignore[arg-type]
         steps=view.steps if view else 0, last_loss=last.loss if last and math.isfinite(last.loss) else None,
@@ -284,8 +293,15 @@ async def _log_elsewhere(request: m.LogRequest, paths: RunPaths, around: Surroun
 
 def _kept_view(paths: RunPaths) -> m.RunView | None:
     with RecordReader(paths) as reader:
-        text = reader.meta(VIEW_KEY)
-    return msgspec.json.decode(text, type=m.RunView) if text is not None else None
+        return _view_of(reader)
+
+
+def _view_of(reader: RecordReader) -> m.RunView | None:
+    text = reader.meta(VIEW_KEY)
+    try:
+        return msgspec.json.decode(text, type=m.RunView) if text is not None else None
+    except msgspec.DecodeError as error:
+        raise InvalidInputError(str(reader.path), f"cannot be read: {error}; {DAMAGED}") from None
 
 
 def _paths(run: str | None, around: Surroundings) -> RunPaths:

@@ -2,6 +2,7 @@
 
 TrainctlError
 ├── InvalidInputError       exit 2   a file, argument or address that can be judged where it was given
+│   └── SeveralInvalidError exit 2   several of them at once
 ├── RefusedError            exit 3   the agent rejected the request, or it failed there
 ├── ExpiredError            exit 4   not applied within the time asked for
 ├── UnreachableError        exit 5   nothing answered at the address, or the connection was lost
@@ -9,6 +10,9 @@ TrainctlError
 └── ProtocolError           exit 5   what arrived is not this protocol
     └── VersionError        exit 5   it is, in another version
 """
+
+import contextlib
+from collections.abc import Iterator, Sequence
 
 
 class TrainctlError(Exception):
@@ -25,6 +29,44 @@ class InvalidInputError(TrainctlError):
     def __init__(self, where: str, problem: str) -> None:
         self.where, self.problem = where, problem
         super().__init__(f"{where}: {problem}")
+
+    @property
+    def each(self) -> "tuple[InvalidInputError, ...]":
+        """What is wrong, one by one."""
+        return (self,)
+
+
+class SeveralInvalidError(InvalidInputError):
+    """Several things that are wrong; its own place and text are the first one's, and how many more there are."""
+
+    def __init__(self, several: Sequence[InvalidInputError]) -> None:
+        self._each = tuple(several)
+        super().__init__(several[0].where, f"{several[0].problem} (and {len(several) - 1} more)")
+
+    @property
+    def each(self) -> tuple[InvalidInputError, ...]:
+        return self._each
+
+
+class Collected:
+    """Gathers what is wrong, to tell all of it at once."""
+
+    def __init__(self) -> None:
+        self._found: list[InvalidInputError] = []
+
+    @contextlib.contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Keep the InvalidInputError that ends the block, if one does."""
+        try:
+            yield
+        except InvalidInputError as error:
+            self._found += error.each
+
+    def raise_any(self) -> None:
+        """Raises the InvalidInputError that was kept, or one for all of them, each told once."""
+        found = list({str(error): error for error in self._found}.values())
+        if found:
+            raise found[0] if len(found) == 1 else SeveralInvalidError(found)
 
 
 class RefusedError(TrainctlError):

@@ -1,6 +1,11 @@
 """What msgspec found wrong with a value, in the words of a person who typed it."""
 
 import re
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
 
 _TYPES = {
     "int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "object": "a table",
@@ -21,6 +26,65 @@ def split(text: str) -> tuple[str, str]:
     if unknown:
         return f"{field}.{unknown[1]}".lstrip("."), "there is no such field"
     return field, in_words(problem)
+
+
+def found(value: Any, kind: Any, path: str = "", *, strict: bool = True) -> Iterator[tuple[str, str]]:
+    """Everything that keeps plain values from being a `kind`, each as (field's path, problem): msgspec itself stops at
+    the first, and calls the key of a table `[...]`. Without `strict`, texts are values too."""
+    plain = _without_null(kind)
+    if isinstance(value, dict) and isinstance(plain, type) and issubclass(plain, msgspec.Struct):
+        yield from _in_struct(value, plain, path, strict=strict)
+    elif isinstance(value, dict) and get_origin(plain) is dict:
+        of_key, of_value = get_args(plain)
+        for key, item in value.items():
+            yield from _in_leaf(key, of_key, _under(path, key), strict=strict)
+            yield from found(item, of_value, _under(path, key), strict=strict)
+    else:
+        yield from _in_leaf(value, kind, path, strict=strict)
+
+
+def _in_struct(
+    value: dict[str, Any], kind: type[msgspec.Struct], path: str, *, strict: bool
+) -> Iterator[tuple[str, str]]:
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    for key in value:
+        if key not in fields and kind.__struct_config__.forbid_unknown_fields:
+            yield _under(path, key), "there is no such field"
+    for name, field in fields.items():
+        if name in value:
+            yield from found(value[name], field.type, _under(path, name), strict=strict)
+        elif field.required:
+            yield _under(path, name), "is required and not there"
+
+
+def _in_leaf(value: Any, kind: Any, path: str, *, strict: bool) -> Iterator[tuple[str, str]]:
+    try:
+        msgspec.convert(value, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        within, problem = split(str(error))
+        yield _under(path, within), _of_choices(value, kind) or problem
+
+
+def _of_choices(value: Any, kind: Any) -> str:
+    """A value that is none of those there are, with these."""
+    plain = _without_null(kind)
+    if get_origin(plain) is not Literal:
+        return ""
+    return f"{value!r} is none of {', '.join(map(str, get_args(plain)))}"
+
+
+def _under(path: str, field: str) -> str:
+    return f"{path}{field}" if field.startswith("[") else f"{path}.{field}".strip(".")
+
+
+def _without_null(kind: Any) -> Any:
+    """The type behind what is said of it, and behind `| None`."""
+    if get_origin(kind) is Annotated:
+        return _without_null(get_args(kind)[0])
+    if get_origin(kind) in (Union, types.UnionType):
+        others = [one for one in get_args(kind) if one is not type(None)]
+        return _without_null(others[0]) if len(others) == 1 else kind
+    return kind
 
 
 def in_words(problem: str) -> str:

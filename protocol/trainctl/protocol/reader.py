@@ -41,6 +41,10 @@ _RANKS = """
 """  # a seek per rank, where DISTINCT would read every row
 
 
+DAMAGED = "restore it from a copy, or move its run directory away"
+"""What can be done about a record that cannot be read."""
+
+
 class Totals(NamedTuple):
     """Sums over the committed steps of a run."""
 
@@ -216,7 +220,7 @@ class RecordReader:
             try:
                 return self._connection.execute(sql, values).fetchall()
             except sqlite3.DatabaseError as error:
-                raise InvalidInputError(str(self.path), f"cannot be read: {error}") from None
+                raise InvalidInputError(str(self.path), f"cannot be read: {error}; {DAMAGED}") from None
 
     def _step(self, row: tuple[Any, ...]) -> m.StepCommitted:
         names = (name.strip() for name in _STEP_COLUMNS.split(",")[2:])

@@ -1,6 +1,8 @@
 """The run file: one TOML document that describes a training run, its types, defaults and checks."""
 
+import contextlib
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,7 +11,7 @@ from msgspec import Meta
 
 from trainctl.protocol import environment, inputs, tomlfile
 from trainctl.protocol.alerting import AlertsTable, check_thresholds
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import Collected, InvalidInputError
 
 PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
 NonNegativeInt = Annotated[int, Meta(ge=0, le=2**40)]
@@ -158,18 +160,35 @@ def on_node(config: RunFile, node: str) -> RunFile:
 
 def check_paths(config: RunFile, where: str = "run file", node: str = "") -> None:
     """Whether model and data, as `node` has them, are there and can be what they should be, as far as that shows
-    without loading them. Raises InvalidInputError naming the field and the path.
+    without loading them. Raises InvalidInputError naming the field and the path; with several, all of them.
     """
     own, here = config.nodes.get(node, NodeTable()), on_node(config, node)
     model_field = f"nodes.{node}.model_path" if own.model_path is not None else "model.path"
     data_field = f"nodes.{node}.data_path" if own.data_path is not None else "data.path"
-    try:
+    wrong = Collected()
+    with wrong.going_on(), _files_named(where):
         _check_model(Path(here.model.path), f"{where}: {model_field}")
+    with wrong.going_on(), _files_named(where):
         _check_data(here, f"{where}: {data_field}")
+    with wrong.going_on():
+        _check_tokenizer(here, where)
+    wrong.raise_any()
+
+
+@contextlib.contextmanager
+def _files_named(where: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise InvalidInputError(where, f"{error.filename}: {error.strerror}") from None
-    tokenizer = Path(here.model.path) / "tokenizer.json"
-    if config.data.kind == "text" and config.data.tokenizer == "model" and not tokenizer.is_file():
+
+
+def _check_tokenizer(config: RunFile, where: str) -> None:
+    """The model's own, where the model is there at all."""
+    model = Path(config.model.path)
+    tokenizer = model / "tokenizer.json"
+    wanted = config.data.kind == "text" and config.data.tokenizer == "model"
+    if wanted and (model / "config.json").is_file() and not tokenizer.is_file():
         raise InvalidInputError(
             f"{where}: data.tokenizer", f'"model" needs {tokenizer}; use "bytes" for a byte-level model'
         )
@@ -202,28 +221,55 @@ def _check_data(config: RunFile, where: str) -> None:
 
 
 def _check_sense(config: RunFile, where: str) -> None:
-    optimizer, batch = config.optimizer, config.batch
+    """What no single field shows. Raises InvalidInputError with all of it."""
+    wrong = Collected()
+    for check in (_check_alerts, _check_lengths, _check_shares):
+        with wrong.going_on():
+            check(config, where)
+    for name in config.nodes:
+        with wrong.going_on():
+            _check_node(config, name, where)
+    wrong.raise_any()
+
+
+def _check_alerts(config: RunFile, where: str) -> None:
     check_thresholds(config.alerts, where)
-    if optimizer.warmup_steps >= config.run.steps:
-        raise InvalidInputError(
-            f"{where}: optimizer.warmup_steps", f"{optimizer.warmup_steps} must be below run.steps = {config.run.steps}"
-        )
+
+
+def _check_lengths(config: RunFile, where: str) -> None:
+    optimizer, batch, wrong = config.optimizer, config.batch, Collected()
+    with wrong.going_on():
+        if optimizer.warmup_steps >= config.run.steps:
+            problem = f"{optimizer.warmup_steps} must be below run.steps = {config.run.steps}"
+            raise InvalidInputError(f"{where}: optimizer.warmup_steps", problem)
+    with wrong.going_on():
+        if batch.micro > batch.global_:
+            raise InvalidInputError(f"{where}: batch.micro", f"{batch.micro} is over batch.global = {batch.global_}")
+    wrong.raise_any()
+
+
+def _check_shares(config: RunFile, where: str) -> None:
+    whole = config.batch.global_
     fixed = sum(node.share for node in config.nodes.values() if node.share is not None)
-    if fixed > batch.global_:
-        raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, over batch.global = {batch.global_}")
-    if config.nodes and all(node.share is not None for node in config.nodes.values()) and fixed != batch.global_:
-        raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, not to batch.global = {batch.global_}")
-    for name, node in config.nodes.items():
+    if fixed > whole:
+        raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, over batch.global = {whole}")
+    if config.nodes and all(node.share is not None for node in config.nodes.values()) and fixed != whole:
+        raise InvalidInputError(f"{where}: nodes", f"shares sum to {fixed}, not to batch.global = {whole}")
+
+
+def _check_node(config: RunFile, name: str, where: str) -> None:
+    node, wrong = config.nodes[name], Collected()
+    with wrong.going_on():
         environment.check(node.env, f"{where}: nodes.{name}.env")
-        for key, path in (("model_path", node.model_path), ("data_path", node.data_path)):
+    for key, path in (("model_path", node.model_path), ("data_path", node.data_path)):
+        with wrong.going_on():
             if path is not None and not Path(path).is_absolute():
-                raise InvalidInputError(
-                    f"{where}: nodes.{name}.{key}", f"{path!r} must be absolute: it is on that node"
-                )
+                problem = f"{path!r} must be absolute: it is on that node"
+                raise InvalidInputError(f"{where}: nodes.{name}.{key}", problem)
+    with wrong.going_on():
         if node.share is not None and node.micro is not None and node.micro > node.share:
             raise InvalidInputError(f"{where}: nodes.{name}.micro", f"{node.micro} is over its share of {node.share}")
-    if batch.micro > batch.global_:
-        raise InvalidInputError(f"{where}: batch.micro", f"{batch.micro} is over batch.global = {batch.global_}")
+    wrong.raise_any()
 
 
 def _absolute(raw: dict[str, Any], folder: Path) -> dict[str, Any]:

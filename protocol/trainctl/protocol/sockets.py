@@ -19,7 +19,7 @@ DEFAULT_PORT = 7474
 MAX_FRAMES = 8
 SUBSCRIPTION_BYTES = 512
 """Largest frame a publisher takes: a handshake or a subscription, each byte of which costs it some 50."""
-CONTROL_WAITING = 100
+CONTROL_WAITING = 32
 """Most messages of one connection that wait at an agent's socket for requests: 64 KiB each at worst. What comes beyond
 waits on its sender's side."""
 SUBSCRIPTIONS_WAITING = 16

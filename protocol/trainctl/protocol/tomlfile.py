@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from trainctl.protocol import problems
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import Collected, InvalidInputError
 
 T = TypeVar("T")
 
@@ -18,14 +18,20 @@ def read(path: Path, what: str) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InvalidInputError(str(path), f"no such {what}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise InvalidInputError(str(path), f"not a readable TOML file: {error.strerror or error}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidInputError(str(path), f"not a readable TOML file: {error}") from None
 
 
 def checked(raw: dict[str, Any], kind: type[T], where: str) -> T:
-    """The tables as a `kind`. Raises InvalidInputError naming `where` and the field."""
+    """The tables as a `kind`. Raises InvalidInputError naming `where` and the field; with several, all of them."""
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        field, problem = problems.split(str(error))
-        raise InvalidInputError(f"{where}: {field}" if field else where, problem) from None
+        wrong = Collected()
+        for field, problem in [*problems.found(raw, kind)] or [problems.split(str(error))]:
+            with wrong.going_on():
+                raise InvalidInputError(f"{where}: {field}" if field else where, problem) from None
+        wrong.raise_any()
+        raise

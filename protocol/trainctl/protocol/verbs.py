@@ -5,6 +5,7 @@ A verb that isn't here doesn't exist. Arguments are absolute values, so that a c
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -145,7 +146,7 @@ def check(verb: str, args: dict[str, Any], node: str | None = None) -> Args:
     try:
         typed: Args = msgspec.convert(args, entry.args)
     except msgspec.ValidationError as error:
-        raise InvalidInputError(*_field_and_problem(entry, str(error))) from None
+        raise InvalidInputError(*_field_and_problem(entry, args, error, strict=True)) from None
     if isinstance(typed, StartRun) and (typed.config is None) == (typed.resume is None):
         raise InvalidInputError("config", "start-run takes exactly one of config and resume")
     if isinstance(typed, StartRun) and typed.old_lead_is_off and typed.resume is None:
@@ -170,7 +171,7 @@ def parse_args(verb: str, pairs: dict[str, str]) -> dict[str, Any]:
     try:
         typed = msgspec.convert(pairs, entry.args, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidInputError(*_field_and_problem(entry, str(error))) from None
+        raise InvalidInputError(*_field_and_problem(entry, pairs, error, strict=False)) from None
     values: dict[str, Any] = msgspec.to_builtins(typed)
     return {name: values[name] for name in pairs}
 
@@ -203,7 +204,9 @@ def _takes(entry: Verb) -> str:
     return f"it takes {', '.join(names)}" if names else "it takes none"
 
 
-def _field_and_problem(entry: Verb, text: str) -> tuple[str, str]:
-    """What msgspec said of the arguments: which field it is, or the verb where it names none, and what it needs."""
-    field, problem = problems.split(text)
+def _field_and_problem(
+    entry: Verb, args: Mapping[str, Any], error: msgspec.ValidationError, *, strict: bool
+) -> tuple[str, str]:
+    """Which field is wrong, or the verb where none can be named, and what it needs."""
+    field, problem = next(problems.found(dict(args), entry.args, strict=strict), problems.split(str(error)))
     return field or entry.name, problem

@@ -145,6 +145,9 @@ class TrainctlApp(App[int]):
 
     def key_hints(self) -> list[KeyHint]:
         """The live bindings that are to be seen, in the order of their declaration."""
+        own: Callable[[], list[KeyHint]] | None = getattr(self.screen, "hints", None)
+        if own is not None:
+            return own()
         paused = self.shown.run is not None and self.shown.run.state in ("pausing", "paused")
         made = []
         for binding in self._active():

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from trainctl.protocol import messages as m
 
 _VERBS = frozenset({"rebalance", "resize-batch", "set-global-batch", "drain", "admit"})
+PLAN_VERBS = _VERBS | {"set-lr"}
+"""What makes a new version of the plan, where it changes anything."""
 
 
 def took_effect(event: m.Event) -> bool:

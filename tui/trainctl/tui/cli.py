@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal, cast
 import typer
 from typer.core import TyperGroup
 
-from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
+from trainctl.protocol.errors import InvalidInputError, SeveralInvalidError, TrainctlError, UnreachableError
 from trainctl.tui import calls, output, places
-from trainctl.tui.cli_commands import LateCommands
+from trainctl.tui.cli_commands import LateCommands, refuse_changes
 from trainctl.tui.cli_options import (
     ClusterFile,
     Config,
@@ -54,6 +54,11 @@ class _Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with _quiet_pipe():
             return super().invoke(ctx)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if ctx.params.get("read_only") and not ctx.resilient_parsing:
+            refuse_changes(args)
+        return super().resolve_command(ctx, args)
 
 
 @contextlib.contextmanager
@@ -194,7 +199,10 @@ def main(argv: list[str] | None = None) -> int:
         code = typer.main.get_command(app).main(args=arguments, prog_name="trainctl", standalone_mode=False)
         sys.stdout.flush()
     except typer.TyperException as error:
-        return _fail("usage", f"{error.format_message()}{_hint(error)}", error.exit_code, json=json)
+        text = error.format_message().replace("Value error, ", "")  # the validator's word, not the person's
+        return _fail("usage", f"{text}{_hint(error)}", error.exit_code, json=json)
+    except SeveralInvalidError as error:
+        return _fail_each(error, json=json)
     except TrainctlError as error:
         return _fail(output.error_code(error), str(error), error.exit_code, json=json)
     except BrokenPipeError:
@@ -216,6 +224,16 @@ def _fail(code: str, text: str, exit_code: int, *, json: bool) -> int:
     else:
         output.complain(text)
     return exit_code
+
+
+def _fail_each(error: SeveralInvalidError, *, json: bool) -> int:
+    """A line for each thing that is wrong; one object that lists them."""
+    if json:
+        output.emit_error(output.error_code(error), str(error), problems=[str(one) for one in error.each])
+    else:
+        for one in error.each:
+            output.complain(str(one))
+    return error.exit_code
 
 
 def _hint(error: typer.TyperException) -> str:

@@ -2,10 +2,12 @@
 what only the others need."""
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import typer
+
+from trainctl.protocol.errors import InvalidInputError
 
 FILES = {
     "run": "cli_runs", "check": "cli_runs",
@@ -17,6 +19,18 @@ FILES = {
     "cluster": "cli_cluster",
 }  # fmt: skip
 """Where each is, in the order of the help."""
+CHANGING = frozenset({
+    "run", "send", "promote", "demo", "init", "keys new", "keys authorize", "keys revoke", "cluster add",
+    "cluster remove",
+})  # fmt: skip
+"""Those that change a run, the cluster, or who may do what: `--read-only` refuses them."""
+
+
+def refuse_changes(words: Sequence[str]) -> None:
+    """Of a command line after the program's own options. Raises InvalidInputError for what changes something."""
+    changing = next((name for name in (" ".join(words[:1]), " ".join(words[:2])) if name in CHANGING), None)
+    if changing is not None:
+        raise InvalidInputError("--read-only", f"{changing} changes something: without it, or status, watch, attach")
 
 
 class LateCommands(Mapping[str, Any]):

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from trainctl.protocol import messages as m
@@ -55,6 +56,7 @@ def run(
         address = calls.find_lead(at.addresses) if resume is None else calls.find_run(at.addresses, resume)
         wait: calls.Wait = "accepted" if follow else "applied"
         reply = outcome.send(address, order, wait, calls.ANSWER_SECONDS if follow else timeout)
+    reply = reply if json or file is None else _by_file(reply, file)
     if follow:
         return _run_and_follow(address, order, reply, json=json, from_start=resume is None)
     if (code := calls.exit_code(reply)) or reply.run is None:
@@ -72,9 +74,11 @@ def check(
 ) -> int:
     """Whether a run file's fields are right, its nodes are of the cluster, and model and data are there and not empty.
 
-    Of the weights it reads the headers, of samples the first lines, of text the size; of other machines it knows no
-    files. Nodes of several loopback addresses may be other machines behind forwarded ports: what only their own tables
-    name and isn't here, their agents look for when a run starts. Nothing is loaded or started.
+    All that can be told at once is, a line each (with --json, in error.problems): first what no field may be, then what
+    doesn't fit together or isn't there. Of the weights it reads the headers, of samples the first lines, of text the
+    size; of other machines it knows no files. Nodes of several loopback addresses may be other machines behind
+    forwarded ports: what only their own tables name and isn't here, their agents look for when a run starts. Nothing
+    is loaded or started.
     """
     found = places.cluster_file(cluster)
     config, unseen = places.run_file(file, typed.pairs(set_ or [], "--set"), local=True, cluster=found)
@@ -89,6 +93,12 @@ def check(
     ranks = f" on {len(nodes)} nodes: {', '.join(nodes)}" if len(nodes) > 1 else ""
     output.say(f"{file}: in order; {config['run']['steps']:,} steps of {config['batch']['global']:,} samples{ranks}")
     return 0
+
+
+def _by_file(reply: m.CommandReply, file: Path) -> m.CommandReply:
+    """With the field that was refused named as the person wrote it: in the run file, not in the message."""
+    field = (reply.field or "").removeprefix("config: ")
+    return reply if field == (reply.field or "") else msgspec.structs.replace(reply, field=f"{file}: {field}")
 
 
 def _ttl(timeout: float) -> float:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 async def conducting(client: "Client") -> "AsyncGenerator[Item, None]":
     """What `Client.attach` gives, of the agent that `client` is connected to until another one conducts, then of that
-    one, which a Snapshot begins."""
+    one, which a Snapshot begins; not that a line is being made, which says nothing once there was one."""
     from trainctl.protocol.client import Connection  # ZeroMQ: not for `--help`
     from trainctl.protocol.cluster_client import attach_cluster
 
@@ -28,7 +28,8 @@ async def conducting(client: "Client") -> "AsyncGenerator[Item, None]":
             if isinstance(item, m.Snapshot) and node != conducts:
                 conducts = node
                 yield Connection("connected", time.monotonic())
-            if node in ("", conducts):
+            of_another = node not in ("", conducts) or isinstance(item, m.NodeView)  # just conducted: it is one of them
+            if not of_another and getattr(item, "state", "") != "connecting":
                 yield item
 
 

@@ -96,7 +96,9 @@ def form(verb: str, state: ViewState, rank: int | None = None, values: Mapping[s
     )
     blocked = ""
     idle = verb in ("acknowledge", "mute") and not state.active  # about a machine: that takes no run
-    if verb != "start-run" and run is None and not idle:
+    if verb != "start-run" and run is not None and run.recording:
+        blocked = "a recording takes no commands"
+    elif verb != "start-run" and run is None and not idle:
         blocked = "there is no run to command"
     elif idle:
         blocked = ""

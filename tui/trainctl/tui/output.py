@@ -15,6 +15,7 @@ from trainctl.protocol.errors import (
     NotAuthorisedError,
     ProtocolError,
     RefusedError,
+    SeveralInvalidError,
     TrainctlError,
     UnreachableError,
     VersionError,
@@ -23,6 +24,7 @@ from trainctl.tui import events_text, pace
 from trainctl.tui import format as fmt
 
 ERROR_CODES: tuple[tuple[type[TrainctlError], str], ...] = (
+    (SeveralInvalidError, "invalid-input"),
     (InvalidInputError, "invalid-input"),
     (RefusedError, "refused"),
     (ExpiredError, "expired"),
@@ -50,9 +52,10 @@ def emit_ok(**fields: Any) -> None:
     emit({"ok": True, **fields})
 
 
-def emit_error(code: str, text: str, **fields: Any) -> None:
-    """The one object of a `--json` call that didn't."""
-    emit({"ok": False, "error": {"code": code, "text": _encodable(one_line(text))}, **fields})
+def emit_error(code: str, text: str, problems: Sequence[str] = (), **fields: Any) -> None:
+    """The one object of a `--json` call that didn't; with several `problems`, each of them is in `error.problems`."""
+    several = {"problems": [_encodable(one_line(problem)) for problem in problems]} if problems else {}
+    emit({"ok": False, "error": {"code": code, "text": _encodable(one_line(text)), **several}, **fields})
 
 
 def say(text: str) -> None:
@@ -163,7 +166,8 @@ def status_text(
     run = snapshot.run
     machines = [*_host_lines(snapshot.node.host), *_peer_lines(snapshot.peers, hosts or {}), *_viewer_lines(viewers)]
     if run is None:
-        return "\n".join([f"no run on {snapshot.node.node} yet", *machines])
+        told = [event_line(event) for event in snapshot.events if event.severity == "error"]  # its record is damaged
+        return "\n".join([*(told or [f"no run on {snapshot.node.node} yet"]), *machines])
     why = f": {one_line(run.reason)}" if run.reason else ""
     lines = [
         f"run        {run.run}  {run.state.upper()}{'  RECORDING' if run.recording else ''}{why}",
@@ -243,6 +247,7 @@ def reply_line(verb: str, reply: m.CommandReply) -> str:
     if reply.state == "applied":
         at = f" at step {reply.step:,}" if reply.step is not None else ""
         change = f": {reply.before} → {reply.after}" if reply.before is not None and reply.after is not None else ""
+        change = f": {reply.after}, as it was" if change and reply.before == reply.after else change
         return arrowed(one_line(f"{verb} applied{at}{change}"))
     if reply.state == "accepted":
         return f"{verb} accepted, id {reply.id}"

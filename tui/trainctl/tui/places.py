@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainctl.protocol import paths, runfile
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import Collected, InvalidInputError
 
 if TYPE_CHECKING:
     from trainctl.protocol.cluster import Cluster
@@ -80,20 +80,25 @@ class RunFile(NamedTuple):
 
 
 def run_file(path: Path, overrides: dict[str, str], *, local: bool, cluster: ClusterFile | None = None) -> RunFile:
-    """A run file resolved and checked. Raises InvalidInputError naming the file and the field.
+    """A run file resolved and checked. Raises InvalidInputError naming the file and the field; with several
+    wrong that can be told at once, all of them.
 
     With `cluster`, its nodes must be there, and the files of those that are this machine; without one, those of the
     node that is this machine if `local` says that the agent is on it. Of a node that may be this machine or another,
     behind a forwarded port, files that its own table names and that aren't here are left to its agent.
     """
     config = runfile.read(path, overrides)
+    wrong = Collected()
     if cluster is not None:
-        _check_nodes(config, cluster, str(path))
+        with wrong.going_on():
+            _check_nodes(config, cluster, str(path))
         here, perhaps = _nodes_near(config, cluster)
     else:
         here, perhaps = nodes_here(config) if local else [], []
     missing = {node: _missing(config, node) for node in perhaps}
-    _check_paths(config, [*here, *(node for node in perhaps if not missing[node])], str(path))
+    with wrong.going_on():
+        _check_paths(config, [*here, *(node for node in perhaps if not missing[node])], str(path))
+    wrong.raise_any()
     unseen = {field: own for fields in missing.values() for field, own in fields.items()}
     return RunFile(runfile.to_dict(config), unseen)
 
@@ -131,19 +136,30 @@ def _is_there(path: str) -> bool:
 def _check_paths(config: runfile.RunFile, nodes: Sequence[str], where: str) -> None:
     """Model and data as each of these nodes has them, once where several have the same."""
     seen: set[tuple[str, str]] = set()
+    wrong = Collected()
     for node in nodes:
         own = runfile.on_node(config, node)
         if (files := (own.model.path, own.data.path)) not in seen:
             seen.add(files)
-            runfile.check_paths(config, where, node)
+            with wrong.going_on():
+                runfile.check_paths(config, where, node)
+    wrong.raise_any()
 
 
 def _check_nodes(config: runfile.RunFile, cluster: ClusterFile, where: str) -> None:
     """Whether every node is of the cluster, and the batch has a sample for each."""
+    wrong = Collected()
     for node in config.nodes:
-        if node not in cluster.nodes:
-            known = ", ".join(cluster.nodes)
-            raise InvalidInputError(f"{where}: nodes.{node}", f"no such node in {cluster.path}; there are {known}")
+        with wrong.going_on():
+            if node not in cluster.nodes:
+                known = ", ".join(cluster.nodes)
+                raise InvalidInputError(f"{where}: nodes.{node}", f"no such node in {cluster.path}; there are {known}")
+    with wrong.going_on():
+        _check_room(config, cluster, where)
+    wrong.raise_any()
+
+
+def _check_room(config: runfile.RunFile, cluster: ClusterFile, where: str) -> None:
     given = [table.share for table in config.nodes.values() if table.share is not None]
     free = len(config.nodes or cluster.nodes) - len(given)
     if sum(given) + free > config.batch.global_:

@@ -13,6 +13,7 @@ from trainctl.protocol.runfile import NAME_PATTERN
 
 STALL_OPTION = "--exit-if-stalled"
 STALL_SECONDS = 30
+PATHS = ("state", "cluster")
 _STATE = {"systemd": ".local/state/trainctl", "launchd": "Library/Application Support/trainctl"}
 
 
@@ -35,13 +36,15 @@ def of_run(context: Any, manager: Manager, home: Path | None) -> Given:
         parsed = command.make_context("run", list(context.args), parent=context.parent)
     except typer.TyperException as error:
         raise InvalidInputError("install", f"{error.format_message()} (see run --help)") from None
-    node = parsed.params["name"] or paths.node_name()
-    state = (parsed.params["state"] or (home / _STATE[manager] if home else paths.state_root())).absolute()
-    _check(node, parsed.params)
+    # Whether what typer has parsed are paths already depends on its version.
+    given = parsed.params | {name: Path(parsed.params[name]) for name in PATHS if parsed.params[name] is not None}
+    node = given["name"] or paths.node_name()
+    state = (given["state"] or (home / _STATE[manager] if home else paths.state_root())).absolute()
+    _check(node, given)
     words = ["--name", node, "--state", str(state)]
     for parameter in command.params:
         if parameter.name not in ("name", "state") and _is_given(parsed, parameter.name):
-            words += _words(parameter, parsed.params[parameter.name])
+            words += _words(parameter, given[parameter.name])
     if manager == "launchd" and STALL_OPTION not in words:  # it has no watchdog
         words += [STALL_OPTION, str(STALL_SECONDS)]
     return Given(node, state, tuple(words))
