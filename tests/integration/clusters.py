@@ -102,14 +102,6 @@ def plans_of(paths: RunPaths) -> list[m.StepPlan]:
     return [plan for plan in map(decode_order, bodies) if isinstance(plan, m.StepPlan)]
 
 
-def let_load(client: BlockingClient) -> None:
-    """Hold the run until every rank's trainer is there: the steps of the others would take the CPU from those that
-    load."""
-    assert client.send("pause", {}).state == "applied"
-    until(lambda: all(rank.backend is not None for rank in client.snapshot(0).run.ranks), 90, "the trainers")  # type: ignore[union-attr]
-    assert client.send("resume", {}).state == "applied"
-
-
 def on(*nodes: str, **tables: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The [nodes.*] tables of a run file for torch ranks of one thread, in this order."""
     return {node: {**TORCH, **tables.get(node, {})} for node in nodes}

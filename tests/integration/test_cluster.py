@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from tests.integration.clusters import FOREVER, let_load, on, plans_of
+from tests.integration.clusters import FOREVER, on, plans_of
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
 
 from trainctl.protocol import messages as m
@@ -145,7 +145,6 @@ def test_a_run_goes_back_without_a_node_that_is_out_of_reach_which_joins_when_it
         texts = [event.text for event in client.events(newest=True).events]
         assert any("going back to the newest checkpoint" in text for text in texts)
         cluster.start("beta")
-        let_load(client)
         until(lambda: all(rank.state == "run" for rank in client.snapshot(0).run.ranks), 60, "beta's return")
         last = client.snapshot(0).run.step
         wait_for_step(client, last + 3)

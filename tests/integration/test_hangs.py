@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.integration.clusters import FOREVER, let_load, on
+from tests.integration.clusters import FOREVER, on
 from tests.integration.conftest import until, wait_for_end, wait_for_step
 from tests.integration.exactness import check_ledger
 
@@ -47,7 +47,6 @@ def test_a_rank_that_hangs_in_its_checkpoint_is_named_and_replaced(cluster, run_
             assert client.snapshot(0).run.step < STEP
             lost = until(lambda: [text for text in texts() if "beta is lost" in text], 120, "its loss")
             assert lost[0].startswith(f"beta is lost: hung, no progress in checkpoint of step {STEP} for "), lost
-        let_load(client)
         until(lambda: any("beta joins again" in text for text in texts()), 120, "its return")
         wait_for_step(client, client.snapshot(0).run.step + 3)
         client.send("stop", {"checkpoint": False})

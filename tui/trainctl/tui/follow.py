@@ -108,7 +108,7 @@ async def lines(
                 if run is None and isinstance(item, m.RunView) and item.run != place.run:
                     place = Place(item.run)
                 news = [item] if _concerns(item, place.run) and place.passes(item) else []
-            elif isinstance(item, m.RankStep | m.HostReading | m.Heartbeat | m.Alerts):
+            elif isinstance(item, m.RankStep | m.HostReading | m.Heartbeat | m.Alerts | m.NodeView):
                 continue
             else:
                 if item.state != connection:
