@@ -53,7 +53,7 @@ CommandDialog:ansi, SplitDialog:ansi, HelpScreen:ansi, WhyScreen:ansi { backgrou
 #help VerticalScroll { height: auto; max-height: 100%; }
 .ascii #dialog, .ascii #split, .ascii #help, .ascii #why { border: ascii $accent; }
 .field { height: auto; }
-.field .name { width: 18; height: 1; color: $foreground 70%; }
+.field .name { width: 19; height: 1; color: $foreground 70%; }
 .field Input, #command, #filter { width: 1fr; background: $panel; }
 #command, #filter { height: 1; }
 """

@@ -148,7 +148,7 @@ def _fields(verb: str, state: ViewState, rank: int | None) -> tuple[Field, ...]:
             others = tuple(dict.fromkeys(view.node for view in run.ranks if view.node != run.lead)) if run else ()
             mine = next((view.node for view in run.ranks if view.rank == rank), "") if run else ""
             chosen = mine if mine in others else next(iter(others), "")
-            off = Field("old_lead_is_off", "lead is off for certain", "false", ("false", "true"))
+            off = Field("old_lead_is_off", "lead is surely off", "false", ("false", "true"))
             return (Field("node", "node", chosen, others), off)
         case "set-lr":
             value = f.scientific(run.learning_rate) if run else ""

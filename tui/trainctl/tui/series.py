@@ -206,7 +206,7 @@ def trend(window: Window, over_steps: int) -> float | None:
 
     None while the window doesn't go back that far, or either has no finite value.
     """
-    size = max(over_steps // 16, window.bucket_steps)
+    size = max(over_steps // 16, 2 * window.bucket_steps)  # the newest bucket may have just begun
     end = window.newest_step
     now, then = _mean_of(window, end - size + 1, end), _mean_of(window, end - over_steps - size + 1, end - over_steps)
     if not len(window) or int(window.first[0]) > end - over_steps - size + 1 or now is None or not then:

@@ -29,6 +29,10 @@ class StartDialog(CommandDialog):
         except InvalidInputError:
             return False
 
+    @property
+    def _is_untouched(self) -> bool:
+        return False  # what is wanted of an empty field is worth saying: an example of a path
+
     def finding(self, order: Order) -> Piece:
         """What the file would start."""
         config: dict[str, Any] = order.args["config"]
