@@ -103,10 +103,10 @@ class AlertOffice:
         self._settle(changes)
 
     def ended(self, session: Session) -> None:
-        """The run is over, for good or until it is taken up again: nothing of it calls for anybody any more."""
+        """The run is over, for good or until it is taken up again: nothing of it calls for anybody any more. The event
+        of its end says so for all of its alerts; whoever was called about one is called once more."""
         if session is self._session and self._evaluator is not None:
             for alert in self._evaluator.open.values():
-                self._note("good", f"{_where(alert)}{alert.kind} is over: the run has ended", alert.id)
                 if not self._is_muted(alert):
                     self.hooks.call(Call("cleared", time.time(), self._node, *self._run, alert))
             self._evaluator, self._mutes = None, ()

@@ -30,14 +30,10 @@ def of_run(context: Any, manager: Manager, home: Path | None) -> Given:
     Name and state folder are always written out: a host may be renamed, and a service knows little of a shell's
     environment. Raises InvalidInputError.
     """
-    command = context.parent.command.commands["run"]
-    try:
-        parsed = command.make_context("run", list(context.args), parent=context.parent)
-    except typer.TyperException as error:
-        raise InvalidInputError("install", f"{error.format_message()} (see run --help)") from None
+    parsed = judged(context)
+    command = parsed.command
     node = parsed.params["name"] or paths.node_name()
     state = (parsed.params["state"] or (home / _STATE[manager] if home else paths.state_root())).absolute()
-    _check(node, parsed.params)
     words = ["--name", node, "--state", str(state)]
     for parameter in command.params:
         if parameter.name not in ("name", "state") and _is_given(parsed, parameter.name):
@@ -45,6 +41,17 @@ def of_run(context: Any, manager: Manager, home: Path | None) -> Given:
     if manager == "launchd" and STALL_OPTION not in words:  # it has no watchdog
         words += [STALL_OPTION, str(STALL_SECONDS)]
     return Given(node, state, tuple(words))
+
+
+def judged(context: Any) -> Any:
+    """The options of `run` as they were typed, found to be right on any machine. Raises InvalidInputError."""
+    command = context.parent.command.commands["run"]
+    try:
+        parsed = command.make_context("run", list(context.args), parent=context.parent)
+    except typer.TyperException as error:
+        raise InvalidInputError("install", f"{error.format_message()} (see run --help)") from None
+    _check(parsed.params["name"] or paths.node_name(), parsed.params)
+    return parsed
 
 
 def _check(node: str, values: dict[str, Any]) -> None:
