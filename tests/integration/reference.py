@@ -20,15 +20,17 @@ ALONE = Identity("alone", "here", 0)
 GENERATION = m.Generation(1, 1)
 
 
-def one_rank_curve(config: dict[str, Any]) -> list[m.StepCommitted]:
-    """All steps of a run file as parsed, on its only node's backend, with its micro-batch; what would be times is 0."""
+def one_rank_curve(config: dict[str, Any], steps: int | None = None) -> list[m.StepCommitted]:
+    """The first steps, or all, of a run file as parsed, on its only node's backend and with its micro-batch. What would
+    be times is 0."""
     run = runfile.parse(config)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         status = StatusWriter(folder / "status", os.getpid())
         dataset = open_dataset(run, folder, "reference")
         executor = _executor(run, dataset, status)
-        curve = [_committed(plan, executor.train(plan, time.perf_counter())) for plan in _plans(run, dataset)]
+        plans = _plans(run, dataset, steps or run.run.steps)
+        curve = [_committed(plan, executor.train(plan, time.perf_counter())) for plan in plans]
         status.close()
     return curve
 
@@ -42,10 +44,10 @@ def _executor(run: runfile.RunFile, dataset: Dataset, status: StatusWriter) -> E
     return Executor(ALONE, settings, load(run, node, "reference"), dataset, ledger, status, lambda message: None)
 
 
-def _plans(run: runfile.RunFile, dataset: Dataset) -> Iterator[m.StepPlan]:
+def _plans(run: runfile.RunFile, dataset: Dataset, steps: int) -> Iterator[m.StepPlan]:
     (node,) = run.nodes.values()
     batch, divisor = run.batch.global_, shares.divisor(run.batch.global_, dataset.mean_weight)
-    for step in range(1, run.run.steps + 1):
+    for step in range(1, steps + 1):
         cursor = (step - 1) * batch
         yield m.StepPlan(
             run=ALONE.run, generation=GENERATION, seq=step, kind="train", step=step, plan_version=1, cursor=cursor,

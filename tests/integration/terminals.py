@@ -22,7 +22,7 @@ class Terminal:
         self._socket = f"trainctl-{uuid.uuid4().hex[:8]}"
         self._exit, self._lines = folder / "exit", folder / "stty"
         stty = f"stty -g >> {shlex.quote(str(self._lines))}"
-        shell = f"{stty}; {command}; echo status=$? > {shlex.quote(str(self._exit))}; {stty}; read -r"
+        shell = f"{stty}; {command}; status=$?; {stty}; echo status=$status > {shlex.quote(str(self._exit))}; read -r"
         self._tmux("-f", "/dev/null", "new-session", "-d", "-x", str(columns), "-y", str(lines), shell)
 
     def _tmux(self, *arguments: str) -> str:

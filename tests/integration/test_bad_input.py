@@ -158,10 +158,10 @@ def test_a_bad_node_name_is_refused(tmp_path):
     assert "../x" in done.stderr
 
 
-def test_a_run_file_that_names_what_is_not_there_leaves_no_run_behind(agent, run_config, tmp_path):
+def test_a_run_file_that_names_what_is_not_there_leaves_no_run_behind(one_agent, run_config, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
-    with agent.client() as client:
+    with one_agent.client() as client:
         for changes, field in (
             ({"model__path": str(tmp_path / "nope")}, "model.path"),
             ({"data__path": str(tmp_path / "nope")}, "data.path"),
@@ -178,7 +178,7 @@ def test_a_run_file_that_names_what_is_not_there_leaves_no_run_behind(agent, run
         assert "elsewhere" in client.send("start-run", {"config": named}).field
         assert client.send("start-run", {"resume": "no-such-run"}).field == "resume"
         assert client.runs().runs == ()
-    assert not list(agent.directory.glob("runs/*"))
+    assert not list(one_agent.directory.glob("runs/*"))
 
 
 def test_commands_without_a_run_or_for_another_run_and_a_second_run_are_refused(one_agent, live, run_config):

@@ -143,6 +143,9 @@ def test_another_node_takes_the_run_up_handed_over_or_by_a_majority_or_an_operat
         wait_for_step(client, 3)
     active = refused(cluster, "beta", run, node="beta")
     assert active.field == "run" and f"beta takes part in {run}, which alpha conducts" in active.reason
+    with cluster.client("beta") as client:
+        new = client.send("start-run", {"config": config}, node="beta")
+        assert (new.state, new.reason) == ("rejected", active.reason)
     at = stopped_at(cluster, "alpha")
     assert "no run" in refused(cluster, "gamma", run, node="gamma").reason
     all_know_the_end(cluster)

@@ -103,7 +103,10 @@ def test_headless_its_agent_and_its_supervisor_killed_the_run_goes_on_and_every_
         stopped = process_of(folder, "trainctl.node_agent.cli")
         assert stopped is not None
         stopped.suspend()
+        _, stood_at = recorded(sessions(folder)[-1])
         replaced_in = seconds_until_another(folder, stopped)
+        shown = (re.search(r"step (\d+)  loss", line) for line in process.stderr)
+        assert any(step is not None and int(step[1]) > stood_at + 1 for step in shown), "it conducts the run"
         assert trainer.is_running()
         supervisor = process_of(folder, "trainctl.tui.demo_supervisor")
         assert supervisor is not None
@@ -181,10 +184,15 @@ def test_its_terminal_closed_it_trains_to_the_end_and_then_leaves(folder: Path) 
     assert process_of(folder, "trainctl.trainer") is not None
     assert_gone_within(folder, 60)
     (session,) = set(sessions(folder)) - before
+    assert recorded(session) == (6, 6)
+
+
+def recorded(session: Path) -> tuple[int, int]:
+    """How many steps the record of the session's run has, and the last of them."""
     (record,) = session.rglob("record.db")
-    with sqlite3.connect(record) as connection:
-        assert connection.execute("SELECT COUNT(*), MAX(step) FROM steps").fetchone() == (6, 6)
-    connection.close()
+    with contextlib.closing(sqlite3.connect(record)) as connection:
+        count, last = connection.execute("SELECT COUNT(*), MAX(step) FROM steps").fetchone()
+    return count, last
 
 
 def assert_gone_within(folder: Path, seconds: float) -> None:

@@ -287,7 +287,7 @@ def test_the_command_line_says_it_in_one_line_with_exit_code_6(
     monkeypatch.setenv("TRAINCTL_KEYS", str(guarded.person("vera", "viewer").path))
     key, at = guarded.keys.agent().public, guarded.agent.address
     assert cli.main(["--server-key", key, "ls", "--connect", at]) == 0
-    assert cli.main(["--server-key", key, "send", "pause", "--connect", at]) == 6
+    assert cli.main(["send", "pause", "--connect", at, "--server-key", key]) == 6
     assert cli.main(["ls", "--connect", at]) == 6
     said = capsys.readouterr().err.strip().splitlines()
     assert [line.startswith("trainctl: ") for line in said if "viewer" in line or "wants keys" in line] == [True, True]

@@ -1,5 +1,8 @@
 """Another node conducts: the lead hands over, is gone for good, or comes back and finds that it leads no more."""
 
+import contextlib
+import itertools
+import json
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +16,7 @@ from tests.integration.exactness import check_ledger, worst_deviation
 from tests.integration.reference import one_rank_curve
 from tests.integration.test_cluster_peers import Greeter
 from tests.integration.test_faults import was_lost as given_up
+from tests.tui.cli_calls import started
 
 from trainctl.protocol import messages as m
 
@@ -103,7 +107,39 @@ def resume(cluster: Cluster, node: str) -> None:
         assert reply.state == "applied", reply
 
 
+@contextlib.contextmanager
+def watched(cluster: Cluster, node: str) -> Iterator[list[dict[str, Any]]]:
+    """What `trainctl watch --json` says of a run, begun at one node's agent, until it says that the run has ended."""
+    lines: list[dict[str, Any]] = []
+    with started("watch", "--json", "--connect", cluster[node].address) as process:
+        lines.append(json.loads(process.stdout.readline()))
+        assert lines[0]["type"] == "run-view", lines
+        yield lines
+        while lines[-1]["type"] != "run-view" or lines[-1]["state"] != "finished":
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            lines.append(json.loads(line))
+            assert "type" in lines[-1], lines[-5:]
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30)[1] == ""
+
+
+def check_watched(lines: list[dict[str, Any]]) -> None:
+    """Each step once, in order, to the last; one that was made again is of a later generation."""
+    steps = [(line["step"], tuple(line["generation"])) for line in lines if line["type"] == "step-committed"]
+    assert {step for step, _ in steps} == set(range(steps[0][0], STEPS + 1))
+    assert len(set(steps)) == len(steps)
+    assert all(step > before or made > was for (before, was), (step, made) in itertools.pairwise(steps))
+
+
 def test_the_lead_hands_over_and_gets_the_run_back_without_a_rank_lost(cluster, run, undisturbed):
+    with watched(cluster, "alpha") as lines:
+        hand_over(cluster, run, undisturbed)
+    check_watched(lines)
+    assert [line["state"] for line in lines if line["type"] == "connection"] == ["connected"]
+
+
+def hand_over(cluster: Cluster, run: str, undisturbed: list[m.StepCommitted]) -> None:
     resume(cluster, "alpha")
     first = view_at(cluster, "alpha").generation.term
     for term, (node, before) in enumerate((("gamma", "alpha"), ("alpha", "gamma")), first + 1):
@@ -126,6 +162,12 @@ def test_the_lead_hands_over_and_gets_the_run_back_without_a_rank_lost(cluster, 
 
 def test_leads_that_are_gone_are_replaced_and_follow_when_they_are_back(cluster, run, undisturbed):
     """The first by a majority; the second, when there is none left, only by the word that it is off for certain."""
+    with watched(cluster, "alpha") as lines:
+        lose_leads(cluster, run, undisturbed)
+    check_watched(lines)
+
+
+def lose_leads(cluster: Cluster, run: str, undisturbed: list[m.StepCommitted]) -> None:
     resume(cluster, "alpha")
     note = {"verb": "note", "args": {"text": "before"}, "id": "00000000-0000-4000-8000-000000000001"}
     with cluster.client("alpha") as client:

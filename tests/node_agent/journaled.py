@@ -125,7 +125,7 @@ class JournaledAgent:
             open_ids = frozenset(row.id for row in self.ledger.open_commands())
             opening = openings.surviving_run(self.paths, open_ids)
         ports = {rank: SimPort(at) for rank, at in self.ranks.items()}
-        publisher = Publisher(self.context.socket(zmq.PUB), "b" * 16)
+        publisher = Publisher(self.context.socket(zmq.XPUB), "b" * 16)
         self.recorder = opening.recorder
         for book in (self.ledger, self.recorder):
             book._connection.execute("PRAGMA synchronous=OFF")

@@ -3,8 +3,10 @@
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 from tests.node_agent.test_session import Told
@@ -25,7 +27,7 @@ class Agent:
 
     def __init__(self, paths: RunPaths, context: zmq.Context[Any]) -> None:
         self.published: list[m.Live] = []
-        publisher = Publisher(context.socket(zmq.PUB), "b" * 16)
+        publisher = Publisher(context.socket(zmq.XPUB), "b" * 16)
         self.told = Told(paths, publisher)
         self.office = AlertOffice("a", HOOKS, publisher)
         heard = self.office.heard
@@ -85,7 +87,7 @@ def test_an_alert_outlives_its_agent_with_who_has_seen_it(made: Any) -> None:
     second.commit(math.nan)
     assert second.events() == [("error", "nonfinite")]
     second.office.ended(second.session)
-    assert second.office.view is None
+    assert second.open == []
     assert second.events() == [("error", "nonfinite")]  # that the run has ended is an event of its own
     assert second.published[-1].alerts == ()
     second.session.close()
@@ -117,8 +119,8 @@ def test_what_cannot_be_acknowledged_or_muted_is_named(made: Any) -> None:
         agent.obey("mute", "d", kind="disk")
     agent.session.close()
     idle = AlertOffice("a", AlertHooks(), agent.publisher)
-    with pytest.raises(InvalidInputError, match="no run is active"):
-        idle.obey(m.Command(rid="r", id="0" * 36, verb="mute"), verbs.Mute(kind="disk"))
+    with pytest.raises(InvalidInputError, match="no active run 'sim'; none is active"):
+        idle.obey(m.Command(rid="r", id="0" * 36, verb="mute", run="sim"), verbs.Mute(kind="disk"))
 
 
 def test_a_follower_tells_of_its_lead_alone_and_forgets_it_with_the_run(made: Any) -> None:
@@ -131,7 +133,7 @@ def test_a_follower_tells_of_its_lead_alone_and_forgets_it_with_the_run(made: An
     assert agent.obey("acknowledge", id="lead-silent:a").step is None
     assert agent.open[0].acknowledged_by == "anna"
     office.watch(None, {})
-    assert office.view is None
+    assert agent.open == []
     assert agent.published[-1].alerts == ()
     agent.session.close()
 
@@ -147,5 +149,83 @@ def test_between_the_end_of_conducting_and_the_next_look_nothing_goes_into_the_r
     assert first.obey("acknowledge", id="nonfinite").state == "applied"
     first.office._hook_failed("a hook failed")
     first.office.watch(None, {})
-    assert first.office.view is None
+    assert first.open == []
     assert made().events() == known
+
+
+class Clock:
+    """Both of the office's clocks, moved by hand: between two readings of a machine a second passes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        clocks = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
+        monkeypatch.setattr("trainctl.node_agent.alerts.office.time", clocks)
+
+    def second(self, agent: Agent, session: Any, reading: m.HostReading) -> None:
+        self.now += 1.0
+        agent.publisher.publish(reading)
+        agent.office.watch(session, {})
+
+
+def _roomy_disk() -> m.HostReading:
+    return msgspec.structs.replace(_full_disk(), disk_free_bytes=10**12)
+
+
+def test_without_a_run_an_agent_watches_its_own_disk(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, clock = made(), Clock(monkeypatch)
+    agent.session.close()
+    agent.office.watch(None, {})
+    for _ in range(5):
+        clock.second(agent, None, msgspec.structs.replace(_full_disk(), node="b"))  # another machine's
+    assert agent.open == []
+    for _ in range(5):
+        clock.second(agent, None, _full_disk())
+    assert [alert.id for alert in agent.open] == ["disk:a"]
+    assert agent.office.hooks.waiting == 1
+    told = [message for message in agent.published if isinstance(message, m.Alerts)]
+    assert told[-1].alerts == tuple(agent.open)
+    assert agent.obey("acknowledge", id="disk:a").state == "applied"
+    assert agent.obey("mute", "a", kind="disk").after == "disk for 60 min"
+    with pytest.raises(InvalidInputError, match="no node 'b'"):
+        agent.obey("mute", "b", kind="disk")
+    for _ in range(40):
+        clock.second(agent, None, _roomy_disk())
+    assert agent.open == []
+    assert agent.office.hooks.waiting == 1  # it was muted when it was over
+
+
+def test_a_full_disk_is_told_of_once_before_in_and_after_a_run(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, clock = made(), Clock(monkeypatch)
+    agent.office.watch(None, {})
+    for _ in range(5):
+        clock.second(agent, None, _full_disk())
+    (alert,) = agent.open
+    for _ in range(5):
+        clock.second(agent, agent.session, _full_disk())
+    assert agent.open == [alert]
+    assert agent.events() == [("warning", "disk:a")]
+    agent.commit(math.nan)
+    agent.office.ended(agent.session)
+    assert agent.events()[-2:] == [("error", "nonfinite"), ("warning", "disk:a")]  # what goes on is told once more
+    assert agent.open == [alert]
+    for session in (agent.session, None, None, None, None):
+        clock.second(agent, session, _full_disk())
+    assert agent.open == [alert]
+    assert len(agent.events()) == 3
+    assert agent.office.hooks.waiting == 3  # raised: the disk, the loss; cleared: the loss
+    for _ in range(40):
+        clock.second(agent, None, _roomy_disk())
+    assert agent.open == []
+    agent.session.close()
+
+
+def test_who_begins_to_follow_leaves_its_machine_to_the_lead(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, clock = made(), Clock(monkeypatch)
+    agent.session.close()
+    agent.office.watch(None, {})
+    for _ in range(5):
+        clock.second(agent, None, _full_disk())
+    assert [alert.id for alert in agent.open] == ["disk:a"]
+    agent.office.follow("sim", "sim", AlertsTable(), "b", 0.0)
+    assert agent.open == []
+    assert agent.office.hooks.waiting == 2

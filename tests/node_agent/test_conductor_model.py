@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.node_agent import walks
 
 TRANSITIONS = int(os.environ.get("TRAINCTL_TRANSITIONS", "200000"))
-EXAMPLES = max(10, TRANSITIONS // 1000)  # of the state machine beside them, which shrinks what it finds
+EXAMPLES = max(10, TRANSITIONS // 2000)  # of the state machine beside them, which shrinks what it finds
 
 
 def test_walks_by_chance_keep_every_promise():

@@ -18,7 +18,7 @@ import pytest
 from tests.conftest import SHARED_PIDS
 from tests.node_agent.test_exporter import queries
 
-from trainctl.node_agent.daemon import Agent
+from trainctl.node_agent.daemon import Agent, Options
 from trainctl.node_agent.exporter import server
 from trainctl.node_agent.exporter.place import Place
 from trainctl.protocol.client import Client
@@ -178,11 +178,11 @@ def prometheus(folder: Path, target: str) -> Iterator[Any]:
 
 
 async def test_an_agent_serves_itself_and_leaves_nothing_open(tmp_path: Path) -> None:
-    async with Agent("a", "tcp://127.0.0.1:0", state_root=tmp_path, metrics=LOOPBACK) as agent:
+    async with Agent("a", "tcp://127.0.0.1:0", state_root=tmp_path, options=Options(metrics=LOOPBACK)) as agent:
         assert agent.metrics_url is not None
         text = await asyncio.to_thread(get, agent.metrics_url)
         taken = urllib.parse.urlsplit(agent.metrics_url).port or 0
-        other = Agent("b", "tcp://127.0.0.1:0", state_root=tmp_path, metrics=Place("127.0.0.1", taken))
+        other = Agent("b", "tcp://127.0.0.1:0", state_root=tmp_path, options=Options(metrics=Place("127.0.0.1", taken)))
         with pytest.raises(InvalidInputError, match=f"--metrics: cannot listen at 127.0.0.1:{taken}"):
             await other.__aenter__()
     assert 'trainctl_agent_info{boot="' in text

@@ -58,7 +58,7 @@ async def test_a_client_outlives_mutated_replies(context):
 
 @pytest.mark.timeout(3600)
 async def test_a_subscriber_outlives_mutated_messages(context):
-    server, address = bound(context, zmq.PUB)
+    server, address = bound(context, zmq.XPUB)
     mutator, before = Mutator("published by an agent", 1), ME.memory_info().rss
     event, heard = examples.EXAMPLES["published by an agent"]["event"], 0
     live = c._LiveQueue(context, address, None)

@@ -86,7 +86,7 @@ class Told:
 def told(tmp_path):
     (tmp_path / "run-1").mkdir()
     context = zmq.Context()
-    made = Told(RunPaths(tmp_path / "run-1"), Publisher(context.socket(zmq.PUB), "b" * 16))
+    made = Told(RunPaths(tmp_path / "run-1"), Publisher(context.socket(zmq.XPUB), "b" * 16))
     yield made
     made.session.close()
     context.destroy(linger=0)

@@ -19,6 +19,8 @@ from . import strategies
 KINDS = [(talk, kind) for talk in examples.UNIONS for kind in examples.types_of(talk)]
 ALL = list(examples.DECODERS.values())
 OFTEN = settings(max_examples=40, deadline=None)
+EACH = settings(max_examples=15, deadline=None)
+"""For what is done to every one of the messages' types."""
 COMMAND = examples.EXAMPLES["client to agent"]["command"]
 
 
@@ -37,7 +39,7 @@ def refused(frame: bytes, why: str, decode: Callable[[bytes], Any] = codec.decod
 
 
 @pytest.mark.parametrize(("talk", "kind"), KINDS, ids=lambda value: getattr(value, "__name__", ""))
-@OFTEN
+@EACH
 @given(data=st.data())
 def test_round_trip(talk: str, kind: type[m.Message], data: st.DataObject) -> None:
     message = data.draw(strategies.of(kind, finite=talk in ("client to agent", "lead to follower")))

@@ -17,7 +17,7 @@ def loaded_by(module: str) -> set[str]:
     """Top-level names that a fresh interpreter has loaded after importing `module`."""
     code = f"import sys, json; sys.path[:0] = {PATHS!r}; import {module}; print(json.dumps(list(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    return {*(names := json.loads(done.stdout)), *(name.split(".")[0] for name in names)}
+    return {*(names := json.loads(done.stdout.splitlines()[-1])), *(name.split(".")[0] for name in names)}
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -31,6 +31,30 @@ def test_the_command_line_starts_light() -> None:
     loaded = loaded_by("trainctl.tui.cli")
     assert not loaded & set(HEAVY)
     assert not {name for name in loaded if name.startswith(("trainctl.trainer", "trainctl.node_agent"))}
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "other"),
+    [
+        (["ls", "--connect", "nonsense", "--json"], "cli_inspect", "cli_runs"),
+        (["send", "pause", "a=b", "--node", "x", "--timeout", "3", "--wait", "none"], "cli_send", "cli_inspect"),
+    ],
+    ids=["ls", "send"],
+)
+def test_a_command_of_plain_values_loads_no_validator_and_no_other_command(
+    words: list[str], file: str, other: str
+) -> None:
+    loaded = loaded_by(f"trainctl.tui.cli as cli; assert cli.main({words!r}) == 2")
+    assert f"trainctl.tui.{file}" in loaded
+    assert not loaded & {"pydantic", f"trainctl.tui.{other}"}
+
+
+def test_the_full_screen_starts_without_the_screens_it_does_not_show() -> None:
+    loaded = loaded_by("trainctl.tui.running")
+    assert "trainctl.tui.screens.base" in loaded
+    shown_later = ("runs", "charts", "events", "alerts", "node", "logs", "help", "why")
+    assert not loaded & {f"trainctl.tui.screens.{name}" for name in shown_later}
+    assert not loaded & {"trainctl.tui.dialogs", "trainctl.tui.charts.plot", "pydantic", "sqlite3"}
 
 
 @pytest.mark.parametrize(

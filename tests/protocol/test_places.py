@@ -123,11 +123,11 @@ def test_options_of_sockets() -> None:
     try:
         router = sockets.new_socket(context, zmq.ROUTER, control=True)
         dealer = sockets.new_socket(context, zmq.DEALER)
-        pub = sockets.new_socket(context, zmq.PUB)
+        pub = sockets.new_socket(context, zmq.XPUB)
         sub = sockets.new_socket(context, zmq.SUB)
         assert router.getsockopt(zmq.MAXMSGSIZE) == 64 * 1024
         assert dealer.getsockopt(zmq.MAXMSGSIZE) == 1024 * 1024
-        assert router.getsockopt(zmq.RCVHWM) == 100
+        assert router.getsockopt(zmq.RCVHWM) == 32
         assert pub.getsockopt(zmq.SNDHWM) == 1000
         assert sub.getsockopt(zmq.RCVHWM) == 10_000
         assert dealer.getsockopt(zmq.IMMEDIATE) == 1

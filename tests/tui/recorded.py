@@ -5,6 +5,7 @@ It stands where the network would; everything the screens are made of is the pro
 
 import asyncio
 import datetime
+import functools
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -242,6 +243,7 @@ def events(view: m.RunView) -> tuple[m.Event, ...]:
     )  # fmt: skip
 
 
+@functools.lru_cache(maxsize=64)  # the same views come again in many tests
 def series(view: m.RunView, first_step: int = 0) -> tuple[m.Series, ...]:
     """The run's history from a step on as an agent sends it, at most 256 buckets a series."""
     size = 1
@@ -277,26 +279,27 @@ def series(view: m.RunView, first_step: int = 0) -> tuple[m.Series, ...]:
     return (*made, m.Series("eval_loss", None, 1, at, values, values, values, values))
 
 
+@functools.lru_cache(maxsize=16)
 def lap_series(view: m.RunView, first_step: int) -> tuple[m.Series, ...]:
     """Where each rank's steps went, one by one; of some steps nothing is known."""
     steps = tuple(step for step in range(max(first_step, 1), view.step + 1) if step % 40 not in (31, 32))
+    swell = [1 + 0.05 * math.sin(step / 5) for step in steps]
+    filled = [0.96 + 0.04 * min(step % 50, 40) / 40 for step in steps]
     made = []
     for rank in view.ranks:
         if FLEETS[len(view.ranks)][rank.rank][5] is None:
             continue
-        parts = [rank_step(view, step, rank.rank) for step in steps]
-        swell = [1 + 0.05 * math.sin(step / 5) for step in steps]
+        part = rank_step(view, view.step, rank.rank)
         for name in ("data", "forward", "backward", "sync", "optimizer", "wait"):
-            values = tuple(getattr(part.phases, name) * by for part, by in zip(parts, swell, strict=True))
+            seconds = getattr(part.phases, name)
+            values = tuple(seconds * by for by in swell)
             made.append(m.Series(f"{name}_seconds", rank.rank, 1, steps, values, values, values, values))
-        memory = tuple(
-            (part.memory_bytes or 0) * (0.96 + 0.04 * min(step % 50, 40) / 40)
-            for step, part in zip(steps, parts, strict=True)
-        )
+        memory = tuple((part.memory_bytes or 0) * by for by in filled)
         made.append(m.Series("memory_bytes", rank.rank, 1, steps, memory, memory, memory, memory))
     return tuple(made)
 
 
+@functools.lru_cache(maxsize=64)
 def history_of(
     view: m.RunView, metrics: tuple[str, ...], first_step: int, last_step: int | None, columns: int
 ) -> tuple[m.Series, ...]:

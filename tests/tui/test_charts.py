@@ -273,5 +273,5 @@ def test_a_number_that_runs_out_at_the_top_stands_a_blank_apart_from_a_mark_s() 
     panel = Panel("a chart with a long title", (Track(values, "a", "series0"),), 1, 120, marks, most_times=4.0)
     top = ln.plain(draw(panel, 60, 10, UNICODE)[0][0])
 
-    assert " 7.87 " in top
-    assert "1" in top.partition(" 7.87 ")[0]
+    assert " ↑7.87 " in top
+    assert "1" in top.partition(" ↑7.87 ")[0]

@@ -12,10 +12,12 @@ from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui import control as c
+from trainctl.tui import format as f
 from trainctl.tui import model as md
 from trainctl.tui.glyphs import UNICODE
 from trainctl.tui.lines import plain
-from trainctl.tui.previews import preview
+from trainctl.tui.previews import changes_nothing, preview
+from trainctl.tui.widgets import choice_rows
 
 STATE = md.apply(md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(1)), CLOCK.at_monotonic)
 FLEET = md.apply(
@@ -191,3 +193,32 @@ def test_progress_reads_as_a_chain_and_a_refusal_keeps_its_reason() -> None:
     assert said(problem="no agent at x") == "sent → no answer: no agent at x"
     assert not c.Progress(order, 0.0, True, reply("accepted")).ended
     assert c.Progress(order, 0.0, problem="x").ended
+
+
+def test_what_changes_nothing_is_known_before_it_is_sent() -> None:
+    run = FLEET.run
+    assert run is not None
+    first, rate = run.ranks[0], f.scientific(run.learning_rate)
+    for text in (f"resize-batch micro={first.micro_batch} --node {first.node}", f"set-lr value={rate}",
+                 f"set-global-batch value={run.global_batch}"):  # fmt: skip
+        assert changes_nothing(c.parse(text), FLEET), text
+    for text in (f"resize-batch micro={first.micro_batch}", f"set-lr value={rate} schedule=set", "set-lr value=0.5",
+                 "set-global-batch value=128", "checkpoint"):  # fmt: skip
+        assert not changes_nothing(c.parse(text), FLEET), text
+
+
+def test_a_recording_says_at_once_that_it_takes_no_commands() -> None:
+    assert FLEET.run is not None
+    played = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, recording=True))
+    for verb in ("set-lr", "rebalance", "stop", "note"):
+        assert c.form(verb, played).blocked == "a recording takes no commands"
+
+
+@pytest.mark.parametrize("columns", [36, 46, 60])
+@pytest.mark.parametrize("count", [1, 3, 8, 64])
+def test_every_choice_has_its_place(columns: int, count: int) -> None:
+    names = [f"torch-{index}" for index in range(count)]
+    rows = choice_rows(names, columns)
+    assert [index for row in rows for index in row] == list(range(count))
+    for row in rows:
+        assert sum(len(names[index]) + 6 for index in row) - 2 <= columns

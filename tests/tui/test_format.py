@@ -2,6 +2,9 @@
 
 import datetime
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -10,6 +13,24 @@ from hypothesis import strategies as st
 from trainctl.tui import format as f
 from trainctl.tui import lines as ln
 from trainctl.tui.glyphs import ASCII, UNICODE, to_ascii
+
+LOCALES = [
+    ({"LC_ALL": "C"}, True), ({"LC_ALL": "POSIX", "LANG": "C.UTF-8"}, True), ({"LANG": "C"}, True),
+    ({"LANG": "C.UTF-8"}, False), ({"LANG": "C", "LC_ALL": "C.UTF-8"}, False), ({}, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("named", "plain"), LOCALES, ids=str)
+def test_ascii_is_for_a_locale_that_says_so(named: dict[str, str], plain: bool) -> None:
+    """In a process of its own: Python's view of the locale is made as it starts."""
+    kept = {name: value for name, value in os.environ.items() if name != "LANG" and not name.startswith("LC_")}
+    program = "from trainctl.tui.glyphs import for_locale; print(for_locale().ascii_only)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**kept, **named, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.strip() == str(plain)
+
 
 AT = datetime.datetime(2026, 11, 20, 14, 31, tzinfo=datetime.UTC).timestamp()
 

@@ -198,12 +198,43 @@ def test_before_the_first_step_all_is_unknown() -> None:
 
 def test_events_say_before_after_step_and_effect() -> None:
     rows = texts(events_panel.lines(ALONE, CLOCK, 80, 6, UNICODE))
-    assert rows[0].startswith("14:31 auto    ALERT atlas slowed")
+    assert rows[0].startswith("14:31 auto    WARN atlas slowed")
     assert "set-lr 1.8e-4 → 1.62e-4 scaled @88" in rows[1]
-    assert rows[1].endswith("  2")
+    ids = {event.verb: event.id for event in ALONE.run_events if event.verb}
+    assert rows[1].endswith(f"  {ids['set-lr']}")
     assert "tok/s" not in rows[1], "what a learning rate does to the speed is nothing to speak of"
-    assert rows[3].endswith("  1")
+    assert rows[3].endswith(f"  {ids['resize-batch']}")
     assert "tok/s" in rows[3]
+
+
+def test_a_mark_keeps_its_number_when_more_commands_come() -> None:
+    """Whoever asks what one did gets the same answer before and after the next."""
+    first = next(event for event in ALONE.run_events if event.verb == "resize-batch")
+    more = [msgspec.structs.replace(first, id=100 + index, step=100 + index) for index in range(8)]
+    before = events_panel.numbered(ALONE)
+    after = events_panel.numbered(dataclasses.replace(ALONE, events=(*ALONE.run_events, *more)))
+    assert len(after) == events_panel.MAX_MARKS
+    assert len(set(after.values())) == len(after)
+    kept = before.keys() & after.keys()
+    assert kept and all(after[event] == before[event] for event in kept)
+
+
+@pytest.mark.parametrize(("severity", "kind", "outcome", "label"), [
+    ("warning", "alert", None, "ALERT "), ("warning", "rank", None, "WARN "), ("error", "rank", None, "ERROR "),
+    ("warning", "command", "rejected", "rejected "), ("info", "agent", None, ""), ("good", "alert", None, ""),
+])  # fmt: skip
+def test_only_an_alert_is_called_one(severity: m.Severity, kind: str, outcome: m.CommandState, label: str) -> None:
+    event = m.Event(id=1, at=NOW, kind=kind, severity=severity, by="auto", text="x", outcome=outcome)
+    assert events_panel.label(event)[0] == label
+    told = msgspec.structs.replace(event, text="set-lr rejected: value")
+    assert kind != "command" or events_panel.label(told) == ("", "warning")
+
+
+def test_before_anything_answers_no_run_is_not_said_to_be_missing() -> None:
+    waiting = texts(overview.lines(md.ViewState(), CLOCK, 80, 24, UNICODE))
+    assert any("connecting" in row for row in waiting)
+    assert not any("no run yet" in row for row in waiting)
+    assert any("no run yet" in row for row in texts(overview.lines(NOTHING, CLOCK, 80, 24, UNICODE)))
 
 
 def test_an_events_text_cannot_drive_the_terminal() -> None:
@@ -270,9 +301,11 @@ def test_a_wait_is_unknown_while_reports_are_still_to_come() -> None:
 
 
 def drained(view: m.RunView, rank: int) -> m.RunView:
-    ranks = tuple(msgspec.structs.replace(item, state="drained", share=0) if item.rank == rank else item
-                  for item in view.ranks)  # fmt: skip
-    return msgspec.structs.replace(view, ranks=ranks)
+    """A rank is out, and the first one has its samples."""
+    ranks = [msgspec.structs.replace(item, state="drained", share=0) if item.rank == rank else item
+             for item in view.ranks]  # fmt: skip
+    ranks[0] = msgspec.structs.replace(ranks[0], share=ranks[0].share + view.ranks[rank].share)
+    return msgspec.structs.replace(view, ranks=tuple(ranks))
 
 
 def test_a_drained_rank_is_out_of_the_scale_and_of_the_sums() -> None:
@@ -366,6 +399,15 @@ def test_efficiency_is_of_the_present_plan_alone() -> None:
         assert known is None if number < 122 else known == pytest.approx(3048 / 0.32 / (5200 + 4900), rel=0.02)
 
 
+def test_efficiency_is_unknown_where_not_every_rank_of_the_plan_is() -> None:
+    """To a node that doesn't conduct: its own rank is all that it has."""
+    view = run_view(3)
+    assert fleet_rows.efficiency(of_messages(under_way(view))) is not None
+    alone = msgspec.structs.replace(view, ranks=view.ranks[:1])
+    state = of_messages(under_way(view))
+    assert fleet_rows.efficiency(dataclasses.replace(state, run=alone)) is None
+
+
 def test_a_neighbour_s_effect_is_not_credited_and_no_change_has_none() -> None:
     state = of_messages(under_way(run_view(3)))
     window = state.lately("tokens_per_second")
@@ -384,7 +426,7 @@ def test_a_neighbour_s_effect_is_not_credited_and_no_change_has_none() -> None:
     assert events_panel.effect(dataclasses.replace(both, events=(first, rebalance(23, 96), second)), first) is None
     same = rebalance(24, 100, "a=2", "a=2")
     assert events_panel.effect(both, same) is None
-    assert events_panel.numbered(dataclasses.replace(both, events=(first, same))) == {21: "1"}
+    assert events_panel.numbered(dataclasses.replace(both, events=(first, same))) == {21: "21"}
 
 
 def test_the_chart_by_node_tells_equal_steps_apart_by_what_each_rank_is_busy() -> None:

@@ -2,10 +2,13 @@
 
 import datetime
 import gc
+import shutil
+import sqlite3
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.tui import run_directory
 from tests.tui.driving import body, until
@@ -72,6 +75,30 @@ async def test_shares_are_those_of_the_step(source: ReplaySource) -> None:
         shares.append([(rank.share, rank.micro_batch) for rank in seen.run.ranks])
         assert [(part.samples, part.micro_batch) for part in seen.rank_steps] == shares[-1]
     assert shares[0] != shares[1]
+
+
+@pytest.mark.parametrize("step", [90, 10_000])
+async def test_a_follower_s_copy_has_every_rank(directory: Path, tmp_path: Path, step: int) -> None:
+    """The view there is of its own rank alone; the parts of the others are in the record."""
+    copy = tmp_path / "follower" / "runs" / "demo-1"
+    shutil.copytree(directory, copy)
+    whole, record = ReplaySource(directory), sqlite3.connect(copy / "record.db")
+    (text,) = record.execute("SELECT value FROM meta WHERE key = 'view'").fetchone()
+    view = msgspec.json.decode(text, type=m.RunView)
+    own = msgspec.json.encode(msgspec.structs.replace(view, ranks=view.ranks[1:2])).decode()
+    with record:
+        record.execute("UPDATE meta SET value = ? WHERE key = 'view'", (own,))
+    record.close()
+    source = ReplaySource(copy)
+    for item in (source, whole):
+        item.seek(step)
+    seen, expected = await source.snapshot(0), await whole.snapshot(0)
+    source.close()
+    whole.close()
+    assert seen.run is not None and expected.run is not None
+    told = [[(rank.node, rank.share, rank.micro_batch) for rank in view.ranks] for view in (seen.run, expected.run)]
+    assert told[0] == told[1]
+    assert len(seen.run.ranks) == 3
 
 
 async def test_played_through_it_gives_each_step_once(source: ReplaySource) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.tui.driving import until
 from tests.tui.recorded import Recorded, app_of, source_of
-from tests.tui.test_pictures import Compare, settled, still
+from tests.tui.test_pictures import Compare, Typed, settled, still
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
@@ -39,7 +39,7 @@ def test_overview_by_theme(snap_compare: Compare, theme: str) -> None:
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)], ids=lambda size: f"{size[0]}x{size[1]}")
 def test_prediction_of_the_command_line(snap_compare: Compare, size: tuple[int, int]) -> None:
     app, _ = seen_by_two()
-    keys = ("colon", *"rebalance studio=17 mbp=8 forge=39")
+    keys = ("colon", Typed("rebalance studio=17 mbp=8 forge=39"))
     assert snap_compare(app, terminal_size=size, run_before=attended(keys))
 
 
@@ -58,6 +58,12 @@ def test_dialog_with_its_prediction(snap_compare: Compare, verb: str, keys: tupl
         await still(keys)(pilot)
 
     assert snap_compare(app, terminal_size=(80, 24), run_before=play)
+
+
+def test_dialog_in_the_terminal_s_own_colours(snap_compare: Compare) -> None:
+    """What is under it stays in sight: half transparent there would be wholly blank."""
+    app, _ = seen_by_two("terminal")
+    assert snap_compare(app, terminal_size=(120, 40), run_before=attended(("l",)))
 
 
 def test_dialog_read_only(snap_compare: Compare) -> None:

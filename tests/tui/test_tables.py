@@ -257,12 +257,12 @@ async def test_old_effects_are_asked_of_the_record() -> None:
     await driven(source, play)
 
 
-async def test_u_on_the_overview_lists_what_can_be_undone_by_the_numbers_of_the_marks() -> None:
+async def test_u_on_the_overview_lists_the_changes_that_can_be_undone() -> None:
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         await pilot.press("u")
         assert isinstance(app.screen, Chooser)
-        assert "2 14:20 anna @18,210: set-lr value=0.00018 schedule=scale" in popup(app)
-        await pilot.press("1")
+        assert "1 14:20 anna set-lr 1.8e-4 -> 1.62e-4 scaled @18,210; sends set-lr" in popup(app)
+        await pilot.press("2")
         await until(pilot, lambda: isinstance(app.screen, CommandDialog))
         assert app.screen.values() == {"node": "studio", "micro": "4"}  # type: ignore[attr-defined]
         await pilot.press("escape", "u", "down", "up", "enter")
@@ -284,7 +284,7 @@ async def test_a_split_is_undone_in_the_split_dialog() -> None:
 
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         await until(pilot, lambda: split in app.live.events)
-        await pilot.press("u", "3")
+        await pilot.press("u", "1")
         await until(pilot, lambda: isinstance(app.screen, SplitDialog))
         assert isinstance(app.screen, SplitDialog)
         assert app.screen.split.shares == (8, 12, 4)

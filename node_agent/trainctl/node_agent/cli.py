@@ -145,15 +145,12 @@ async def _serve(
     metrics: Place | None, *, leash: bool, advertise: bool, require_keys: bool, stall_seconds: float,
 ) -> None:  # fmt: skip
     from trainctl.node_agent import binding
-    from trainctl.node_agent.daemon import Agent
+    from trainctl.node_agent.daemon import Agent, Options
     from trainctl.node_agent.services.supervision import at_work
 
     binding.allow_open_files()
-    made = Agent(
-        name, listen, live, state, cluster, leashed=leash, hooks=hooks, metrics=metrics, advertise=advertise,
-        require_keys=require_keys,
-    )  # fmt: skip
-    async with made as agent, at_work(agent, stall_seconds):
+    options = Options(leash, hooks, metrics, advertise, require_keys=require_keys)
+    async with Agent(name, listen, live, state, cluster, options) as agent, at_work(agent, stall_seconds):
         _say_bound(name, agent.address, agent.live_address, agent.metrics_url)
         await agent.serve()
 

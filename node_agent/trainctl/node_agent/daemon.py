@@ -2,19 +2,19 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import re
 import secrets
 import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-from trainctl.node_agent import binding, leash, requests
+from trainctl.node_agent import binding, leash
 from trainctl.node_agent.access import REQUESTS
 from trainctl.node_agent.advertisement import Advertisement
 from trainctl.node_agent.alerts.office import AlertOffice
@@ -31,17 +31,18 @@ from trainctl.node_agent.outlook import Outlook
 from trainctl.node_agent.processes import ProcessMeter
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.readings import HostReader
+from trainctl.node_agent.reception import Reception
+from trainctl.node_agent.referrals import Referrals
 from trainctl.node_agent.resumption import Resumption
 from trainctl.node_agent.services.wakefulness import Wakefulness
 from trainctl.node_agent.succession import Succession
 from trainctl.node_agent.trainer_link import TrainerLink
-from trainctl.node_agent.turnstile import Turnstile
 from trainctl.node_agent.warden import Warden, new_live_socket
-from trainctl.protocol import codec, runfile, sockets
 from trainctl.protocol import messages as m
+from trainctl.protocol import runfile, sockets
 from trainctl.protocol.alerting import AlertHooks
 from trainctl.protocol.cluster import Cluster
-from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, ProtocolError, RefusedError, VersionError
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.keys import KeyFolder
 from trainctl.protocol.paths import node_directory, runtime_directory
 
@@ -50,13 +51,20 @@ PROCESSES_SECONDS = 5.0
 """How often the agent looks which processes its trainers have."""
 WATCH_SECONDS = 0.25
 """How often the agent looks whether its trainers live, and lets commands expire."""
-MOST_ASKED, MOST_ASKED_BY_ALL = 64, 1024
-"""Requests of one client, and of all, that may be under way or wait; what is asked beyond is refused, to be asked
-again."""
-AT_ONCE = 4
-"""Requests of one client that are answered at a time: others' need not wait behind all that it asks."""
 FAREWELL_SECONDS = 3.0
 """How long a leashed agent answers after it was let go and its run has ended."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What an agent may do beside its work."""
+
+    leashed: bool = False  # it ends with its standard input, and its run
+    hooks: AlertHooks | None = None  # called about alerts in the place of what the cluster file names
+    metrics: Place | None = None  # where Prometheus is served
+    advertise: bool = False  # on the local network
+    keys: KeyFolder | None = None  # this machine's; None: the default folder's
+    require_keys: bool = False  # on loopback too; off it, or where the cluster file names one, they are anyway
 
 
 class Agent:
@@ -72,36 +80,22 @@ class Agent:
         live: str | None = None,
         state_root: Path | None = None,
         cluster: Cluster = Cluster(),  # noqa: B008  frozen
-        *,
-        leashed: bool = False,
-        hooks: AlertHooks | None = None,
-        metrics: Place | None = None,
-        advertise: bool = False,
-        keys: KeyFolder | None = None,
-        require_keys: bool = False,
+        options: Options = Options(),
     ) -> None:
-        """`hooks`: what is called about alerts in the place of what the cluster file names. `metrics`: where Prometheus
-        is served. `keys`: this machine's, the default folder's unless given; used off loopback, where the cluster file
-        names one, or if required."""
+        """Raises InvalidInputError for what can't be had, and then nothing is made."""
         if not re.fullmatch(runfile.NAME_PATTERN, node):
             raise InvalidInputError("--name", f"{node!r} is no node name: lower-case letters, digits, '.', '_' and '-'")
-        if leashed:
+        if options.leashed:
             leash.check()
-        self._advertise = advertise
-        self._leashed, self._hooks = leashed, cluster.alerts if hooks is None else hooks
+        self._options = options
         listen = binding.numeric(listen)
         live = binding.numeric(live) if live is not None else binding.port_after(listen)
-        self._keys = keys or KeyFolder()
-        self._uses_keys = binding.needs_keys(node, listen, live, cluster, self._keys, required=require_keys)
+        self._keys = options.keys or KeyFolder()
+        self._uses_keys = binding.needs_keys(node, listen, live, cluster, self._keys, required=options.require_keys)
         self.node, self._cluster, self._wanted = node, cluster, (listen, live)
         self.directory = node_directory(node, state_root)
-        self._metrics = metrics
         self._exporter: Exporter | None = None
         self._stopping = asyncio.Event()
-        self._commands: asyncio.Queue[tuple[bytes, m.Command]] = asyncio.Queue()
-        self._pending: set[asyncio.Task[None]] = set()
-        self._asked: Turnstile[m.ClientRequest] = Turnstile(AT_ONCE, MOST_ASKED, MOST_ASKED_BY_ALL)
-        self._ordered: Turnstile[m.Command] = Turnstile(1, MOST_ASKED, MOST_ASKED_BY_ALL)
 
     # ------------------------------------------------------------ life
 
@@ -122,7 +116,7 @@ class Agent:
             live = new_live_socket(self._context, self._door)
             self.live_address = binding.bind(live, self._wanted[1])
             self._link = TrainerLink(self._context, runtime_directory(self.directory) / "trainers.sock")
-            self._exporter = Exporter(self._metrics) if self._metrics is not None else None
+            self._exporter = Exporter(self._options.metrics) if self._options.metrics is not None else None
         except InvalidInputError:
             self._close()
             raise
@@ -132,17 +126,22 @@ class Agent:
             self.node, boot, self.address, self.live_address, self.directory, self._cluster, self._context,
             self._ledger, TrainerHost(), self._link, self.publisher, self._door,
         )  # fmt: skip
-        self._lead = Lead(equipment, self._reply)
-        self._follower = Follower(equipment, self._reply, self._lead, self._lead.office.settle)
+        self._reception = Reception(self._control, self._door)
+        self._lead = Lead(equipment, self._reception.reply)
+        self._follower = Follower(equipment, self._reception.reply, self._lead, self._lead.office.settle)
         succession = Succession(equipment, self._lead, self._follower)
         self._lead.office.promote, self._follower.reclaim = succession.promote, succession.reclaim
-        self._lead.agree = Resumption(equipment, self._lead, self._follower).take
+        resumption = Resumption(equipment, self._lead, self._follower)
+        self._lead.agree, self._lead.check_free = resumption.take, resumption.check_free
         public = self._door.pair.public if self._door is not None else ""
         self._advertisement = Advertisement(self.node, self.address, equipment.version, public)
-        self._alerts = AlertOffice(self.node, self._hooks, self.publisher)
+        hooks = self._cluster.alerts if self._options.hooks is None else self._options.hooks
+        self._alerts = AlertOffice(self.node, hooks, self.publisher)
         self._lead.on_end, self._lead.on_reading = self._alerts.ended, self._alerts.read
         self._lead.office.alerts = self._alerts.obey
         self._outlook = Outlook(equipment, self._lead, self._follower, self._alerts)
+        referrals = Referrals(equipment, self._lead, self._follower, self._alerts, self._outlook)
+        self._reception.attend(self._lead, self._follower, referrals, self._outlook)
         self._reader = HostReader(self.node, self.directory)
         self._processes = ProcessMeter()
         self._wakefulness = Wakefulness()
@@ -195,10 +194,11 @@ class Agent:
     async def serve(self) -> None:
         """Answer, conduct and publish until told to stop; an error in one of these ends the agent and is raised."""
         await self._take_up_run()
-        workers = [self._serve_requests, self._serve_commands, self._serve_trainers, self._beat, self._watch]
+        workers = [self._reception.serve, self._reception.serve_commands]
+        workers += [self._serve_trainers, self._beat, self._watch]
         workers += [self._follower.serve, self._lead.peers.serve, self._alerts.hooks.serve]
-        workers += [self._heed_leash] if self._leashed else []
-        workers += [self._advertisement.serve] if self._advertise else []
+        workers += [self._heed_leash] if self._options.leashed else []
+        workers += [self._advertisement.serve] if self._options.advertise else []
         workers += [self._door.serve, self._guard] if self._door is not None else []
         tasks = [asyncio.create_task(worker(), name=worker.__name__) for worker in workers]
         stopping = asyncio.create_task(self._stopping.wait(), name="stopping")
@@ -227,145 +227,10 @@ class Agent:
         if self._lead.session is None:
             await self._lead.office.fail_open()
 
-    # ------------------------------------------------------------ clients and other agents
-
-    async def _serve_requests(self) -> None:
-        while True:
-            frames, sender = await sockets.receive_from(self._control)
-            identity = frames[0]
-            try:
-                identity, request = self._admit(frames, sender)
-            except (ProtocolError, NotAuthorisedError) as error:
-                await self._send(identity, _refusal(frames[-1], error))
-                continue
-            if isinstance(request, m.ToPeer):
-                await self._follower.receive(identity, request)
-            elif not self._enter(identity, request):
-                text = f"{MOST_ASKED} requests of yours are still to be answered: ask again later"
-                await self._reply(identity, m.Refusal(rid=request.rid, code="busy", text=text))
-
-    def _enter(self, identity: bytes, request: m.ClientRequest) -> bool:
-        """Begin with a request now or when it is its client's turn; False if there is no room for it."""
-        if isinstance(request, m.Command):
-            entered = self._ordered.enter(identity, request)
-            self._queue_command(identity)
-        else:
-            entered = self._asked.enter(identity, request)
-            self._begin_answers(identity)
-        return entered
-
-    def _begin_answers(self, identity: bytes) -> None:
-        while (request := self._asked.begin(identity)) is not None:
-            task = asyncio.create_task(self._answer_request(identity, request))
-            self._pending.add(task)
-            task.add_done_callback(self._pending.discard)
-
-    def _queue_command(self, identity: bytes) -> None:
-        """One of each client, so that their turns are one after another."""
-        command = self._ordered.begin(identity)
-        if command is not None:
-            self._commands.put_nowait((identity, command))
-
-    def _admit(self, frames: list[bytes], sender: sockets.Sender) -> tuple[bytes, m.ClientRequest | m.ToPeer]:
-        """Whom to answer, and the request in frames. Raises ProtocolError or NotAuthorisedError."""
-        caller, rights = self._door.enter(frames[0], sender) if self._door is not None else (frames[0], None)
-        if len(frames) != 2:
-            raise ProtocolError("a request is one frame")
-        request = codec.decode_control(frames[1])
-        if self._door is None or rights is None:
-            return caller, request
-        if isinstance(request, m.ToPeer):
-            self._door.check(sender.public, rights, request, self._follower.lead_of(request))
-            return caller, request
-        self._door.check(sender.public, rights, request, None)
-        return caller, self._door.signed(rights, request)
-
     async def _guard(self) -> None:
         assert self._door is not None
         warden = Warden(self._door, self._audit, self.publisher, self._context, self._lead.peers.renew)
         await warden.serve(self.live_address)
-
-    async def _serve_commands(self) -> None:
-        """One after another; starting a run on other nodes can take seconds, in which requests are answered."""
-        while True:
-            await asyncio.sleep(0)  # requests have a turn between commands that wait already
-            identity, command = await self._commands.get()
-            self._ordered.leave(identity)
-            self._queue_command(identity)
-            lead = self._lead_elsewhere(command)
-            if lead is not None:
-                await self._reply(identity, lead)
-                continue
-            try:
-                await self._lead.office.take(identity, command)
-            except RefusedError as error:
-                await self._reply(identity, m.Refusal(rid=command.rid, code="busy", text=str(error)))
-            await self._lead.close_if_ended()
-
-    def _lead_elsewhere(self, command: m.Command) -> m.Refusal | None:
-        """Where a command should go: about a run that another node's agent conducts, or for another agent itself."""
-        if command.verb == "promote" or (command.verb == "start-run" and command.node is not None):
-            return self._other_node(command)
-        followed = self._follower.followed
-        if self._alerts.knows(command):
-            return None
-        known = followed.known if followed is not None else None
-        resumed = command.args.get("resume")
-        if known is None and command.verb == "start-run" and isinstance(resumed, str):
-            known = self._ledger.followed(resumed)
-        elif known is None and self._lead.run is None and command.verb != "start-run":
-            known = self._outlook.handed_over()
-        if known is None or (command.verb == "start-run" and not self._lead.peers.is_open(known.lead)):
-            return None
-        text = f"{known.lead} conducts {known.run}; its agent is at {known.address}"
-        return self._not_lead(command, text, known.lead, known.address)
-
-    def _not_lead(self, command: m.Command, text: str, node: str, address: str) -> m.Refusal:
-        entry = self._cluster.nodes.get(node)
-        return m.Refusal(
-            rid=command.rid, code="not-lead", text=text, lead=address, lead_key=entry.key if entry else None
-        )
-
-    def _other_node(self, command: m.Command) -> m.Refusal | None:
-        address = self._lead.peers.address(command.node) if command.node is not None else None
-        if command.node is None or address is None:
-            return None
-        text = f"{command.node} itself is asked; its agent is at {address}"
-        return self._not_lead(command, text, command.node, address)
-
-    async def _answer_request(self, identity: bytes, request: m.ClientRequest) -> None:
-        try:
-            reply = await self._answer_to(request)
-        finally:
-            self._asked.leave(identity)
-            self._begin_answers(identity)
-        try:
-            await self._reply(identity, reply)
-        except ProtocolError as error:
-            await self._reply(identity, m.Refusal(rid=request.rid, code="busy", text=str(error)))
-
-    async def _answer_to(self, request: m.ClientRequest) -> m.AgentReply:
-        try:
-            return await requests.answer(request, self._outlook)
-        except requests.UnknownRunError as error:
-            return m.Refusal(rid=request.rid, code="unknown-run", text=str(error))
-        except requests.UnknownRankError as error:
-            return m.Refusal(rid=request.rid, code="unknown-rank", text=str(error))
-        except InvalidInputError as error:
-            return m.Refusal(rid=request.rid, code="malformed", text=str(error))
-        except (OSError, zmq.ZMQError) as error:  # no descriptor is free, say
-            return m.Refusal(rid=request.rid, code="busy", text=f"{self.node} can't answer now: {error}")
-
-    async def _reply(self, caller: bytes, reply: m.AgentReply | m.FromPeer) -> None:
-        identity = self._door.way_back(caller) if self._door is not None else caller
-        if identity is not None:
-            await self._send(identity, reply)
-
-    async def _send(self, identity: bytes, reply: m.AgentReply | m.FromPeer) -> None:
-        # A client that has gone, or reads nothing, loses its reply: it asks again with the same id. A lead notices by
-        # the numbers.
-        with contextlib.suppress(zmq.Again, zmq.ZMQError):
-            await self._control.send_multipart([identity, codec.encode(reply)], zmq.DONTWAIT)
 
     # ------------------------------------------------------------ trainers
 
@@ -456,12 +321,3 @@ async def _every(seconds: float) -> AsyncIterator[float]:
         yield max(0.0, time.monotonic() - due)
         due = max(due + seconds, time.monotonic())
         await asyncio.sleep(due - time.monotonic())
-
-
-def _refusal(frame: bytes, error: ProtocolError | NotAuthorisedError) -> m.Refusal | m.PeerRefusal:
-    if isinstance(error, NotAuthorisedError) and (link := codec.peek_link(frame)):
-        return m.PeerRefusal(link=link, code="not-authorised", text=str(error))
-    code: Any = "version" if isinstance(error, VersionError) else "malformed"
-    if isinstance(error, NotAuthorisedError):
-        code = "not-authorised"
-    return m.Refusal(rid=codec.peek_rid(frame), code=code, text=str(error))

@@ -1,5 +1,6 @@
 """The agent's side of the keys: its sockets secured, who may connect, and what each message's sender may say."""
 
+import asyncio
 import contextlib
 from typing import Any
 
@@ -70,6 +71,7 @@ class Door:
         poller = zmq.asyncio.Poller()
         poller.register(self._authenticator.zap_socket, zmq.POLLIN)
         while True:
+            await asyncio.sleep(0)  # others have a turn, however many come
             await poller.poll()
             asked = self._authenticator.zap_socket.recv_multipart()
             self._from = asked[3].decode("utf-8", "replace") if len(asked) > 3 else ""

@@ -53,6 +53,8 @@ class Lead:
         self.is_beginning = False
         self.superseded = ""  # why another node must be conducting this agent's run, empty if none is known to
         self._idle = asyncio.Event()  # set when a run has just ended
+        self.check_free: Callable[[], None]
+        """Raises InvalidInputError while this node takes part in a run that another one conducts."""
         self.agree: Callable[[m.Command, verbs.StartRun], Awaitable[Taken]]
         """Agrees with other nodes that a run which has ended is taken up here."""
         self.on_end: Callable[[Session], None] = lambda _: None
@@ -88,6 +90,7 @@ class Lead:
             raise InvalidInputError("run", f"{self.session.run} {why}; one run at a time")
         if self.is_beginning:
             raise InvalidInputError("run", "another run is just being started, try again in a moment")
+        self.check_free()
         if args.config is not None:
             config = runfile.parse(args.config, "config")
             run = await self._begin(lambda: self.launch.new(config, command))
@@ -154,10 +157,12 @@ class Lead:
         self._ledger.saw(opening.conductor.durable.generation)
         session = await self._go_on(opening, known)
         text = f"{self._own.node} conducts the run from here on, in term {term}; before it {before} did"
-        session.note(d.Happened("agent", "warning", "auto", text, session.conductor.progress.step))
+        handed_over = before in self.peers.links and self.peers.links[before].line.open
+        severity: m.Severity = "info" if handed_over else "warning"
+        session.note(d.Happened("agent", severity, "auto", text, session.conductor.progress.step))
         for link in self.peers.links.values():
             link.renew()
-        if not (before in self.peers.links and self.peers.links[before].line.open):
+        if not handed_over:
             for rank in [rank for rank, node in self.remote(session).items() if node == before]:
                 await session.feed(d.RankSilent(rank, f"the agent of {before} is gone, and another one was promoted"))
         return session.conductor.progress.step
@@ -190,7 +195,7 @@ class Lead:
         ranks = openings.kept_ranks(RunPaths(known.directory))
         if session is not None:
             text = f"{successor} conducts the run from here on"
-            session.note(d.Happened("agent", "warning", "auto", text, session.conductor.progress.step))
+            session.note(d.Happened("agent", "info", "auto", text, session.conductor.progress.step))
             await session.copies.flush()
             await session.copies.close()  # from here to the end without a pause: a trainer always has its conductor
             self.session = self.office.session = None

@@ -50,6 +50,9 @@ class Outlook:
         """What other agents are asked with on behalf of clients."""
         return self._own.door.keyring if self._own.door is not None else None
 
+    def alerts(self) -> m.Alerts:
+        return self._alerts.view
+
     def refusals(self, limit: int) -> tuple[m.Refused, ...]:
         if self._own.door is not None:
             self._own.door.settle()

@@ -130,6 +130,9 @@ class PlayedAgent:
         view = self._played.live.view
         return [(view.run, view.name, view.directory, view.state, self._played.started_at)]
 
+    def alerts(self) -> m.Alerts:
+        return self._played.live.alerts or m.Alerts(node=self.node)
+
     def led_elsewhere(self, run: str) -> str | None:
         return None
 

@@ -99,7 +99,7 @@ class Player:
 
     def _agent(self, number: int, node: str) -> PlayedAgent:
         control = sockets.new_socket(self._context, zmq.ROUTER, control=True)
-        live = sockets.new_socket(self._plain, zmq.PUB)
+        live = sockets.new_socket(self._plain, zmq.XPUB)
         listen = self._listen if number == 0 else "tcp://127.0.0.1:0"
         return PlayedAgent(node, self, control, live, listen, secrets.token_hex(8), version("trainctl"))
 

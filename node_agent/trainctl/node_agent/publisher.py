@@ -1,5 +1,6 @@
 """Live messages out: each gets this boot's next sequence number and is kept a while for those who missed it."""
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from trainctl.node_agent.listeners import Listeners
 from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 
@@ -15,10 +17,10 @@ KEPT_MESSAGES = 10_000
 
 
 class Publisher:
-    """The one writer of a PUB socket; `seq` is the last number given out."""
+    """The one writer of an XPUB socket; `seq` is the last number given out."""
 
     def __init__(self, socket: Any, boot: str) -> None:
-        self._socket, self.boot, self.seq = socket, boot, 0
+        self._socket, self._listeners, self.boot, self.seq = socket, Listeners(socket), boot, 0
         self._kept: deque[m.Live] = deque(maxlen=KEPT_MESSAGES)
         self.on_publish: Callable[[m.Live], None] = lambda _: None
         """Told of each message that is published."""
@@ -31,6 +33,8 @@ class Publisher:
     def turn_to(self, socket: Any) -> Any:
         """Publish on another socket from here on, on none if None; gives the one before. Numbers go on."""
         before, self._socket = self._socket, socket
+        if socket is not None:
+            self._listeners = Listeners(socket)
         return before
 
     def publish(self, message: m.Live) -> None:
@@ -56,7 +60,6 @@ class Publisher:
     def _send(self, message: m.Live | m.Heartbeat) -> None:
         if self._socket is None:
             return  # it is just being bound anew: subscribers will see the gap
-        try:
+        with contextlib.suppress(zmq.Again):  # no room for any subscriber: they will see the gap
             self._socket.send_multipart([m.TOPICS[type(message)], codec.encode(message)], zmq.DONTWAIT)
-        except zmq.Again:
-            return  # no room for any subscriber: they will see the gap
+        self._listeners.hear()

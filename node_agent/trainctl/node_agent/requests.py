@@ -57,6 +57,7 @@ class Surroundings(Protocol):
     def ended_as(self, run: str) -> tuple[m.RunState, str]: ...
     def led_elsewhere(self, run: str) -> str | None: ...
     def now(self) -> float: ...
+    def alerts(self) -> m.Alerts: ...
     def refusals(self, limit: int) -> tuple[m.Refused, ...]: ...
     @property
     def keys(self) -> Keyring | None: ...
@@ -107,7 +108,8 @@ async def _snapshot(request: m.SnapshotRequest, around: Surroundings) -> m.Snaps
     if directory is None:
         if request.run is not None:
             raise UnknownRunError("run", f"no run {request.run!r} on this node")
-        return _snapshot_of(request, around, boot, seq, None, None, (), (), ())
+        made = _snapshot_of(request, around, boot, seq, None, None, (), (), ())
+        return msgspec.structs.replace(made, alerts=around.alerts())
     try:
         read = await asyncio.to_thread(_read_snapshot, RunPaths(directory), request.columns)
     except InvalidInputError as error:
@@ -120,7 +122,9 @@ async def _snapshot(request: m.SnapshotRequest, around: Surroundings) -> m.Snaps
     if live is not None and live.last_step is not None:
         last, parts = live.last_step, tuple(sorted(live.rank_steps, key=lambda part: part.rank))
     made = _snapshot_of(request, around, boot, seq, view, last, parts, events, series)
-    return msgspec.structs.replace(made, alerts=live.alerts) if live is not None else made
+    if live is None and request.run is not None:
+        return made
+    return msgspec.structs.replace(made, alerts=live.alerts if live is not None else around.alerts())
 
 
 def _unreadable(run: str, error: InvalidInputError, at: float) -> m.Event:

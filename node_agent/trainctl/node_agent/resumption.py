@@ -52,10 +52,9 @@ class Resumption:
         """Whatever has to be agreed on with other nodes before `args.resume` is opened here. Raises InvalidInputError,
         and then nothing has changed but the terms that nodes have consented to."""
         run, node = args.resume or "", self._own.node
-        self._check_free(node)
         row = next((row for row in self._own.ledger.runs() if row.run == run), None)
         if row is None:
-            raise InvalidInputError("resume", f"no run {run!r} on {node}: only a node with a copy of its record can")
+            raise InvalidInputError("resume", f"no run {run!r} on {node}: it takes a node with a copy of its record")
         known = self._own.ledger.followed(run)
         if known is None and (command.node is None or self._leading.going_back == run):
             return Taken()
@@ -65,7 +64,7 @@ class Resumption:
                 raise InvalidInputError("resume", f"{node} has not been given the record of {run}: it never began here")
             out = {lead} if lead != node and not self._leading.peers.is_open(lead) else set[str]()
             missed = await self._check_reach(row, out, old_lead_is_off=args.old_lead_is_off)
-            claim = Claim(self._own, self._leading.peers, ended, lead, lambda: self._check_free(node), resume=True)
+            claim = Claim(self._own, self._leading.peers, ended, lead, self.check_free, resume=True)
             term = await claim.consented(args.old_lead_is_off)
         openings.own(ended.paths, term)
         self._own.ledger.saw(m.Generation(term, 0))
@@ -74,9 +73,9 @@ class Resumption:
         said = f"{node} conducts the run from here on, in term {term}; before it {lead} did"
         return Taken(without, tuple(text for text in (said if lead != node else "", missed) if text))
 
-    def _check_free(self, node: str) -> None:
-        """Whether a run that this node takes part in is still active."""
-        followed = self._following.followed
+    def check_free(self) -> None:
+        """Raises InvalidInputError while this node takes part in a run that another one conducts."""
+        node, followed = self._own.node, self._following.followed
         if followed is None:
             return
         lead, text = followed.known.lead, f"{node} takes part in {followed.run}, which {followed.known.lead} conducts"

@@ -59,7 +59,7 @@ class Warden:
 
 def new_live_socket(context: Any, door: Door | None) -> Any:
     """A socket that publishes, not bound yet; behind the door, if there is one."""
-    socket = sockets.new_socket(context, zmq.PUB, socket_class=zmq.Socket)
+    socket = sockets.new_socket(context, zmq.XPUB, socket_class=zmq.Socket)
     if door is not None:
         sockets.secure_server(socket, door.pair, LIVE)
         door.watch(context, socket, LIVE)

@@ -964,7 +964,7 @@ class Snapshot(Reply, tag="snapshot", frozen=True):
     events: tuple[Event, ...]  # newest 100, oldest first
     series: tuple[Series, ...]
     peers: tuple[PeerView, ...] = ()  # the cluster's other nodes
-    alerts: Alerts | None = None  # open ones; None: of a run that isn't active
+    alerts: Alerts | None = None  # open ones; None: of a run that was named and isn't active
 
 
 class History(Reply, tag="history", frozen=True):

@@ -19,10 +19,12 @@ DEFAULT_PORT = 7474
 MAX_FRAMES = 8
 SUBSCRIPTION_BYTES = 512
 """Largest frame a publisher takes: a handshake or a subscription, each byte of which costs it some 50."""
-CONTROL_WAITING = 100
+CONTROL_WAITING = 32
 """Most messages of one connection that wait at an agent's socket for requests: 64 KiB each at worst. What comes beyond
 waits on its sender's side."""
-LISTENING = (zmq.ROUTER, zmq.PUB)
+SUBSCRIPTIONS_WAITING = 16
+"""Most of what one subscriber said that waits to be taken in when the publisher uses its socket the next time."""
+LISTENING = (zmq.ROUTER, zmq.XPUB)
 """Kinds that are bound and connected to. They send no heartbeats of their own: libzmq 4.3.5 aborts the process when one
 is due on a connection whose peer has gone while more of it waits than the socket takes (RCVHWM). They answer those of
 their peers, and by the time to live in these they notice that a peer is gone."""
@@ -35,7 +37,7 @@ def new_socket(context: Any, kind: int, *, control: bool = False, socket_class: 
         _seed_identities()
     socket = context.socket(kind, socket_class=socket_class)
     socket.setsockopt(zmq.LINGER, 0)
-    limit = SUBSCRIPTION_BYTES if kind == zmq.PUB else CONTROL_FRAME_BYTES if control else FRAME_BYTES
+    limit = SUBSCRIPTION_BYTES if kind == zmq.XPUB else CONTROL_FRAME_BYTES if control else FRAME_BYTES
     socket.setsockopt(zmq.MAXMSGSIZE, limit)
     # Half as long where idle connections may hold all descriptors: of 600 at 256 the last round is over in 2 s.
     socket.setsockopt(zmq.HANDSHAKE_IVL, 1000 if kind in LISTENING else 2000)
@@ -48,8 +50,9 @@ def new_socket(context: Any, kind: int, *, control: bool = False, socket_class: 
     socket.setsockopt(zmq.RECONNECT_IVL, 200)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5000)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, 3000)
-    if kind == zmq.PUB:
+    if kind == zmq.XPUB:
         socket.setsockopt(zmq.SNDHWM, 1000)
+        socket.setsockopt(zmq.RCVHWM, SUBSCRIPTIONS_WAITING)
     elif kind == zmq.SUB:
         socket.setsockopt(zmq.RCVHWM, 10000)
     elif kind == zmq.ROUTER:
@@ -169,7 +172,7 @@ async def _receive(socket: Any) -> list[Any]:
     frames = [await socket.recv(copy=False)]
     count = 1
     while socket.getsockopt(zmq.RCVMORE):
-        frame = await socket.recv(copy=False)
+        frame = await socket.recv(zmq.DONTWAIT, copy=False)  # it came with the first; to wait for it costs much
         count += 1
         if count <= MAX_FRAMES:
             frames.append(frame)

@@ -126,7 +126,10 @@ def _held(alert: m.AlertView, *, short: bool = False) -> str:
 def _nothing(state: ViewState) -> list[Line]:
     """No alert is open: what is watched, where there is room to say it."""
     if state.run is None or not state.active:
-        return [ln.line(Piece("no run is active: nothing is watched", "dim"))]
+        return [
+            ln.line(Piece("no alert is open", "good")),
+            ln.line(Piece("no run is active: of each machine only its disk is watched", "dim")),
+        ]
     made: list[Line] = [ln.line(Piece("no alert is open", "good")), (), ln.line(Piece("watched", "label"))]
     made += [ln.line(Piece(f"  {name:<13}", "text"), Piece(kind.summary, "dim")) for name, kind in KINDS.items()]
     return made

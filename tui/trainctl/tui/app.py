@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import gc
 import os
 import signal
 import threading
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from trainctl.tui.orders import Follower
 
 REPAINT_SECONDS = 0.5
+COLLECT_SECONDS = 30.0
+"""How often what screens and dialogs left behind is given back: as they are cycles, it would grow for many minutes."""
 WORD_KEYS = {"alt+b": "ctrl+left", "alt+f": "ctrl+right", "alt+backspace": "ctrl+w"}
 """In a text alt with these goes by words."""
 
@@ -142,6 +145,9 @@ class TrainctlApp(App[int]):
 
     def key_hints(self) -> list[KeyHint]:
         """The live bindings that are to be seen, in the order of their declaration."""
+        own: Callable[[], list[KeyHint]] | None = getattr(self.screen, "hints", None)
+        if own is not None:
+            return own()
         paused = self.shown.run is not None and self.shown.run.state in ("pausing", "paused")
         made = []
         for binding in self._active():
@@ -169,6 +175,7 @@ class TrainctlApp(App[int]):
         self.run_worker(self.feed.keep_up(), group="follow")
         self.run_worker(self.feed.attend(lambda: self.read_only), group="attend")
         self.set_timer(self._rhythm.seconds, self._repaint)
+        self.set_interval(COLLECT_SECONDS, lambda: gc.collect())  # Textual takes no built-in function
         self._leave_on_hangup()
         if self._config_problems:
             first, more = self._config_problems[0], len(self._config_problems) - 1

@@ -16,8 +16,17 @@ from typer.core import TyperGroup
 
 from trainctl.protocol.errors import InvalidInputError, SeveralInvalidError, TrainctlError, UnreachableError
 from trainctl.tui import calls, output, places
-from trainctl.tui.cli_commands import LateCommands
-from trainctl.tui.cli_options import ClusterFile, Config, Connect, ReadOnly, ServerKey, config_of, where
+from trainctl.tui.cli_commands import LateCommands, refuse_changes
+from trainctl.tui.cli_options import (
+    ClusterFile,
+    Config,
+    Connect,
+    ReadOnly,
+    ServerKey,
+    config_of,
+    share_server_key,
+    where,
+)
 from trainctl.tui.cli_values import spare_validator
 from trainctl.tui.outcome import INTERRUPTED
 
@@ -28,12 +37,15 @@ MOST_DEMO_NODES = 8
 
 
 class _Group(TyperGroup):
-    """Has the subcommands of all files, and ends quietly when the reader of standard output has gone, which the parser
-    library would call a failure."""
+    """Has the subcommands of all files, of which whatever takes --connect takes --server-key; and ends quietly when
+    the reader of standard output has gone, which the parser library would call a failure."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.commands = cast("MutableMapping[str, Any]", LateCommands(self.commands))
+        self.commands = cast("MutableMapping[str, Any]", LateCommands(self.commands, self._complete))
+
+    def _complete(self, command: Any) -> None:
+        share_server_key(next(option for option in self.params if option.name == "server_key"), command)
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         with _quiet_pipe():  # --help prints here
@@ -42,6 +54,11 @@ class _Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with _quiet_pipe():
             return super().invoke(ctx)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if ctx.params.get("read_only") and not ctx.resilient_parsing:
+            refuse_changes(args)
+        return super().resolve_command(ctx, args)
 
 
 @contextlib.contextmanager
@@ -80,10 +97,6 @@ def root(
     if version:
         output.say(f"trainctl {_program_version()}")
         raise typer.Exit
-    if server_key is not None:
-        from trainctl.protocol import keys
-
-        keys.check_public(server_key)
     if ctx.invoked_subcommand is not None:
         return 0
     return _full_screen(where(ctx, connect, cluster), read_only=read_only, config=config)

@@ -2,10 +2,12 @@
 what only the others need."""
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import typer
+
+from trainctl.protocol.errors import InvalidInputError
 
 FILES = {
     "run": "cli_runs", "check": "cli_runs",
@@ -17,6 +19,19 @@ FILES = {
     "cluster": "cli_cluster",
 }  # fmt: skip
 """Where each is, in the order of the help."""
+CHANGING = frozenset({
+    "run", "send", "promote", "demo", "init", "keys new", "keys authorize", "keys revoke", "cluster add",
+    "cluster remove",
+})  # fmt: skip
+"""Those that change a run, the cluster, or who may do what: `--read-only` refuses them."""
+
+
+def refuse_changes(words: Sequence[str]) -> None:
+    """Of a command line after the program's own options. Raises InvalidInputError for what changes something."""
+    changing = next((name for name in (" ".join(words[:1]), " ".join(words[:2])) if name in CHANGING), None)
+    if changing is not None:
+        raise InvalidInputError("--read-only", f"{changing} changes something: without it, or status, watch, attach")
+
 
 SUMMARIES = {
     "demo": "A small real model, trained by a few agents on this machine.",
@@ -40,16 +55,21 @@ SUMMARIES = {
 
 
 class LateCommands(Mapping[str, Any]):
-    """The commands of `own`, then those of FILES."""
+    """The commands of `own`, then those of FILES, each completed as it is built."""
 
-    def __init__(self, own: Mapping[str, Any]) -> None:
-        self._built = dict(own)
+    def __init__(self, own: Mapping[str, Any], complete: Callable[[Any], None]) -> None:
+        self._built, self._complete = dict(own), complete
         self._names = [*own, *FILES]
+        for command in own.values():
+            complete(command)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._built:
             module = importlib.import_module(f"trainctl.tui.{FILES[name]}")
-            self._built |= typer.main.get_group(module.app).commands
+            found = typer.main.get_group(module.app).commands
+            for command in found.values():
+                self._complete(command)
+            self._built |= found
         command = self._built[name]
         command.short_help = SUMMARIES.get(name, command.short_help)
         return command

@@ -49,7 +49,7 @@ def status(
 
 @app.command()
 def alerts(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = None, json: Json = False) -> int:
-    """The open alerts of the active run, those that call for somebody first."""
+    """The open alerts of the active run, or without one of the agent's machine; those that call for somebody first."""
     snapshot = calls.call(address_of(ctx, connect, cluster), lambda client: client.snapshot(0), lead=True)
     told = snapshot.alerts
     found = told.alerts if told is not None else ()
@@ -58,7 +58,7 @@ def alerts(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = N
     elif found:
         output.say(output.alerts_table(found))
     else:
-        output.tell("no alert is open" if told is not None else "no run is active: nothing is watched")
+        output.tell("no alert is open")
     return 0
 
 

@@ -1,5 +1,6 @@
 """The options that subcommands share, and which agent they mean by them."""
 
+import copy
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,6 +9,15 @@ import typer
 from typer.core import TyperGroup
 
 from trainctl.tui import calls, places
+
+
+def _checked_key(key: str | None) -> str | None:
+    if key is None:
+        return None
+    from trainctl.protocol import keys
+
+    return keys.check_public(key)
+
 
 Connect = Annotated[
     str | None,
@@ -31,6 +41,7 @@ ServerKey = Annotated[
     str | None,
     typer.Option(
         "--server-key",
+        callback=_checked_key,
         metavar="KEY",
         help="The public key of the agent, where the cluster file names none for it (else $TRAINCTL_SERVER_KEY).",
         show_default=False,
@@ -60,6 +71,22 @@ def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> plac
     found = None if given else places.cluster_file(file)
     places.use_keys(found if file is not None else None, root.get("server_key"))
     return places.Where((given or calls.DEFAULT_ADDRESS,)) if found is None else places.Where(found.addresses, found)
+
+
+def share_server_key(given: Any, command: Any) -> None:
+    """Have a command that takes --connect, or each below it that does, take the option `given` too, as `where` finds
+    it."""
+    for below in getattr(command, "commands", {}).values():
+        share_server_key(given, below)
+    if any(option.name == "connect" for option in command.params):
+        shared = copy.copy(given)
+        shared.expose_value, shared.callback = False, _keep_key
+        command.params.append(shared)
+
+
+def _keep_key(ctx: typer.Context, _: Any, key: str | None) -> None:
+    if key is not None:
+        ctx.find_root().params["server_key"] = _checked_key(key)
 
 
 def config_of(ctx: typer.Context, config: Path | None) -> Path | None:

@@ -37,30 +37,34 @@ class _Late:
         """As the library's own; raises its usage errors."""
         if value is None:
             return () if param.multiple or param.nargs == -1 else None
-        if self._info.parser is None and self._is_plain(value):
-            return value
-        if isinstance(value, str) and (found := self._simple(value)) is not None:
-            return found
-        return self._make().coerce(value, param=param, ctx=ctx)
+        if self._info.parser is None:
+            if self._annotation == list[str] and isinstance(value, list | tuple):
+                return list(value)
+            if self._is_plain(value):
+                return value
+            if isinstance(value, str) and (found := self._simple(value)) is not None:
+                return found
+        return self.own.coerce(value, param=param, ctx=ctx)
+
+    @property
+    def own(self) -> Any:
+        """What the library itself would coerce with."""
+        return self._make()
 
     def _is_plain(self, value: Any) -> bool:
         """Whether a value is what is wanted already: text, one of the choices, or the declared default."""
         wanted = self._annotation
         if get_origin(wanted) is Literal:
             return value in get_args(wanted)
-        if get_origin(wanted) is list:
-            return get_args(wanted) == (str,) and isinstance(value, list | tuple)
         return isinstance(value, str) if wanted is str else value is self._default and isinstance(value, wanted)
 
     def _simple(self, text: str) -> Any:
         """A plain number within its limits, or the path of what can be read; None for all else."""
-        if self._info.parser is not None:
-            return None
         if self._annotation in (int, float) and text.isascii() and text.isdigit() and len(text) < 16:
             number = self._annotation(text)
             low, high = self._info.min, self._info.max
             return number if (low is None or low <= number) and (high is None or number <= high) else None
-        if self._annotation is Path and self._any_path and os.access(text, os.R_OK):
+        if self._annotation is Path and self._any_path and "\0" not in text and os.access(text, os.R_OK):
             return Path(text)
         return None
 

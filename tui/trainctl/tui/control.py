@@ -95,8 +95,13 @@ def form(verb: str, state: ViewState, rank: int | None = None, values: Mapping[s
         for item in _fields(verb, state, rank)
     )
     blocked = ""
-    if verb != "start-run" and run is None:
+    idle = verb in ("acknowledge", "mute") and not state.active  # about a machine: that takes no run
+    if verb != "start-run" and run is not None and run.recording:
+        blocked = "a recording takes no commands"
+    elif verb != "start-run" and run is None and not idle:
         blocked = "there is no run to command"
+    elif idle:
+        blocked = ""
     elif verb != "start-run" and run is not None and run.state not in m.ACTIVE_RUN_STATES and verb != "note":
         blocked = f"the run has {'failed' if run.state == 'failed' else 'ended'}: {verb} has nothing to act on"
     elif verb == "rebalance" and len(live_ranks(run)) < 2:
@@ -107,7 +112,7 @@ def form(verb: str, state: ViewState, rank: int | None = None, values: Mapping[s
         blocked = "no node is drained or has failed"
     return Form(
         verb, _TITLES.get(verb, verb), fields, changes, keeps,
-        run=run.run if run and verb != "start-run" else None,
+        run=run.run if run and verb != "start-run" and not idle else None,
         if_plan=run.plan_version if run and verb in _PLAN_VERBS else None,
         ask_yes=verb in ("stop", "promote"), blocked=blocked,
     )  # fmt: skip

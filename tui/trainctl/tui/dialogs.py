@@ -13,11 +13,12 @@ from textual.widgets import Input, Label
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui import changes, control
 from trainctl.tui import format as f
+from trainctl.tui.bottom import KeyHint
 from trainctl.tui.calls import Order
 from trainctl.tui.clock import Clock
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, line, wrap
-from trainctl.tui.previews import preview
+from trainctl.tui.previews import changes_nothing, preview
 from trainctl.tui.widgets import Choice, Field, Lines
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class CommandDialog(ModalScreen[None]):
         self.form, self._glyphs = form, glyphs
         self.progress: control.Progress | None = None
         self.order: Order | None = None
+        self.idle = False  # the command would change nothing
 
     @property
     def _owner(self) -> "TrainctlApp":
@@ -116,13 +118,32 @@ class CommandDialog(ModalScreen[None]):
         """Checks what is typed, as the agent will, and says what it would do."""
         if self.progress is not None or not self._is_there:
             return
-        self.order = None
+        self.order, self.idle = None, False
         try:
             self.order = self.made_order()
         except InvalidInputError as error:
-            self._say(Piece(str(error), "bad"))
+            self._say(Piece("" if self._is_untouched or self.form.blocked else str(error), "bad"))
             return
-        self._say(self.finding(self.order))
+        sends = not self._owner.read_only and not self.form.blocked
+        self.idle = sends and changes_nothing(self.order, self._owner.shown)
+        self._say(Piece("nothing changes: it is so already", "label") if self.idle else self.finding(self.order))
+
+    @property
+    def _is_untouched(self) -> bool:
+        """Whether a field still waits for its first character and none was changed."""
+        values = self.values()
+        return any(not item.value for item in self.form.fields) and all(
+            values[item.name] == item.value for item in self.form.fields
+        )
+
+    def hints(self) -> list[KeyHint]:
+        """What its keys do now, for the bottom line."""
+        close = KeyHint("esc", "close", "screen.close", "escape")
+        if self.progress is not None or self.form.blocked or self._owner.read_only:
+            return [close]
+        if self.form.ask_yes:
+            return [KeyHint("y", "yes", "screen.yes", "y"), KeyHint("n", "no", "screen.no", "n"), close]
+        return [close] if self.idle else [KeyHint("enter", "send", "screen.send", "enter"), close]
 
     def made_order(self) -> Order:
         """The command that the fields mean. Raises InvalidInputError naming the one that is wrong."""
@@ -154,6 +175,8 @@ class CommandDialog(ModalScreen[None]):
         if self.form.ask_yes:
             asked = Piece("stop it? " if self.form.verb == "stop" else "do it? ", "strong")
             return line(asked, Piece("y", "key", "screen.yes"), "/", Piece("N", "key", "screen.close"))
+        if self.idle:
+            return line(Piece("enter", "key", "screen.close"), Piece(" or ", "label"), *_CLOSES)
         return line(Piece("enter", "key", "screen.send"), Piece(" sends  ", "label", "screen.send"), *_CLOSES)
 
     def action_yes(self) -> None:
@@ -168,7 +191,7 @@ class CommandDialog(ModalScreen[None]):
         if self.progress is not None:
             return
         self._judge()
-        if self.form.ask_yes:
+        if self.form.ask_yes or self.idle:
             self.action_close()
         else:
             self._send()

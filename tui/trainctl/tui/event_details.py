@@ -31,11 +31,12 @@ def lines(
         ("text", event.text.replace("→", glyphs.arrow)),
         ("step", f"{event.step:,}" if event.step is not None else ""),
         ("generation", str(event.generation) if event.generation is not None else ""),
-        ("before", event.before or ""), ("after", event.after or ""), ("outcome", event.outcome or ""),
+        ("before", event.before or ""),
+        ("after", (event.after or "") if event.kind != "alert" else ""), ("outcome", event.outcome or ""),
         ("severity", "" if event.severity == "info" else event.severity),
         ("undoes", f"{undid.verb} @{undid.step or 0:,}" if undid is not None else ""),
         ("effect", effects.figures(effect, event, glyphs) if event.kind == "command" or effect is not None else ""),
-        ("command id", event.command or ""),
+        ("alert id", (event.after or "") if event.kind == "alert" else ""), ("command id", event.command or ""),
     ]  # fmt: skip
     made: list[Line] = [()]
     for name, value in fields:

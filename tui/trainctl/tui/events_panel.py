@@ -14,20 +14,33 @@ from trainctl.tui.lines import Line, Piece, clean, fit, line, shorten, spread, w
 from trainctl.tui.model import ViewState
 
 MAX_MARKS = 9
-ALERTS = {"warning": ("ALERT ", "warning"), "error": ("ERROR ", "bad")}
 _WHO_CELLS = 7
 _UNMARKED = (None, "note", "acknowledge", "mute")
 """Commands that leave the training alone get no number."""
 
 
+def label(event: m.Event) -> tuple[str, str]:
+    """The word before an event that is out of the common run, and the role of its text. A command that was refused
+    says so itself."""
+    if event.severity == "error":
+        return "ERROR ", "bad"
+    if event.severity != "warning":
+        return "", "text"
+    if event.kind == "command":
+        outcome = event.outcome or ""
+        return "" if outcome in event.text else f"{outcome} ", "warning"
+    return "ALERT " if event.kind == "alert" else "WARN ", "warning"
+
+
 def numbered(state: ViewState) -> dict[int, str]:
-    """Event id -> number, for the last nine commands that took effect; the charts carry the same numbers."""
+    """Event id -> number, for the last nine commands that took effect; the charts carry the same numbers. It is the
+    id, so that it stays as it is when more commands come, and is the same to everyone."""
     effective = [
         event.id
         for event in state.run_events
         if event.kind == "command" and changes.took_effect(event) and event.verb not in _UNMARKED
     ]
-    return {event: str(index) for index, event in enumerate(effective[-MAX_MARKS:], 1)}
+    return {event: str(event) for event in effective[-MAX_MARKS:]}
 
 
 def marks(state: ViewState) -> tuple[Mark | Change, ...]:
@@ -54,7 +67,7 @@ def lines(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyph
 
 def event_line(event: m.Event, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, number: str = "") -> Line:
     """One event in `columns` cells; its end carries the measured effect and the number of its mark."""
-    alert, role = ALERTS.get(event.severity, ("", "text"))
+    alert, role = label(event)
     head = line(
         Piece(f"{f.clock(event.at, clock.wall(), clock.zone)} ", "dim"),
         Piece(shorten(clean(event.by or "-"), _WHO_CELLS, glyphs.ellipsis).ljust(_WHO_CELLS) + " ", "label"),

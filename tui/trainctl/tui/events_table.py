@@ -82,12 +82,13 @@ def _ends(row: EventRow, context: Context) -> Line:
     number = context.numbers.get(row.event.id, "")
     effect = Piece(events_panel.effect_text(row.effect) if row.effect is not None else "",
                    events_panel.effect_role(row.effect))  # fmt: skip
-    return (*fit(line(effect), _EFFECT), Piece(f"  {number:1}", "mark"))
+    mark = max((len(text) for text in context.numbers.values()), default=1)
+    return (*fit(line(effect), _EFFECT), Piece(f"  {number:>{mark}}", "mark"))
 
 
 def _narrow(row: EventRow, columns: int, when: int, context: Context) -> Line:
     event, glyphs = row.event, context.glyphs
-    alert, role = events_panel.ALERTS.get(event.severity, ("", "text"))
+    alert, role = events_panel.label(event)
     start = line(Piece(f"{_when(row, context):<{when}} ", "dim"), _who(event, glyphs), Piece(alert, role))
     tail = _ends(row, context)
     room = max(columns - width(start) - width(tail) - 1, 1)
@@ -98,7 +99,7 @@ def _narrow(row: EventRow, columns: int, when: int, context: Context) -> Line:
 
 def _wide(row: EventRow, columns: int, when: int, step: int, context: Context) -> Line:
     event, glyphs = row.event, context.glyphs
-    alert, role = events_panel.ALERTS.get(event.severity, ("", "text"))
+    alert, role = events_panel.label(event)
     room = columns - when - _WHO - _WHAT - step - _OUTCOME - _EFFECT - 9
     told = shorten(alert + change_text(event, glyphs) + _undoes(event, context), room - 1, glyphs.ellipsis)
     outcome = "undone" if row.undone else event.outcome or ""

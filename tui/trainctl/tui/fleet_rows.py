@@ -170,8 +170,10 @@ def fleet_rate(state: ViewState) -> float | None:
 
 def efficiency(state: ViewState) -> float | None:
     """The fleet's rate over the sum of the live ranks' own, all by steps of the present plan; None before it has done
-    a few, or while one is unknown."""
+    a few, or while one is unknown, as the others' are to a node that doesn't conduct."""
     ranks = state.run.ranks if state.run else ()
+    if state.run is None or sum(view.share for view in ranks) < state.run.global_batch:
+        return None
     live = [view for view in ranks if view.state == "done" or view.state not in pace.OUT_STATES]
     own = [_by_plan(state, "own_tokens_per_second", view.rank) for view in live if view.state != "hung"]
     fleet, known = _by_plan(state, "tokens_per_second"), [rate for rate in own if rate]

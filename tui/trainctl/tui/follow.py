@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError, UnreachableError
 from trainctl.tui import output, piped
+from trainctl.tui.conducting import Records, conducting
 
 if TYPE_CHECKING:
     from trainctl.protocol.client import Client, Connection
@@ -74,11 +75,13 @@ async def lines(
     from_start: bool = False,
     until_end: bool = False,
     after_event: int | None = None,
+    everywhere: bool = False,
 ) -> "AsyncIterator[Line | Connection | Restarted]":
     """News of `run` (default: whichever is active) as it comes, how the line to the agent is, and its restarts.
 
     A RunView comes when the run's state changes. `after_event` is the last event already shown; with `until_end` it
-    stops once the run has ended. Raises UnreachableError if no agent answers at first; later it waits for one.
+    stops once the run has ended; `everywhere` goes on with another node's agent when that conducts. Raises
+    UnreachableError if no agent answers at first; later it waits for one.
     """
     first = await client.snapshot(0, run)
     place = Place(run or (first.run.run if first.run is not None else ""))
@@ -88,14 +91,15 @@ async def lines(
         place.event = after_event
     for view in _own_view(place, first):  # the attachment below may be of another run and never tell it
         yield view
-    connection, boot = "connecting", first.boot
-    attachment: Any = client.attach(0)
-    async with contextlib.aclosing(attachment):
+    connection, boots = "connecting", {first.node.node: first.boot}
+    attachment: Any = conducting(client) if everywhere else client.attach(0)
+    async with contextlib.aclosing(attachment), Records(client, first.node.node) as records:
         while not (until_end and place.ended):
             item = await anext(attachment)
             if isinstance(item, m.Snapshot):
-                if item.boot != boot:
-                    boot = item.boot
+                client = await records.of(item.node)
+                if boots.setdefault(item.node.node, item.boot) != item.boot:
+                    boots[item.node.node] = item.boot
                     yield Restarted()
                 if run is None and item.run is not None and item.run.run != place.run:
                     place = Place(item.run.run)  # begun while nobody listened: all of it is news
@@ -104,7 +108,7 @@ async def lines(
                 if run is None and isinstance(item, m.RunView) and item.run != place.run:
                     place = Place(item.run)
                 news = [item] if _concerns(item, place.run) and place.passes(item) else []
-            elif isinstance(item, m.RankStep | m.HostReading | m.Heartbeat | m.Alerts):
+            elif isinstance(item, m.RankStep | m.HostReading | m.Heartbeat | m.Alerts | m.NodeView):
                 continue
             else:
                 if item.state != connection:
@@ -113,8 +117,8 @@ async def lines(
                 continue
             for piece in news:
                 yield piece
-    for piece in await missed(client, place):
-        yield piece
+        for piece in await missed(client, place):
+            yield piece
 
 
 async def missed(client: "Client", place: Place) -> list[Line]:
@@ -155,7 +159,7 @@ async def show(client: "Client", keep: Callable[[Line], bool], *, json: bool, **
     """Print what `keep` keeps of `lines(**options)`; the run's last known state when it ends."""
     view: m.RunView | None = None
     async with attending(client), piped.reader_watched():
-        async for item in lines(client, **options):
+        async for item in lines(client, everywhere=True, **options):
             if isinstance(item, m.RunView):
                 view = item
             if not isinstance(item, m.StepCommitted | m.Event | m.RunView) or keep(item):

@@ -1,6 +1,8 @@
 """The characters the screen draws with: Unicode, and the ASCII that stands in where the locale cannot show it."""
 
 import locale
+import os
+import sys
 from dataclasses import dataclass
 
 
@@ -52,6 +54,12 @@ def to_ascii(text: str) -> str:
 
 
 def for_locale() -> Glyphs:
-    """Unicode where the locale's encoding can carry it, else ASCII."""
-    encoding = locale.getpreferredencoding(False).lower().replace("-", "").replace("_", "")
+    """Unicode where the locale's encoding can carry it, else ASCII.
+
+    Python takes the C locale for UTF-8: it says so in its own encoding, and unless LC_ALL forbids it in LC_CTYPE too.
+    """
+    by_itself = sys.flags.utf8_mode and "PYTHONUTF8" not in os.environ
+    if by_itself and (os.environ.get("LC_ALL") or os.environ.get("LANG")) in ("C", "POSIX"):
+        return ASCII
+    encoding = locale.getencoding().lower().replace("-", "").replace("_", "")
     return UNICODE if encoding in ("utf8", "utf8sig", "utf16", "utf32") else ASCII

@@ -358,7 +358,7 @@ def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
     parts = _frozen({**state.parts, step.rank: (*known, step)[-RECENT_PARTS:]})
     laps = _frozen({**state.laps, step.rank: (*state.laps.get(step.rank, ()), step)[-RECENT_LAPS:]})
     state = _with(state, ranks=ranks, parts=parts, laps=laps)
-    if all(part.step >= step.step for part in pace.common_parts(state).values()):
+    if not pace.awaited(state, step.step) and all(part.step >= step.step for part in pace.common_parts(state).values()):
         state = _with(state, slow=pace.straggler(state, state.slow))
     return _record(state, step.step, values)
 

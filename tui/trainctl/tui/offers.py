@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from trainctl.tui import copying, events_panel, split, undo, undo_dialog
+from trainctl.tui import copying, split, undo, undo_dialog
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.lines import clean, shorten
 from trainctl.tui.popups import Chooser
@@ -20,9 +20,7 @@ def offer_undo(app: "TrainctlApp") -> None:
         app.notify("nothing to undo: no change of this run has an inverse now", severity="warning")
         return
     words = [undo_dialog.line_of(inverse, app.clock) for inverse in found]
-    numbers = events_panel.numbered(state)
-    keys = [numbers.get(inverse.event.id, "") for inverse in found]
-    chooser = Chooser("undo which change?", words, "opens its dialog", app.glyphs, keys=keys)
+    chooser = Chooser("undo which change?", words, "opens its dialog", app.glyphs)
     app.push_screen(chooser, lambda index: open_undo(app, found[index]) if index is not None else None)
 
 

@@ -132,9 +132,8 @@ def fleet_lines(
     shown."""
     if state.run is None:
         why = ln.clean(state.connection.why) if state.connection.state != "connected" else ""
-        waiting = ln.line(
-            ln.Piece(why, "warning") if why else ln.Piece("no run yet: trainctl run RUN.toml starts one", "dim")
-        )
+        nothing = "no run yet: trainctl run RUN.toml starts one" if state.heard_at is not None else "connecting"
+        waiting = ln.line(ln.Piece(why, "warning") if why else ln.Piece(nothing, "dim"))
         return [ln.fit(waiting if row == 0 else (), columns) for row in range(room)]
     total = _with_total(rows, len(state.run.ranks))
     table = fleet.lines(state, clock, columns, glyphs, total=total, selected=selected, wanted=wanted, room=room)

@@ -97,6 +97,16 @@ def common_parts(state: "ViewState") -> dict[int, m.RankStep]:
     return {rank: steps[-1] for rank, steps in _common(state, 0).items()}
 
 
+def awaited(state: "ViewState", step: int) -> bool:
+    """Whether a rank that has reported before still has to report this step; quickly told, for it is asked at each
+    report, and reports come in the order of the ranks."""
+    for view in reversed(state.run.ranks if state.run else ()):
+        own = state.parts.get(view.rank)
+        if own and own[-1].step < step and view.state not in SILENT_STATES:
+            return True
+    return False
+
+
 def _common(state: "ViewState", first_step: int) -> dict[int, list[m.RankStep]]:
     """Each reporting rank's parts of the steps from `first_step` on that all of them reported, oldest first."""
     by_rank = {

@@ -24,6 +24,7 @@ class Popup(ModalScreen[T]):
 
     DEFAULT_CSS = """
     Popup { align: center middle; background: $background 55%; }
+    Popup:ansi { background: transparent; }
     Popup #popup { width: 76; max-width: 100%; height: auto; max-height: 100%; padding: 0 2; border: round $accent;
       border-title-color: $accent; border-title-style: bold; background: $surface; }
     Popup.ascii #popup { border: ascii $accent; }

@@ -13,6 +13,7 @@ from trainctl.tui.calls import Order
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Piece, clean
 from trainctl.tui.model import ViewState
+from trainctl.tui.pace import live_ranks
 from trainctl.tui.refusals import refusal
 
 
@@ -21,6 +22,23 @@ def preview(order: Order, state: ViewState, glyphs: Glyphs) -> Piece:
     it."""
     problem = refusal(order, state)
     return Piece(problem, "bad") if problem else Piece(_promise(order, state, glyphs), "strong")
+
+
+def changes_nothing(order: Order, state: ViewState) -> bool:
+    """Whether all is as the command would have it already."""
+    run, value = state.run, order.args.get("value")
+    if run is None:
+        return False
+    match order.verb:
+        case "resize-batch":
+            views = [view for view in live_ranks(run) if order.node in (None, view.node)]
+            return bool(views) and all(view.micro_batch == order.args.get("micro") for view in views)
+        case "set-lr":
+            as_shown = float(f.scientific(run.learning_rate))
+            return value in (run.learning_rate, as_shown) and order.args.get("schedule", "scale") == "scale"
+        case "set-global-batch":
+            return value == run.global_batch
+    return False
 
 
 def _promise(order: Order, state: ViewState, glyphs: Glyphs) -> str:

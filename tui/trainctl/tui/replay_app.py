@@ -120,7 +120,9 @@ def run_replay(directory: Path, speed: float) -> int:
         found = running.configuration()
         app = ReplayApp(source, **running.options(found))
         return running.run(
-            app, found, lambda: f"left the replay of {source.paths.directory.name} at step {source.head.step:,}"
+            app,
+            found,
+            lambda: f"left the replay of {source.paths.directory.resolve().name} at step {source.head.step:,}",
         )
 
 

@@ -6,7 +6,7 @@ No agent is needed and nothing is written. The place is moved by playing and by 
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -43,6 +43,7 @@ class ReplaySource:
             raise InvalidInputError(str(directory), "its record has no step: there is nothing to replay")
         self._view = msgspec.json.decode(text, type=m.RunView)
         first = self._reader.steps(limit=1)[0][0]
+        self._view = _with_all_ranks(self._view, self._reader, (first.step, last.step))
         self.head = Playhead(first.step, last.step, speed=speed)
         self._began_at, self._last_at = first.committed_at - first.step_seconds, last.committed_at
         self.at = first.committed_at  # the time of day that is shown, in Unix seconds
@@ -238,6 +239,21 @@ class ReplaySource:
             page, more = self._reader.events(found[-1].id if found else 0, PAGE)
             found += page
         return tuple(found)
+
+
+def _with_all_ranks(view: m.RunView, reader: RecordReader, steps: Sequence[int]) -> m.RunView:
+    """The view with every rank that has a part in the record: the one of a node that didn't conduct has its own
+    alone. `steps` are where the others' nodes are looked for; `view` at the record's end."""
+    last = {part.rank: part for part in reader.rank_steps(max(steps))}
+    nodes = {part.rank: part.node for step in steps for part in reader.rank_steps(step)}
+    known = {rank.rank for rank in view.ranks}
+    state: m.RankState = "run" if view.state in m.ACTIVE_RUN_STATES else "done"
+    others = []
+    for rank in sorted(set(reader.ranks()) - known):
+        blank = m.RankView(rank, nodes.get(rank, f"rank {rank}"), state, view.started_at, share=0, micro_batch=0)
+        found = _rank_at(blank, last.get(rank), view.started_at)
+        others.append(msgspec.structs.replace(found, state=state) if rank in last else found)
+    return msgspec.structs.replace(view, ranks=tuple(sorted((*view.ranks, *others), key=lambda item: item.rank)))
 
 
 def _rank_at(rank: m.RankView, part: m.RankStep | None, at: float) -> m.RankView:

@@ -96,12 +96,12 @@ def empty(capacity: int = CAPACITY, bucket_steps: int = 1) -> Window:
 def add(window: Window, step: int, value: float) -> Window:
     """The window with one more value; a step seen before adds to its bucket, for a redo must not hide what it redid."""
     start = _bucket(step, window.bucket_steps)
-    place = int(np.searchsorted(window.first, start))
     finite = math.isfinite(value)
+    if not len(window) or start > window.first[-1]:  # as nearly always
+        return fold(_appended(window, start, value, finite))
+    place = int(np.searchsorted(window.first, start))
     if place < len(window) and window.first[place] == start:
         return _merge_value(window, place, value, finite)
-    if place == len(window):
-        return fold(_appended(window, start, value, finite))
     made = Window(
         bucket_steps=window.bucket_steps,
         first=np.insert(window.first, place, start),
@@ -201,20 +201,24 @@ def lately(window: Window, steps: int) -> float | None:
 
 
 def trend(window: Window, over_steps: int) -> float | None:
-    """Relative change per `over_steps` steps: least-squares slope over the last `over_steps`, over their mean.
+    """Relative change over the last `over_steps` steps: the mean of the newest sixteenth of them, against that of as
+    many steps just before them.
 
-    None unless at least eight buckets span four fifths of them.
+    None while the window doesn't go back that far, or either has no finite value.
     """
-    recent = tail(window, window.newest_step - over_steps + 1)
-    mean = recent.mean
-    good = np.isfinite(mean)
-    if good.sum() < 8 or recent.newest_step - int(recent.first[0]) + 1 < 0.8 * over_steps:
+    size = max(over_steps // 16, window.bucket_steps)
+    end = window.newest_step
+    now, then = _mean_of(window, end - size + 1, end), _mean_of(window, end - over_steps - size + 1, end - over_steps)
+    if not len(window) or int(window.first[0]) > end - over_steps - size + 1 or now is None or not then:
         return None
-    x = recent.first[good].astype(np.float64)
-    y = mean[good]
-    level = float(np.mean(y))
-    x = x - x.mean()
-    return float(x @ y / (x @ x)) * over_steps / abs(level) if level else None
+    return (now - then) / abs(then)
+
+
+def _mean_of(window: Window, first_step: int, last_step: int) -> float | None:
+    """Mean of the finite values of the buckets that begin within the two steps."""
+    within = (window.first >= first_step) & (window.first <= last_step)
+    count = float(np.sum(window.count[within]))
+    return float(np.sum(window.total[within])) / count if count else None
 
 
 def _bucket(step: int, bucket_steps: int) -> int:

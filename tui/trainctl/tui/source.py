@@ -66,6 +66,7 @@ class ClusterSource:
         self._addresses: dict[str, str] = {}  # of the other nodes' agents
         self._main = ""  # the node whose agent is asked
         self._others: dict[str, Client] = {}  # by address, for their logs
+        self._raised: dict[str, frozenset[str]] = {}  # by node, the open alerts of its agent
         self._unreached: dict[str, float] = {}  # address -> when, by the monotonic clock, it didn't answer
 
     async def __aenter__(self) -> Self:
@@ -85,6 +86,9 @@ class ClusterSource:
                     self._addresses |= {peer.node: peer.address for peer in item.peers}
                     self._main = item.node.node
                     await self._turn_to(item.node)
+                told = item.alerts if isinstance(item, m.Snapshot) else item
+                if isinstance(told, m.Alerts):
+                    self._raised[told.node] = frozenset(alert.id for alert in told.alerts)
                 yield node, item
 
     async def _turn_to(self, node: m.NodeView) -> None:
@@ -99,13 +103,20 @@ class ClusterSource:
         self._client = await self._clients.enter_async_context(Client(node.address, by=self._by))
 
     def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
-        """Sent to the agent that conducts, but for `promote` and what a follower says of its lead: that is for the
-        node's own, the lead's may be gone."""
-        node = options.get("node") or "" if verb == "promote" else _silent_lead_of(verb, args)
+        """Sent to the agent that conducts, but for `promote`, which is for the node's own, and for what is about an
+        alert that another agent has raised: a follower of its lead, or one without a run of its machine."""
+        node = options.get("node") or "" if verb == "promote" else self._raiser(verb, args, options.get("node"))
         address = self._addresses.get(node) if node else None
         if address is None or address == self._client.address:
             return self._client.command(verb, args, **options)
         return self._elsewhere(address, verb, args, **options)
+
+    def _raiser(self, verb: str, args: dict[str, Any], node: str | None) -> str:
+        """The node whose agent has raised the alert that a command is about; empty if it is another command, or the
+        conducting agent's."""
+        about = args.get("id") if verb == "acknowledge" else f"{args.get('kind')}:{node}" if verb == "mute" else None
+        raisers = [at for at, ids in self._raised.items() if about in ids]
+        return "" if self._main in raisers else next(iter(raisers), "")
 
     async def _elsewhere(
         self, address: str, verb: str, args: dict[str, Any], **options: Any
@@ -152,9 +163,3 @@ class ClusterSource:
 
     async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers:
         return await self._client.attend(viewer, read_only=read_only, leaving=leaving)
-
-
-def _silent_lead_of(verb: str, args: dict[str, Any]) -> str:
-    """The follower whose alert is to be acknowledged, empty if it is another alert or command."""
-    kind, _, node = str(args.get("id", "")).partition(":")
-    return node if verb == "acknowledge" and kind == "lead-silent" else ""

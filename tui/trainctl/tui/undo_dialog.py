@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from trainctl.tui import control, undo
+from trainctl.tui import control, events_text, undo
 from trainctl.tui import format as f
 from trainctl.tui.clock import Clock
 from trainctl.tui.lines import clean
@@ -30,7 +30,8 @@ def split_of(inverse: undo.Inverse, opened: Split) -> Split:
 
 
 def line_of(inverse: undo.Inverse, clock: Clock) -> str:
-    """One line of the list of changes: when, by whom, at which step, and what would be sent."""
+    """One line of the list of changes: when, by whom, what and at which step, and what would be sent."""
     event = inverse.event
     at = f.clock(event.at, clock.wall(), clock.zone)
-    return f"{at} {clean(event.by)} @{event.step or 0:,}: {clean(control.spoken(inverse.order))}"
+    changed = clean(events_text.words(event).replace("→", "->"))
+    return f"{at} {clean(event.by)} {changed}; sends {clean(control.spoken(inverse.order))}"

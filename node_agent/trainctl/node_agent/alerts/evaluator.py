@@ -117,7 +117,7 @@ class Evaluator:
     def lead_silent(self, node: str, lead: str, silent_seconds: float, now: float, at: float) -> list[Change]:
         """For a follower: how long its lead has said nothing."""
         self._judge([machines.lead_silent(node, lead, silent_seconds, self._table)], now)
-        return self._turned(now, at)
+        return self.turned(now, at)
 
     def look(self, scene: Scene, now: float, at: float) -> list[Change]:
         """The run as it is, `at` in Unix seconds: call it a few times a second."""
@@ -130,7 +130,7 @@ class Evaluator:
             gone = self._ranks.get(alert.rank) if alert.rank is not None else None
             if alert.rank is not None and (gone is None or (alert.kind in BY_STEP and gone.state in OUT_STATES)):
                 self._held[id].gate.judge(bad=False, good=True, now=now)
-        return self._turned(now, at)
+        return self.turned(now, at)
 
     # ------------------------------------------------------------ out
 
@@ -149,7 +149,8 @@ class Evaluator:
             if held.gate.is_idle:
                 del self._held[finding.id]
 
-    def _turned(self, now: float, at: float) -> list[Change]:
+    def turned(self, now: float, at: float) -> list[Change]:
+        """What has changed by what was heard alone, for a machine that takes part in no run."""
         changes: list[Change] = []
         for id, held in list(self._held.items()):
             if not held.gate.turn(now):

@@ -1,7 +1,9 @@
-"""The agent's alerts: evaluates the run it conducts, or its lead's silence; keeps, publishes and calls about them."""
+"""The agent's alerts: evaluates the run it conducts, or its lead's silence, or without a run its own machine; keeps,
+publishes and calls about them."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -20,6 +22,11 @@ ALERTS_KEY = "alerts"
 """Where a run's record keeps what is open; the run's other nodes keep it too."""
 
 
+OF_MACHINE = frozenset({"disk"})
+"""Kinds that are watched on this agent's own machine while it takes part in no run, by the thresholds that hold where a
+run file has none."""
+
+
 class Kept(msgspec.Struct, frozen=True):
     """What an agent that restarts, or is promoted, goes on from."""
 
@@ -36,16 +43,16 @@ class AlertOffice:
         self.hooks = Hooks(hooks, self._hook_failed)
         self._watched: Session | None = None
         self._run = ("", "")  # id and name of the run that is watched
-        self._evaluator: Evaluator | None = None
+        self._evaluator, self._is_idle = _of_machine(()), True
         self._mutes: tuple[m.MuteView, ...] = ()
         self._shown = m.Alerts(node=node)
         self._kept = Kept()
         publisher.on_publish = self.heard
 
     @property
-    def view(self) -> m.Alerts | None:
-        """What is open, None while no run is watched."""
-        return self._shown if self._evaluator is not None else None
+    def view(self) -> m.Alerts:
+        """What is open."""
+        return self._shown
 
     @property
     def _session(self) -> Session | None:
@@ -57,7 +64,9 @@ class AlertOffice:
     def heard(self, message: m.Live) -> None:
         """Whatever this agent publishes; readings of other nodes come by `read`. Of a run that it follows, the lead
         tells all but its own silence."""
-        if self._evaluator is None or self._session is None:
+        if self._is_idle and isinstance(message, m.HostReading) and message.node == self._node:
+            self._evaluator.heard(message, time.monotonic())
+        if self._session is None or self._is_idle:
             return
         if isinstance(message, m.HostReading) or (
             isinstance(message, m.StepCommitted | m.RankStep) and message.run == self._run[0]
@@ -66,38 +75,56 @@ class AlertOffice:
 
     def read(self, reading: m.HostReading) -> None:
         """Another node's reading, which its agent has told; kept in the record too."""
-        if self._session is not None and self._evaluator is not None:
+        if self._session is not None and not self._is_idle:
             self._session.recorder.host(reading)
             self._evaluator.heard(reading, time.monotonic())
 
     def watch(self, session: Session | None, silent: dict[str, str]) -> None:
         """Look at the run that is conducted; `silent` are nodes whose agents aren't heard. A few times a second."""
-        was_following = session is None and self._evaluator is not None
-        if session is not self._watched or was_following:
+        if session is not self._watched or (session is None and not self._is_idle):
             self._turn_to(session)
-        if session is None or self._evaluator is None:
+        if session is None or self._is_idle:  # the latter: it has ended, and is being closed
+            self._settle(self._evaluator.turned(time.monotonic(), time.time()))
             return
         ours = {view.node for view in session.view.ranks}
         scene = Scene(session.view, {node: why for node, why in silent.items() if node in ours}, session.doing)
         self._settle(self._evaluator.look(scene, time.monotonic(), time.time()))
 
     def _turn_to(self, session: Session | None) -> None:
-        """Another run is conducted, or none any more: what is open stays in the old one's record."""
-        self._watched, self._evaluator, self._mutes, self._kept = session, None, (), Kept()
-        if session is not None:
+        """Another run is conducted, or none any more: what is open stays in the old one's record, and what is wrong
+        with this machine goes on."""
+        of_machine, mutes = self._of_machine if self._is_idle or session is None else (), self._mutes
+        self._watched, self._is_idle, self._kept = session, session is None, Kept()
+        if session is None:
+            self._run, self._evaluator = ("", ""), _of_machine(of_machine)
+            self._mutes = tuple(mute for mute in mutes if mute.kind in OF_MACHINE)
+        else:
             self._run = session.run, session.conductor.config.run.name
             self._kept = _decoded(session.recorder.meta(ALERTS_KEY))
             self._mutes = self._kept.mutes
+            known = {alert.id for alert in self._kept.alerts}
+            new = tuple(alert for alert in of_machine if alert.id not in known)
             self._evaluator = Evaluator(
-                session.conductor.config.alerts, time.monotonic(), self._kept.alerts, self._kept.references
+                session.conductor.config.alerts, time.monotonic(), (*self._kept.alerts, *new), self._kept.references
             )
+            for alert in new:
+                self._note(alert.severity, f"{_where(alert)}{alert.text}", alert.id)
         self._show()
+
+    @property
+    def _of_machine(self) -> tuple[m.AlertView, ...]:
+        """What is open about this machine, whatever it takes part in."""
+        every = self._evaluator.open.values()
+        return tuple(alert for alert in every if alert.kind in OF_MACHINE and alert.node == self._node)
 
     def follow(self, run: str, name: str, table: AlertsTable, lead: str, silent_seconds: float) -> None:
         """Look whether the lead of a run that is followed is heard. A few times a second, instead of `watch`."""
-        if self._watched is not None or self._run[0] != run or self._evaluator is None:
+        if self._watched is not None or self._run[0] != run:
+            if self._is_idle:  # from here on it is the lead that watches this machine
+                for alert in self._of_machine:
+                    self._call("cleared", alert)
             self._watched, self._run, self._mutes, self._kept = None, (run, name), (), Kept()
-            self._evaluator = Evaluator(table, time.monotonic())
+            self._evaluator, self._is_idle = Evaluator(table, time.monotonic()), False
             self._show()
         changes = self._evaluator.lead_silent(self._node, lead, silent_seconds, time.monotonic(), time.time())
         self._settle(changes)
@@ -105,13 +132,17 @@ class AlertOffice:
     def ended(self, session: Session) -> None:
         """The run is over, for good or until it is taken up again: nothing of it calls for anybody any more. The event
         of its end says so for all of its alerts; whoever was called about one is called once more."""
-        if session is self._session and self._evaluator is not None:
-            for alert in self._evaluator.open.values():
-                if not self._is_muted(alert):
-                    self.hooks.call(Call("cleared", time.time(), self._node, *self._run, alert))
-            self._evaluator, self._mutes = None, ()
-            session.recorder.set_meta(ALERTS_KEY, msgspec.json.encode(Kept()).decode())
-            self._show()
+        if session is not self._session or self._is_idle:
+            return
+        goes_on = self._of_machine
+        for alert in self._evaluator.open.values():
+            if alert in goes_on:
+                self._note("warning", f"{_where(alert)}the run has ended, {alert.kind} is still as it was", alert.id)
+            else:
+                self._call("cleared", alert)
+        session.recorder.set_meta(ALERTS_KEY, msgspec.json.encode(Kept()).decode())
+        self._turn_to(None)
+        self._watched = session  # until it is closed
 
     # ------------------------------------------------------------ what follows
 
@@ -126,20 +157,21 @@ class AlertOffice:
 
     def _tell(self, change: Change) -> None:
         raised, alert = isinstance(change, Raised), change.alert
-        muted = self._is_muted(alert)
         if raised:
             self._note(alert.severity, f"{_where(alert)}{alert.text}", alert.id)
         else:
             minutes = (time.time() - alert.raised_at) / 60
             lasted = f"{minutes:.0f} min" if minutes >= 1 else f"{60 * minutes:.0f} s"
             self._note("good", f"{_where(alert)}{alert.kind} is over after {lasted}", alert.id)
-        if not muted:
-            event = "raised" if raised else "cleared"
+        self._call("raised" if raised else "cleared", alert)
+
+    def _call(self, event: Literal["raised", "cleared"], alert: m.AlertView) -> None:
+        if not self._is_muted(alert):
             self.hooks.call(Call(event, time.time(), self._node, *self._run, alert))
 
     def _note(self, severity: m.Severity, text: str, id: str = "") -> None:
         """Into the run's record, by whoever conducts it: a follower's own would collide with its lead's."""
-        if self._session is not None:
+        if self._session is not None and not self._is_idle:
             step = self._session.conductor.progress.step
             self._session.note(d.Happened("alert", severity, "auto", text, step, after=id or None))
 
@@ -147,7 +179,7 @@ class AlertOffice:
         self._note("warning", problem)
 
     def _keep(self) -> None:
-        if self._session is None or self._evaluator is None:
+        if self._session is None or self._is_idle:
             return
         kept = Kept(tuple(self._evaluator.open.values()), self._mutes, self._evaluator.references)
         if kept != self._kept:
@@ -155,7 +187,7 @@ class AlertOffice:
             self._session.recorder.set_meta(ALERTS_KEY, msgspec.json.encode(kept).decode())
 
     def _show(self) -> None:
-        found: Iterable[m.AlertView] = self._evaluator.open.values() if self._evaluator is not None else ()
+        found = self._evaluator.open.values()
         alerts = tuple(msgspec.structs.replace(alert, muted=self._is_muted(alert)) for alert in found)
         shown = m.Alerts(node=self._node, alerts=alerts, mutes=self._mutes)
         if shown != self._shown:
@@ -173,10 +205,9 @@ class AlertOffice:
 
     def obey(self, command: m.Command, args: verbs.Acknowledge | verbs.Mute) -> d.CommandEnded:
         """Carry out a command about alerts. Raises InvalidInputError naming the argument at fault."""
-        if self._evaluator is None:
-            raise InvalidInputError("run", "no run is active")
         if command.run is not None and command.run != self._run[0]:
-            raise InvalidInputError("run", f"no active run {command.run!r}; {self._run[0]} is")
+            active = f"{self._run[0]} is" if self._run[0] else "none is active"
+            raise InvalidInputError("run", f"no active run {command.run!r}; {active}")
         before, after = (
             self._acknowledge(command, args) if isinstance(args, verbs.Acknowledge) else self._mute(command, args)
         )
@@ -186,7 +217,6 @@ class AlertOffice:
         return d.CommandEnded(command.id, "applied", step, before=before, after=after)
 
     def _acknowledge(self, command: m.Command, args: verbs.Acknowledge) -> tuple[str | None, str]:
-        assert self._evaluator is not None
         alert = self._evaluator.acknowledge(args.id, command.by or "unknown")
         if alert is None:
             known = ", ".join(self._evaluator.open) or "none"
@@ -203,6 +233,11 @@ class AlertOffice:
             others.append(m.MuteView(args.kind, command.node, until_at, command.by or "unknown"))
         self._mutes = tuple(others)
         return None, f"{args.kind} for {args.minutes:g} min" if args.minutes else f"{args.kind} no longer"
+
+
+def _of_machine(open_alerts: Sequence[m.AlertView]) -> Evaluator:
+    """Of no run: hears of this machine alone."""
+    return Evaluator(AlertsTable(), time.monotonic(), open_alerts)
 
 
 def _where(alert: m.AlertView) -> str:

@@ -13,6 +13,7 @@ from trainctl.protocol.runfile import NAME_PATTERN
 
 STALL_OPTION = "--exit-if-stalled"
 STALL_SECONDS = 30
+PATHS = ("state", "cluster")
 _STATE = {"systemd": ".local/state/trainctl", "launchd": "Library/Application Support/trainctl"}
 
 
@@ -30,28 +31,31 @@ def of_run(context: Any, manager: Manager, home: Path | None) -> Given:
     Name and state folder are always written out: a host may be renamed, and a service knows little of a shell's
     environment. Raises InvalidInputError.
     """
-    parsed = judged(context)
+    parsed, given = judged(context)
     command = parsed.command
-    node = parsed.params["name"] or paths.node_name()
-    state = (parsed.params["state"] or (home / _STATE[manager] if home else paths.state_root())).absolute()
+    node = given["name"] or paths.node_name()
+    state = (given["state"] or (home / _STATE[manager] if home else paths.state_root())).absolute()
     words = ["--name", node, "--state", str(state)]
     for parameter in command.params:
         if parameter.name not in ("name", "state") and _is_given(parsed, parameter.name):
-            words += _words(parameter, parsed.params[parameter.name])
+            words += _words(parameter, given[parameter.name])
     if manager == "launchd" and STALL_OPTION not in words:  # it has no watchdog
         words += [STALL_OPTION, str(STALL_SECONDS)]
     return Given(node, state, tuple(words))
 
 
-def judged(context: Any) -> Any:
-    """The options of `run` as they were typed, found to be right on any machine. Raises InvalidInputError."""
+def judged(context: Any) -> tuple[Any, dict[str, Any]]:
+    """The options of `run` as they were typed, found to be right on any machine: parsed, and as values. Raises
+    InvalidInputError."""
     command = context.parent.command.commands["run"]
     try:
         parsed = command.make_context("run", list(context.args), parent=context.parent)
     except typer.TyperException as error:
         raise InvalidInputError("install", f"{error.format_message()} (see run --help)") from None
-    _check(parsed.params["name"] or paths.node_name(), parsed.params)
-    return parsed
+    # Whether what typer has parsed are paths already depends on its version.
+    given = parsed.params | {name: Path(parsed.params[name]) for name in PATHS if parsed.params[name] is not None}
+    _check(given["name"] or paths.node_name(), given)
+    return parsed, given
 
 
 def _check(node: str, values: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainctl.tui.charts.braille import Canvas
+from trainctl.tui.charts.braille import Canvas, Frame
 from trainctl.tui.generations import Change
 from trainctl.tui.glyphs import Glyphs
 
@@ -24,19 +24,47 @@ def draw(
 ) -> tuple[Placed, Mapping[int, str]]:
     """Draws the verticals, a step's at `x_of` it. The numbers for the title rule, and the generations by column.
 
-    The first `titled` columns lie under the title's words: there a number stands at its vertical's top. Where two fall
-    together the newer one shows.
+    The first `titled` columns lie under the title's words: there a number stands at its vertical's top. Where two would
+    touch the newer one shows.
     """
-    numbers = _at_columns(canvas, {x_of(mark.step): mark.number for mark in marks if isinstance(mark, Mark)})
+    marked = _at_columns(canvas, {x_of(mark.step): mark.number for mark in marks if isinstance(mark, Mark)})
     changes = _at_columns(canvas, {x_of(mark.step): mark.generation for mark in marks if isinstance(mark, Change)})
-    for column in numbers:
+    for column in marked:
         canvas.under(column, glyphs.mark, "mark")
     for column in changes:
         canvas.under(column, glyphs.change, "label")
-    for column, number in numbers.items():
+    numbers = _apart(marked, canvas.frame.columns)
+    for column, number in numbers:
         if column < titled:
             canvas.put(column, 0, number, "mark")
-    return [(column, number) for column, number in sorted(numbers.items()) if column >= titled], changes
+    return [(column, number) for column, number in numbers if column >= titled], changes
+
+
+def _apart(numbers: Mapping[int, str], columns: int) -> Placed:
+    """Where each number begins, ascending: over its vertical, or as far before it as the last column wants. Of those
+    that would touch, the newest stay."""
+    made: Placed = []
+    for column, number in sorted(numbers.items(), reverse=True):
+        start = max(min(column, columns - len(number)), 0)
+        if not made or start + len(number) < made[-1][0]:
+            made.append((start, number))
+    return made[::-1]
+
+
+def taken(marks: Sequence[Mark | Change], frame: Frame) -> set[int]:
+    """The columns of the verticals, and of the numbers at their tops."""
+    sizes = [(frame.column_of(mark.step), len(mark.number) if isinstance(mark, Mark) else 1) for mark in marks]
+    return {column + offset for column, size in sizes for offset in range(size)}
+
+
+def beyond(glyphs: Glyphs) -> str:
+    """Before the number of a value above the chart, so that it isn't taken for a mark's."""
+    return "^" if glyphs.ascii_only else glyphs.up
+
+
+def cells(placed: Placed) -> set[int]:
+    """The columns that they take."""
+    return {column + offset for column, text in placed for offset in range(len(text))}
 
 
 def _at_columns(canvas: Canvas, texts: Mapping[float, str]) -> dict[int, str]:

@@ -88,8 +88,8 @@ def draw(panel: Panel, columns: int, rows: int, glyphs: Glyphs) -> tuple[list[ln
         _draw_letters(canvas, tracks)
     titled = len(title[0][1]) - gutter
     numbers, changes = mk.draw(canvas, panel.marks, glyphs, titled)
-    _draw_overruns(canvas, tracks, {frame.column_of(mark.step) for mark in panel.marks})
-    names = mk.name(canvas, changes, titled, {column for column, _ in numbers})
+    _draw_overruns(canvas, tracks, mk.taken(panel.marks, frame), glyphs)
+    names = mk.name(canvas, changes, titled, mk.cells(numbers))
     labels = end_labels(tracks, frame, glyphs) if end else {}
     made = _assemble(canvas.lines(), {frame.row_of(tick): texts[tick] for tick in ticks}, gutter, labels, end)
     if plot_rows < rows:
@@ -189,8 +189,9 @@ def _draw_letters(canvas: Canvas, tracks: Sequence[Track]) -> None:
                 due = column + _LETTER_CELLS
 
 
-def _draw_overruns(canvas: Canvas, tracks: Sequence[Track], marked: Collection[int]) -> None:
-    """At the top, the number of the highest value that has no room below it, a blank apart from any mark."""
+def _draw_overruns(canvas: Canvas, tracks: Sequence[Track], marked: Collection[int], glyphs: Glyphs) -> None:
+    """At the top, after an arrow, the number of the highest value that has no room below it, a blank apart from any
+    mark."""
     frame = canvas.frame
     over: dict[int, float] = {}
     for track in tracks:
@@ -201,7 +202,7 @@ def _draw_overruns(canvas: Canvas, tracks: Sequence[Track], marked: Collection[i
                 over[column] = max(over.get(column, value), value)
     if over:
         column, value = max(over.items(), key=lambda item: item[1])
-        text = f"{value:.3g}"
+        text = f"{mk.beyond(glyphs)}{value:.3g}"
         start = _free_cells(column, len(text), frame.columns, marked)
         if start is not None:
             canvas.put(start, 0, text, "axis")

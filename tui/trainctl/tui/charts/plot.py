@@ -122,8 +122,8 @@ def draw(
         canvas.under(frame.column_of(float(plot.axis.to_x(plot.crosshair))), glyphs.vertical, "strong")
     titled = len(title[0][1]) - room.left
     numbers, changes = mk.draw(canvas, plot.marks, glyphs, titled, lambda step: float(plot.axis.to_x(step)))
-    names = mk.name(canvas, changes, titled, {column for column, _ in numbers})
-    _overrun(canvas, plot, made.shapes)
+    names = mk.name(canvas, changes, titled, mk.cells(numbers))
+    _overrun(canvas, plot, made.shapes, glyphs)
     lines = _assemble(canvas, plot, made, room, glyphs)
     if plot_rows(plot, rows) < rows:
         lines.append(_axis_line(plot, frame, room, columns))
@@ -179,15 +179,15 @@ def _letters(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
                 due = column + _LETTER_CELLS
 
 
-def _overrun(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
-    """At the top, the number of the highest value that has no room below it."""
+def _overrun(canvas: Canvas, plot: Plot, shapes: Sequence[Shape], glyphs: Glyphs) -> None:
+    """At the top, after an arrow, the number of the highest value that has no room below it."""
     frame = canvas.frame
     heights = np.concatenate([np.empty(0), *(item.high for item in shapes)])
     columns = np.concatenate([np.empty(0), *(item.x for item in shapes)])
     over = np.isfinite(heights) & (heights > frame.y1)
     if over.any():
         place = int(np.argmax(np.where(over, heights, -np.inf)))
-        words, column = f"{heights[place]:.3g}", frame.column_of(float(columns[place]))
+        words, column = f"{mk.beyond(glyphs)}{heights[place]:.3g}", frame.column_of(float(columns[place]))
         for start in (column + 2, column - 1 - len(words)):
             if start >= 0 and canvas.is_blank(range(start, start + len(words)), 0):
                 canvas.put(start, 0, words, "axis")

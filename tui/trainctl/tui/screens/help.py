@@ -8,7 +8,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 
-from trainctl.tui.lines import Line, Piece, fit, line
+from trainctl.tui.lines import Line, Piece, fit, line, wrap
 from trainctl.tui.widgets import Lines
 
 if TYPE_CHECKING:
@@ -35,8 +35,10 @@ class HelpScreen(ModalScreen[None]):
         half = -(-len(self._keys) // 2)
         cells = [fit(line(Piece(f"{key:>7}  ", "key"), what), _HELP_CELLS) for key, what in self._keys]
         made: list[Line] = [(*left, *right) for left, right in zip_longest(cells[:half], cells[half:], fillvalue=())]
-        made += [(), *_LEGEND, (), line(Piece("from a shell  ", "label"), "trainctl send VERB ... --connect ",
-                                        Piece(self._address, "strong"))]  # fmt: skip
+        words = "trainctl send VERB ... --connect " if "://" in self._address else "trainctl replay "
+        made += [(), *_LEGEND, ()]
+        rows = wrap(words + self._address, min(_TEXT_CELLS, self.app.size.width - 6) - len(_SHELL))
+        made += [line(Piece(_SHELL if not at else " " * len(_SHELL), "label"), row) for at, row in enumerate(rows)]
         for text in self.query("#help-text").results(Lines):  # none where a key of the same burst has closed it
             text.show(made)
 
@@ -45,6 +47,8 @@ class HelpScreen(ModalScreen[None]):
 
 
 _HELP_CELLS = 34
+_TEXT_CELLS = 70
+_SHELL = "from a shell  "
 _LEGEND: tuple[Line, ...] = (
     line(
         Piece("   step  ", "label"), Piece("d", "phase_d"), " data  ", Piece("f", "phase_f"), " forward  ",
@@ -57,5 +61,5 @@ _LEGEND: tuple[Line, ...] = (
     line(Piece("   loss  ", "label"), "mean of the last 16 steps; the chart has each"),
     line(Piece("    eff  ", "label"), "fleet tokens/s over the sum of own rates"),
     line(Piece("    n/a  ", "label"), "not known; what is old is dimmed, its age beside it"),
-    line(Piece("  1 2 3  ", "label"), "commands that took effect, on the charts and among the events"),
+    line(Piece("  7  12  ", "label"), "numbers of commands that took effect, on charts and among events"),
 )  # fmt: skip

@@ -1,0 +1,165 @@
+"""The agent's socket for requests: lets in who may ask, gives each client its turn, and sends the answers."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import zmq
+
+from trainctl.node_agent import requests
+from trainctl.node_agent.door import Door
+from trainctl.node_agent.follower import Follower
+from trainctl.node_agent.lead import Lead
+from trainctl.node_agent.referrals import Referrals
+from trainctl.node_agent.requests import Surroundings
+from trainctl.node_agent.turnstile import Turnstile
+from trainctl.protocol import codec, sockets
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, ProtocolError, RefusedError, VersionError
+
+MOST_ASKED, MOST_ASKED_BY_ALL = 64, 1024
+"""Requests of one client, and of all, that may be under way or wait; what is asked beyond is refused, to be asked
+again."""
+AT_ONCE = 4
+"""Requests of one client that are answered at a time: others' need not wait behind all that it asks."""
+
+
+class Reception:
+    """Commands are taken one after another; requests that only ask are answered beside each other."""
+
+    def __init__(self, control: Any, door: Door | None) -> None:
+        """`control` is bound already. `attend` must have been called before anything is served."""
+        self._control, self._door = control, door
+        self._lead: Lead
+        self._follower: Follower
+        self._referrals: Referrals
+        self._around: Surroundings
+        self._commands: asyncio.Queue[tuple[bytes, m.Command]] = asyncio.Queue()
+        self._pending: set[asyncio.Task[None]] = set()
+        self._asked: Turnstile[m.ClientRequest] = Turnstile(AT_ONCE, MOST_ASKED, MOST_ASKED_BY_ALL)
+        self._ordered: Turnstile[m.Command] = Turnstile(1, MOST_ASKED, MOST_ASKED_BY_ALL)
+
+    def attend(self, lead: Lead, follower: Follower, referrals: Referrals, around: Surroundings) -> None:
+        """To whom what comes in is handed on; they answer by `reply`, and so are made after this."""
+        self._lead, self._follower, self._referrals, self._around = lead, follower, referrals, around
+
+    # ------------------------------------------------------------ in
+
+    async def serve(self) -> None:
+        """Take what comes in; other agents' messages in their order."""
+        while True:
+            frames, sender = await sockets.receive_from(self._control)
+            identity = frames[0]
+            try:
+                identity, request = self._admit(frames, sender)
+            except (ProtocolError, NotAuthorisedError) as error:
+                await self._send(identity, _refusal(frames[-1], error))
+                continue
+            if isinstance(request, m.ToPeer):
+                await self._follower.receive(identity, request)
+            elif not self._enter(identity, request):
+                text = f"{MOST_ASKED} requests of yours are still to be answered: ask again later"
+                await self.reply(identity, m.Refusal(rid=request.rid, code="busy", text=text))
+
+    def _admit(self, frames: list[bytes], sender: sockets.Sender) -> tuple[bytes, m.ClientRequest | m.ToPeer]:
+        """Whom to answer, and the request in frames. Raises ProtocolError or NotAuthorisedError."""
+        caller, rights = self._door.enter(frames[0], sender) if self._door is not None else (frames[0], None)
+        if len(frames) != 2:
+            raise ProtocolError("a request is one frame")
+        request = codec.decode_control(frames[1])
+        if self._door is None or rights is None:
+            return caller, request
+        if isinstance(request, m.ToPeer):
+            self._door.check(sender.public, rights, request, self._follower.lead_of(request))
+            return caller, request
+        self._door.check(sender.public, rights, request, None)
+        return caller, self._door.signed(rights, request)
+
+    def _enter(self, identity: bytes, request: m.ClientRequest) -> bool:
+        """Begin with a request now or when it is its client's turn; False if there is no room for it."""
+        if isinstance(request, m.Command):
+            entered = self._ordered.enter(identity, request)
+            self._queue_command(identity)
+        else:
+            entered = self._asked.enter(identity, request)
+            self._begin_answers(identity)
+        return entered
+
+    # ------------------------------------------------------------ requests that only ask
+
+    def _begin_answers(self, identity: bytes) -> None:
+        while (request := self._asked.begin(identity)) is not None:
+            task = asyncio.create_task(self._answer_request(identity, request))
+            self._pending.add(task)
+            task.add_done_callback(self._pending.discard)
+
+    async def _answer_request(self, identity: bytes, request: m.ClientRequest) -> None:
+        try:
+            reply = await self._answer_to(request)
+        finally:
+            self._asked.leave(identity)
+            self._begin_answers(identity)
+        try:
+            await self.reply(identity, reply)
+        except ProtocolError as error:
+            await self.reply(identity, m.Refusal(rid=request.rid, code="busy", text=str(error)))
+
+    async def _answer_to(self, request: m.ClientRequest) -> m.AgentReply:
+        try:
+            return await requests.answer(request, self._around)
+        except requests.UnknownRunError as error:
+            return m.Refusal(rid=request.rid, code="unknown-run", text=str(error))
+        except requests.UnknownRankError as error:
+            return m.Refusal(rid=request.rid, code="unknown-rank", text=str(error))
+        except InvalidInputError as error:
+            return m.Refusal(rid=request.rid, code="malformed", text=str(error))
+        except (OSError, zmq.ZMQError) as error:  # no descriptor is free, say
+            return m.Refusal(rid=request.rid, code="busy", text=f"{self._around.node} can't answer now: {error}")
+
+    # ------------------------------------------------------------ commands
+
+    def _queue_command(self, identity: bytes) -> None:
+        """One of each client, so that their turns are one after another."""
+        command = self._ordered.begin(identity)
+        if command is not None:
+            self._commands.put_nowait((identity, command))
+
+    async def serve_commands(self) -> None:
+        """One after another; starting a run on other nodes can take seconds, in which requests are answered."""
+        while True:
+            await asyncio.sleep(0)  # requests have a turn between commands that wait already
+            identity, command = await self._commands.get()
+            self._ordered.leave(identity)
+            self._queue_command(identity)
+            referral = self._referrals.of(command)
+            if referral is not None:
+                await self.reply(identity, referral)
+                continue
+            try:
+                await self._lead.office.take(identity, command)
+            except RefusedError as error:
+                await self.reply(identity, m.Refusal(rid=command.rid, code="busy", text=str(error)))
+            await self._lead.close_if_ended()
+
+    # ------------------------------------------------------------ out
+
+    async def reply(self, caller: bytes, reply: m.AgentReply | m.FromPeer) -> None:
+        """Answer whoever asked, or whose conversation it is; one whose key was revoked hears nothing any more."""
+        identity = self._door.way_back(caller) if self._door is not None else caller
+        if identity is not None:
+            await self._send(identity, reply)
+
+    async def _send(self, identity: bytes, reply: m.AgentReply | m.FromPeer) -> None:
+        # A client that has gone, or reads nothing, loses its reply: it asks again with the same id. A lead notices by
+        # the numbers.
+        with contextlib.suppress(zmq.Again, zmq.ZMQError):
+            await self._control.send_multipart([identity, codec.encode(reply)], zmq.DONTWAIT)
+
+
+def _refusal(frame: bytes, error: ProtocolError | NotAuthorisedError) -> m.Refusal | m.PeerRefusal:
+    if isinstance(error, NotAuthorisedError) and (link := codec.peek_link(frame)):
+        return m.PeerRefusal(link=link, code="not-authorised", text=str(error))
+    code: Any = "version" if isinstance(error, VersionError) else "malformed"
+    if isinstance(error, NotAuthorisedError):
+        code = "not-authorised"
+    return m.Refusal(rid=codec.peek_rid(frame), code=code, text=str(error))

@@ -1,0 +1,52 @@
+"""Which commands are for another node's agent: about a run that it conducts, or for that node by name."""
+
+from trainctl.node_agent.alerts.office import AlertOffice
+from trainctl.node_agent.equipment import Equipment
+from trainctl.node_agent.follower import Follower
+from trainctl.node_agent.lead import Lead
+from trainctl.node_agent.ledger import FollowedRun
+from trainctl.node_agent.outlook import Outlook
+from trainctl.protocol import messages as m
+
+
+class Referrals:
+    """Looks at what this agent conducts, follows and has handed over."""
+
+    def __init__(
+        self, equipment: Equipment, lead: Lead, follower: Follower, alerts: AlertOffice, outlook: Outlook
+    ) -> None:  # fmt: skip
+        self._own, self._lead, self._follower = equipment, lead, follower
+        self._alerts, self._outlook = alerts, outlook
+
+    def of(self, command: m.Command) -> m.Refusal | None:
+        """Where a command should go, None where it is for this agent."""
+        if command.verb == "promote" or (command.verb == "start-run" and command.node is not None):
+            return self._to_node(command)
+        if self._alerts.knows(command):
+            return None
+        known = self._led_by(command)
+        if known is None or (command.verb == "start-run" and not self._lead.peers.is_open(known.lead)):
+            return None
+        text = f"{known.lead} conducts {known.run}; its agent is at {known.address}"
+        return self._not_lead(command, text, known.lead, known.address)
+
+    def _led_by(self, command: m.Command) -> FollowedRun | None:
+        """The run that a command is about, if another node leads it."""
+        if (followed := self._follower.followed) is not None:
+            return followed.known
+        if command.verb == "start-run":
+            resumed = command.args.get("resume")
+            return self._own.ledger.followed(resumed) if isinstance(resumed, str) else None
+        return self._outlook.handed_over() if self._lead.run is None else None
+
+    def _to_node(self, command: m.Command) -> m.Refusal | None:
+        address = self._lead.peers.address(command.node) if command.node is not None else None
+        if command.node is None or address is None:
+            return None
+        text = f"{command.node} itself is asked; its agent is at {address}"
+        return self._not_lead(command, text, command.node, address)
+
+    def _not_lead(self, command: m.Command, text: str, node: str, address: str) -> m.Refusal:
+        entry = self._own.cluster.nodes.get(node)
+        key = entry.key if entry is not None else None
+        return m.Refusal(rid=command.rid, code="not-lead", text=text, lead=address, lead_key=key)

@@ -1,0 +1,129 @@
+"""A subscriber that says too much is hung up on, whatever it says; others hear on, and memory stays small."""
+
+import contextlib
+import random
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+import zmq
+from tests.integration import rawzmtp
+
+from trainctl.node_agent import listeners
+from trainctl.node_agent.listeners import MOST_BYTES, MOST_SAID
+from trainctl.node_agent.publisher import Publisher
+from trainctl.protocol import examples, sockets
+
+EVENT: Any = examples.EXAMPLES["published by an agent"]["event"]
+
+
+class Place:
+    """A publisher and where it is."""
+
+    def __init__(self, context: Any) -> None:
+        bound = sockets.new_socket(context, zmq.XPUB)
+        self.address = f"tcp://127.0.0.1:{bound.bind_to_random_port('tcp://127.0.0.1')}"
+        self.publisher = Publisher(bound, "b" * 16)
+
+    def publish_until(self, done: Any) -> None:
+        deadline = time.monotonic() + 20
+        while not done():
+            assert time.monotonic() < deadline
+            self.publisher.publish(EVENT)
+            time.sleep(0.005)
+
+    def hangs_up_on(self, *said: bytes) -> bool:
+        """Or goes on to publish to who has said all this."""
+        with rawzmtp.shaken(self.address, b"SUB") as made:
+            made.sendall(rawzmtp.framed(b"\1") + b"".join(map(rawzmtp.framed, said)))
+            return self._ends(made)
+
+    def _ends(self, made: socket.socket) -> bool:
+        made.settimeout(0.01)
+        heard = -1
+        deadline = time.monotonic() + 20
+        while heard < 3 * MOST_SAID:  # rounds in which it could have been
+            assert time.monotonic() < deadline
+            self.publisher.publish(EVENT)
+            try:
+                if not made.recv(65536):
+                    return True
+                heard += 1
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                return True
+        return False
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    context: Any = zmq.Context()
+    yield Place(context)
+    context.destroy(linger=0)
+
+
+TOO_MUCH = {
+    "many topics": [b"\1%d" % number for number in range(MOST_SAID)],
+    "the same topic again and again": [b"\1"] * MOST_SAID,
+    "in and out": [b"\1run", b"\0run"] * (MOST_SAID // 2),
+    "nonsense": [b"\7%d" % number for number in range(MOST_SAID)],
+    "a long topic": [b"\1" + b"x" * MOST_BYTES],
+}
+
+
+@pytest.mark.parametrize("said", TOO_MUCH.values(), ids=TOO_MUCH)
+def test_who_says_too_much_is_hung_up_on(place: Place, said: list[bytes]) -> None:
+    assert place.hangs_up_on(*said)
+
+
+def test_who_names_a_few_topics_is_not(place: Place) -> None:
+    assert not place.hangs_up_on(*(b"\1%d" % number for number in range(MOST_SAID - 1)))
+    assert not place.hangs_up_on(b"\1" + b"x" * (MOST_BYTES - 1))
+
+
+def test_others_hear_on_and_memory_stays_small(place: Place) -> None:
+    chance, process, context = random.Random(4), psutil.Process(), zmq.Context()
+    other = sockets.new_socket(context, zmq.SUB)
+    other.setsockopt(zmq.SUBSCRIBE, b"event")
+    other.connect(place.address)
+    place.publish_until(lambda: other.poll(0))
+    before = process.memory_info().rss
+    with rawzmtp.shaken(place.address, b"SUB") as made, contextlib.suppress(OSError):
+        made.settimeout(0.01)
+        for _ in range(2000):
+            made.sendall(rawzmtp.framed(b"\1" + chance.randbytes(400)))
+            place.publisher.publish(EVENT)
+        while place.publisher.seq < 6000:
+            place.publisher.publish(EVENT)
+        assert process.memory_info().rss - before < 10e6, "and it is not even hung up on"
+    assert process.memory_info().rss - before < 10e6
+    heard = place.publisher.seq
+    while other.poll(0):
+        other.recv_multipart()
+    place.publish_until(lambda: other.poll(0))
+    assert place.publisher.seq < heard + 1000
+    context.destroy(linger=0)
+
+
+def test_those_who_have_gone_are_forgotten(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "MOST_KNOWN", 4)
+    known = place.publisher._listeners._said
+    for _ in range(12):
+        with rawzmtp.shaken(place.address, b"SUB") as made:
+            made.sendall(rawzmtp.framed(b"\1"))
+            place.publish_until(lambda made=made: _hears(made))
+        known = place.publisher._listeners._said
+        assert len(known) <= 5
+    assert known
+
+
+def _hears(made: socket.socket) -> bool:
+    made.settimeout(0.001)
+    try:
+        return bool(made.recv(65536))
+    except TimeoutError:
+        return False

@@ -1,0 +1,62 @@
+"""The agent that conducts the run, whichever that comes to be: what it says, and a client to fetch its record with."""
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from trainctl.protocol import messages as m
+
+if TYPE_CHECKING:
+    from trainctl.protocol.client import Client
+    from trainctl.protocol.cluster_client import Item
+
+
+async def conducting(client: "Client") -> "AsyncGenerator[Item, None]":
+    """What `Client.attach` gives, of the agent that `client` is connected to until another one conducts, then of that
+    one, which a Snapshot begins; not that a line is being made, which says nothing once there was one."""
+    from trainctl.protocol.client import Connection  # ZeroMQ: not for `--help`
+    from trainctl.protocol.cluster_client import attach_cluster
+
+    conducts = ""
+    items = attach_cluster(
+        client.address, 0, by=client.by, timeout_seconds=client.timeout_seconds, keys=client.keys
+    )  # fmt: skip
+    async with contextlib.aclosing(items):
+        async for node, item in items:
+            if isinstance(item, m.Snapshot) and node != conducts:
+                conducts = node
+                yield Connection("connected", time.monotonic())
+            of_another = node not in ("", conducts) or isinstance(item, m.NodeView)  # just conducted: it is one of them
+            if not of_another and getattr(item, "state", "") != "connecting":
+                yield item
+
+
+class Records:
+    """Clients by the node that conducts; as a context, it closes those that it has opened."""
+
+    def __init__(self, client: "Client", node: str) -> None:
+        """`client` stays the one for `node`, and its owner's."""
+        self._first, self._node = client, node
+        self._opened, self._stack = client, contextlib.AsyncExitStack()
+
+    async def of(self, node: m.NodeView) -> "Client":
+        """The client for a node's agent."""
+        if node.node == self._node:
+            return self._first
+        if self._opened.address != node.address:
+            await self._stack.aclose()
+            first = self._first
+            self._opened = await self._stack.enter_async_context(
+                type(first)(node.address, by=first.by, timeout_seconds=first.timeout_seconds, keys=first.keys)
+            )
+        return self._opened
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
