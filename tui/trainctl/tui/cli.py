@@ -27,7 +27,6 @@ from trainctl.tui.cli_options import (
     share_server_key,
     where,
 )
-from trainctl.tui.cli_values import spare_validator
 from trainctl.tui.outcome import INTERRUPTED
 
 BROKEN_PIPE = 141
@@ -201,7 +200,6 @@ def main(argv: list[str] | None = None) -> int:
     json = "--json" in arguments
     _prepare(json=json)
     try:
-        spare_validator()
         code = typer.main.get_command(app).main(args=arguments, prog_name="trainctl", standalone_mode=False)
         sys.stdout.flush()
     except typer.TyperException as error:

@@ -88,6 +88,7 @@ class ViewState:
     alerts: Mapping[str, m.Alerts] = field(default_factory=lambda: MappingProxyType({}))  # by the node that raised them
     windows: Mapping[SeriesKey, s.Window] = field(default_factory=lambda: MappingProxyType({}))  # the whole run
     recent: Mapping[SeriesKey, s.Window] = field(default_factory=lambda: MappingProxyType({}))  # its last steps
+    values: object = field(default_factory=object, compare=False, repr=False)  # another where windows are others
 
     def silent_for(self, now: float) -> float | None:
         """Seconds since the agent was last heard, or None while the line is good."""
@@ -204,7 +205,7 @@ def apply_history(state: ViewState, run: str, history: m.History) -> ViewState:
         had = recent.get(key)
         if had is None or made.bucket_steps < had.bucket_steps:
             recent[key] = _with_newer(made, had)
-    return replace(state, recent=_frozen(recent))
+    return replace(state, recent=_frozen(recent), values=object())
 
 
 def _with_newer(made: s.Window, had: s.Window | None) -> s.Window:
@@ -254,6 +255,7 @@ def _open(state: ViewState, snapshot: m.Snapshot, now: float) -> ViewState:
         alerts=_frozen(_alerts_after(state, snapshot)),
         windows=_frozen(windows),
         recent=_frozen({key: s.tail(window, newest - RECENT_STEPS + 1) for key, window in windows.items()}),
+        values=object(),
     )
 
 
@@ -296,6 +298,7 @@ def _run_changed(state: ViewState, view: m.RunView) -> ViewState:
         return replace(
             state, run=view, last_step=None, ranks=_frozen({}), parts=_frozen({}), laps=_frozen({}), plan_step=0,
             slow=None, tried=_frozen({}), windows=nothing, recent=nothing,
+            values=object(),
         )  # fmt: skip
     if view.run != state.run.run:
         return state
@@ -370,7 +373,7 @@ def _record(state: ViewState, step: int, values: Mapping[SeriesKey, float]) -> V
             continue
         windows[key] = s.add(windows.get(key) or s.empty(), step, value)
         recent[key] = _keep_recent(s.add(recent.get(key) or s.empty(2 * RECENT_STEPS), step, value))
-    return _with(state, windows=_frozen(windows), recent=_frozen(recent))
+    return _with(state, windows=_frozen(windows), recent=_frozen(recent), values=object())
 
 
 def _keep_recent(window: s.Window) -> s.Window:

@@ -34,14 +34,17 @@ class Layout:
 
 
 class ChartCache:
-    """The charts as last drawn; they are drawn again only when what they show has changed."""
+    """The charts as last drawn; they are drawn again only when what they show has changed.
+
+    It keeps no window: when all are folded at once, the old ones would stay beside the new.
+    """
 
     def __init__(self) -> None:
         self._shown: tuple[object, ...] = ()
         self._drawn: list[ln.Line] = []
 
     def lines(self, state: ViewState, columns: int, room: int, glyphs: Glyphs) -> list[ln.Line]:
-        shown = (state.windows, state.recent, state.events, state.run, glyphs, columns, room)
+        shown = (state.values, state.events, state.run, glyphs, columns, room)
         same = len(shown) == len(self._shown) and all(a is b for a, b in zip(shown, self._shown, strict=True))
         if not same:
             self._shown, self._drawn = shown, chart_lines(state, columns, room, glyphs)
