@@ -234,6 +234,9 @@ def test_a_damaged_record_of_a_finished_run_takes_no_idle_agent_out_of_service(d
     asked = call("events", *at)
     assert asked.returncode == 3
     assert record in asked.stderr and "restore it from a copy" in asked.stderr
+    found = call("replay", "old", TRAINCTL_CONNECT=damaged.address, TRAINCTL_STATE=str(damaged.state / "other"))
+    assert found.returncode == 2 and "needs a terminal" in found.stderr  # the agent's folder is looked in too
+    assert "no such run" in call("replay", "old", TRAINCTL_STATE=str(damaged.state / "other")).stderr
     assert call("status", "--run", "old", *at).returncode == 3
     with damaged.client() as client:
         state = md.take(md.ViewState(), "", client.snapshot(100), 0.0)

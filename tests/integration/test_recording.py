@@ -53,7 +53,11 @@ def test_tables_of_a_run_come_through_its_agent() -> None:
 
 
 def test_what_only_a_recording_can_do_is_refused_without_one() -> None:
-    for arguments, wrong in ((("--speed=2",), "--speed"), (("--cluster=9",), "--cluster")):
+    for arguments, wrong in (
+        (("--speed=2",), "--speed"),
+        (("--cluster=2",), "--scripted"),
+        (("--scripted", "--cluster=2", "--nodes=3"), "--nodes"),
+    ):
         done = trainctl("demo", "--headless", *arguments)
         assert done.returncode == 2
         assert wrong in done.stderr and done.stderr.count("\n") == 1

@@ -192,6 +192,23 @@ def test_a_slower_rank_is_told_with_the_phase_that_grew() -> None:
     assert world.told[-1] == "cleared throughput:mbp:1"
 
 
+def test_what_slows_all_ranks_alike_is_told_of_none_but_the_one_that_is_slower_still() -> None:
+    """A machine that they share is busy: an alert a rank would say nothing of any of them."""
+    world = World()
+
+    def both(count: int, first: float, second: float) -> None:
+        for _ in range(count):
+            world.step()
+            world.part(backward=first)
+            world.part(backward=second, rank=0)
+
+    both(60, 0.6, 0.6)
+    both(80, 0.9, 0.9)
+    assert world.told == []
+    both(40, 1.5, 0.9)
+    assert [told.partition(":")[0] for told in world.told] == ["raised throughput"]
+
+
 def test_another_micro_batch_is_compared_with_nothing_before() -> None:
     world = World()
     steps(world, 60, 0.6)

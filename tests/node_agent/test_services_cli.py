@@ -24,6 +24,48 @@ DISABLE = "systemctl --user disable trainctl-agent.service"
 
 
 @pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that neither service manager runs."""
+    monkeypatch.setattr(machines, "BOOTED", tmp_path / "none")
+    monkeypatch.setattr(sys, "platform", "linux")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["install", "--dry-run"], 7, "--manager systemd"),
+        (["install", "--dry-run", "--name", "a b"], 2, "--name: 'a b' is no node name"),
+        (["install", "--dry-run", "--env", "FOO"], 2, "--env: 'FOO' is not of the form NAME=VALUE"),
+        ([], 2, "give one of run, play, record, install, uninstall, status"),
+        (["run", "--nane", "x"], 2, "No such option: --nane"),
+        (["run", "--keys", "never"], 2, "'never' is not one of"),
+    ],
+)
+@pytest.mark.usefixtures("bare")
+def test_what_is_wrong_is_one_plain_line(
+    words: list[str], code: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["trainctl-agent", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out, err.count("\n")) == (code, "", 1)
+    assert err.startswith("trainctl-agent: ") and says in err and "Value error" not in err
+
+
+@pytest.mark.parametrize(("word", "says"), [("-h", "Usage: trainctl-agent "), ("--version", "trainctl-agent ")])
+def test_help_and_version_are_asked_for_as_of_trainctl(
+    word: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["trainctl-agent", word])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert (ended.value.code, err) == (0, "")
+    assert out.startswith(says) and "╭" not in out and "..." not in out.partition("Commands:")[2]
+
+
+@pytest.fixture
 def managers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Managers:
     made = Managers(tmp_path)
     for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "TRAINCTL_STATE", "TRAINCTL_KEYS", "TRAINCTL_CLUSTER"):

@@ -242,6 +242,22 @@ def test_check_tells_everything_that_is_wrong_a_line_each(main: Main, run_file: 
     assert [f"trainctl: {line}" for line in told["problems"]] == main(*words)[2].splitlines()
 
 
+@pytest.mark.parametrize("words", [["--help"], ["keys", "--help"], ["cluster", "--help"]])
+def test_no_summary_in_a_help_is_cut(main: Main, words: list[str]) -> None:
+    code, out, _ = main(*words)
+    listed = out[out.index("Commands:") :].partition("\n\n")[0]
+    assert code == 0 and "..." not in listed and "…" not in listed
+    if words == ["--help"]:
+        assert all(len(line.split()) > 1 and line[2] != " " for line in listed.splitlines()[1:])
+
+
+@pytest.mark.parametrize("group", ["keys", "cluster"])
+def test_a_group_without_a_command_is_told_so_in_one_line(main: Main, group: str) -> None:
+    code, out, err = main(group)
+    assert (code, out) == (2, "")
+    assert err == f"trainctl: Missing command. (see trainctl {group} --help)\n"
+
+
 def test_a_choice_that_is_none_is_refused_in_the_words_of_a_person(main: Main) -> None:
     _, _, err = main("demo", "--backend", "jax")
     assert "'jax' is not one of 'auto', 'torch', 'mlx'" in err and "Value error" not in err

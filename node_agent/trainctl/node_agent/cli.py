@@ -20,17 +20,35 @@ from trainctl.protocol.paths import node_name
 from trainctl.protocol.sockets import DEFAULT_PORT
 
 app = typer.Typer(
-    name="trainctl-agent", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+    name="trainctl-agent", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="The node agent: hosts this machine's trainer, conducts, records and publishes.",
 )  # fmt: skip
 
 
-@app.callback()
-def root() -> None:
+@app.callback(invoke_without_command=True)
+def root(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
     """The node agent: hosts this machine's trainer, conducts, records and publishes."""
+    if version:
+        print(f"trainctl-agent {_program_version()}")
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        raise InvalidInputError("command", f"give one of {', '.join(ctx.command.commands)} (see --help)")  # type: ignore[attr-defined]
 
 
-@app.command()
+def _program_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("trainctl")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+@app.command(short_help="Run the agent in the foreground until SIGTERM.")
 def run(
     name: Annotated[str, typer.Option(help="This node's name in run files.")] = "",
     cluster: Annotated[
@@ -142,7 +160,7 @@ def _say_bound(name: str, listen: str, live: str, metrics: str | None = None) ->
     print(json.dumps(said | ({"metrics": metrics} if metrics is not None else {})), flush=True)
 
 
-@app.command()
+@app.command(short_help="Play a recorded run as a cluster on loopback.")
 def play(
     recording: Annotated[
         Path | None,
@@ -212,12 +230,19 @@ commands.register(app)
 def main() -> None:
     """Entry point: every error that is the user's business is one line and an exit code."""
     try:
-        app()
+        code = typer.main.get_command(app).main(prog_name="trainctl-agent", standalone_mode=False)
+    except typer.TyperException as error:
+        code = _refused(error.format_message().replace("Value error, ", ""), error.exit_code)
     except TrainctlError as error:
-        print(f"trainctl-agent: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        code = _refused(str(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _refused(text: str, exit_code: int) -> int:
+    print(f"trainctl-agent: {' '.join(text.split())}", file=sys.stderr)
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -141,7 +141,10 @@ def demo(
     nodes: Annotated[
         int | None,
         typer.Option(
-            min=1, max=8, help="Agents, a rank each [3 with torch and MLX installed, else 2].", show_default=False
+            min=1,
+            max=MOST_DEMO_NODES,
+            help="Agents, a rank each [3 with torch and MLX installed, else 2].",
+            show_default=False,
         ),
     ] = None,
     backend: Annotated[
@@ -159,7 +162,7 @@ def demo(
         bool, typer.Option("--scripted", help="Play a recorded run with scripted faults instead; nothing is trained.")
     ] = False,
     cluster: Annotated[
-        int | None, typer.Option(min=1, max=64, help="As --nodes; of a recording up to 64 [8].", show_default=False)
+        int | None, typer.Option(min=1, max=64, help="With --scripted: how many nodes play it [8].", show_default=False)
     ] = None,
     speed: Annotated[
         float | None,
@@ -168,6 +171,8 @@ def demo(
 ) -> int:
     """A small real model trained on real text: a few agents, a run and the screen, all on this machine."""
     without_screen = headless or json or not output.has_screen()
+    if nodes is not None and cluster is not None:
+        raise InvalidInputError("--cluster", "says what --nodes says too; give one of them")
     if scripted:
         from trainctl.tui import demo_recording as played
 
@@ -175,11 +180,12 @@ def demo(
         return played.headless(asked) if without_screen else played.on_screen(asked)
     if speed is not None:
         raise InvalidInputError("--speed", "only a recording has one: add --scripted")
-    if (nodes or cluster or 1) > MOST_DEMO_NODES:
-        raise InvalidInputError("--cluster", f"{cluster} agents train nothing here; at most {MOST_DEMO_NODES}")
+    if cluster is not None:
+        raise InvalidInputError(
+            "--cluster", f"is of a recording: add --scripted, or have --nodes (at most {MOST_DEMO_NODES}) train here"
+        )
     from trainctl.tui import demo as program
 
-    nodes = nodes or cluster
     count = steps or (program.HEADLESS_STEPS if without_screen else program.SCREEN_STEPS)
     wanted = program.Wanted(steps=count, nodes=nodes, backend=backend, folder=folder, keep=keep)
     return program.headless(wanted) if without_screen else program.on_screen(wanted)

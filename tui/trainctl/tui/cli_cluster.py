@@ -8,10 +8,10 @@ import typer
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui import output
-from trainctl.tui.cli_options import ClusterFile, Json, subcommands
+from trainctl.tui.cli_options import ClusterFile, Json, subcommands, subgroup
 
 app = subcommands()
-group = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Add, list and remove the nodes of the cluster.")
+group = subgroup("Add, list and remove the nodes of the cluster.")
 app.add_typer(group, name="cluster")
 
 

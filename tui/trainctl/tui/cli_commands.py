@@ -33,6 +33,27 @@ def refuse_changes(words: Sequence[str]) -> None:
         raise InvalidInputError("--read-only", f"{changing} changes something: without it, or status, watch, attach")
 
 
+SUMMARIES = {
+    "demo": "A small real model, trained by a few agents on this machine.",
+    "run": "Start a run from a run file, or take up an old one.",
+    "check": "Everything that is wrong with a run file, before it is run.",
+    "alerts": "The open alerts of the active run, the pressing ones first.",
+    "watch": "A line for each step and event as they come, until Ctrl-C.",
+    "events": "What happened in a run: commands, checkpoints, faults.",
+    "logs": "What a trainer wrote, or with --all what all of them did.",
+    "send": "Change something: trainctl send resize-batch micro=8",
+    "promote": "Have another node conduct the run in the place of its lead.",
+    "replay": "A run from its directory alone, in the same screens.",
+    "export": "A table of a run: CSV, JSON lines or Parquet.",
+    "mirror": "A run in TensorBoard or W&B, as it goes or afterwards.",
+    "config": "The settings of the full screen, as a file to start from.",
+    "init": "Write a cluster.toml and a run.toml to start from.",
+    "doctor": "What is wrong with the machines of the cluster, and remedies.",
+    "discover": "The agents that advertise themselves on the local network.",
+}
+"""The line that the help gives each, of at most 64 characters: whole at 80 columns. Others' first sentence fits."""
+
+
 class LateCommands(Mapping[str, Any]):
     """The commands of `own`, then those of FILES, each completed as it is built."""
 
@@ -49,7 +70,9 @@ class LateCommands(Mapping[str, Any]):
             for command in found.values():
                 self._complete(command)
             self._built |= found
-        return self._built[name]
+        command = self._built[name]
+        command.short_help = SUMMARIES.get(name, command.short_help)
+        return command
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

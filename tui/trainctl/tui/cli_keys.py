@@ -8,10 +8,10 @@ import typer
 from trainctl.protocol import keys
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui import calls, output
-from trainctl.tui.cli_options import ClusterFile, Connect, Json, address_of, subcommands
+from trainctl.tui.cli_options import ClusterFile, Connect, Json, address_of, subcommands, subgroup
 
 app = subcommands()
-group = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="This machine's keys, and whose may do what.")
+group = subgroup("This machine's keys, and whose may do what.")
 app.add_typer(group, name="keys")
 
 KeyName = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="What the key is called here.")]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from trainctl.tui import calls, places
 
@@ -97,6 +98,21 @@ def config_of(ctx: typer.Context, config: Path | None) -> Path | None:
 def address_of(ctx: typer.Context, connect: str | None, cluster: Path | None) -> str:
     """The agent to talk to. Raises UnreachableError if no agent of a cluster answers."""
     return calls.find_lead(where(ctx, connect, cluster).addresses)
+
+
+class WholeSummaries(TyperGroup):
+    """A group whose help gives the summaries of its commands whole, wrapped where they are long."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, command.get_short_help_str(1000)) for name, command in commands if command is not None]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def subgroup(summary: str) -> typer.Typer:
+    """A command that has commands of its own, and does nothing without one."""
+    return typer.Typer(cls=WholeSummaries, rich_markup_mode=None, help=summary)
 
 
 def subcommands() -> typer.Typer:

@@ -1,12 +1,14 @@
 """The subcommands over a run's record: `replay` shows it in the screens, `export` writes it as a table."""
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.paths import RunPaths
 from trainctl.tui import calls, output, run_folders
 from trainctl.tui.cli_options import ClusterFile, Connect, address_of, subcommands
 from trainctl.tui.output import has_screen
@@ -20,16 +22,33 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run directory
 
 @app.command()
 def replay(
+    ctx: typer.Context,
     run: RunArgument,
     speed: Annotated[float, typer.Option(min=0.25, max=4096, help="Times as fast as it was.")] = 8.0,
 ) -> int:
     """A run from its directory alone, in the same screens: played, paused, and moved along. It takes no commands."""
-    directory = run_folders.find(run)
+    directory = _directory(ctx, run)
     if not has_screen():
         raise InvalidInputError("terminal", "a replay needs a terminal on standard input, output and error")
     from trainctl.tui.replay_app import run_replay  # Textual: only for the full screen
 
     return run_replay(directory, speed)
+
+
+def _directory(ctx: typer.Context, run: str) -> Path:
+    """The run directory that is meant: by its path, by the id in this user's folders, or by the id at the agent that
+    was named, if what that has is on this machine."""
+    try:
+        return run_folders.find(run)
+    except InvalidInputError:
+        named = os.environ.get("TRAINCTL_CONNECT") or ctx.find_root().params.get("connect")
+        if "/" in run or not named:
+            raise
+        known = calls.call(address_of(ctx, None, None), lambda client: client.runs(), lead=True).runs
+        there = next((Path(one.directory) for one in known if one.run == run), None)
+        if there is None or not RunPaths(there).record.is_file():
+            raise
+        return there
 
 
 @app.command()

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Final
 
+from trainctl.node_agent.alerts.paces import BLOCK_STEPS
 from trainctl.protocol.alerting import AlertKind, AlertsTable
 
 
@@ -21,7 +22,7 @@ _LEAST: Final[dict[AlertKind, tuple[int, float, int]]] = {
     "skipped": (1, 0.0, 20),  # steps
     "loss-spike": (3, 0.0, 10),  # steps
     "stall": (1, 0.0, 1),  # looks
-    "throughput": (5, 10.0, 5),  # steps of one rank
+    "throughput": (BLOCK_STEPS, 20.0, BLOCK_STEPS),  # steps of one rank
     "clock": (10, 10.0, 10),  # readings of one machine
     "memory": (3, 2.0, 3),  # steps of one rank
     "disk": (3, 2.0, 3),  # readings of one machine

@@ -130,15 +130,15 @@ class AlertOffice:
         self._settle(changes)
 
     def ended(self, session: Session) -> None:
-        """The run is over, for good or until it is taken up again: nothing of it calls for anybody any more."""
+        """The run is over, for good or until it is taken up again: nothing of it calls for anybody any more. The event
+        of its end says so for all of its alerts; whoever was called about one is called once more."""
         if session is not self._session or self._is_idle:
             return
         goes_on = self._of_machine
         for alert in self._evaluator.open.values():
-            over = f"{alert.kind} is over: the run has ended"
-            left = f"the run has ended, {alert.kind} is still as it was"
-            self._note("good", f"{_where(alert)}{left if alert in goes_on else over}", alert.id)
-            if alert not in goes_on:
+            if alert in goes_on:
+                self._note("warning", f"{_where(alert)}the run has ended, {alert.kind} is still as it was", alert.id)
+            else:
                 self._call("cleared", alert)
         session.recorder.set_meta(ALERTS_KEY, msgspec.json.encode(Kept()).decode())
         self._turn_to(None)

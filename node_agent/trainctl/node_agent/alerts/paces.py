@@ -68,6 +68,7 @@ class PaceWatch:
         self._paces: dict[int, RankPace] = {}
         self._clocks: dict[int, _Clock] = {}
         self._typical: dict[int, Typical] = {}
+        self._slower: dict[int, float] = {}  # the part by which each is below its best
 
     def part(self, part: m.RankStep, host: m.HostReading | None, device: str | None) -> list[Finding]:
         """A rank's part of a step, with what was last read of its machine."""
@@ -80,14 +81,22 @@ class PaceWatch:
         best = pace.best
         pace.keep_best(typical)
         if best is None:
+            self._slower.pop(part.rank, None)
             # With another micro-batch or share there is nothing to be slower than.
             return [Finding("throughput", False, True, lambda: Said(""), part.node, part.rank)]
-        slower = 1 - typical.rate / best.rate
+        self._slower[part.rank] = 1 - typical.rate / best.rate
+        slower = self._alone(part.rank)
         bad, good = (
             slower > self._table.throughput_drop_percent / 100,
             slower < self._table.throughput_clear_percent / 100,
         )
         return [Finding("throughput", bad, good, lambda: _slower(best, typical), part.node, part.rank)]
+
+    def _alone(self, rank: int) -> float:
+        """By how much a rank is slower beyond what the others are too: what slows most of them is no rank's own
+        trouble, such as a busy machine that they share."""
+        others = [slower for other, slower in self._slower.items() if other != rank]
+        return self._slower[rank] - max(0.0, median(others) if others else 0.0)
 
     def reading(self, reading: m.HostReading, ranks: Mapping[int, str | None]) -> list[Finding]:
         """A machine's reading, with the devices of the ranks that are at work on it."""
@@ -115,6 +124,7 @@ class PaceWatch:
         self._paces.pop(rank, None)
         self._clocks.pop(rank, None)
         self._typical.pop(rank, None)
+        self._slower.pop(rank, None)
 
     # ------------------------------------------------------------ what a restart must not forget
 

@@ -31,16 +31,10 @@ def of_run(context: Any, manager: Manager, home: Path | None) -> Given:
     Name and state folder are always written out: a host may be renamed, and a service knows little of a shell's
     environment. Raises InvalidInputError.
     """
-    command = context.parent.command.commands["run"]
-    try:
-        parsed = command.make_context("run", list(context.args), parent=context.parent)
-    except typer.TyperException as error:
-        raise InvalidInputError("install", f"{error.format_message()} (see run --help)") from None
-    # Whether what typer has parsed are paths already depends on its version.
-    given = parsed.params | {name: Path(parsed.params[name]) for name in PATHS if parsed.params[name] is not None}
+    parsed, given = judged(context)
+    command = parsed.command
     node = given["name"] or paths.node_name()
     state = (given["state"] or (home / _STATE[manager] if home else paths.state_root())).absolute()
-    _check(node, given)
     words = ["--name", node, "--state", str(state)]
     for parameter in command.params:
         if parameter.name not in ("name", "state") and _is_given(parsed, parameter.name):
@@ -48,6 +42,20 @@ def of_run(context: Any, manager: Manager, home: Path | None) -> Given:
     if manager == "launchd" and STALL_OPTION not in words:  # it has no watchdog
         words += [STALL_OPTION, str(STALL_SECONDS)]
     return Given(node, state, tuple(words))
+
+
+def judged(context: Any) -> tuple[Any, dict[str, Any]]:
+    """The options of `run` as they were typed, found to be right on any machine: parsed, and as values. Raises
+    InvalidInputError."""
+    command = context.parent.command.commands["run"]
+    try:
+        parsed = command.make_context("run", list(context.args), parent=context.parent)
+    except typer.TyperException as error:
+        raise InvalidInputError("install", f"{error.format_message()} (see run --help)") from None
+    # Whether what typer has parsed are paths already depends on its version.
+    given = parsed.params | {name: Path(parsed.params[name]) for name in PATHS if parsed.params[name] is not None}
+    _check(given["name"] or paths.node_name(), given)
+    return parsed, given
 
 
 def _check(node: str, values: dict[str, Any]) -> None:

@@ -40,9 +40,10 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
-    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(install)
+    free = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(context_settings=free, short_help="Have this machine run the agent from now on.")(install)
     app.command()(uninstall)
-    app.command()(status)
+    app.command(short_help="Say whether the service is installed and runs.")(status)
 
 
 def install(
@@ -65,6 +66,8 @@ def install(
     7 no service manager.
     """
     with _Told(json):
+        arguments.judged(context)  # before the machine is: what is typed wrongly is wrong everywhere
+        _variables(env or [])
         machine = _machine(user, manager)
         owner = _owner(machine.scope, run_as)
         if user and nice is not None and nice < 0:

@@ -245,5 +245,6 @@ def _manager_here() -> Manager:
     if BOOTED.is_dir():
         return "systemd"
     raise NoManagerError(
-        "this machine is run by neither systemd nor launchd; start `trainctl-agent run` with what starts programs here"
+        "this machine is run by neither systemd nor launchd; start `trainctl-agent run` with what starts programs "
+        "here (install --dry-run --manager systemd, or launchd, shows what either would be told)"
     )
