@@ -66,6 +66,7 @@ def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> plac
     the default cluster file, else the default address."""
     root = ctx.find_root().params
     given, file = connect or root.get("connect"), cluster or root.get("cluster")
+    file = Path(file) if file is not None else None  # what was given before the command may still be text
     if not given and file is None:
         given = os.environ.get("TRAINCTL_CONNECT")
     found = None if given else places.cluster_file(file)
@@ -91,8 +92,8 @@ def _keep_key(ctx: typer.Context, _: Any, key: str | None) -> None:
 
 def config_of(ctx: typer.Context, config: Path | None) -> Path | None:
     """What --config says after the command or before it."""
-    found: Path | None = config or ctx.find_root().params.get("config")
-    return found
+    found = config or ctx.find_root().params.get("config")
+    return Path(found) if found is not None else None  # it may still be text there
 
 
 def address_of(ctx: typer.Context, connect: str | None, cluster: Path | None) -> str:
