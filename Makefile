@@ -6,7 +6,7 @@ PYTEST_ARGS ?=
 # The hundreds of processes that tests start would each compile the program anew.
 unexport PYTHONDONTWRITEBYTECODE
 # The tests mostly wait for real processes, so four workers are worth it on two cores.
-WORKERS ?= 5
+WORKERS ?= 4
 
 .PHONY: demo test soak check format bench nodejs clean
 
