@@ -1,5 +1,6 @@
 """Help: the keys of the moment, and what the letters on the screens mean."""
 
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -8,11 +9,30 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 
-from trainctl.tui.lines import Line, Piece, fit, line, wrap
+from trainctl.tui.lines import Line, Piece, cell_len, fit, line, wrap
 from trainctl.tui.widgets import Lines
 
 if TYPE_CHECKING:
     from trainctl.tui.app import TrainctlApp
+
+
+def key_rows(keys: Sequence[tuple[str, str]]) -> list[Line]:
+    """Keys and what they do in two columns; words too long for theirs go on below, none are cut."""
+    cells = [_cell(key, what) for key, what in keys]
+    total = sum(map(len, cells))
+    left: list[Line] = []
+    while cells and 2 * len(left) < total:
+        left += cells.pop(0)
+    right = [row for cell in cells for row in cell]
+    blank = fit((), _HELP_CELLS)
+    return [(*one, *other) for one, other in zip_longest(left, right, fillvalue=blank)]
+
+
+def _cell(key: str, what: str) -> list[Line]:
+    head = f"{key:>7}  "
+    first, *more = wrap(what, _HELP_CELLS - cell_len(head) - 1)
+    rows = [line(Piece(head, "key"), first), *(line(" " * cell_len(head) + row) for row in more)]
+    return [fit(row, _HELP_CELLS) for row in rows]
 
 
 class HelpScreen(ModalScreen[None]):
@@ -32,9 +52,7 @@ class HelpScreen(ModalScreen[None]):
 
     def on_mount(self) -> None:
         self.set_class(cast("TrainctlApp", self.app).glyphs.ascii_only, "ascii")
-        half = -(-len(self._keys) // 2)
-        cells = [fit(line(Piece(f"{key:>7}  ", "key"), what), _HELP_CELLS) for key, what in self._keys]
-        made: list[Line] = [(*left, *right) for left, right in zip_longest(cells[:half], cells[half:], fillvalue=())]
+        made: list[Line] = key_rows(self._keys)
         words = "trainctl send VERB ... --connect " if "://" in self._address else "trainctl replay "
         made += [(), *_LEGEND, ()]
         rows = wrap(words + self._address, min(_TEXT_CELLS, self.app.size.width - 6) - len(_SHELL))
@@ -46,7 +64,7 @@ class HelpScreen(ModalScreen[None]):
         self.dismiss()
 
 
-_HELP_CELLS = 34
+_HELP_CELLS = 35
 _TEXT_CELLS = 70
 _SHELL = "from a shell  "
 _LEGEND: tuple[Line, ...] = (
