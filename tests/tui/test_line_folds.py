@@ -82,3 +82,18 @@ def test_words_too_long_for_help_s_columns_go_on_below() -> None:
     assert len({ln.width(row) for row in key_rows(keys)}) == 1
     words = " ".join(rows).split()
     assert [words.count(word) for word in ("batch", "split", "whatever", "typed")] == [1, 1, 1, 1]
+
+
+async def test_help_is_one_column_in_a_narrow_window_and_two_in_a_wider_one() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("question_mark")
+        await pilot.pause()
+        narrow = said(app, "#help-text")
+        await pilot.resize_terminal(80, 24)
+        await pilot.pause()
+        wide = said(app, "#help-text")
+        assert len(narrow) > len(wide)
+        assert "speed alone" in " ".join(narrow)
+        assert sum("a row for each rank" in row for row in narrow + wide) == 2
+
+    await driven(source_of(4), play, (62, 24))
