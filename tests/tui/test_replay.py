@@ -1,5 +1,7 @@
 """A run replayed from its directory: only what had happened by then is shown, and the keys and the slider move it."""
 
+import contextlib
+import dataclasses
 import datetime
 import gc
 import shutil
@@ -14,12 +16,17 @@ from tests.tui import run_directory
 from tests.tui.driving import body, until
 from textual.pilot import Pilot
 
+from trainctl.node_agent.recorder import RunRecorder
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.reader import RecordReader
+from trainctl.tui import model as md
 from trainctl.tui import replay_bar, run_folders
 from trainctl.tui.clock import Clock
 from trainctl.tui.glyphs import ASCII, UNICODE
 from trainctl.tui.lines import plain, width
+from trainctl.tui.mirror.sources import DirectorySource
 from trainctl.tui.playhead import Playhead
 from trainctl.tui.replay_app import ReplayApp, ReplayClock
 from trainctl.tui.replay_source import ReplaySource
@@ -99,6 +106,36 @@ async def test_a_follower_s_copy_has_every_rank(directory: Path, tmp_path: Path,
     told = [[(rank.node, rank.share, rank.micro_batch) for rank in view.ranks] for view in (seen.run, expected.run)]
     assert told[0] == told[1]
     assert len(seen.run.ranks) == 3
+
+
+async def test_a_copy_of_another_name_is_the_run_that_it_was(directory: Path, tmp_path: Path) -> None:
+    """Its record says whose it is: steps and events of it are the shown run's."""
+    copy = tmp_path / "kept for the paper"
+    shutil.copytree(directory, copy)
+    with contextlib.closing(ReplaySource(copy)) as source:
+        source.turn(Playhead(1, run_directory.STEPS, playing=False))
+        state = md.apply(md.ViewState(), await source.snapshot(40), 0.0)
+        source.turn(dataclasses.replace(source.head, playing=True, speed=16.0))
+        while source.head.playing:
+            for message in source._advance(0.25):
+                state = md.apply(state, message, 0.0)
+    assert state.run is not None and (state.run.run, state.run.step) == ("demo-1", run_directory.STEPS)
+    assert state.last_step is not None and state.last_step.value.step == run_directory.STEPS
+    assert state.run_events[-1].text.startswith("finished")
+    with contextlib.closing(DirectorySource(copy)) as mirrored:
+        assert mirrored.run == "demo-1"
+
+
+def test_a_record_without_a_view_is_of_its_folder_s_name(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run-7")
+    paths.directory.mkdir()
+    RunRecorder(paths, resumable=False).close()
+    with RecordReader(paths) as reader:
+        assert reader.run == "run-7"
+    with RunRecorder(paths, resumable=False) as recorder:
+        recorder.set_meta("view", "{broken", own=True)
+    with RecordReader(paths) as reader:
+        assert reader.run == "run-7"
 
 
 async def test_played_through_it_gives_each_step_once(source: ReplaySource) -> None:
