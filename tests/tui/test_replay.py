@@ -6,6 +6,7 @@ import datetime
 import gc
 import shutil
 import sqlite3
+import time
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -202,18 +203,14 @@ def test_the_slider_takes_its_line(columns: int, glyphs: object) -> None:
 async def played(
     source: ReplaySource, play: Callable[[Pilot[int], ReplayApp], Awaitable[None]], size: tuple[int, int] = (80, 24)
 ) -> None:
-    app = ReplayApp(source, clock=StandingClock(source), theme="night", glyphs=UNICODE)
+    app = ReplayApp(source, clock=StandingClock(datetime.UTC, source=source), theme="night", glyphs=UNICODE)
     async with app.run_test(size=size) as pilot:
         await until(pilot, lambda: app.live.run is not None)
         await play(pilot, app)
 
 
 class StandingClock(ReplayClock):
-    """In UTC, and its ages stand."""
-
-    def __init__(self, source: ReplaySource) -> None:
-        super().__init__(source)
-        object.__setattr__(self, "zone", datetime.UTC)
+    """Its ages stand."""
 
     def monotonic(self) -> float:
         return 1000.0
@@ -243,6 +240,18 @@ async def test_keys_and_the_mouse_move_it(source: ReplaySource) -> None:
 
     source.turn(Playhead(1, 160, playing=False, speed=1024.0))
     await played(source, play)
+
+
+def test_ages_stand_while_the_replay_does(source: ReplaySource, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 50.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    clock, seen = ReplayClock(source=source), []
+    for seconds, playing in ((5.0, False), (2.0, True), (1.0, True), (9.0, False)):
+        now += seconds
+        source.turn(dataclasses.replace(source.head, playing=playing))
+        seen.append(clock.monotonic())
+    assert seen == [50.0, 52.0, 53.0, 53.0]
+    assert clock.wall() == source.at
 
 
 async def test_fast_seeks_leave_no_coroutine_behind(source: ReplaySource) -> None:
@@ -278,7 +287,7 @@ async def test_what_changes_a_run_is_not_offered(source: ReplaySource) -> None:
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")
 def test_picture(source: ReplaySource, size: tuple[int, int], snap_compare: object) -> None:
     source.seek(112)
-    app = ReplayApp(source, clock=StandingClock(source), theme="night", glyphs=UNICODE)
+    app = ReplayApp(source, clock=StandingClock(datetime.UTC, source=source), theme="night", glyphs=UNICODE)
     app.address = "/runs/demo-1"
 
     async def arrived(pilot: Pilot[int]) -> None:
