@@ -37,9 +37,10 @@ async def test_it_is_played_to_the_end_with_its_faults(played: str) -> None:
     boots: set[str] = set()
     told: dict[str, m.AlertView] = {}
     others: list[m.Alerts | None] = []
+    peers: list[str] = []
     async with asyncio.timeout(DEADLINE_SECONDS):
         items: Any = attach_cluster(played, 100)
-        async for node, item in items:
+        async for _, item in items:
             alerts = item.alerts if isinstance(item, m.Snapshot) else item if isinstance(item, m.Alerts) else None
             if alerts is not None:
                 if alerts.alerts and not told:

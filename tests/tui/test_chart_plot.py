@@ -232,7 +232,7 @@ def test_what_no_snapshot_carries_is_drawn_from_the_run_s_beginning(metric: str)
     assert run is not None
     last, view = run.step, ChartView((vw.Chart((Pick(metric),)),))
     whole = answered(run, view, 1, last, columns=40)
-    attached, alone = window({step: 0.5 for step in range(last - 20, last + 1)}), (metric, None)
+    attached, alone = window(dict.fromkeys(range(last - 20, last + 1), 0.5)), (metric, None)
     state = dataclasses.replace(state, windows={**state.windows, alone: attached}, recent={alone: attached})
     assert whole.windows[alone].bucket_steps > 1
     drawn = history.window_of([whole], state, alone, (1, last))
