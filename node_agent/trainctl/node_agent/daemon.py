@@ -17,6 +17,7 @@ import zmq.asyncio
 from trainctl.node_agent import binding, leash
 from trainctl.node_agent.access import REQUESTS
 from trainctl.node_agent.advertisement import Advertisement
+from trainctl.node_agent.afterthoughts import Afterthoughts
 from trainctl.node_agent.alerts.office import AlertOffice
 from trainctl.node_agent.audit import Audit
 from trainctl.node_agent.door import Door
@@ -161,6 +162,8 @@ class Agent:
         self._lead.agree, self._lead.check_free = resumption.take, resumption.check_free
         self._lead.on_end, self._lead.on_reading = self._alerts.ended, self._alerts.read
         self._lead.office.alerts = self._alerts.obey
+        afterthoughts = Afterthoughts(self.node, self._ledger, self.publisher.publish, self._lead)
+        self._lead.office.note_ended = afterthoughts.note
         referrals = Referrals(equipment, self._lead, self._follower, self._alerts, self._outlook)
         self._reception.attend(self._lead, self._follower, referrals, self._outlook)
 
