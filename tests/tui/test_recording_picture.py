@@ -22,10 +22,9 @@ STEP = 95
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)], ids=lambda size: f"{size[0]}x{size[1]}")
-async def test_snapshot_is_of_a_recording(tmp_path: Path, size: tuple[int, int]) -> None:
-    app = await _app(tmp_path)
-    async with app.run_test(size=size) as pilot:
-        await until(pilot, lambda: app.live.run is not None)
+def test_picture(tmp_path: Path, snap_compare: object, size: tuple[int, int]) -> None:
+    async def arrived(pilot: Pilot[int]) -> None:
+        await until(pilot, lambda: app.live.run is not None and len(app.live.hosts) == 8)
         await pilot.pause()
         assert "RECORDING" in body(app)
         rows = [line.split() for line in body(app).splitlines()]
@@ -33,16 +32,10 @@ async def test_snapshot_is_of_a_recording(tmp_path: Path, size: tuple[int, int])
         assert "ALERT torch-c +295 ms in backward: 92 °C, 1.61→1.16 GHz" in body(app)
         assert size[0] < 200 or "W scripted" in body(app), "no machine drew it"
 
-
-def test_picture(tmp_path: Path, snap_compare: object) -> None:
-    async def arrived(pilot: Pilot[int]) -> None:
-        await until(pilot, lambda: app.live.run is not None and len(app.live.hosts) == 8)
-        await pilot.pause()
-
     import asyncio
 
     app = asyncio.run(_app(tmp_path))
-    assert snap_compare(app, terminal_size=(120, 40), run_before=arrived)  # type: ignore[operator]
+    assert snap_compare(app, terminal_size=size, run_before=arrived)  # type: ignore[operator]
 
 
 async def _app(tmp_path: Path) -> TrainctlApp:

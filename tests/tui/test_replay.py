@@ -284,7 +284,7 @@ async def test_what_changes_a_run_is_not_offered(source: ReplaySource) -> None:
     await played(source, play)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)], ids=lambda size: f"{size[0]}x{size[1]}")
 def test_picture(source: ReplaySource, size: tuple[int, int], snap_compare: object) -> None:
     source.seek(112)
     app = ReplayApp(source, clock=StandingClock(datetime.UTC, source=source), theme="night", glyphs=UNICODE)

@@ -212,7 +212,7 @@ async def _runs(request: m.RunsRequest, around: Surroundings) -> m.Runs:
     return m.Runs(rid=request.rid, runs=tuple(await elsewhere.summaries(summaries, around)))
 
 
-def _summary(run: str, name: str, directory: str, state: str, started_at: float) -> m.RunSummary:
+def _summary(run: str, name: str, directory: str, state: m.RunState, started_at: float) -> m.RunSummary:
     last, view = None, None
     try:
         with RecordReader(RunPaths(Path(directory))) as reader:
@@ -221,7 +221,7 @@ def _summary(run: str, name: str, directory: str, state: str, started_at: float)
     except InvalidInputError:
         pass  # damaged, or its directory was moved away: the ledger's line is all there is
     return m.RunSummary(
-        run=run, name=name, state=state, step=last.step if last else view.step if view else 0,  # type: ignore[arg-type]
+        run=run, name=name, state=state, step=last.step if last else view.step if view else 0,
         steps=view.steps if view else 0, last_loss=last.loss if last and math.isfinite(last.loss) else None,
         started_at=started_at, directory=directory, lead=view.lead if view else "",
         nodes=tuple(dict.fromkeys(rank.node for rank in view.ranks)) if view else (),

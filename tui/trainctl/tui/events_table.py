@@ -132,9 +132,7 @@ def _undoes(event: m.Event, context: Context) -> str:
 def change_text(event: m.Event, glyphs: Glyphs) -> str:
     """The event's text without the verb that has a column of its own, its before and after always in it."""
     text = clean(event.text).removeprefix(event.verb or "\0").strip(" :")
-    if event.before and event.after and not (event.before in text and event.after in text):
-        text = f"{text} {event.before} {glyphs.arrow} {event.after}".strip()
-    return clean(text.replace("→", glyphs.arrow))
+    return clean(events_text.with_change(text, event, glyphs.arrow).replace("→", glyphs.arrow))
 
 
 def rows_of(
