@@ -12,6 +12,7 @@ from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
+from trainctl.protocol.client import Connection
 from trainctl.tui import alerts_view, control, header, output
 from trainctl.tui import model as md
 from trainctl.tui.app import TrainctlApp
@@ -51,6 +52,19 @@ def test_the_newest_word_of_each_agent_counts() -> None:
     state = md.apply(state, alerts(seq=8), 1.0)
     assert [alert.kind for alert in state.open_alerts] == ["lead-silent"]
     assert md.apply(state, snapshot(run_view(1, "finished")), 2.0).alerts.keys() == {"mbp"}
+
+
+def test_what_a_returned_node_repeats_of_the_lead_is_the_lead_s_to_end() -> None:
+    """An agent that comes back may tell what it last heard of the lead, after which it never mentions it again."""
+    lost = msgspec.structs.replace(LOST_ALERT, acknowledged_by=None)
+    state = md.take(state_of(lost), "mini", Connection("silent", 1.0, "no message"), 1.0)
+    for message in (Connection("connected", 2.0), alerts(lost)):
+        state = md.take(state, "mini", message, 2.0)
+    assert [alert.id for alert in state.open_alerts] == [lost.id]
+    state = md.take(state, "studio", alerts(seq=9), 3.0)
+    assert state.open_alerts == ()
+    state = md.take(state, "mini", alerts(lost), 4.0)
+    assert state.open_alerts == ()
 
 
 def test_an_event_of_an_alert_shown_above_is_not_told_twice() -> None:

@@ -17,6 +17,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.client import Client
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.keyring import Keyring
+from trainctl.protocol.metrics import RANK_SERIES, RUN_SERIES
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.reader import DAMAGED, RecordReader
 
@@ -26,8 +27,6 @@ SNAPSHOT_BUCKETS = 20_000
 """Most buckets in one snapshot, over all series: some 40 bytes each, so that it stays below the frame limit."""
 ELSEWHERE_SECONDS = 3.0
 """How long another node's agent may take to answer what is passed on to it; a client waits longer."""
-RUN_SERIES = ("loss", "eval_loss", "step_seconds", "tokens_per_second")
-RANK_SERIES = ("busy_seconds", "own_tokens_per_second")
 
 
 class LiveRun(NamedTuple):
