@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trainctl.tui import format as f
 from trainctl.tui import lines as ln
-from trainctl.tui.glyphs import ASCII, UNICODE, to_ascii
+from trainctl.tui.glyphs import ASCII, UNICODE, in_same_cells, key_in_ascii, to_ascii
 
 LOCALES = [
     ({"LC_ALL": "C"}, True), ({"LC_ALL": "POSIX", "LANG": "C.UTF-8"}, True), ({"LANG": "C"}, True),
@@ -113,4 +113,6 @@ def test_ascii_has_no_other_character() -> None:
     for value in vars(ASCII).values():
         assert not isinstance(value, str) or value.isascii()
     assert to_ascii("8×3 → é ▇") == "8x3 -> ? #"
+    assert in_same_cells("8×3 → é ▇ ≤2 漢 e\u0301 👩‍🚀|") == "8x3 > ? # <2 ?? ? ??|"
+    assert key_in_ascii("⏎") == "enter"
     assert len(UNICODE.sparks) == len(ASCII.sparks)

@@ -37,7 +37,9 @@ def overview_line(alert: m.AlertView, clock: Clock, columns: int, glyphs: Glyphs
     )
     tail = ln.line(Piece(f"  {key}", "key", why), Piece("why", "label", why))
     room = max(columns - ln.width(head) - ln.width(tail) - 1, 1)
-    body = Piece(ln.shorten(ln.clean(f"{alert.node} {alert.text}".strip()), room, glyphs.ellipsis), role, why)
+    body = Piece(
+        ln.shorten(glyphs.text(ln.clean(f"{alert.node} {alert.text}".strip())), room, glyphs.ellipsis), role, why
+    )
     return ln.fit(ln.spread((*head, body), tail, columns), columns)
 
 
@@ -107,7 +109,7 @@ def _row(alert: m.AlertView, index: int, clock: Clock, columns: int, glyphs: Gly
     )  # fmt: skip
     right = ln.line(Piece(f"  {held}" if held else "", "dim"))
     room = max(columns - ln.width(left) - ln.width(right) - bool(held), 1)
-    body = Piece(ln.shorten(ln.clean(alert.text), room, glyphs.ellipsis), quiet if held else role)
+    body = Piece(ln.shorten(glyphs.text(ln.clean(alert.text)), room, glyphs.ellipsis), quiet if held else role)
     made = ln.fit(ln.spread((*left, body), right, columns) if held else (*left, body), columns)
     made = tuple(piece._replace(action=f"screen.choose_at({index})") for piece in made)
     if not chosen:

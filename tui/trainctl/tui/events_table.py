@@ -92,7 +92,7 @@ def _narrow(row: EventRow, columns: int, when: int, context: Context) -> Line:
     start = line(Piece(f"{_when(row, context):<{when}} ", "dim"), _who(event, glyphs), Piece(alert, role))
     tail = _ends(row, context)
     room = max(columns - width(start) - width(tail) - 1, 1)
-    text = clean(events_text.words(event, glyphs.arrow)) + _undoes(event, context)
+    text = glyphs.text(clean(events_text.words(event, glyphs.arrow))) + _undoes(event, context)
     struck = "dim" if row.undone else role
     return spread((*start, Piece(shorten(text, room, glyphs.ellipsis), struck)), tail, columns)
 
