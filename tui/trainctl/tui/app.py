@@ -167,7 +167,11 @@ class TrainctlApp(App[int]):
             if binding.show and binding.description and not here:
                 words = "resume" if paused and binding.action == "dialog('pause')" else binding.description
                 made.append(KeyHint(self.get_key_display(binding), words, binding.action, binding.key))
-        return made
+        return self.screen.arranged(made) if isinstance(self.screen, BaseScreen) else made
+
+    def key_of(self, action: str) -> str:
+        """The key of an action as it is printed; empty while it has none."""
+        return next((self.get_key_display(binding) for binding in self._active() if binding.action == action), "")
 
     def above_bottom(self) -> list[Bar]:
         """Lines of this program's own that each screen has above its bottom line."""
