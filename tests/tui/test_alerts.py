@@ -126,7 +126,10 @@ async def test_the_panel_by_key_and_mouse() -> None:
         await pilot.click(app.screen.query_one("#body"), offset=(20, 4))
         await pilot.pause()
         assert "clock:mbp:1" in body(app).splitlines()[7]
-        await pilot.press("k", "m", "B")
+        await pilot.press("k")
+        await pilot.pause()
+        assert "loss-spike" in body(app).splitlines()[7], "k is up, here as everywhere"
+        await pilot.press("j", "A", "m", "B")
         assert not app.ringer.on
         assert "B bell off" in body(app)
         await until(pilot, lambda: len(source.commands) == 2)
@@ -160,7 +163,7 @@ async def test_nothing_is_sent_by_a_screen_that_only_reads() -> None:
 
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         await until(pilot, lambda: bool(app.live.open_alerts))
-        await pilot.press("a", "k", "m")
+        await pilot.press("a", "A", "m")
         await pilot.pause()
         assert source.commands == []
 

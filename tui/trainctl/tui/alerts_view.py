@@ -139,7 +139,7 @@ def _nothing(state: ViewState) -> list[Line]:
 
 def _foot(state: ViewState, clock: Clock, *, bell: bool, any_open: bool, columns: int) -> Line:
     """What the screen's own keys do, whether the bell rings, and what is muted until when."""
-    keys = [("enter", "why", "screen.why"), ("k", "acknowledge", "screen.acknowledge"),
+    keys = [("enter", "why", "screen.why"), ("A", "acknowledge", "screen.acknowledge"),
             ("m", "mute an hour", "screen.mute")] if any_open else []  # fmt: skip
     keys.append(("B", f"bell {'on' if bell else 'off'}", "screen.bell"))
     parts = [ln.line(Piece(key, "key", action), Piece(f" {words}", "label", action)) for key, words, action in keys]
