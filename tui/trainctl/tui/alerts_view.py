@@ -15,6 +15,13 @@ _LEAST_DETAIL = 9
 """Rows that what is known of the chosen alert gets at least, where there are so many."""
 
 
+def title(alert: m.AlertView) -> str:
+    """What an alert is about, short: `torch-h lost`, `mbp: clock`, `loss spike`."""
+    node, words = ln.clean(alert.node), alert.kind.removeprefix("node-").replace("-", " ")
+    between = " " if alert.kind.startswith("node-") else ": "
+    return f"{node}{between}{words}" if node else words
+
+
 def overview_lines(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
     """At most `rows` lines of alerts that call for somebody; of more than that, the last line counts the rest."""
     calling = state.calling
@@ -74,8 +81,8 @@ def panel_lines(
         made = [_head(columns)]
         for index, alert in enumerate(alerts[start : start + room], start):
             made.append(_row(alert, index, clock, columns, glyphs, chosen=index == cursor))
-        title = f"{glyphs.horizontal} {ln.clean(alerts[cursor].id)} "
-        made.append(ln.rule(columns, glyphs.horizontal, (0, title, "title")))
+        label = f"{glyphs.horizontal} {title(alerts[cursor])} "
+        made.append(ln.rule(columns, glyphs.horizontal, (0, label, "title")))
         made += [(Piece("  "), *pieces) for pieces in detail_lines(alerts[cursor], state, clock, columns - 2)]
     made = [*made, *([()] * rows)][: rows - 1]
     made.append(_foot(state, clock, bell=bell, any_open=bool(alerts), columns=columns))

@@ -40,7 +40,7 @@ class WhyScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         box = Vertical(id="why")
-        box.border_title = f"why: {self._alert.id}"
+        box.border_title = f"why: {alerts_view.title(self._alert)}"
         with box:
             yield Lines(self._glyphs, id="why-text", grow=True)
 
