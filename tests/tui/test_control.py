@@ -33,6 +33,13 @@ def test_a_command_is_read_as_on_the_command_line() -> None:
     assert c.parse("set-lr value=1e-4 schedule=set").args == {"value": 1e-4, "schedule": "set"}
 
 
+def test_a_command_is_spoken_as_it_is_typed() -> None:
+    order = c.Order("stop", {"checkpoint": True})
+    assert c.spoken(order) == "stop checkpoint=true"
+    assert c.parse(c.spoken(order)).args == order.args
+    assert c.spoken(c.Order("set-lr", {"value": 0.1 + 0.2, "schedule": "set"})) == "set-lr value=0.3 schedule=set"
+
+
 @pytest.mark.parametrize(
     ("text", "where"),
     [("", "command"), ("fly", "verb"), ("resize-batch micro=0", "micro"), ("resize-batch micro=many", "micro"),

@@ -56,6 +56,11 @@ def test_loss_keeps_four_digits_and_names_what_is_not_finite() -> None:
     assert texts == ["1.842", "12.35", "345.7", "nan", "inf"]
 
 
+def test_a_learning_rate_takes_as_many_cells_as_the_next() -> None:
+    texts = [f.learning_rate(v) for v in (2.9e-3, 2.96e-3, 3e-3, 0.0, None)]
+    assert texts == ["2.90e-3", "2.96e-3", "3.00e-3", "0", "n/a"]
+
+
 def test_scientific() -> None:
     assert [f.scientific(v) for v in (1.62e-4, 3e-5, 0, 2e-3, 1.0)] == ["1.62e-4", "3e-5", "0", "2e-3", "1e0"]
 
