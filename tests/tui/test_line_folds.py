@@ -61,6 +61,18 @@ async def test_what_is_wrong_with_a_command_is_told_whole_and_the_body_gives_up_
     await driven(source_of(4), play)
 
 
+async def test_the_beginning_of_a_verb_shows_those_that_begin_so() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("colon", *"dr")
+        await until(pilot, lambda: said(app, "#keys") == ["drain --node NODE"])
+        await pilot.press("backspace", "backspace", *"res")
+        await until(pilot, lambda: said(app, "#keys") == ["resize-batch micro=; resume"])
+        await pilot.press("x")
+        await until(pilot, lambda: said(app, "#keys")[0].startswith("verb: unknown verb 'resx'"))
+
+    await driven(source_of(4), play)
+
+
 async def test_the_fields_of_a_filter_are_told_whole() -> None:
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         before = len(body(app).splitlines())
