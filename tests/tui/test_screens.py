@@ -275,6 +275,21 @@ def screen_rows(app: TrainctlApp) -> list[str]:
     return [strip.text for strip in app.screen._compositor.render_strips()]
 
 
+async def test_the_bottom_line_has_the_keys_of_the_dialog_as_it_is() -> None:
+    def under(app: TrainctlApp) -> str:
+        return app.screen_stack[-2].query_one("#keys", Lines).shown[0].strip()
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("y")
+        await until(pilot, lambda: under(app) == "enter take esc close")
+        await pilot.press("escape", "s")
+        await until(pilot, lambda: under(app) == "enter send esc close")
+        await pilot.press("right", "enter")
+        await until(pilot, lambda: under(app) == "u the former shares again esc close")
+
+    await driven(source_of(3), play)
+
+
 def test_only_the_cells_that_differ_are_painted() -> None:
     assert changed_spans(line("step 118/150"), line("step 119/150")) == [(7, 1)]
     assert changed_spans(line("same"), line("same")) == []

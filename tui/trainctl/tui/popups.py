@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 
+from trainctl.tui.bottom import KeyHint
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, fit, line
 from trainctl.tui.widgets import Lines
@@ -98,6 +99,10 @@ class Chooser(Popup[int]):
         keys = line(Piece("enter", "key"), Piece(f" or a number {self._verb}  ", "label"), Piece("esc", "key"),
                     Piece(" closes", "label"))  # fmt: skip
         return [(), *made, (), keys]
+
+    def hints(self) -> list[KeyHint]:
+        """What its keys do, for the bottom line."""
+        return [KeyHint("enter", "take", "screen.take", "enter"), KeyHint("esc", "close", "screen.close", "escape")]
 
     def action_move(self, by: int) -> None:
         self.cursor = min(max(self.cursor + by, 0), len(self.choices) - 1)
