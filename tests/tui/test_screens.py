@@ -275,6 +275,19 @@ def screen_rows(app: TrainctlApp) -> list[str]:
     return [strip.text for strip in app.screen._compositor.render_strips()]
 
 
+async def test_a_message_takes_no_more_than_the_row_above_the_keys() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("w")
+        await until(pilot, lambda: any("no alert is open" in row for row in screen_rows(app)))
+        told = app.screen.query_one("Toast")
+        assert (told.region.y, told.region.height, told.region.right) == (22, 1, 80)
+        assert told.region.width < 24
+        newest = next(row for row in body(app).splitlines() if row.startswith("14:31"))
+        assert newest in screen_rows(app)
+
+    await driven(source_of(4), play)
+
+
 async def test_the_bottom_line_has_the_keys_of_the_dialog_as_it_is() -> None:
     def under(app: TrainctlApp) -> str:
         return app.screen_stack[-2].query_one("#keys", Lines).shown[0].strip()

@@ -56,6 +56,7 @@ CommandDialog:ansi, SplitDialog:ansi, HelpScreen:ansi, WhyScreen:ansi { backgrou
 .field .name { width: 19; height: 1; color: $foreground 70%; }
 .field Input, #command, #filter { width: 1fr; background: $panel; }
 #command, #filter { height: 1; }
+Toast { width: auto; max-width: 100%; margin-top: 0; padding: 0 1; }
 """
 
 
