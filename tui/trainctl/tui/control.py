@@ -207,7 +207,7 @@ def spoken(order: Order) -> str:
     return " ".join(words + ([f"--node {order.node}"] if order.node else []))
 
 
-def _typed(value: Any) -> str:
+def _typed(value: object) -> str:
     """A value as it is typed: `true`, and of a number what tells it apart."""
     return str(value).lower() if isinstance(value, bool) else f"{value:.7g}" if isinstance(value, float) else str(value)
 
