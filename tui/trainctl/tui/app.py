@@ -380,6 +380,7 @@ class TrainctlApp(App[int]):
     def action_theme(self) -> None:
         names = [item.name for item in THEMES]
         self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
+        self.notify(f"theme {self.theme}, for this session; config.toml keeps one", timeout=3)
 
     def action_read_only(self) -> None:
         """Puts commands off, and on again unless the program was started without them."""
