@@ -2,6 +2,7 @@
 
 import pytest
 from rich.color import Color, ColorType
+from tests.tui.recorded import app_of, source_of
 from textual.theme import Theme
 
 from trainctl.tui import themes

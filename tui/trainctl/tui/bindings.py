@@ -35,7 +35,7 @@ EVERYWHERE: Final[list[BindingType]] = named([
     Binding("t", "theme", "theme", show=False, tooltip="next theme", priority=True),
     Binding("S", "picture", "picture", show=False, tooltip="save the screen as SVG", priority=True),
     Binding("q", "detach", "detach", tooltip="leave; the run goes on", priority=True),
-    Binding("ctrl+p", "command_palette", "palette", show=False, tooltip="palette: any key or verb by name", priority=True),
+    Binding("ctrl+p", "command_palette", "palette", show=False, tooltip="any key or verb by name", priority=True),
     Binding("ctrl+c", "leave", "detach", show=False, tooltip="leave; the run goes on", priority=True),
 ])  # fmt: skip
 OWN_ACTIONS: Final = frozenset(
