@@ -284,7 +284,7 @@ def test_a_command_is_applied_at_a_step_it_names(agent: Agent) -> None:
     for micro in (1, 4):
         done = call("send", "resize-batch", f"micro={micro}", "--node", "here", *agent.at)
         assert done.returncode == 0, done.stderr
-        assert re.fullmatch(rf"resize-batch applied at step [\d,]+: \d -> {micro}\n", done.stdout)
+        assert re.fullmatch(rf"resize-batch applied at step [\d,]+: here \d -> {micro}\n", done.stdout)
     found = call_json("send", "resize-batch", "micro=2", *agent.at)
     assert (found["state"], found["before"], found["after"]) == ("applied", "4", "2")
     assert found["step"] >= 1

@@ -139,8 +139,11 @@ async def test_the_panel_by_key_and_mouse() -> None:
         assert body(app).splitlines()[3].startswith("▸ ALERT 14:30 12s    run      loss-spike")
         await pilot.click(app.screen.query_one("#body"), offset=(20, 4))
         await pilot.pause()
-        assert "clock:mbp:1" in body(app).splitlines()[7]
-        await pilot.press("k", "m", "B")
+        assert body(app).splitlines()[7].startswith("─ mbp: clock ─")
+        await pilot.press("k")
+        await pilot.pause()
+        assert body(app).splitlines()[7].startswith("─ loss spike ─"), "k is up, here as everywhere"
+        await pilot.press("j", "A", "m", "B")
         assert not app.ringer.on
         assert "B bell off" in body(app)
         await until(pilot, lambda: len(source.commands) == 2)
@@ -164,6 +167,7 @@ async def test_the_panel_by_key_and_mouse() -> None:
         await until(pilot, lambda: rung == [1])
         await pilot.press("1", "w")
         await pilot.pause()
+        assert app.screen.query_one("#why").border_title == "why: mbp: clock"
         assert "+142 ms" in app.screen.query_one("#why-text", Lines).shown[1]
 
     await driven(source, play)
@@ -174,7 +178,7 @@ async def test_nothing_is_sent_by_a_screen_that_only_reads() -> None:
 
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         await until(pilot, lambda: bool(app.live.open_alerts))
-        await pilot.press("a", "k", "m")
+        await pilot.press("a", "A", "m")
         await pilot.pause()
         assert source.commands == []
 
@@ -193,3 +197,11 @@ def test_picture_of_alerts_on_the_overview(snap_compare: Any, keys: tuple[str, .
 
 def test_picture_without_alerts(snap_compare: Any) -> None:
     assert snap_compare(app_of(source_of(4)), terminal_size=(80, 24), run_before=still(("a",)))
+
+
+@pytest.mark.parametrize(
+    ("node", "kind", "said"),
+    [("torch-h", "node-lost", "torch-h lost"), ("mbp", "lead-silent", "mbp: lead silent"), ("", "stall", "stall")],
+)
+def test_an_alert_is_titled_in_words(node: str, kind: m.AlertKind, said: str) -> None:
+    assert alerts_view.title(msgspec.structs.replace(CLOCK_ALERT, node=node, kind=kind)) == said

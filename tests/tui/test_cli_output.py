@@ -156,7 +156,12 @@ def test_tables_line_up() -> None:
 def test_how_a_command_ended(state: str, line: str) -> None:
     reply = msgspec.structs.replace(SAID["command-reply"], state=state, reason="too large", field="micro")
     assert isinstance(reply, m.CommandReply)
-    assert output.reply_line("resize-batch", reply) == line
+    assert output.reply_line("resize-batch", reply, "studio") == line
+    bare = msgspec.structs.replace(reply, before="8", after="4")
+    if state == "applied":
+        assert output.reply_line("resize-batch", bare, "studio") == "resize-batch applied at step 121: studio 8 → 4"
+        same = msgspec.structs.replace(reply, before="4", after="4")
+        assert output.reply_line("resize-batch", same, "mbp") == "resize-batch applied at step 121: mbp 4, as it was"
     assert calls.exit_code(reply) == (0 if state in ("applied", "accepted") else 3)
 
 

@@ -278,6 +278,7 @@ async def test_what_changes_a_run_is_not_offered(source: ReplaySource) -> None:
     async def play(pilot: Pilot[int], app: ReplayApp) -> None:
         actions = {hint.action for hint in app.key_hints()}
         assert "replay_play" in actions and not any(action.startswith("dialog") for action in actions)
+        assert "undo" not in actions
         await pilot.press("b", ":", "p")
         assert isinstance(app.screen, OverviewScreen)
 

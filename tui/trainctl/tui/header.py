@@ -183,7 +183,7 @@ def _learning(state: ViewState, columns: int, glyphs: Glyphs) -> Line:
     parts = [
         line(Piece("loss ", "label"), Piece(f.loss(_loss(state)), "strong"), _trend(state, glyphs)),
         line(Piece("eval ", "label"), f.loss(run.eval_loss), Piece(evaluated, "dim")),
-        line(Piece("lr ", "label"), f.scientific(run.learning_rate)),
+        line(Piece("lr ", "label"), f.learning_rate(run.learning_rate)),
         line(Piece("|g| ", "label"), _norm(step.grad_norm if step else None)),
         line(Piece(f.compact(fleet_rate(state)), "strong"), Piece(" tok/s", "label")),
         line(Piece("eff ", "label"), f.percent(efficiency(state))),

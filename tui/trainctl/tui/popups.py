@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 
+from trainctl.tui.bottom import KeyHint
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, fit, folded, line
 from trainctl.tui.widgets import Lines
@@ -92,6 +93,10 @@ class Chooser(Popup[int]):
         keys = line(Piece("enter", "key"), Piece(f" or a number {self._verb}  ", "label"), Piece("esc", "key"),
                     Piece(" closes", "label"))  # fmt: skip
         return [(), *made, (), keys]
+
+    def hints(self) -> list[KeyHint]:
+        """What its keys do, for the bottom line."""
+        return [KeyHint("enter", "take", "screen.take", "enter"), KeyHint("esc", "close", "screen.close", "escape")]
 
     def _rows_of(self, index: int) -> list[Line]:
         """A choice, in two rows if it takes them."""

@@ -18,7 +18,7 @@ from trainctl.tui.replay_source import ReplaySource
 from trainctl.tui.screens.base import Bar, BaseScreen
 from trainctl.tui.screens.overview import OverviewScreen
 
-_FOR_RUNS = frozenset({"dialog", "command_line"})
+_FOR_RUNS = frozenset({"dialog", "command_line", "undo"})
 """Actions that change a run: this one is over."""
 FAR_PART = 20
 """With shift a twentieth of the run at a time."""
