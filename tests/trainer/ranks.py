@@ -34,9 +34,7 @@ def pid_of(reducer: ReducerProcess) -> int:
 class Rank:
     """One rank; its rig and its groups are used by its own thread, its formation by the test's."""
 
-    def __init__(
-        self, number: int, new_rig: Callable[[], Any], thread: ThreadPoolExecutor, standby: Standby
-    ) -> None:
+    def __init__(self, number: int, new_rig: Callable[[], Any], thread: ThreadPoolExecutor, standby: Standby) -> None:
         self.number, self.thread = number, thread
         self.rig: Any = self.call(new_rig)
         layout = Layout(self.rig.backend.shapes, digest.layout_digest(self.rig.backend.shapes))
