@@ -128,7 +128,9 @@ def test_the_optimizers_agree_where_epsilon_and_decay_matter(new_rig: Callable[.
         assert np.linalg.norm(array - weights[1][name]) < 1e-4 * moved, name
         ones = np.ones_like(first[name])
         if first[name].ndim == 1:
-            assert np.linalg.norm(array - ones) < 0.1 * np.linalg.norm(ones), "norms are not decayed"
+            assert np.linalg.norm(array - ones) < 0.03 * np.linalg.norm(ones), (
+                "norms are not decayed: by 0.07, they'd be"
+            )
 
 
 def test_golden_losses(curve: Curve) -> None:
