@@ -95,6 +95,7 @@ class Agent:
         self._uses_keys = binding.needs_keys(node, listen, live, cluster, self._keys, required=options.require_keys)
         self.node, self._cluster, self._wanted = node, cluster, (listen, live)
         self.directory = node_directory(node, state_root)
+        self._door: Door | None = None
         self._exporter: Exporter | None = None
         self._stopping = asyncio.Event()
 
@@ -104,7 +105,7 @@ class Agent:
         self._lock = binding.lock(self.directory)
         self._ledger = AgentLedger(self.directory / "agent.db")
         self._context = zmq.asyncio.Context()
-        self._audit, self._door = Audit(self._ledger), None
+        self._audit = Audit(self._ledger)
         try:
             live = self._bind()
         except InvalidInputError:
@@ -125,7 +126,7 @@ class Agent:
             sockets.secure_server(self._control, self._door.pair, REQUESTS)
             self._door.watch(self._context, self._control, REQUESTS)
         self.address = binding.bind(self._control, self._wanted[0])
-        live = new_live_socket(self._context, self._door)
+        live: zmq.asyncio.Socket = new_live_socket(self._context, self._door)
         self.live_address = binding.bind(live, self._wanted[1])
         self._link = TrainerLink(self._context, runtime_directory(self.directory) / "trainers.sock")
         self._exporter = Exporter(self._options.metrics) if self._options.metrics is not None else None

@@ -128,7 +128,7 @@ class PlayedAgent:
         directory = self._played.paths.directory
         return directory if run in (None, directory.name) else None
 
-    def run_summaries(self) -> list[tuple[str, str, str, str, float]]:
+    def run_summaries(self) -> list[tuple[str, str, str, m.RunState, float]]:
         view = self._played.live.view
         return [(view.run, view.name, view.directory, view.state, self._played.started_at)]
 
