@@ -25,7 +25,7 @@ from trainctl.protocol.reader import RecordReader
 
 STEPS = 120
 SHARES = {"alpha": {"share": 6}, "beta": {"share": 4}, "gamma": {"share": 2}}
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")

@@ -76,6 +76,7 @@ def numbers_to_the_end(client: BlockingClient) -> list[int]:
     return numbers
 
 
+@pytest.mark.timeout(240)
 def test_resume_goes_on_as_if_never_stopped_and_never_changed_after_the_checkpoint(agent, run_config):
     """Steps after the checkpoint are retracted and redone; on torch to the same losses, bit for bit. What a command
     changed at one of them is undone with it, and the events say so. A stop that has one written undoes nothing. Before
