@@ -1,8 +1,9 @@
 """What is too long for its row: folded at spaces and cut nowhere but in the last row it may take."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tui.driving import body, driven
+from tests.tui.driving import body, driven, until
 from tests.tui.recorded import source_of
 from textual.pilot import Pilot
 
@@ -60,6 +61,18 @@ async def test_what_is_wrong_with_a_command_is_told_whole_and_the_body_gives_up_
     await driven(source_of(4), play)
 
 
+async def test_the_beginning_of_a_verb_shows_those_that_begin_so() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("colon", *"dr")
+        await until(pilot, lambda: said(app, "#keys") == ["drain --node NODE"])
+        await pilot.press("backspace", "backspace", *"res")
+        await until(pilot, lambda: said(app, "#keys") == ["resize-batch micro=; resume"])
+        await pilot.press("x")
+        await until(pilot, lambda: said(app, "#keys")[0].startswith("verb: unknown verb 'resx'"))
+
+    await driven(source_of(4), play)
+
+
 async def test_the_fields_of_a_filter_are_told_whole() -> None:
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         before = len(body(app).splitlines())
@@ -73,6 +86,29 @@ async def test_the_fields_of_a_filter_are_told_whole() -> None:
         assert len(body(app).splitlines()) == before
 
     await driven(source_of(4), play)
+
+
+@pytest.mark.parametrize(
+    ("state", "key", "size", "told"),
+    [
+        ("finished", "b", (80, 24), "the run has ended: resize-batch has nothing to act on esc closes"),
+        ("running", "b", (60, 15), "a forward/backward pass: speed and memory leaves"),
+        ("running", "x", (60, 15), "it can be taken up again stop it? y/N"),
+    ],
+)
+async def test_a_dialog_s_lines_are_told_whole(state: str, key: str, size: tuple[int, int], told: str) -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("1", key)
+        await until(pilot, lambda: bool(app.screen.query("#dialog-text")))
+        await pilot.pause()
+        shown = app.screen.query_one("#dialog-text", Lines)
+        assert told in " ".join(" ".join(shown.shown).split())
+        assert all(ln.cell_len(row) <= shown.size.width for row in shown.shown)
+        await pilot.resize_terminal(120, 40)
+        await until(pilot, lambda: app.screen.query_one("#dialog-text").size.width > 60)
+        assert told in " ".join(" ".join(shown.shown).split())
+
+    await driven(source_of(1, state=state), play, size=size)
 
 
 def test_words_too_long_for_help_s_columns_go_on_below() -> None:

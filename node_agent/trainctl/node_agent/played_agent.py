@@ -120,7 +120,9 @@ class PlayedAgent:
         return next((peer.address for peer in self.peer_views() if peer.node == node), None)
 
     def live_run(self, directory: Path) -> LiveRun | None:
-        return self._played.live if directory == self._played.paths.directory else None
+        if directory != self._played.paths.directory:
+            return None
+        return self._played.live._replace(alerts=self.alerts())
 
     def run_directory(self, run: str | None) -> Path | None:
         directory = self._played.paths.directory
@@ -131,7 +133,9 @@ class PlayedAgent:
         return [(view.run, view.name, view.directory, view.state, self._played.started_at)]
 
     def alerts(self) -> m.Alerts:
-        return self._played.live.alerts or m.Alerts(node=self.node)
+        """What the lead tells of is its own: a follower has raised nothing."""
+        told = self._played.live.alerts
+        return told if told is not None and told.node == self.node else m.Alerts(node=self.node)
 
     def led_elsewhere(self, run: str) -> str | None:
         return None

@@ -35,7 +35,7 @@ EVERYWHERE: Final[list[BindingType]] = named([
     Binding("t", "theme", "theme", show=False, tooltip="next theme", priority=True),
     Binding("S", "picture", "picture", show=False, tooltip="save the screen as SVG", priority=True),
     Binding("q", "detach", "detach", tooltip="leave; the run goes on", priority=True),
-    Binding("ctrl+p", "command_palette", "palette", show=False, tooltip="all of it by name", priority=True),
+    Binding("ctrl+p", "command_palette", "palette", show=False, tooltip="any key or verb by name", priority=True),
     Binding("ctrl+c", "leave", "detach", show=False, tooltip="leave; the run goes on", priority=True),
 ])  # fmt: skip
 OWN_ACTIONS: Final = frozenset(
@@ -56,6 +56,7 @@ CommandDialog:ansi, SplitDialog:ansi, HelpScreen:ansi, WhyScreen:ansi { backgrou
 .field .name { width: 19; height: 1; color: $foreground 70%; }
 .field Input, #command, #filter { width: 1fr; background: $panel; }
 #command, #filter { height: 1; }
+Toast { width: auto; max-width: 100%; margin-top: 0; padding: 0 1; }
 """
 
 

@@ -10,7 +10,7 @@ from textual.widgets import Input
 
 from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui import control
+from trainctl.tui import control, typed
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, fit, folded, groups, line, spread, width
 from trainctl.tui.previews import preview
@@ -140,11 +140,14 @@ class Bottom(Vertical):
             self._invite()
 
     def _judge(self, text: str) -> Line:
+        word, complete = text.split()[0].lower(), " " in text.lstrip()
+        begun = [verb for name, verb in verbs.VERBS.items() if name.startswith(word)]
+        if begun and word not in verbs.VERBS and not complete:
+            return line(Piece("; ".join(typed.signature(verb) for verb in begun), "dim"))
         try:
             order = control.parse(text)
         except InvalidInputError as error:
-            started = any(name.startswith(text.split()[0]) for name in verbs.VERBS)
-            return line(Piece(str(error), "dim" if started else "bad"))
+            return line(Piece(str(error), "dim" if begun and not complete else "bad"))
         return line(preview(order, self._owner.shown, self._glyphs))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

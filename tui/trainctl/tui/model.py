@@ -189,8 +189,9 @@ def apply_other(state: ViewState, node: str, message: Incoming, now: float) -> V
     state = _with(state, agents=_frozen({**state.agents, node: line}))
     if isinstance(message, m.HostReading):
         return _with(state, hosts=_frozen({**state.hosts, node: Seen(message, now)}))
-    if isinstance(message, m.Alerts):
-        return replace(state, alerts=_frozen({**state.alerts, node: message}))
+    if isinstance(message, m.Alerts) and (state.node is None or message.node != state.node.node):
+        # What the agent that conducts has raised is its own to tell, and to end.
+        return replace(state, alerts=_frozen({**state.alerts, message.node: message}))
     return state
 
 

@@ -52,7 +52,7 @@ def send(address: str, order: calls.Order, wait: calls.Wait, timeout: float) -> 
 
 def finish(order: calls.Order, reply: m.CommandReply, *, json: bool, code: int) -> int:
     """Say how a command ended, where a script or a person looks for it; the exit code."""
-    line = output.reply_line(order.verb, reply)
+    line = output.reply_line(order.verb, reply, order.node)
     if json and code:
         output.emit_error(reply.state, line, **fields(order, reply))
     elif json:

@@ -13,6 +13,8 @@ BLOCK_STEPS = 20
 """Steps whose median is compared."""
 BLOCK_READINGS, RECENT_READINGS = 60, 15
 """Readings, at 1 Hz, whose median is what a clock was at its best, and what it is now."""
+FARTHEST_SHARE = 2.0
+"""Times the share, or a part of it, beyond which what a step costs by itself would tell too."""
 LOADED_PERCENT = 50.0
 """A device that is used less may run slower because it can."""
 PHASES = ("data", "forward", "backward")
@@ -23,24 +25,37 @@ class Typical:
     """Medians over a block of one rank's steps, and its machine then; a restart forgets all but the rate."""
 
     rate: float  # own tokens a second
+    plan: tuple[int, int] = (0, 0)  # micro-batch and samples
     busy: Mapping[str, float] | None = None  # seconds, by phase
     gpu: m.GpuReading | None = None
     host: m.HostReading | None = None
 
 
 class RankPace:
-    """One rank's own rate for as long as micro-batch and share stay."""
+    """One rank's own rate for as long as its micro-batch stays. Another share is another number of passes, which the
+    rate hardly depends on: who slows down just after a rebalance is still compared with what it was."""
 
     def __init__(self) -> None:
         self.plan = (0, 0)  # micro-batch and samples
-        self.best: Typical | None = None
+        self._best: Typical | None = None
         self._recent: deque[m.RankStep] = deque(maxlen=BLOCK_STEPS)
         self._count = 0
 
+    @property
+    def best(self) -> Typical | None:
+        """The best block, as it would be with the present share; None before there is one."""
+        return _with_share(self._best, self.plan) if self._best is not None else None
+
+    def seed(self, best: Typical) -> None:
+        """Compare with what was best before a restart."""
+        self._best, self.plan = best, best.plan
+
     def add(self, part: m.RankStep) -> None:
         if (part.micro_batch, part.samples) != self.plan:
-            self.plan, self.best, self._count = (part.micro_batch, part.samples), None, 0
+            self.plan, self._count = (part.micro_batch, part.samples), 0
             self._recent.clear()
+            if self._best is not None and not _is_like(self._best.plan, self.plan):
+                self._best = None
         self._recent.append(part)
         self._count += 1
 
@@ -53,12 +68,35 @@ class RankPace:
         if not known:
             return None
         busy = {name: median(getattr(part.phases, name) for part in self._recent) for name in PHASES}
-        return Typical(median(known), busy, gpu, host)
+        return Typical(median(known), self.plan, busy, gpu, host)
 
     def keep_best(self, typical: Typical) -> None:
         """Call it after each step; every block is a candidate."""
-        if self._count % BLOCK_STEPS == 0 and (self.best is None or typical.rate > self.best.rate):
-            self.best = typical
+        best = self.best
+        if self._count % BLOCK_STEPS == 0 and (best is None or typical.rate > best.rate):
+            self._best = typical
+
+
+def _is_like(before: tuple[int, int], plan: tuple[int, int]) -> bool:
+    """Whether a rank's rates with two plans can be compared."""
+    return before[0] == plan[0] and 1 / FARTHEST_SHARE <= plan[1] / max(before[1], 1) <= FARTHEST_SHARE
+
+
+def _with_share(best: Typical, plan: tuple[int, int]) -> Typical:
+    """The block with another share of the same micro-batch. Its last pass may be smaller, and cost as much as a whole
+    one: then no more can be asked for than that leaves."""
+    if best.plan == plan:
+        return best
+    factor = min(1.0, _pass_samples(plan) / _pass_samples(best.plan))
+    more = plan[1] / max(best.plan[1], 1) / factor
+    busy = {name: more * took for name, took in best.busy.items()} if best.busy is not None else None
+    return dataclasses.replace(best, rate=best.rate * factor, plan=plan, busy=busy)
+
+
+def _pass_samples(plan: tuple[int, int]) -> float:
+    """Samples of a pass in the mean."""
+    micro_batch, samples = max(plan[0], 1), max(plan[1], 1)
+    return samples / -(-samples // micro_batch)
 
 
 class PaceWatch:
@@ -90,7 +128,7 @@ class PaceWatch:
         pace.keep_best(typical)
         if best is None:
             self._slower.pop(part.rank, None)
-            # With another micro-batch or share there is nothing to be slower than.
+            # With another micro-batch, or quite another share, there is nothing to be slower than.
             return [Finding("throughput", False, True, lambda: Said(""), part.node, part.rank)]
         self._slower[part.rank] = 1 - typical.rate / best.rate
         slower = self._alone(part.rank)
@@ -164,8 +202,8 @@ class PaceWatch:
     def seed(self, kind: str, rank: int, reference: tuple[float, ...]) -> None:
         """Compare a rank with what it was compared with before."""
         if kind == "throughput" and len(reference) == 3:
-            pace = self._paces.setdefault(rank, RankPace())
-            pace.best, pace.plan = Typical(reference[0]), (int(reference[1]), int(reference[2]))
+            best = Typical(reference[0], (int(reference[1]), int(reference[2])))
+            self._paces.setdefault(rank, RankPace()).seed(best)
         elif kind == "clock" and len(reference) == 1:
             self._clocks.setdefault(rank, _Clock()).best = reference[0]
 

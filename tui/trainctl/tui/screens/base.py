@@ -8,7 +8,7 @@ from textual.app import ComposeResult
 from textual.screen import Screen
 
 from trainctl.tui import copying, overview
-from trainctl.tui.bottom import Bottom
+from trainctl.tui.bottom import Bottom, KeyHint
 from trainctl.tui.keymap import named
 from trainctl.tui.lines import Line, line
 from trainctl.tui.widgets import Lines
@@ -89,6 +89,10 @@ class BaseScreen(Screen[None], Painted):
     def values(self) -> copying.Values:
         """What `y` copies: the likeliest first."""
         return copying.of_fleet(self.owner.shown, None)
+
+    def arranged(self, hints: list[KeyHint]) -> list[KeyHint]:
+        """The keys for the bottom line, in their order there."""
+        return hints
 
     def arrived(self) -> None:
         """A snapshot of the live run was taken."""
