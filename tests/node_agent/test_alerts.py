@@ -97,6 +97,9 @@ class World:
     def text(self, id: str) -> str:
         return self.evaluator.open[id].text
 
+    def facts(self, id: str) -> tuple[str, ...]:
+        return self.evaluator.open[id].facts
+
 
 def test_a_loss_that_is_no_number_is_told_at_once_and_is_over_after_twenty_that_are() -> None:
     world = World()
@@ -192,7 +195,7 @@ def test_a_slower_rank_is_told_with_the_phase_that_grew() -> None:
     assert world.told[-1] == "cleared throughput:mbp:1"
 
 
-def test_what_slows_all_ranks_alike_is_told_of_none_but_the_one_that_is_slower_still() -> None:
+def test_what_slows_all_ranks_alike_is_told_once_and_of_the_one_that_is_slower_still() -> None:
     """A machine that they share is busy: an alert a rank would say nothing of any of them."""
     world = World()
 
@@ -204,9 +207,26 @@ def test_what_slows_all_ranks_alike_is_told_of_none_but_the_one_that_is_slower_s
 
     both(60, 0.6, 0.6)
     both(80, 0.9, 0.9)
-    assert world.told == []
+    assert world.told == ["raised throughput"]
+    assert world.text("throughput") == "2 of 2 ranks slower together, own rates -25 % in the middle"
+    assert world.facts("throughput") == (
+        "studio rank 0: own rate 1,099→826 tok/s (-25 %)",
+        "mbp rank 1: own rate 1,099→826 tok/s (-25 %)",
+    )
     both(40, 1.5, 0.9)
-    assert [told.partition(":")[0] for told in world.told] == ["raised throughput"]
+    assert world.told[1:] == ["raised throughput:mbp:1"]
+    both(80, 0.6, 0.6)
+    assert sorted(world.told[2:]) == ["cleared throughput", "cleared throughput:mbp:1"]
+
+
+def test_one_slower_rank_of_two_is_not_told_of_both() -> None:
+    world = World()
+    for count, backward in ((60, 0.6), (80, 1.5)):
+        for _ in range(count):
+            world.step()
+            world.part(backward=backward)
+            world.part(backward=0.6, rank=0)
+    assert world.told == ["raised throughput:mbp:1"]
 
 
 def test_another_micro_batch_is_compared_with_nothing_before() -> None:

@@ -49,7 +49,7 @@ CommandDialog, SplitDialog, HelpScreen, WhyScreen { align: center middle; backgr
 #dialog, #split, #help, #why { width: 68; max-width: 100%; height: auto; max-height: 100%; padding: 0 2;
   border: round $accent; border-title-color: $accent; border-title-style: bold; background: $surface; }
 CommandDialog:ansi, SplitDialog:ansi, HelpScreen:ansi, WhyScreen:ansi { background: transparent; }
-#split, #help, #why { width: 76; }
+#split, #why { width: 76; } #help { width: 78; }
 #help VerticalScroll { height: auto; max-height: 100%; }
 .ascii #dialog, .ascii #split, .ascii #help, .ascii #why { border: ascii $accent; }
 .field { height: auto; }

@@ -3,6 +3,7 @@
 import dataclasses
 from collections import deque
 from collections.abc import Mapping
+from statistics import median_low
 
 from trainctl.node_agent.alerts.findings import Finding, Said, arrow, gigahertz, gpu_of, median, seconds
 from trainctl.protocol import messages as m
@@ -69,9 +70,16 @@ class PaceWatch:
         self._clocks: dict[int, _Clock] = {}
         self._typical: dict[int, Typical] = {}
         self._slower: dict[int, float] = {}  # the part by which each is below its best
+        self._nodes: dict[int, str] = {}
 
     def part(self, part: m.RankStep, host: m.HostReading | None, device: str | None) -> list[Finding]:
-        """A rank's part of a step, with what was last read of its machine."""
+        """A rank's part of a step, with what was last read of its machine: what it says of the rank, and of all."""
+        self._nodes[part.rank] = part.node
+        alone = self._of_rank(part, host, device)
+        once = part.rank == max(self._slower, default=part.rank)  # of all ranks at a step
+        return [*alone, self._together()] if alone and once else alone
+
+    def _of_rank(self, part: m.RankStep, host: m.HostReading | None, device: str | None) -> list[Finding]:
         pace = self._paces.setdefault(part.rank, RankPace())
         pace.add(part)
         typical = pace.now(gpu_of(host, device), host)
@@ -97,6 +105,23 @@ class PaceWatch:
         trouble, such as a busy machine that they share."""
         others = [slower for other, slower in self._slower.items() if other != rank]
         return self._slower[rank] - max(0.0, median(others) if others else 0.0)
+
+    def _together(self) -> Finding:
+        """What slows more than half of the ranks is the fleet's trouble, and no rank's own."""
+        slower = dict(self._slower) if len(self._slower) > 1 else {}
+        middle = median_low(slower.values()) if slower else 0.0
+        bad = middle > self._table.throughput_drop_percent / 100
+        good = middle < self._table.throughput_clear_percent / 100
+        return Finding("throughput", bad, good, lambda: self._say_together(slower, middle))
+
+    def _say_together(self, slower: Mapping[int, float], middle: float) -> Said:
+        lower = sum(part > self._table.throughput_drop_percent / 100 for part in slower.values())
+        text = f"{lower} of {len(slower)} ranks slower together, own rates -{100 * middle:.0f} % in the middle"
+        return Said(text, tuple(self._rates_of(rank) for rank in sorted(slower) if rank in self._slower))
+
+    def _rates_of(self, rank: int) -> str:
+        best, now = self._paces[rank].best, self._typical[rank]
+        return f"{self._nodes[rank]} rank {rank}: {_rates(best, now) if best is not None else 'begins anew'}"
 
     def reading(self, reading: m.HostReading, ranks: Mapping[int, str | None]) -> list[Finding]:
         """A machine's reading, with the devices of the ranks that are at work on it."""
@@ -125,6 +150,7 @@ class PaceWatch:
         self._clocks.pop(rank, None)
         self._typical.pop(rank, None)
         self._slower.pop(rank, None)
+        self._nodes.pop(rank, None)
 
     # ------------------------------------------------------------ what a restart must not forget
 
@@ -191,8 +217,7 @@ class Speaker:
 
 
 def _slower(best: Typical, typical: Typical) -> Said:
-    percent = 100 * (typical.rate / best.rate - 1)
-    rates = f"own rate {best.rate:,.0f}→{typical.rate:,.0f} tok/s ({percent:+.0f} %)"
+    rates = _rates(best, typical)
     grew, read = _grown(best, typical), _Read(typical.gpu, typical.host)
     clock = ""
     if best.gpu and typical.gpu and best.gpu.clock_mhz and typical.gpu.clock_mhz:
@@ -200,6 +225,11 @@ def _slower(best: Typical, typical: Typical) -> Said:
     state = ", ".join(word for word in (_celsius(read), clock) if word)
     text = f"{grew}: {state}" if grew and state else f"{grew}, {rates}" if grew else rates
     return Said(text, (rates, *_facts(best, typical)))
+
+
+def _rates(best: Typical, typical: Typical) -> str:
+    percent = 100 * (typical.rate / best.rate - 1)
+    return f"own rate {best.rate:,.0f}→{typical.rate:,.0f} tok/s ({percent:+.0f} %)"
 
 
 def _grown(before: Typical | None, now: Typical | None) -> str:
