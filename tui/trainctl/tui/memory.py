@@ -16,8 +16,8 @@ def let_closed_screens_go() -> None:
     """Textual's styles cache keeps two colours by the cache that asked for them, and so keeps alive, of the last
     thousand widgets, every line they showed after their screen was closed (textual#6665). Here they are kept by the
     colours alone. A Textual that does so itself is left as it is."""
-    kept = StylesCache.__dict__.get(_METHOD)
-    if hasattr(kept, "cache_info") and hasattr(kept, "__wrapped__"):
+    kept: Any = StylesCache.__dict__.get(_METHOD)
+    if hasattr(kept, "cache_info"):
         shared = functools.partial(kept.__wrapped__, StylesCache)
         setattr(StylesCache, _METHOD, staticmethod(functools.lru_cache(1024)(shared)))
 
