@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import datetime
 import functools
-import gc
 import os
 import signal
 import threading
@@ -27,7 +26,7 @@ from textual.widgets import Input
 from textual.worker import Worker
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
-from trainctl.tui import keymap, settings, themes
+from trainctl.tui import keymap, memory, settings, themes
 from trainctl.tui import model as md
 from trainctl.tui.ascii_filter import AsciiFilter
 from trainctl.tui.bindings import EVERYWHERE, LOOK, OWN_ACTIONS, bindings_of, tables
@@ -75,6 +74,7 @@ class TrainctlApp(App[int]):
     ) -> None:  # fmt: skip
         no_color = os.environ.get("NO_COLOR") is not None
         super().__init__(ansi_color=True if no_color else None)
+        memory.let_closed_screens_go()
         self._config_problems = config.problems if config is not None else ()
         self.set_keymap(dict(config.settings.keys) if config is not None else {})
         self.address = address
@@ -191,7 +191,7 @@ class TrainctlApp(App[int]):
         self.run_worker(self.feed.keep_up(), group="follow")
         self.run_worker(self.feed.attend(lambda: self.read_only), group="attend")
         self.set_timer(self._rhythm.seconds, self._repaint)
-        self.set_interval(COLLECT_SECONDS, lambda: gc.collect())  # Textual takes no built-in function
+        self.set_interval(COLLECT_SECONDS, memory.give_back)
         self._leave_on_hangup()
         if self._config_problems:
             first, more = self._config_problems[0], len(self._config_problems) - 1

@@ -202,7 +202,7 @@ def apply_history(state: ViewState, run: str, history: m.History) -> ViewState:
     recent = dict(state.recent)
     for series in history.series:
         key = (series.metric, series.rank)
-        made = s.from_series(series, state.run.step, RECENT_STEPS)
+        made = _keep_recent(s.from_series(series, state.run.step, RECENT_STEPS))
         had = recent.get(key)
         if had is None or made.bucket_steps < had.bucket_steps:
             recent[key] = _with_newer(made, had)
@@ -255,7 +255,7 @@ def _open(state: ViewState, snapshot: m.Snapshot, now: float) -> ViewState:
         events=snapshot.events[-MAX_EVENTS:],
         alerts=_frozen(_alerts_after(state, snapshot)),
         windows=_frozen(windows),
-        recent=_frozen({key: s.tail(window, newest - RECENT_STEPS + 1) for key, window in windows.items()}),
+        recent=_frozen({key: _keep_recent(s.tail(own, newest - RECENT_STEPS + 1)) for key, own in windows.items()}),
         values=object(),
     )
 
