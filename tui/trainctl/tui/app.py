@@ -77,7 +77,7 @@ class TrainctlApp(App[int]):
         self.set_keymap(dict(config.settings.keys) if config is not None else {})
         self.address = address
         self.clock, self.read_only, self._started_read_only = clock or Clock(), read_only, read_only
-        self.feed = Feed(connect, self.clock, self._arrived)
+        self.feed = Feed(connect, self.clock, self._arrived, self._told)
         self.glyphs = glyphs or for_locale()
         if no_color:
             self.glyphs = dataclasses.replace(self.glyphs, letters=True)
@@ -224,6 +224,9 @@ class TrainctlApp(App[int]):
         self.paint()
         # The function, not its coroutine: the next snapshot may end this before it has begun.
         _: Worker[None] = self.run_worker(self.feed.refine, group="refine", exclusive=True)
+
+    def _told(self, message: md.Incoming) -> None:
+        pass
 
     def _repaint(self) -> None:
         self.paint()
