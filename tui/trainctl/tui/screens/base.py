@@ -7,7 +7,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.screen import Screen
 
-from trainctl.tui import copying, overview
+from trainctl.tui import copying, direct, overview
 from trainctl.tui.bottom import Bottom
 from trainctl.tui.keymap import named
 from trainctl.tui.lines import Line, line
@@ -81,6 +81,16 @@ class BaseScreen(Screen[None], Painted):
             for bar in bars:
                 bar.paint()
             bottom.paint()
+
+    def _compositor_refresh(self) -> None:
+        """Textual's, but what has changed of plain lines is written straight from them."""
+        update = direct.take(self) if self.app.screen is self else None
+        if update is not None:
+            self.app._display(self, update)
+        if update is None or self._compositor._dirty_regions:
+            super()._compositor_refresh()
+        else:
+            self._dirty_widgets.clear()
 
     def rows_between(self) -> int:
         """Rows that a screen needs between its body and the bottom line."""
