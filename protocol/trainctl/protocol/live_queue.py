@@ -1,4 +1,4 @@
-"""What an agent publishes, taken from its socket all at once as it comes, without a task or a future for each message."""
+"""What an agent publishes, taken from its socket all at once as it comes, with no task or future for each message."""
 
 import asyncio
 import contextlib

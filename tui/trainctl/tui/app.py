@@ -9,8 +9,7 @@ import gc
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,7 +34,7 @@ from trainctl.tui.clock import Clock
 from trainctl.tui.feed import SNAPSHOT_COLUMNS, Feed
 from trainctl.tui.glyphs import Glyphs, for_locale
 from trainctl.tui.palette import ActionProvider, VerbProvider
-from trainctl.tui.rhythm import Rhythm
+from trainctl.tui.repainting import Repainting
 from trainctl.tui.ringer import Ringer
 from trainctl.tui.screens import catalogue
 from trainctl.tui.screens.base import Bar, BaseScreen, Painted
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from trainctl.tui.log_feed import LogFeed
     from trainctl.tui.orders import Follower
 
-REPAINT_SECONDS = 0.5
 COLLECT_SECONDS = 30.0
 """How often what screens and dialogs left behind is given back: as they are cycles, it would grow for many minutes."""
 WORD_KEYS = {"alt+b": "ctrl+left", "alt+f": "ctrl+right", "alt+backspace": "ctrl+w"}
@@ -87,7 +85,7 @@ class TrainctlApp(App[int]):
         self.selected: int | None = None
         self.compare_runs: tuple[str, ...] = ()  # that Charts is to overlay
         self._opened = False
-        self._rhythm = Rhythm(REPAINT_SECONDS)
+        self._repainting = Repainting(self, self._painting)
         self._typeahead = Typeahead(self, self._press)
         self.hung_up = threading.Event()
         self.animation_level = "none"
@@ -174,7 +172,7 @@ class TrainctlApp(App[int]):
         self.push_screen("overview")
         self.run_worker(self.feed.keep_up(), group="follow")
         self.run_worker(self.feed.attend(lambda: self.read_only), group="attend")
-        self.set_timer(self._rhythm.seconds, self._repaint)
+        self._repainting.start()
         self.set_interval(COLLECT_SECONDS, lambda: gc.collect())  # Textual takes no built-in function
         self._leave_on_hangup()
         if self._config_problems:
@@ -206,6 +204,7 @@ class TrainctlApp(App[int]):
 
     async def _press(self, key: events.Key) -> None:
         """Hands a key on, once an Escape before it has led where it leads and the screen to take it is there."""
+        self._repainting.pressed()
         if not self.screen.is_mounted and not self._typeahead.waits:
             self._typeahead.wait_for(self.screen)
         if not self._typeahead.holds(key):
@@ -226,19 +225,26 @@ class TrainctlApp(App[int]):
         _: Worker[None] = self.run_worker(self.feed.refine, group="refine", exclusive=True)
 
     def _told(self, message: md.Incoming) -> None:
-        pass
-
-    def _repaint(self) -> None:
-        self.paint()
-        self.set_timer(self._rhythm.after(time.process_time(), time.monotonic()), self._repaint)
+        self._repainting.told(message)
 
     def paint(self) -> None:
         """Brings the screen up to date, also the one under a dialog, and rings for a new alert."""
-        if self.ringer.rings(self.live):
-            self.bell()
+        self._ring()
         for screen in self.screen_stack:
             if isinstance(screen, Painted) and screen.is_mounted:
                 screen.paint()
+
+    def _painting(self) -> Iterator[None]:
+        """As `paint`, in parts."""
+        self._ring()
+        yield
+        for screen in tuple(self.screen_stack):
+            if isinstance(screen, Painted) and screen.is_mounted:
+                yield from screen.painting()
+
+    def _ring(self) -> None:
+        if self.ringer.rings(self.live):
+            self.bell()
 
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
         super()._display(screen, SpanUpdate(renderable) if isinstance(renderable, ChopsUpdate) else renderable)

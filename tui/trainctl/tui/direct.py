@@ -52,11 +52,12 @@ def take(screen: Screen[None]) -> StretchUpdate | None:
     if not changed or screen.size.region in changed or screen.app.is_inline:
         return None
     above = [(widget, region, region.intersection(clip)) for widget, (region, clip) in _shown(compositor)]
+    plain = {widget: widget for widget, _, _ in above if isinstance(widget, Lines) and _plain(widget)}
     own: dict[Region, tuple[Lines, Region]] = {}
     for region in changed:
         found = next(((widget, whole, seen) for widget, whole, seen in above if seen.overlaps(region)), None)
-        if found is not None and isinstance(found[0], Lines) and found[2].contains_region(region) and _plain(found[0]):
-            own[region] = found[0], found[1]
+        if found is not None and found[0] in plain and found[2].contains_region(region):
+            own[region] = plain[found[0]], found[1]
     made: list[Stretch] = []
     for region in sorted(own, key=lambda region: (region.y, region.x)):
         stretches = _stretches(region, *own[region])

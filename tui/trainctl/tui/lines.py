@@ -39,7 +39,9 @@ def plain(pieces: Iterable[Piece]) -> str:
     return "".join([text for text, _, _ in pieces])
 
 
-_NARROW = re.compile("[ -~\u00a0-\u02ff\u0370-\u0482\u048a-\u052f\u2010-\u2027\u2030-\u205e\u2190-\u2199\u2500-\u25fc\u2800-\u28ff]*").fullmatch
+_NARROW = re.compile(
+    "[ -~\u00a0-\u02ff\u0370-\u0482\u048a-\u052f\u2010-\u2027\u2030-\u205e\u2190-\u2199\u2500-\u25fc\u2800-\u28ff]*"
+).fullmatch
 """Text of characters that take one cell each for certain: letters, dashes, arrows, lines, blocks and braille."""
 
 

@@ -9,13 +9,14 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 
 from trainctl.tui.lines import Line, Piece, fit, line, wrap
+from trainctl.tui.screens.frames import OneFrame
 from trainctl.tui.widgets import Lines
 
 if TYPE_CHECKING:
     from trainctl.tui.app import TrainctlApp
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(OneFrame, ModalScreen[None]):
     """The keys of the screen it was opened from, taken from its live bindings, and what the letters mean."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark", "close", "close")]
