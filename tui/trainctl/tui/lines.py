@@ -55,9 +55,10 @@ def cell_len(text: str) -> int:
     return len(text) if text.isascii() or _NARROW(text) else _cell_len(text)
 
 
-def width(pieces: Iterable[Piece]) -> int:
+def width(pieces: Sequence[Piece]) -> int:
     """Terminal cells the line takes."""
-    return sum([len(text) if text.isascii() or _NARROW(text) else _cell_len(text) for text, _, _ in pieces])
+    whole = plain(pieces)
+    return len(whole) if is_narrow(whole) else sum([_cell_len(text) for text, _, _ in pieces])
 
 
 def crop(pieces: Sequence[Piece], columns: int) -> Line:
@@ -67,6 +68,9 @@ def crop(pieces: Sequence[Piece], columns: int) -> Line:
 
 def _cut(pieces: Sequence[Piece], columns: int) -> tuple[Line, int]:
     """At most `columns` cells, and how many of them are left."""
+    whole = "".join([piece[0] for piece in pieces])
+    if len(whole) <= columns and is_narrow(whole):  # as nearly always: measured in one go
+        return tuple(pieces), columns - len(whole)
     kept: list[Piece] = []
     left = max(columns, 0)
     for piece in pieces:
@@ -75,7 +79,7 @@ def _cut(pieces: Sequence[Piece], columns: int) -> tuple[Line, int]:
         text = piece[0]
         size = len(text) if text.isascii() or _NARROW(text) else _cell_len(text)
         if size > left:
-            piece, size = piece._replace(text=set_cell_size(text, left)), left
+            piece, size = piece._replace(text=_resized(text, left)), left
         kept.append(piece)
         left -= size
     return tuple(kept), left
@@ -86,8 +90,13 @@ def shorten(text: str, columns: int, ellipsis: str = "…") -> str:
     if cell_len(text) <= columns:
         return text
     if columns <= len(ellipsis):
-        return set_cell_size(text, columns) if columns > 0 else ""
-    return set_cell_size(text, columns - len(ellipsis)).rstrip() + ellipsis
+        return _resized(text, columns) if columns > 0 else ""
+    return _resized(text, columns - len(ellipsis)).rstrip() + ellipsis
+
+
+def _resized(text: str, columns: int) -> str:
+    """The first `columns` cells of a text that takes more."""
+    return text[:columns] if is_narrow(text) else set_cell_size(text, columns)
 
 
 def ellipsized(pieces: Sequence[Piece], columns: int, ellipsis: str = "…") -> Line:

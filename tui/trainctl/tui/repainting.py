@@ -75,6 +75,6 @@ class Repainting:
         """Draws the next part; whether that was the last."""
         try:
             return next(self._running, self) is self
-        except Exception as error:  # as Textual does with what a message of its own leads to
+        except Exception as error:  # noqa: BLE001  as Textual does with what its own messages lead to
             self._app._handle_exception(error)
             return True
