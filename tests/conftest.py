@@ -16,6 +16,8 @@ MARK = "TRAINCTL_TEST_SESSION"
 """Every process that a test starts inherits this variable, however it detaches itself."""
 GRACE_SECONDS = 5.0
 os.environ[MARK] = secrets.token_hex(8)
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")  # before any library reads it: on few cores their threads wait for each other
 SHARED_PIDS: set[int] = set()
 """Processes that a session's fixture keeps beyond the test that first asked for it."""
 
@@ -25,13 +27,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 LONG = (
-    ("integration/test_cluster", "integration/test_promotion"),
-    ("integration/test_run", "integration/test_commands", "integration/test_left", "integration/test_demo"),
+    ("integration/test_promotion", "integration/test_cluster_resume", "integration/test_cluster"),
+    ("integration/test_demo", "integration/test_run", "integration/test_left", "integration/test_commands",
+     "integration/test_agent_kills", "integration/test_terminal", "integration/test_bad_input"),
     ("trainer/",),
-    ("integration/test_faults", "integration/test_hangs", "integration/test_cli", "integration/test_several_hosts"),
-)
-"""How the paths of tests that take long begin. These are run first, so that none is left for the end, when the others
-are done; and each group by a worker of its own, for they share agents, runs and libraries that take long to load."""
+    ("integration/test_faults", "integration/test_several_hosts", "integration/test_hangs", "integration/test_cli",
+     "integration/test_scripting", "integration/test_service"),
+)  # fmt: skip
+"""How the paths of tests that take long begin. These are run first, in this order, so that none is left for the end,
+when the others are done; and each group by a worker of its own, for they share agents, runs and libraries that take
+long to load."""
 
 
 @pytest.hookimpl(trylast=True)
@@ -49,9 +54,9 @@ def long_ones_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]
     it is done, what another has left at the end of its part."""
     parts: list[list[pytest.Item]] = [[] for _ in range(workers)]
     rest = []
-    for item in items:
+    for item in sorted(items, key=lambda item: group_of(item) or (0, 0)):
         group = group_of(item)
-        (rest if group is None else parts[group % workers]).append(item)
+        (rest if group is None else parts[group[0] % workers]).append(item)
     ordered: list[pytest.Item] = []
     for number, part in enumerate(parts, 1):
         room = max(0, len(items) * number // workers - len(ordered) - len(part))
@@ -60,10 +65,12 @@ def long_ones_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]
     return ordered
 
 
-def group_of(item: pytest.Item) -> int | None:
-    """Its group in `LONG`."""
+def group_of(item: pytest.Item) -> tuple[int, int] | None:
+    """Its group in `LONG`, and its place there."""
     path = item.path.relative_to(ROOT / "tests").as_posix()
-    return next((number for number, starts in enumerate(LONG) if path.startswith(starts)), None)
+    places = ((number, at) for number, starts in enumerate(LONG) for at, start in enumerate(starts)
+              if path.startswith(start))  # fmt: skip
+    return next(places, None)
 
 
 def needed(item: pytest.Item) -> set[str]:

@@ -1,6 +1,7 @@
 """Three agents of one cluster on loopback, each with a state of its own, and what tests ask of them together."""
 
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,23 @@ class Cluster:
         with self.client(node) as client:
             run = client.snapshot(0).run
             return run is not None and run.state in m.ACTIVE_RUN_STATES
+
+
+def have_back(client: BlockingClient, *nodes: str) -> m.RunView:
+    """The run once the ranks of these nodes, or all, take part again. It is paused until their trainers have loaded,
+    for its steps would take the CPU from that."""
+    wanted = nodes or NODES
+
+    def view_if(condition: Callable[[m.RankView], object]) -> m.RunView | None:
+        run = client.snapshot(0).run
+        assert run is not None
+        return run if all(condition(rank) for rank in run.ranks if rank.node in wanted) else None
+
+    assert client.send("pause", {}, timeout_seconds=60).state in ("applied", "rejected")
+    until(lambda: view_if(lambda rank: rank.backend), what="the trainers that are to return")
+    assert client.send("resume", {}, timeout_seconds=60).state == "applied"
+    found: m.RunView = until(lambda: view_if(lambda rank: rank.state == "run"), what="the return")
+    return found
 
 
 def free_addresses(count: int) -> list[str]:

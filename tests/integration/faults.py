@@ -107,9 +107,18 @@ class Harness:
             self._send(fault)
             if "agent" in fault.victim:
                 if fault.signal == signal.SIGSTOP:
-                    time.sleep(WATCHDOG_SECONDS)
+                    self._stand_still(fault)
                 self._cluster[fault.node].kill()
                 self._cluster.start(fault.node)
+
+    def _stand_still(self, fault: Fault) -> None:
+        """Until the watchdog would kill the agent; once the lead has lost a follower's ranks, nothing more comes."""
+        deadline = time.monotonic() + WATCHDOG_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            ranks = self.view().ranks if fault.node != LEAD else ()
+            if any(rank.state == "lost" for rank in ranks if rank.node == fault.node):
+                break
 
     def strike_together(self, nodes: Sequence[str]) -> None:
         """Kill the trainers of several nodes in one moment."""

@@ -143,7 +143,7 @@ def check_edits(cluster: Cluster, run: str, config: dict[str, Any]) -> Counter[i
         state.check(settled)
         carried.update(settled.commands)
         crowd[step] = sum(edits[id].verb in EDITS for id in settled.commands)
-    assert carried == Counter(id for id, edit in edits.items() if edit.verb in (*EDITS, "start-run"))
+    assert carried == Counter(id for id, edit in edits.items() if edit.verb in (*EDITS, "start-run", "resume"))
     return crowd
 
 

@@ -284,7 +284,7 @@ def test_a_command_is_applied_at_a_step_it_names(agent: Agent) -> None:
     for micro in (1, 4):
         done = call("send", "resize-batch", f"micro={micro}", "--node", "here", *agent.at)
         assert done.returncode == 0, done.stderr
-        assert re.fullmatch(rf"resize-batch applied at step [\d,]+: \d -> {micro}\n", done.stdout)
+        assert re.fullmatch(rf"resize-batch applied at step [\d,]+: here \d -> {micro}\n", done.stdout)
     found = call_json("send", "resize-batch", "micro=2", *agent.at)
     assert (found["state"], found["before"], found["after"]) == ("applied", "4", "2")
     assert found["step"] >= 1
@@ -367,6 +367,12 @@ def test_a_run_followed_to_its_end_and_taken_up_again(idle: Agent) -> None:
     assert [line["step"] for line in lines if line["type"] == "step-committed"] == list(range(1, 31))
     assert [line["state"] for line in lines if line["type"] == "run-view"][-1] == "finished"
     assert any("finished" in line["text"] for line in lines if line["type"] == "event")
+    words = ("note", "text=the learning rate was too low", "--id", str(uuid.uuid4()), *idle.at)
+    for _ in range(2):
+        noted = call_json("send", *words)
+        assert (noted["state"], noted["step"], noted["run"]) == ("applied", 30, head["run"])
+    nowhere = call("send", "note", "text=x", "--run", "tiny-nowhere", *idle.at)
+    assert (nowhere.returncode, nowhere.stderr) == (3, "trainctl: note rejected: run: no run 'tiny-nowhere' on here\n")
     # Its newest checkpoint is of step 20: what came after is done again.
     again = call("run", "--resume", head["run"], "--follow", "--json", *idle.at)
     assert again.returncode == 0, again.stderr
@@ -374,6 +380,7 @@ def test_a_run_followed_to_its_end_and_taken_up_again(idle: Agent) -> None:
     assert head_again["run"] == head["run"]
     assert [line["step"] for line in lines if line["type"] == "step-committed"] == list(range(21, 31))
     assert call_json("ls", *idle.at)["runs"][0]["state"] == "finished"
+    assert call("events", *idle.at).stdout.count("the learning rate was too low") == 1
 
 
 def test_ctrl_c_detaches_from_a_run_that_goes_on(idle: Agent) -> None:

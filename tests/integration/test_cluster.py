@@ -6,6 +6,7 @@ import signal
 import pytest
 from tests.integration.clusters import FOREVER, on, plans_of
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
+from tests.integration.test_cluster_resume import newest_step, resumed
 
 from trainctl.protocol import messages as m
 
@@ -62,10 +63,13 @@ def test_a_refusal_names_node_and_field_and_leaves_nothing_anywhere(cluster, run
     until(lambda: not any(cluster.trainers().values()), 20, "the end of trainers called off")
 
 
-def test_one_run_per_cluster_steered_through_a_follower_and_begun_again_when_its_only_trainer_dies(cluster, run_config):
-    """The trainer is on another node than the lead, and there is no checkpoint yet: it begins from the first step."""
+@pytest.mark.timeout(240)
+def test_one_run_per_cluster_and_its_only_rank_is_on_another_node_than_its_lead(cluster, run_config):
+    """Steered through a follower; begun again when its trainer dies, taken up from its checkpoint, which is there too,
+    and once more when its lead has been away for long."""
+    config = run_config(run__steps=FOREVER, run__orphan_seconds=2, nodes=on("beta"))
     with cluster.client("alpha") as client, cluster.client("beta") as follower, cluster.client("gamma") as third:
-        client.send("start-run", {"config": run_config(run__steps=FOREVER, nodes=on("beta"))}, wait="accepted")
+        client.send("start-run", {"config": config}, wait="accepted")
         run = wait_for_step(client, 2).run.run
         other = third.send("start-run", {"config": run_config(run__name="refused", nodes=on("gamma", "beta"))})
         assert (other.state, other.field) == ("rejected", "run")
@@ -77,10 +81,13 @@ def test_one_run_per_cluster_steered_through_a_follower_and_begun_again_when_its
         busy = follower.send("start-run", {"config": run_config()})
         assert (busy.state, busy.field) == ("rejected", "run")
         begin_again(cluster, client, run)
-        assert follower.send("stop", {"checkpoint": False}).state == "applied"
-        assert wait_for_end(client).state == "stopped"
+        assert follower.send("stop", {}).state == "applied"
+        ended = wait_for_end(client)
+        assert ended.state == "stopped"
         refused = follower.send("start-run", {"resume": "nobody"})
         assert (refused.state, refused.field) == ("rejected", "resume")
+        take_up_from_there(cluster, client, run, ended.step)
+        stay_away(cluster, client, follower, run)
 
 
 def begin_again(cluster, client, run: str) -> None:
@@ -95,6 +102,35 @@ def begin_again(cluster, client, run: str) -> None:
     assert any(text.startswith("taken up again from step 0") for text in texts)
 
 
+def take_up_from_there(cluster, client, run: str, at: int) -> None:
+    """Refused by name while the checkpoint isn't to be had."""
+    assert (newest_step(cluster, "alpha", run), newest_step(cluster, "beta", run)) == (0, at)
+    until(lambda: not any(cluster.trainers().values()), 20, "the trainers' end")
+    newest, aside = cluster.run_paths("beta", run).checkpoints / f"step-{at}", cluster.run_paths("beta", run).logs
+    newest.rename(aside / newest.name)
+    refused = client.send("start-run", {"resume": run})
+    assert (refused.state, refused.field) == ("rejected", "resume")
+    assert "beta" in refused.reason and f"step-{at}" in refused.reason
+    (aside / newest.name).rename(newest)
+    resumed(cluster, run, at)
+
+
+def stay_away(cluster, client, follower, run: str) -> None:
+    """The follower ends its trainer and says why; the lead goes on from its checkpoint when it is back."""
+    assert len(cluster["beta"].trainer_pids()) == 1
+    cluster["alpha"].kill()
+    gone = until(
+        lambda: next((r for r in follower.runs().runs if r.run == run and r.state == "failed"), None), 20, "its end"
+    )
+    assert gone.step >= 1
+    until(lambda: not cluster["beta"].trainer_pids(), 20, "the trainer's end")
+    assert "alpha" in follower.snapshot(0, run).run.reason
+    cluster.start("alpha")
+    until(lambda: client.snapshot(0).run.state == "running", 60, "the run from its checkpoint")
+    texts = [event.text for event in client.events(newest=True).events]
+    assert any("beta" in text and "silent" in text and "going back" in text for text in texts)
+
+
 def test_a_node_that_cannot_be_reached_is_named(cluster, run_config):
     cluster["gamma"].terminate()
     with cluster.client("alpha") as client:
@@ -102,52 +138,3 @@ def test_a_node_that_cannot_be_reached_is_named(cluster, run_config):
         reply = client.send("start-run", {"config": run_config(run__name="refused", nodes=on("alpha", "gamma"))})
         assert (reply.state, reply.field) == ("rejected", "config: nodes.gamma")
         assert "gamma can't be reached" in reply.reason
-
-
-def test_a_follower_whose_lead_stays_away_ends_its_trainer_and_says_why(cluster, run_config):
-    config = run_config(run__steps=FOREVER, run__orphan_seconds=2, nodes=on("beta"))
-    with cluster.client("alpha") as client, cluster.client("beta") as follower:
-        run = client.send("start-run", {"config": config}).run
-        assert len(cluster["beta"].trainer_pids()) == 1
-        cluster["alpha"].kill()
-        gone = until(
-            lambda: next((r for r in follower.runs().runs if r.run == run and r.state == "failed"), None), 20, "its end"
-        )
-        assert gone.step >= 1
-        until(lambda: not cluster["beta"].trainer_pids(), 20, "the trainer's end")
-        assert "alpha" in follower.snapshot(0, run).run.reason
-        cluster.start("alpha")
-        until(lambda: client.snapshot(0).run.state == "running", 60, "the run from its checkpoint")
-        texts = [event.text for event in client.events(newest=True).events]
-        assert any("beta" in text and "silent" in text and "going back" in text for text in texts)
-
-
-def end_trainers(cluster, node: str) -> None:
-    for pid in cluster[node].trainer_pids():
-        os.kill(pid, signal.SIGKILL)
-
-
-@pytest.mark.timeout(180)
-def test_a_run_goes_back_without_a_node_that_is_out_of_reach_which_joins_when_it_is_back(cluster, run_config):
-    config = run_config(run__steps=FOREVER, nodes=on("alpha", "beta"), checkpoint={"every_steps": 4, "at_end": False})
-    with cluster.client("alpha") as client:
-        run = client.send("start-run", {"config": config}, timeout_seconds=120).run
-        wait_for_step(client, 9)
-        cluster["beta"].kill()
-        end_trainers(cluster, "beta")
-        until(lambda: client.snapshot(0).run.ranks[1].state == "lost", 30, "beta's loss")
-        end_trainers(cluster, "alpha")
-        until(
-            lambda: any("going back" in event.text for event in client.events(newest=True).events), 30, "its going back"
-        )
-        alone = {"alpha": "run", "beta": "lost"}
-        until(lambda: {r.node: r.state for r in client.snapshot(0).run.ranks} == alone, 60, "its going on alone")
-        texts = [event.text for event in client.events(newest=True).events]
-        assert any("going back to the newest checkpoint" in text for text in texts)
-        cluster.start("beta")
-        until(lambda: all(rank.state == "run" for rank in client.snapshot(0).run.ranks), 60, "beta's return")
-        last = client.snapshot(0).run.step
-        wait_for_step(client, last + 3)
-        client.send("stop", {"checkpoint": False})
-        at = wait_for_end(client).step
-        assert [step.step for step in all_steps(client, run)] == list(range(1, at + 1))

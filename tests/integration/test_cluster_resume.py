@@ -1,9 +1,9 @@
 """Runs of several nodes taken up again: from the newest checkpoint, on whichever node it is, or refused by name."""
 
-import shutil
+from typing import Any
 
 import pytest
-from tests.integration.clusters import FOREVER, NODES, Cluster, on
+from tests.integration.clusters import FOREVER, NODES, Cluster, have_back, on
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
 
 from trainctl.protocol import checkpoints
@@ -30,31 +30,20 @@ def resumed(cluster: Cluster, run: str, at: int) -> None:
         assert kept.generation.n < reader.steps(at, 1)[0][0].generation.n
 
 
-def test_the_lead_has_no_rank_and_the_checkpoint_is_on_the_node_that_has(cluster, run_config):
-    with cluster.client("alpha") as client:
-        run = client.send("start-run", {"config": run_config(run__steps=FOREVER, nodes=on("beta"))}).run
-        wait_for_step(client, 5)
-        client.send("stop", {})
-        at = wait_for_end(client).step
-    assert (newest_step(cluster, "alpha", run), newest_step(cluster, "beta", run)) == (0, at)
-    resumed(cluster, run, at)
-    stop(cluster, checkpoint=False)
-    shutil.rmtree(cluster.run_paths("beta", run).checkpoints / f"step-{at}")
-    until(lambda: not any(cluster.trainers().values()), 20, "the trainers' end")
-    with cluster.client("alpha") as client:
-        refused = client.send("start-run", {"resume": run})
-    assert (refused.state, refused.field) == ("rejected", "resume")
-    assert "beta" in refused.reason and f"step-{at}" in refused.reason
-
-
-@pytest.mark.timeout(240)
-def test_the_lead_s_node_was_drained_and_the_newest_checkpoint_is_elsewhere(cluster, run_config):
-    """Drained some steps after its own checkpoint, and then at the very step after it: its state is the one to go on
-    from only if none is newer."""
+@pytest.mark.timeout(400)
+def test_it_goes_on_from_the_newest_checkpoint_whichever_node_has_it_and_takes_it_up(cluster, run_config):
     config = run_config(run__steps=FOREVER, batch__global=8, nodes=on("alpha", "beta"))
     with cluster.client("alpha") as client:
         run = client.send("start-run", {"config": config}, timeout_seconds=120).run
         wait_for_step(client, 3)
+    drain_the_lead_s_node(cluster, run)
+    other_nodes_take_it_up(cluster, run, config)
+
+
+def drain_the_lead_s_node(cluster: Cluster, run: str) -> None:
+    """Some steps after its own checkpoint, and then at the very step after it: its state is the one to go on from only
+    if none is newer. The run is left running."""
+    with cluster.client("alpha") as client:
         own = paused_with_checkpoint(client)
         client.send("resume", {})
         wait_for_step(client, own + 3)
@@ -65,7 +54,10 @@ def test_the_lead_s_node_was_drained_and_the_newest_checkpoint_is_elsewhere(clus
     resumed(cluster, run, at)
     with cluster.client("alpha") as client:
         # It is still drained, and refused while its trainer loads.
+        client.send("pause", {})
+        until(lambda: all(rank.backend for rank in client.snapshot(0).run.ranks), 60, "its trainer")
         until(lambda: client.send("admit", {}, node="alpha", timeout_seconds=120).state == "applied", 60, "its return")
+        client.send("resume", {})
         own = paused_with_checkpoint(client)
         client.send("drain", {}, node="alpha")
         client.send("resume", {})
@@ -73,7 +65,6 @@ def test_the_lead_s_node_was_drained_and_the_newest_checkpoint_is_elsewhere(clus
     stop(cluster, checkpoint=False)
     assert newest_step(cluster, "alpha", run) == own
     resumed(cluster, run, own)
-    stop(cluster, checkpoint=False)
 
 
 def paused_with_checkpoint(client: BlockingClient) -> int:
@@ -135,12 +126,8 @@ def out_of_reach(cluster: Cluster, by: str, *nodes: str) -> None:
         )
 
 
-@pytest.mark.timeout(240)
-def test_another_node_takes_the_run_up_handed_over_or_by_a_majority_or_an_operator_s_word(cluster, run_config):
-    config = run_config(run__steps=FOREVER, batch__global=8, nodes=on("alpha", "beta"))
-    with cluster.client("alpha") as client:
-        run = client.send("start-run", {"config": config}, timeout_seconds=120).run
-        wait_for_step(client, 3)
+def other_nodes_take_it_up(cluster: Cluster, run: str, config: dict[str, Any]) -> None:
+    """Handed over, by a majority, and by an operator's word."""
     active = refused(cluster, "beta", run, node="beta")
     assert active.field == "run" and f"beta takes part in {run}, which alpha conducts" in active.reason
     with cluster.client("beta") as client:
@@ -162,7 +149,7 @@ def test_another_node_takes_the_run_up_handed_over_or_by_a_majority_or_an_operat
     assert [rank.state for rank in second.ranks] == ["run", "lost"]
     cluster.start("beta")
     with cluster.client("alpha") as client:
-        until(lambda: {rank.state for rank in client.snapshot(0).run.ranks} == {"run"}, 60, "the return")
+        have_back(client)
         texts = [event.text for event in client.events(limit=100).events]
     assert any(text.startswith("alpha conducts the run from here on, in term") for text in texts)
     at = stopped_at(cluster, "alpha")
@@ -183,7 +170,7 @@ def test_another_node_takes_the_run_up_handed_over_or_by_a_majority_or_an_operat
     for node in ("alpha", "gamma"):
         cluster.start(node)
     with cluster.client("beta") as client:
-        until(lambda: {rank.state for rank in client.snapshot(0).run.ranks} == {"run"}, 60, "the return")
+        have_back(client)
         steps = [step.step for step in all_steps(client, run)]
         assert steps == list(range(1, len(steps) + 1))
     last = stopped_at(cluster, "beta")

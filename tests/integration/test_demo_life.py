@@ -33,6 +33,7 @@ from tests.tui.cli_calls import (
     wait_until,
 )
 
+from trainctl.protocol import cluster
 from trainctl.protocol.paths import node_name
 from trainctl.protocol.runfile import read
 from trainctl.tui import demo_folder
@@ -219,6 +220,7 @@ def test_a_port_that_is_taken_ends_the_start_with_the_agent_s_own_words(folder: 
 def test_on_the_screen_it_is_steered_and_goes_on_when_the_screen_is_left(folder: Path, tmp_path: Path) -> None:
     """The program from end to end in a real terminal: screens, a dialog, the `:` line, the palette, and leaving it."""
     words = ["demo", *ALONE, "--steps", "100000", "--folder", str(folder)]
+    before = set(sessions(folder))
     terminal = Terminal(tmp_path, 120, 40, shlex.join([*COMMAND, *words]))
     try:
         terminal.wait_for(r"RUNNING", 90)
@@ -233,6 +235,9 @@ def test_on_the_screen_it_is_steered_and_goes_on_when_the_screen_is_left(folder:
         terminal.wait_gone(r"esc closes")
         terminal.keys("4")
         terminal.wait_for(rf"resize-batch.*@{step}\b")
+        (session,) = set(sessions(folder)) - before
+        here = ("--connect", next(iter(cluster.read(session / "cluster.toml").nodes.values())).address)
+        assert call_json("send", "pause", *here)["state"] == "applied"  # its steps take the CPU from what is to be seen
         terminal.keys(":")
         terminal.wait_for(r"a verb as on the command line")
         terminal.keys("-l", "note text=hello")
@@ -249,6 +254,8 @@ def test_on_the_screen_it_is_steered_and_goes_on_when_the_screen_is_left(folder:
         terminal.wait_gone(r"how all of it looks")
         terminal.keys("1")
         terminal.wait_for(r"busy seconds|4×6")
+        assert call_json("send", "resume", *here)["state"] == "applied"
+        terminal.wait_for(r"RUNNING")
         terminal.keys("q")
         assert terminal.exit_status() == "status=0"
         tail = terminal.wait_for(r"trainctl send stop --connect")

@@ -1,22 +1,27 @@
-"""A rank whose main thread hangs while its heartbeats go on: named, ended and replaced, and no step is lost by it."""
+"""A rank whose main thread hangs while its heartbeats go on: named, ended and replaced, and no step is lost by it. With
+its node out of reach the run goes back without it."""
 
 import contextlib
 import os
 import shutil
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.clusters import FOREVER, on
-from tests.integration.conftest import until, wait_for_end, wait_for_step
+from tests.integration.clusters import FOREVER, Cluster, have_back, on
+from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
 from tests.integration.exactness import check_ledger
 
+from trainctl.protocol.blocking import BlockingClient
+
 NODES = ("alpha", "beta")
-STEP = 100
-"""Of the checkpoint that hangs: late enough to be set up in time."""
+EVERY = 5
+"""Steps between checkpoints."""
 
 
 @contextlib.contextmanager
-def unreadable(folder: Path):
+def unreadable(folder: Path) -> Iterator[None]:
     """In the place of a checkpoint that is to be written there is one whose manifest is a FIFO that nobody writes to:
     whoever looks into it waits for ever, as for a disk across a network that doesn't answer."""
     folder.mkdir(parents=True)
@@ -29,26 +34,56 @@ def unreadable(folder: Path):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.timeout(240)
-def test_a_rank_that_hangs_in_its_checkpoint_is_named_and_replaced(cluster, run_config):
+def texts_of(client: BlockingClient) -> list[str]:
+    return [event.text for event in client.events(newest=True).events]
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_that_hangs_in_its_checkpoint_is_replaced_and_without_its_node_the_run_goes_back(cluster, run_config):
     config = run_config(
-        run__steps=FOREVER, nodes=on(*NODES), batch__micro=2, checkpoint={"every_steps": STEP // 2, "at_end": False},
+        run__steps=FOREVER, nodes=on(*NODES), batch__micro=2, checkpoint={"every_steps": EVERY, "at_end": False},
         group={"hung_seconds": 1.0},
     )  # fmt: skip
-
-    def texts() -> list[str]:
-        return [event.text for event in client.events(newest=True).events]
-
     with cluster.client() as client:
         begun = client.send("start-run", {"config": config}, timeout_seconds=120)
         assert begun.state == "applied", begun.reason
-        folder = cluster.run_paths("beta", begun.run).checkpoints / f"step-{STEP}"
-        with unreadable(folder):
-            assert client.snapshot(0).run.step < STEP
-            lost = until(lambda: [text for text in texts() if "beta is lost" in text], 120, "its loss")
-            assert lost[0].startswith(f"beta is lost: hung, no progress in checkpoint of step {STEP} for "), lost
-        until(lambda: any("beta joins again" in text for text in texts()), 120, "its return")
+        hang(cluster, client, begun.run)
+        lose_all(cluster, client)
         wait_for_step(client, client.snapshot(0).run.step + 3)
         client.send("stop", {"checkpoint": False})
-        view = wait_for_end(client)
-    check_ledger(cluster, begun.run, view.step, was_lost={"beta"})
+        last = wait_for_end(client).step
+        assert [step.step for step in all_steps(client, begun.run)] == list(range(1, last + 1))
+
+
+def hang(cluster: Cluster, client: BlockingClient, run: str) -> None:
+    at = client.send("pause", {}).step
+    step = (at // EVERY + 1) * EVERY
+    with unreadable(cluster.run_paths("beta", run).checkpoints / f"step-{step}"):
+        client.send("resume", {})
+        lost = until(lambda: [text for text in texts_of(client) if "beta is lost" in text], 120, "its loss")
+        assert lost[0].startswith(f"beta is lost: hung, no progress in checkpoint of step {step} for "), lost
+    have_back(client)
+    assert any("beta joins again" in text for text in texts_of(client))
+    wait_for_step(client, client.snapshot(0).run.step + 3)
+    last = client.send("pause", {}).step
+    check_ledger(cluster, run, last, was_lost={"beta"})
+    client.send("resume", {})
+
+
+def end_trainers(cluster: Cluster, node: str) -> None:
+    for pid in cluster[node].trainer_pids():
+        os.kill(pid, signal.SIGKILL)
+
+
+def lose_all(cluster: Cluster, client: BlockingClient) -> None:
+    """First a node that is out of reach from then on, and then the only rank that is left."""
+    cluster["beta"].kill()
+    end_trainers(cluster, "beta")
+    until(lambda: client.snapshot(0).run.ranks[1].state == "lost", 30, "beta's loss")
+    end_trainers(cluster, "alpha")
+    back = "going back to the newest checkpoint"
+    until(lambda: any(back in text for text in texts_of(client)), 30, "its going back")
+    alone = {"alpha": "run", "beta": "lost"}
+    until(lambda: {r.node: r.state for r in client.snapshot(0).run.ranks} == alone, 60, "its going on alone")
+    cluster.start("beta")
+    have_back(client)

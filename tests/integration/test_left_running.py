@@ -16,10 +16,14 @@ from trainctl.protocol.client import Connection
 from trainctl.protocol.codec import decode_order
 from trainctl.protocol.record import open_for_reading
 
+STEPS = 150
+"""Of a run that lasts longer than some resizes and kills."""
 
-def test_an_agent_killed_again_and_again_costs_no_step_and_not_the_trainer_and_a_client_sees_all(agent, run_config):
-    """First while the trainer loads."""
-    config = run_config(run__steps=120)
+
+def test_resizes_and_an_agent_killed_again_and_again_leave_each_step_alone_and_a_client_sees_all(agent, run_config):
+    """The undisturbed run's losses, step for step, to 1e-5 (promise 1 on one rank), and one trainer. The agent is first
+    killed while that loads."""
+    config = run_config(run__steps=STEPS)
     with agent.client(timeout_seconds=30) as client, ThreadPoolExecutor(1) as thread:
         sent = client.send("start-run", {"config": config}, wait="accepted")
         (pid,) = until(agent.trainer_pids, what="the trainer")
@@ -31,6 +35,8 @@ def test_an_agent_killed_again_and_again_costs_no_step_and_not_the_trainer_and_a
         wait_for_step(client, 2)
         assert agent.trainer_pids() == [pid]
         run = client.snapshot(0).run.run
+        for micro in (1, 12, 5, 2, 7):
+            assert client.send("resize-batch", {"micro": micro}).state == "applied"
         chance = random.Random(7)
         for _ in range(4):
             time.sleep(chance.uniform(0.05, 0.4))
@@ -45,7 +51,7 @@ def test_an_agent_killed_again_and_again_costs_no_step_and_not_the_trainer_and_a
         assert wait_for_end(client).state == "finished"
         disturbed = all_steps(client, run)
         seen, states = watched.result(60)
-    assert [step.step for step in disturbed] == list(range(1, 121))
+    assert [step.step for step in disturbed] == list(range(1, STEPS + 1))
     losses = [step.loss for step in one_rank_curve(config)]
     assert [step.loss for step in disturbed] == pytest.approx(losses, rel=1e-5)
     assert seen == {step.step: step.loss for step in disturbed}

@@ -1,10 +1,10 @@
-"""Another node conducts: the lead hands over, is gone for good, or comes back and finds that it leads no more."""
+"""Another node conducts: the lead hands over, is gone for good, or comes back and finds that it leads no more.
+
+Three unlike ranks, edited, with a reducer killed and under six leads one after another, train as one rank does.
+"""
 
 import contextlib
-import itertools
-import json
-import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psutil
@@ -13,38 +13,36 @@ import zmq
 from tests.integration.clusters import FOREVER, NODES, Cluster, on
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
 from tests.integration.exactness import check_ledger, worst_deviation
+from tests.integration.folding import check_edits, check_steps
 from tests.integration.reference import one_rank_curve
+from tests.integration.succession import check_watched, power_off, promote, resume, steps_of, view_at, watched
 from tests.integration.test_cluster_peers import Greeter
 from tests.integration.test_faults import was_lost as given_up
-from tests.tui.cli_calls import started
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.reader import RecordReader
 
-STEPS = 60
-pytestmark = pytest.mark.timeout(240)
+STEPS = 120
+SHARES = {"alpha": {"share": 6}, "beta": {"share": 4}, "gamma": {"share": 2}}
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
 def config(run_config) -> dict[str, Any]:
+    """Samples long enough that some commands end before the run does."""
     return run_config(
-        run__steps=STEPS, batch={"global": 12, "micro": 1}, data__sequence_length=64, nodes=on(*NODES),
-        optimizer={"learning_rate": 5e-4, "schedule": "constant"}, group={"engine": "gloo"},
+        run__steps=STEPS, batch={"global": 12, "micro": 1}, data__sequence_length=64, nodes=on(*NODES, **SHARES),
+        optimizer__learning_rate=5e-4, group={"engine": "gloo"},
     )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def undisturbed(config) -> list[m.StepCommitted]:
-    """One rank's curve."""
-    return one_rank_curve({**config, "nodes": on("alpha", alpha={"micro": 6})})
 
 
 @pytest.fixture
 def run(cluster, config) -> Iterator[str]:
-    """A run over all nodes, conducted by the first, that has made some steps and is paused."""
+    """A run over all nodes, conducted by the first, that is paused after its first steps."""
     with cluster.client("alpha") as client:
         begun = client.send("start-run", {"config": config}, timeout_seconds=120)
         assert begun.state == "applied", begun.reason
-        wait_for_step(client, 5)
         assert client.send("pause", {}).state == "applied"
     yield begun.run
     for node in NODES:
@@ -53,93 +51,65 @@ def run(cluster, config) -> Iterator[str]:
             cluster.start(node)
 
 
-def promote(cluster: Cluster, node: str, through: str, *, off: bool = False) -> m.CommandReply:
-    with cluster.client(through) as client:
-        return client.send("promote", {"old_lead_is_off": off}, node=node, timeout_seconds=60)
-
-
-def view_at(cluster: Cluster, node: str) -> m.RunView:
-    with cluster.client(node) as client:
-        view = client.snapshot(0).run
-    assert view is not None
-    return view
-
-
-def power_off(cluster: Cluster, node: str) -> None:
-    """All of a node's processes at once, as when its machine is gone."""
-    process = cluster[node].process
-    assert process is not None
-    below = [p for pid in cluster[node].trainer_pids() for p in (psutil.Process(pid), *family(pid))]
-    for one in [psutil.Process(process.pid), *below]:
-        one.suspend()
-    for one in below:
-        one.send_signal(signal.SIGKILL)
-    cluster[node].kill()
-
-
-def family(pid: int) -> list[psutil.Process]:
-    """A trainer's keeper and its reducers."""
-    trainer = psutil.Process(pid)
-    return [trainer.parent(), *trainer.children(recursive=True)]
-
-
-def check(cluster: Cluster, run: str, lead: str, undisturbed: list[m.StepCommitted], was_lost: set[str]) -> None:
-    """The run has ended at its last step on the curve of one rank, and the record of every node has all of it."""
-    with cluster.client(lead) as client:
-        view = wait_for_end(client)
-        assert (view.state, view.step, view.lead) == ("finished", STEPS, lead), view.reason
-        steps = all_steps(client, run)
-    assert worst_deviation(steps, undisturbed) <= 1e-5
-    with cluster.client(lead) as client:
-        events = client.events(run, limit=500).events
-    check_ledger(cluster, run, STEPS, was_lost | given_up(events), lead)
-    for node in NODES:
-        with cluster.client(node) as client:
-            copied = until(
-                lambda c=client: (rows := all_steps(c, run))[-1:] == steps[-1:] and rows, 20, f"{node}'s copy"
-            )
-            assert copied == steps
-
-
-def resume(cluster: Cluster, node: str) -> None:
-    with cluster.client(node) as client:
-        reply = client.send("resume", {}, timeout_seconds=60)
-        assert reply.state == "applied", reply
-
-
-@contextlib.contextmanager
-def watched(cluster: Cluster, node: str) -> Iterator[list[dict[str, Any]]]:
-    """What `trainctl watch --json` says of a run, begun at one node's agent, until it says that the run has ended."""
-    lines: list[dict[str, Any]] = []
-    with started("watch", "--json", "--connect", cluster[node].address) as process:
-        lines.append(json.loads(process.stdout.readline()))
-        assert lines[0]["type"] == "run-view", lines
-        yield lines
-        while lines[-1]["type"] != "run-view" or lines[-1]["state"] != "finished":
-            line = process.stdout.readline()
-            assert line, process.stderr.read()
-            lines.append(json.loads(line))
-            assert "type" in lines[-1], lines[-5:]
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=30)[1] == ""
-
-
-def check_watched(lines: list[dict[str, Any]]) -> None:
-    """Each step once, in order, to the last; one that was made again is of a later generation."""
-    steps = [(line["step"], tuple(line["generation"])) for line in lines if line["type"] == "step-committed"]
-    assert {step for step, _ in steps} == set(range(steps[0][0], STEPS + 1))
-    assert len(set(steps)) == len(steps)
-    assert all(step > before or made > was for (before, was), (step, made) in itertools.pairwise(steps))
-
-
-def test_the_lead_hands_over_and_gets_the_run_back_without_a_rank_lost(cluster, run, undisturbed):
+def test_three_ranks_edited_and_under_one_lead_after_another_train_as_one_does(cluster, run, config):
+    """The rank that hosts the lead changes with and without that node's consent, and no client loses sight of it."""
     with watched(cluster, "alpha") as lines:
-        hand_over(cluster, run, undisturbed)
-    check_watched(lines)
-    assert [line["state"] for line in lines if line["type"] == "connection"] == ["connected"]
+        edit_and_kill_a_reducer(cluster, run, config)
+        hand_over(cluster, run)
+        hand_over_to_nobody(cluster, run)
+        at = paused(cluster, "alpha").step
+        until(lambda: (told := steps_of(lines)) and told[-1][0] == at, 20, "the steps that are watched")
+        assert [line["state"] for line in lines if line["type"] == "connection"] == ["connected"]
+        lose_leads(cluster)
+        check(cluster, run, "beta", one_rank_curve({**config, "nodes": on("alpha", alpha={"micro": 6})}))
+    check_watched(lines, STEPS)
 
 
-def hand_over(cluster: Cluster, run: str, undisturbed: list[m.StepCommitted]) -> None:
+def paused(cluster: Cluster, lead: str) -> m.RunView:
+    with cluster.client(lead) as client:
+        assert client.send("pause", {}).state == "applied"
+    return view_at(cluster, lead)
+
+
+def edit_and_kill_a_reducer(cluster: Cluster, run: str, config: dict[str, Any]) -> None:
+    with cluster.client("alpha") as client:
+        resume(cluster, "alpha")
+        for verb, args, node in (
+            ("rebalance", {"shares": {"alpha": 3, "beta": 4, "gamma": 5}}, None),
+            ("resize-batch", {"micro": 3}, "gamma"),
+        ):
+            reply = client.send(verb, args, node=node)
+            assert reply.state == "applied", reply
+        kill_active_reducer(cluster, client)
+    last = paused(cluster, "alpha")
+    assert last.generation > m.Generation(1, 1)
+    with RecordReader(cluster.run_paths("alpha", run)) as reader:
+        until(lambda: len(reader.rank_steps(last.step)) == len(NODES), 20, "the last reports")
+    check_steps(cluster, run, 1, last.step)
+    check_edits(cluster, run, config)
+
+
+def kill_active_reducer(cluster: Cluster, client: BlockingClient) -> None:
+    """One that is in the group, of a node that doesn't conduct; the run goes on in another generation."""
+    (trainer,) = cluster["beta"].trainer_pids()
+    before = client.snapshot(0).run
+    assert before.state == "running", before
+    (active,) = [child for child in psutil.Process(trainer).children(recursive=True) if is_joined(child)]
+    active.kill()
+    after = until(lambda: (v := client.snapshot(0).run).generation > before.generation and v, 30, "another generation")
+    assert after.state != "failed", after.reason
+    wait_for_step(client, before.step + 2)
+
+
+def is_joined(process: psutil.Process) -> bool:
+    """Whether it is a reducer that is connected to others; what makes the next one is not."""
+    with contextlib.suppress(psutil.Error):
+        return any(line.status == psutil.CONN_ESTABLISHED for line in process.net_connections("tcp"))
+    return False
+
+
+def hand_over(cluster: Cluster, run: str) -> None:
+    """To another node and back, and no rank is lost by it."""
     resume(cluster, "alpha")
     first = view_at(cluster, "alpha").generation.term
     for term, (node, before) in enumerate((("gamma", "alpha"), ("alpha", "gamma")), first + 1):
@@ -150,28 +120,48 @@ def hand_over(cluster: Cluster, run: str, undisturbed: list[m.StepCommitted]) ->
         assert {rank.state for rank in view.ranks} == {"run"}
         # Any agent still takes a command, and its answer comes from whoever conducts.
         with cluster.client("beta") as client:
-            reply = client.send("set-lr", {"value": 5e-4, "schedule": "set"}, timeout_seconds=60)
+            reply = client.send("resize-batch", {"micro": term % 2 + 1}, timeout_seconds=60)
             assert reply.state == "applied", reply
         assert promote(cluster, node, through="beta").field == "node"
-    check(cluster, run, "alpha", undisturbed, set())
+    wanted = ["promote", "resize-batch"] * 2
     with cluster.client("beta") as client:
-        events = client.events(run, limit=500).events
+        events = until(lambda: (e := client.events(run, limit=500).events) and verbs_of(e)[-4:] == wanted and e, 20)
     assert not [event.text for event in events if " is lost" in event.text]
-    assert [event.verb for event in events if event.outcome == "applied"][-4:] == ["promote", "set-lr"] * 2
 
 
-def test_leads_that_are_gone_are_replaced_and_follow_when_they_are_back(cluster, run, undisturbed):
-    """The first by a majority; the second, when there is none left, only by the word that it is off for certain."""
-    with watched(cluster, "alpha") as lines:
-        lose_leads(cluster, run, undisturbed)
-    check_watched(lines)
+def verbs_of(events: Sequence[m.Event]) -> list[str]:
+    return [event.verb for event in events if event.outcome == "applied"]
 
 
-def lose_leads(cluster: Cluster, run: str, undisturbed: list[m.StepCommitted]) -> None:
+def hand_over_to_nobody(cluster: Cluster, run: str) -> None:
+    """Whoever claims it is gone at once, and it is conducted again. A stranger's claim is refused."""
+    before = view_at(cluster, "alpha")
+    with zmq.Context() as context:
+        for name, refused in (("omega", True), ("beta", False)):
+            claimant = Greeter(context, cluster["alpha"].address, name * 3)
+            claimant.say(m.PeerHello(link=claimant.link, lead=name, address="tcp://127.0.0.1:9"))
+            claimant.hear(m.PeerWelcome)
+            hosted = m.HostedRank(run, 1, None, before.step, before.generation, 0, 0)
+            claimant.say(
+                m.PeerClaim(link=claimant.link, seq=1, run=run, term=before.generation.term + 1, hosted=hosted)
+            )
+            consent = claimant.hear(m.PeerConsent)
+            claimant.socket.close(linger=0)
+            assert bool(consent.refusal) == refused, consent
+    assert view_at(cluster, "alpha").lead == "beta"
+    view = until(lambda: (v := view_at(cluster, "alpha")).lead == "alpha" and v.state == "running" and v, 40)
+    assert view.generation.term == before.generation.term + 2
+    with cluster.client("alpha") as client:
+        wait_for_step(client, view.step + 3)
+
+
+def lose_leads(cluster: Cluster) -> None:
+    """The first is replaced by a majority; the second, when there is none left, only by the word that it is off for
+    certain. Both follow when they are back."""
     resume(cluster, "alpha")
     note = {"verb": "note", "args": {"text": "before"}, "id": "00000000-0000-4000-8000-000000000001"}
     with cluster.client("alpha") as client:
-        wait_for_step(client, 10)
+        wait_for_step(client, view_at(cluster, "alpha").step + 3)
         asked = client.send(**note)
     power_off(cluster, "alpha")
     reply = promote(cluster, "gamma", through="beta")
@@ -197,32 +187,24 @@ def lose_leads(cluster: Cluster, run: str, undisturbed: list[m.StepCommitted]) -
     with cluster.client("beta") as client:
         until(lambda: all(rank.backend is not None for rank in client.snapshot(0).run.ranks), 60, "all trainers")
     resume(cluster, "beta")
-    check(cluster, run, "beta", undisturbed, {"alpha", "gamma"})
 
 
-def test_a_run_that_was_handed_over_and_not_taken_is_conducted_again(cluster, run_config):
-    """Whoever claims it is gone at once; a claim by no node of the cluster is refused."""
-    with cluster.client("alpha") as client, zmq.Context() as context:
-        begun = client.send("start-run", {"config": run_config(run__steps=FOREVER, nodes=on("alpha", "beta"))})
-        before = wait_for_step(client, 3).run
-        for name, refused in (("omega", True), ("beta", False)):
-            claimant = Greeter(context, cluster["alpha"].address, name * 3)
-            claimant.say(m.PeerHello(link=claimant.link, lead=name, address="tcp://127.0.0.1:9"))
-            claimant.hear(m.PeerWelcome)
-            hosted = m.HostedRank(begun.run, 1, None, before.step, before.generation, 0, 0)
-            claimant.say(
-                m.PeerClaim(link=claimant.link, seq=1, run=begun.run, term=before.generation.term + 1, hosted=hosted)
+def check(cluster: Cluster, run: str, lead: str, undisturbed: list[m.StepCommitted]) -> None:
+    """The run has ended at its last step on the curve of one rank, and the record of every node has all of it."""
+    with cluster.client(lead) as client:
+        view = wait_for_end(client)
+        assert (view.state, view.step, view.lead) == ("finished", STEPS, lead), view.reason
+        steps = all_steps(client, run)
+    assert worst_deviation(steps, undisturbed) <= 1e-5
+    with cluster.client(lead) as client:
+        events = client.events(run, limit=500).events
+    check_ledger(cluster, run, STEPS, {"alpha", "gamma"} | given_up(events), lead)
+    for node in NODES:
+        with cluster.client(node) as client:
+            copied = until(
+                lambda c=client: (rows := all_steps(c, run))[-1:] == steps[-1:] and rows, 20, f"{node}'s copy"
             )
-            consent = claimant.hear(m.PeerConsent)
-            claimant.socket.close(linger=0)
-            assert bool(consent.refusal) == refused, consent
-        assert view_at(cluster, "alpha").lead == "beta"
-        view = until(lambda: (v := view_at(cluster, "alpha")).lead == "alpha" and v.state == "running" and v, 40)
-        assert view.generation.term == before.generation.term + 2
-        wait_for_step(client, view.step + 3)
-        assert client.send("stop", {"checkpoint": False}).state == "applied"
-        last = wait_for_end(client).step
-        assert [step.step for step in all_steps(client, begun.run)] == list(range(1, last + 1))
+            assert copied == steps
 
 
 def test_who_has_no_copy_of_a_run_or_conducts_it_is_not_promoted(cluster):

@@ -65,8 +65,9 @@ def _start(agent: AgentProcess, keys: KeyFolder) -> AgentProcess:
 
 @pytest.fixture(scope="module")
 def studio(tmp_path_factory: pytest.TempPathFactory, run_config: Any) -> Iterator[Studio]:
-    """Two agents that let nobody in without keys, and a run over both of them that goes on and on, which the tests of
-    this module share: what a script finds by default are the keys of a person on the lead's machine."""
+    """Two agents that let nobody in without keys, and a run over both that the tests of this module share: it is
+    paused but for those that want `training`. What a script finds by default are the keys of a person on the lead's
+    machine."""
     folder = tmp_path_factory.mktemp("scripting")
     file = folder / "cluster.toml"
     keys = {node: KeyFolder(folder / "keys" / node) for node in NODES}
@@ -85,12 +86,22 @@ def studio(tmp_path_factory: pytest.TempPathFactory, run_config: Any) -> Iterato
         assert started.state == "applied", started.reason
         assert started.run is not None
         wait_for_step(client, 5)
+        assert client.send("pause", {}).state == "applied"
         keep_processes()
         yield Studio(agents[0], started.run, keys)
         client.send("stop", {"checkpoint": False})
         assert wait_for_end(client).state == "stopped"
     for agent in agents:
         agent.clean_up()
+
+
+@pytest.fixture
+def training(studio: Studio) -> Iterator[Studio]:
+    """The same, its run making steps."""
+    with studio.lead.client(timeout_seconds=30) as client:
+        assert client.send("resume", {}).state == "applied"
+        yield studio
+        assert client.send("pause", {}).state == "applied"
 
 
 @pytest.fixture(autouse=True)
@@ -103,10 +114,10 @@ def _kept() -> Iterator[None]:
 # ---------------------------------------------------------------- the page
 
 
-def test_what_the_page_says_of_the_python_client_is_so(studio: Studio) -> None:
+def test_what_the_page_says_of_the_python_client_is_so(training: Studio) -> None:
     page = ROOT / "docs" / "scripting.md"
     text = re.sub(r"^```.*$", "", page.read_text("utf-8"), flags=re.MULTILINE)
-    text = text.replace(WRITTEN_ADDRESS, studio.lead.address)
+    text = text.replace(WRITTEN_ADDRESS, training.lead.address)
     parsed = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
     assert len(parsed.examples) > 20
     said: list[str] = []
@@ -119,19 +130,19 @@ def test_what_the_page_says_of_the_python_client_is_so(studio: Studio) -> None:
 
 
 @pytest.mark.parametrize("steer", STEERS)
-def test_it_shows_the_run_and_moves_samples_at_a_step_that_it_names(studio: Studio, steer: tuple[str, ...]) -> None:
+def test_it_shows_the_run_and_moves_samples_at_a_step_that_it_names(training: Studio, steer: tuple[str, ...]) -> None:
     for shares in ({"studio": 17, "mbp": 7}, {"studio": 15, "mbp": 9}):
-        before = studio.shares()
+        before = training.shares()
         words = [f"{node}={share}" for node, share in shares.items()]
-        done = studio.call(*steer, *words)
+        done = training.call(*steer, *words)
         assert (done.returncode, done.stderr) == (0, "")
         head, *ranks, last = done.stdout.splitlines()
-        assert re.fullmatch(rf"{studio.run} running, step \d+/{FOREVER}, plan \d+, batch {SAMPLES}", head)
+        assert re.fullmatch(rf"{training.run} running, step \d+/{FOREVER}, plan \d+, batch {SAMPLES}", head)
         assert ranks == [f"  {node} run: {before[node]} samples" for node in NODES]
         applied = re.fullmatch(r"rebalance applied at step (\d+): .* -> (.*)", last)
         assert applied, last
         assert sorted(applied[2].split()) == sorted(words)
-        assert studio.shares() == shares
+        assert training.shares() == shares
 
 
 @pytest.mark.parametrize("steer", STEERS)
@@ -191,21 +202,21 @@ def test_the_nodejs_client_asks_again_under_the_same_id_when_its_command_or_the_
     assert done.stderr.count(f"asking again under id {agent.heard[0].id}") == lost
 
 
-def test_the_asyncio_example_follows_steps_in_order(studio: Studio) -> None:
-    done = studio.call(sys.executable, str(EXAMPLES / "python" / "watch.py"), "--steps", "5")
+def test_the_asyncio_example_follows_steps_in_order(training: Studio) -> None:
+    done = training.call(sys.executable, str(EXAMPLES / "python" / "watch.py"), "--steps", "5")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("line: connecting\nline: connected\n")
     steps = [int(step) for step in re.findall(r"^step (\d+)  loss \d", done.stdout, re.MULTILINE)]
     assert steps == list(range(steps[0], steps[0] + 5))
 
 
-def test_the_shell_example_says_how_each_command_ended(studio: Studio) -> None:
+def test_the_shell_example_says_how_each_command_ended(training: Studio) -> None:
     trainctl = {"TRAINCTL": shlex.join(COMMAND)}
     script = str(EXAMPLES / "shell" / "steer.sh")
-    done = studio.call(script, "studio", "2", **trainctl)
+    done = training.call(script, "studio", "2", **trainctl)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"^resize-batch applied at step [\d,]+: .*2$", done.stdout, re.MULTILINE)
     assert re.search(r"^checkpoint applied at step [\d,]+", done.stdout, re.MULTILINE)
-    refused = studio.call(script, "nowhere", "2", **trainctl)
+    refused = training.call(script, "nowhere", "2", **trainctl)
     assert (refused.returncode, refused.stderr.count("\n")) == (3, 1)
     assert refused.stderr.startswith("trainctl: resize-batch rejected: ")

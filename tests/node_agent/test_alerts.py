@@ -61,11 +61,14 @@ class World:
         self.evaluator.heard(step, self.now)
         self.look()
 
-    def part(self, rank: int = 1, backward: float = 0.6, *, used: int | None = None, micro: int = 4) -> None:
+    def part(
+        self, rank: int = 1, backward: float = 0.6, *, used: int | None = None, micro: int = 4, share: int = 8
+    ) -> None:
         part = m.RankStep(
-            run=RUN, generation=GENERATION, step=self.step_number, rank=rank, node=NODES[rank], tokens=1000, samples=8,
-            micro_batch=micro, replays=0, step_seconds=1.0, memory_bytes=used, memory_cap_bytes=100 if used else None,
-            phases=m.Phases(data=0.01, forward=0.3, backward=backward),
+            run=RUN, generation=GENERATION, step=self.step_number, rank=rank, node=NODES[rank], tokens=125 * share,
+            samples=share, micro_batch=micro, replays=0, step_seconds=1.0, memory_bytes=used,
+            memory_cap_bytes=100 if used else None,
+            phases=m.Phases(data=0.01 * share / 8, forward=0.3 * share / 8, backward=backward),
         )  # fmt: skip
         self.evaluator.heard(part, self.now)
         self.look()
@@ -96,6 +99,9 @@ class World:
 
     def text(self, id: str) -> str:
         return self.evaluator.open[id].text
+
+    def facts(self, id: str) -> tuple[str, ...]:
+        return self.evaluator.open[id].facts
 
 
 def test_a_loss_that_is_no_number_is_told_at_once_and_is_over_after_twenty_that_are() -> None:
@@ -192,7 +198,7 @@ def test_a_slower_rank_is_told_with_the_phase_that_grew() -> None:
     assert world.told[-1] == "cleared throughput:mbp:1"
 
 
-def test_what_slows_all_ranks_alike_is_told_of_none_but_the_one_that_is_slower_still() -> None:
+def test_what_slows_all_ranks_alike_is_told_once_and_of_the_one_that_is_slower_still() -> None:
     """A machine that they share is busy: an alert a rank would say nothing of any of them."""
     world = World()
 
@@ -204,9 +210,26 @@ def test_what_slows_all_ranks_alike_is_told_of_none_but_the_one_that_is_slower_s
 
     both(60, 0.6, 0.6)
     both(80, 0.9, 0.9)
-    assert world.told == []
+    assert world.told == ["raised throughput"]
+    assert world.text("throughput") == "2 of 2 ranks slower together, own rates -25 % in the middle"
+    assert world.facts("throughput") == (
+        "studio rank 0: own rate 1,099→826 tok/s (-25 %)",
+        "mbp rank 1: own rate 1,099→826 tok/s (-25 %)",
+    )
     both(40, 1.5, 0.9)
-    assert [told.partition(":")[0] for told in world.told] == ["raised throughput"]
+    assert world.told[1:] == ["raised throughput:mbp:1"]
+    both(80, 0.6, 0.6)
+    assert sorted(world.told[2:]) == ["cleared throughput", "cleared throughput:mbp:1"]
+
+
+def test_one_slower_rank_of_two_is_not_told_of_both() -> None:
+    world = World()
+    for count, backward in ((60, 0.6), (80, 1.5)):
+        for _ in range(count):
+            world.step()
+            world.part(backward=backward)
+            world.part(backward=0.6, rank=0)
+    assert world.told == ["raised throughput:mbp:1"]
 
 
 def test_another_micro_batch_is_compared_with_nothing_before() -> None:
@@ -214,6 +237,39 @@ def test_another_micro_batch_is_compared_with_nothing_before() -> None:
     steps(world, 60, 0.6)
     steps(world, 60, 0.9, micro=2)
     assert world.told == []
+
+
+@pytest.mark.parametrize(("share", "grew"), [(4, "500 ms"), (12, "1.50 s"), (16, "2.00 s")])
+def test_a_rank_that_slows_just_after_a_rebalance_is_told_by_what_it_was(share: int, grew: str) -> None:
+    world = World()
+    steps(world, 60, 0.6)
+    steps(world, 10, 0.6 * share / 8, share=share)
+    steps(world, 60, 1.6 * share / 8, share=share)
+    assert world.told == ["raised throughput:mbp:1"]
+    assert world.text("throughput:mbp:1") == f"+{grew} in backward, own rate 1,099→524 tok/s (-52 %)"
+    steps(world, 60, 0.6 * share / 8, share=share)
+    assert world.told[-1] == "cleared throughput:mbp:1"
+
+
+def test_a_share_that_leaves_a_small_last_pass_or_is_another_by_far_is_no_slower_rank() -> None:
+    """A pass of one sample may take as long as one of four."""
+    world = World()
+    steps(world, 60, 0.6)
+    steps(world, 60, 0.9, share=9)
+    assert world.told == []
+    steps(world, 60, 0.6, share=3)
+    assert world.told == []
+
+
+def test_to_and_fro_between_shares_what_is_compared_with_does_not_fade() -> None:
+    world = World()
+    steps(world, 60, 0.6)
+    for _ in range(10):
+        steps(world, 5, 0.9, share=9)
+        steps(world, 5, 0.6)
+    steps(world, 60, 0.9)
+    assert world.told == ["raised throughput:mbp:1"]
+    assert world.text("throughput:mbp:1") == "+300 ms in backward, own rate 1,099→826 tok/s (-25 %)"
 
 
 def test_a_lower_clock_is_told_with_what_it_costs_and_instead_of_the_slower_rank() -> None:

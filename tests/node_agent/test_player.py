@@ -35,12 +35,21 @@ def played() -> Iterator[str]:
 async def test_it_is_played_to_the_end_with_its_faults(played: str) -> None:
     states: set[str] = set()
     boots: set[str] = set()
+    told: dict[str, m.AlertView] = {}
+    others: list[m.Alerts | None] = []
+    peers: list[str] = []
     async with asyncio.timeout(DEADLINE_SECONDS):
         items: Any = attach_cluster(played, 100)
         async for _, item in items:
+            alerts = item.alerts if isinstance(item, m.Snapshot) else item if isinstance(item, m.Alerts) else None
+            if alerts is not None:
+                if alerts.alerts and not told:
+                    others = [await _alerts_of(address) for address in peers]
+                told |= {alert.id: alert for alert in alerts.alerts}
             view = item.run if isinstance(item, m.Snapshot) else item if isinstance(item, m.RunView) else None
             if isinstance(item, m.Snapshot):
                 boots.add(item.boot)
+                peers = [peer.address for peer in item.peers]
             if view is not None:
                 assert view.recording
                 states |= {rank.state for rank in view.ranks}
@@ -49,6 +58,9 @@ async def test_it_is_played_to_the_end_with_its_faults(played: str) -> None:
         await items.aclose()
     assert states >= {"run", "lost"}
     assert boots
+    assert [(alerts.node, alerts.alerts) for alerts in others if alerts] == [(f"torch-{name}", ()) for name in "bcd"]
+    assert told.keys() >= {"clock:torch-c:2", "node-lost:torch-d:3", "loss-spike"}
+    assert told["clock:torch-c:2"].text == "+295 ms in backward: 92 °C, 1.61→1.16 GHz"
     async with Client(played) as client:
         steps = [step.step for step in (await client.steps(limit=1000)).steps]
         history = await client.history("demo-recording", ("loss", "busy_seconds"), columns=300)
@@ -58,7 +70,14 @@ async def test_it_is_played_to_the_end_with_its_faults(played: str) -> None:
     assert missing and max(missing) - min(missing) + 1 == len(missing) < 20  # the lead was away once
     assert len(history.series) == 5
     assert "scripted" in texts and "lost" in texts
-    assert log.text and all(loglines.read(text).at for text in log.text.splitlines())
+    lines = log.text.splitlines()
+    assert all(loglines.read(text).at for text in lines)
+    assert ["leaving" in line for line in lines] == [False] * (len(lines) - 1) + [True], "said at the end, not at first"
+
+
+async def _alerts_of(address: str) -> m.Alerts | None:
+    async with Client(address) as client:
+        return (await client.snapshot(0)).alerts
 
 
 async def test_it_takes_no_commands(played: str) -> None:

@@ -3,12 +3,18 @@
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from trainctl.node_agent import recording as r
+from trainctl.node_agent.played_alerts import PlayedAlerts
 from trainctl.node_agent.played_machine import reading
 from trainctl.node_agent.story import Story
+from trainctl.protocol import examples
+from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
+
+VIEW = next(item for item in examples.EXAMPLES["published by an agent"].values() if isinstance(item, m.RunView))
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +99,23 @@ def test_what_is_no_recording_is_refused_in_one_line(tmp_path: Path, body: bytes
     file.write_bytes(body)
     with pytest.raises(InvalidInputError, match="not a recording"):
         r.read(file)
+
+
+@pytest.mark.parametrize("nodes", [2, 8])
+def test_each_fault_raises_its_alert_once_and_it_ends(recorded: r.Recording, nodes: int) -> None:
+    """By the agent's own rules, at the recording's own pace, whatever the rebalance at the fault's beginning does."""
+    story, told = Story(recorded, "run", nodes), dict[tuple[str | None, str], str]()
+    alerts, hot = PlayedAlerts(story), min(2, nodes - 1)
+    for step in (step for step in range(1, story.length + 1) if not story.script.is_away(step)):
+        silent = {node: "gone" for rank, node in enumerate(story.nodes) if story.script.is_lost(rank, step)}
+        view = msgspec.structs.replace(
+            VIEW, step=step, generation=story.generation(step), ranks=story.ranks(step, 0.0)
+        )  # fmt: skip
+        for event in alerts.take(story.scene(step, step), view, silent, step):
+            assert told.setdefault((event.after, event.severity), event.text) == event.text
+    clock, lost = f"clock:{story.nodes[hot]}:{hot}", f"node-lost:{story.nodes[-1]}:{nodes - 1}"
+    raised = {(clock, "warning"), (lost, "error"), ("loss-spike", "warning")}
+    assert told.keys() == raised | {(id, "good") for id, _ in raised}
+    text = told[clock, "warning"]
+    assert text.startswith(f"{story.nodes[hot]} +") and text.endswith(" ms in backward: 92 °C, 1.61→1.16 GHz")
+    assert alerts.view.alerts == ()

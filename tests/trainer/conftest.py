@@ -37,6 +37,7 @@ from trainctl.trainer.dataset import Dataset, open_dataset
 from trainctl.trainer.formation import Formation
 from trainctl.trainer.ledger import Ledger
 from trainctl.trainer.shared_buffer import Layout
+from trainctl.trainer.standby import standby_here
 from trainctl.trainer.step import Executor, Identity, Settings
 
 GENERATION = m.Generation(1, 1)
@@ -202,13 +203,13 @@ def fork_servers() -> Iterator[ForkServers]:
 
 @pytest.fixture
 def new_ranks(new_rig: Callable[..., Rig], fork_servers: ForkServers) -> Iterator[Callable[..., Ranks]]:
-    """Make a group that is still to be formed: `new_ranks("gloo", ("torch", "mlx"), samples=True)`; `own_standbys` has
-    each rank make its reducers itself."""
+    """Make a group that is still to be formed: `new_ranks("gloo", ("torch", "mlx"), samples=True)`; `own_standby` has
+    a process of their own make the reducers."""
     made: list[Ranks] = []
 
-    def make(engine: m.Engine, backends: Sequence[str], *, own_standbys: bool = False, **changes: Any) -> Ranks:
+    def make(engine: m.Engine, backends: Sequence[str], *, own_standby: bool = False, **changes: Any) -> Ranks:
         makers = [functools.partial(new_rig, backend, **changes) for backend in backends]
-        made.append(Ranks(makers, engine, None if own_standbys else fork_servers))
+        made.append(Ranks(makers, engine, standby_here() if own_standby else fork_servers))
         return made[-1]
 
     yield make

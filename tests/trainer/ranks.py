@@ -34,9 +34,7 @@ def pid_of(reducer: ReducerProcess) -> int:
 class Rank:
     """One rank; its rig and its groups are used by its own thread, its formation by the test's."""
 
-    def __init__(
-        self, number: int, new_rig: Callable[[], Any], thread: ThreadPoolExecutor, standby: Standby | None
-    ) -> None:
+    def __init__(self, number: int, new_rig: Callable[[], Any], thread: ThreadPoolExecutor, standby: Standby) -> None:
         self.number, self.thread = number, thread
         self.rig: Any = self.call(new_rig)
         layout = Layout(self.rig.backend.shapes, digest.layout_digest(self.rig.backend.shapes))
@@ -94,9 +92,8 @@ class Rank:
 class Ranks:
     """A group of them. Failures come back as values, so that one rank's doesn't hide another's."""
 
-    def __init__(self, makers: Sequence[Callable[..., Any]], engine: m.Engine, standby: Standby | None) -> None:
-        """`makers` make each rank's rig, given its number as `rank`; all have their reducers from `standby`, or each
-        from one of its own."""
+    def __init__(self, makers: Sequence[Callable[..., Any]], engine: m.Engine, standby: Standby) -> None:
+        """`makers` make each rank's rig, given its number as `rank`; all have their reducers from `standby`."""
         self.engine: m.Engine = engine
         self.generation = m.Generation(1, 0)
         self.ranks: list[Rank] = []

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.trainer.curves import STEPS, G, losses, worst
+from tests.trainer.curves import G, losses, worst
 
 from trainctl.trainer import torch_backend
 from trainctl.trainer.backend import Backend
@@ -105,9 +105,9 @@ def test_gradients_do_not_depend_on_the_cut(new_rig: Callable[..., Any], backend
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 5e-4), ("float16", 1e-4)])
 def test_lower_dtypes_keep_to_their_own_tolerance(
-    new_rig: Callable[..., Any], backend: str, dtype: str, tolerance: float
+    new_rig: Callable[..., Any], curve: Curve, backend: str, dtype: str, tolerance: float
 ) -> None:
-    exact = losses(new_rig(backend), False, 15)
+    exact = curve(backend, samples=False, resized=False)[:15]
     lower = [losses(new_rig(backend, model__dtype=dtype), resized, 15) for resized in (False, True)]
     assert worst(lower[0], lower[1]) < tolerance
     assert 1e-7 < worst(lower[0], exact) < 10 * tolerance, "computed in another dtype, and yet close"
@@ -120,7 +120,7 @@ def test_the_optimizers_agree_where_epsilon_and_decay_matter(new_rig: Callable[.
     for backend in ("torch", "mlx"):
         rig = new_rig(backend, optimizer=table)
         first = first or rig.backend.export_state().weights
-        for step in range(1, STEPS + 1):
+        for step in range(1, 16):
             rig.train(step, G, learning_rate=1e-3)
         weights.append(rig.backend.export_state().weights)
     for name, array in weights[0].items():
@@ -128,7 +128,9 @@ def test_the_optimizers_agree_where_epsilon_and_decay_matter(new_rig: Callable[.
         assert np.linalg.norm(array - weights[1][name]) < 1e-4 * moved, name
         ones = np.ones_like(first[name])
         if first[name].ndim == 1:
-            assert np.linalg.norm(array - ones) < 0.1 * np.linalg.norm(ones), "norms are not decayed"
+            assert np.linalg.norm(array - ones) < 0.03 * np.linalg.norm(ones), (
+                "norms are not decayed: by 0.07, they'd be"
+            )
 
 
 def test_golden_losses(curve: Curve) -> None:

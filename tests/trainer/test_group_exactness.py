@@ -25,7 +25,7 @@ NewRanks = Callable[..., Ranks]
 def dealt(step: int) -> tuple[Sequence[int], Sequence[int]]:
     """Shares and micro-batches of a step: two rebalances and two resizes on the way."""
     shares = (6, 4, 2) if step <= 12 else (3, 4, 5) if step <= 25 else (1, 9, 2)
-    micros = (4, 3, 2) if step <= 8 else (2, 3, 1) if step <= 20 else (5, 1, 3)
+    micros = (4, 3, 2) if step <= 8 else (2, 3, 1) if step <= 20 else (5, 4, 3)
     return shares, micros
 
 

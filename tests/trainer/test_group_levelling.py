@@ -43,11 +43,11 @@ def state(rank: Rank) -> State:
 
 
 def alone(rank: Rank, steps: int, rate: float = 3e-3) -> None:
-    """So many steps without the others."""
+    """So many steps without the others, of two samples each."""
     rank.rig.ledger.formed = m.Generation(1, 0)
     for step in range(1, steps + 1):
         changes = {"generation": m.Generation(1, 0), "learning_rate": rate}
-        changes["work"] = (m.RankWork(rank.number, (m.Range((step - 1) * G, G),), 4),)
+        changes["work"] = (m.RankWork(rank.number, (m.Range((step - 1) * G, 2),), 2),)
         plan = rank.rig.plan(step, 4, **changes)
         rank.call(lambda plan=plan: rank.rig.executor.train(plan, 0.0))
 
@@ -77,7 +77,7 @@ def test_ranks_behind_are_given_the_state_of_one_ahead(
 
     for rank in ranks.ranks:
         rank.rig.executor.loss_scale.value = 1.0
-    reports = ranks.train(ranks.plan(4, (6, 4, 2), (4, 3, 2)))
+    reports = ranks.train(ranks.plan(4, (2, 1, 2), (1, 1, 2)))
     assert [report.step for report in reports] == [4, 4, 4], reports
 
     plan = ranks.plan(4, (0, 0, 0), (1, 1, 1), kind="sync")

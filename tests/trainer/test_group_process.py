@@ -15,11 +15,16 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 import zmq
+from tests.trainer.fork_servers import ForkServers
 
 from trainctl.protocol import codec, loglines
 from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.runfile import GroupTable
 from trainctl.protocol.sockets import new_socket
+from trainctl.trainer.formation import Formation
+from trainctl.trainer.group import ReducerGroup
+from trainctl.trainer.shared_buffer import Layout
 
 G = 12
 DEADLINE_SECONDS = 60.0
@@ -132,7 +137,9 @@ def agents(tmp_path: Path, run_file: Callable[..., Any], assets: Path) -> Iterat
         made.close()
 
 
-def test_two_trainers_train_as_one_and_survive_each_other(agents: Agents) -> None:
+def test_two_trainers_train_as_one_and_survive_each_other_and_a_signal_ends_one_that_waits(
+    agents: Agents, fork_servers: ForkServers
+) -> None:
     ready = [agents.hear(m.Ready, rank) for rank in (0, 1)]
     assert [one.backend for one in ready] == ["torch", "mlx"]
     for field in ("layout_digest", "model_digest", "data_digest", "model_files", "data_files", "system", "samples"):
@@ -178,17 +185,34 @@ def test_two_trainers_train_as_one_and_survive_each_other(agents: Agents) -> Non
     report = agents.hear(m.Report, 0)
     assert (report.step, report.own_samples, report.weight, report.skipped) == (4, G, 240.0, None)
 
-
-def test_a_signal_ends_a_trainer_that_waits_for_others(agents: Agents) -> None:
-    for rank in (0, 1):
-        agents.hear(m.Ready, rank)
-    agents.form("ring")
-    agents.tell(agents.plan(1, 1), 0)
-    agents.hear(m.Soon, 0)
-    children = psutil.Process(agents.processes[0].pid).children(recursive=True)
-    agents.processes[0].send_signal(signal.SIGTERM)
-    assert agents.processes[0].wait(30) == 143
+    agents.fence(0)
+    with waiting_for_others(agents, ready[0].layout_digest, fork_servers):
+        children = [psutil.Process(agents.processes[0].pid).children(recursive=True)]
+        assert len(children[0]) == 2
+        agents.processes[0].send_signal(signal.SIGTERM)
+        assert agents.processes[0].wait(30) == 143
     assert loglines.read(agents.log(0).splitlines()[-1])[1:] == ("INFO", "leaving: ended by a signal")
-    assert not psutil.wait_procs(children, timeout=10)[1]
-    agents.tell(m.Leave(run="r", reason="the test is over"), 1)
-    assert agents.processes[1].wait(30) == 0
+    assert not psutil.wait_procs(children[0], timeout=10)[1]
+
+
+@contextlib.contextmanager
+def waiting_for_others(agents: Agents, digest: str, fork_servers: ForkServers) -> Iterator[None]:
+    """Rank 0 is in a group by the ring with a rank 1 of this process, which stays away from the sum."""
+    agents.generation = generation = agents.generation.next()
+    offer = m.Offer(run="r", generation=generation, engine="ring")
+    peer = Formation(1, Layout({"a": (4,)}, digest), GroupTable(), "", None, fork_servers)
+    agents.tell(offer, 0)
+    endpoints = (agents.hear(m.Offered, 0).endpoints, peer.offer(offer))
+    form = m.Form(run="r", generation=generation, engine="ring", ranks=(0, 1), endpoints=endpoints)
+    agents.tell(form, 0)
+    group = peer.form(form)
+    assert isinstance(group, ReducerGroup)
+    try:
+        group.complete()
+        agents.hear(m.Formed, 0, lambda formed: formed.generation == generation)
+        agents.tell(agents.plan(9, 5), 0)
+        agents.hear(m.Soon, 0, lambda soon: soon.seq == 9)
+        yield
+    finally:
+        peer.close()
+        group.close()

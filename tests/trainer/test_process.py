@@ -124,7 +124,8 @@ def agent(tmp_path: Path, run_file: Callable[..., Any]) -> Iterator[Agent]:
         made.close()
 
 
-def test_a_life(agent: Agent, dead_pid: int) -> None:
+def test_two_lives(agent: Agent, dead_pid: int) -> None:
+    """One that is told to leave after a checkpoint; one resumed from that, fenced, and left alone."""
     leftover = agent.paths.checkpoints / f".step-1.{dead_pid}.part"
     leftover.mkdir(parents=True)
     process = agent.start()
@@ -175,44 +176,43 @@ def test_a_life(agent: Agent, dead_pid: int) -> None:
     process = agent.start("--resume-from", written.path)
     assert agent.hear(m.Ready, lambda message: message.pid == process.pid).last_step == 1
     agent.form(SECOND)
-    assert [agent.step(seq, seq - 3, SECOND).loss_sum for seq in (5, 6)] == expected, "to the bit, in another process"
-    agent.leave(process)
+    again = [agent.step(seq, seq - 3, SECOND) for seq in (5, 6)]
+    assert [report.loss_sum for report in again] == expected, "to the bit, in another process"
+    fenced_then_orphaned(agent, process, again)
 
 
-def test_fenced_while_it_computes_then_finishing_the_batch_then_orphaned_with_a_checkpoint(agent: Agent) -> None:
-    process = agent.start()
-    agent.hear(m.Ready)
-    agent.form(FIRST)
-    alone = agent.step(1, 1)
-    big = 4000
-    work = (m.RankWork(0, (m.Range(G, big),), 3),)
-    agent.plan(2, 2, global_batch=big, work=work)
+def fenced_then_orphaned(agent: Agent, process: "subprocess.Popen[str]", done: list[m.Report]) -> None:
+    """After steps 2 and 3 in SECOND: fenced while it computes, then finishing the batch, then orphaned, with a
+    checkpoint."""
+    big, cursor = 4000, 3 * G
+    work = (m.RankWork(0, (m.Range(cursor, big),), 3),)
+    agent.plan(7, 4, SECOND, global_batch=big, work=work)
     deadline = time.monotonic() + 30
-    while (page := read_status(agent.paths.status_page(0))) and page.step != 2 and time.monotonic() < deadline:
+    while (page := read_status(agent.paths.status_page(0))) and page.step != 4 and time.monotonic() < deadline:
         begun = agent.hear(m.Alive)
     later = agent.hear(m.Alive)  # heartbeats go on while it computes: one more second into the step
     assert (later.progress or 0) > (begun.progress or 0), "each micro-batch is a sign of life"
     asked = time.monotonic()
-    agent.tell(m.Fence(run="r", generation=SECOND))
+    agent.tell(m.Fence(run="r", generation=THIRD))
     fenced = agent.hear(m.Fenced)
     assert time.monotonic() - asked < 5
-    assert (fenced.generation, fenced.last_step, fenced.held_from) == (SECOND, 1, FIRST)
+    assert (fenced.generation, fenced.last_step, fenced.held_from) == (THIRD, 3, SECOND)
     (held,) = fenced.held
-    assert held.start == G
+    assert held.start == cursor
     assert 0 < held.count < big
     assert held.count % 3 == 0
-    assert fenced.reports == (alone,)
+    assert fenced.reports == tuple(done)
 
-    agent.form(THIRD)
+    agent.form(THIRD.next())
     rest = (m.RankWork(0, (m.Range(held.stop, 30),), 7),)
-    finished = agent.step(3, 2, THIRD, finishes=FIRST, global_batch=big, work=rest)
+    finished = agent.step(8, 4, THIRD.next(), finishes=SECOND, global_batch=big, work=rest)
     assert (finished.own_samples, finished.weight) == (held.count + 30, (held.count + 30) * 20.0)
 
     agent.vanish()
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
     assert "the agent has been away for 1 s" in errors
-    assert checkpoints.newest_complete(agent.paths.checkpoints) == agent.paths.checkpoint(2)
+    assert checkpoints.newest_complete(agent.paths.checkpoints) == agent.paths.checkpoint(4)
 
 
 def test_a_trainer_outlives_its_agent_and_is_taken_up_by_the_next(agent: Agent, run_file: Callable[..., Any]) -> None:

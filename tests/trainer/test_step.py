@@ -323,7 +323,9 @@ def test_out_of_memory_with_one_sample_ends_the_rank_in_a_line(new_rig: NewRig) 
 def test_torch_running_out_of_real_memory_is_replayed(run_python: Callable[[str], str]) -> None:
     """With 60 MB to go, 64 sequences of 256 tokens don't fit and smaller ones do; the gradient is that of no limit."""
     out = run_python("""
-        import numpy as np, torch, sys
+        import gc
+        gc.disable()
+        import numpy as np, os, torch, sys
         from pathlib import Path
         from trainctl.trainer.backend import DeviceMemoryError
         from trainctl.trainer.batch import from_blocks
@@ -333,6 +335,8 @@ def test_torch_running_out_of_real_memory_is_replayed(run_python: Callable[[str]
 
         torch.set_num_threads(1)
         backend = TorchBackend(read_model(Path(sys.argv[1]) / "model", "run.toml"), OptimizerTable(learning_rate=1e-3))
+        gc.freeze()  # as a trainer does
+        gc.enable()
         def work(size):
             backend.forward(from_blocks(np.full((size, 257), 65, np.int32)), 1.0)
             backend.backward()

@@ -12,6 +12,7 @@ from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
+from trainctl.protocol.client import Connection
 from trainctl.tui import alerts_view, control, header, output
 from trainctl.tui import model as md
 from trainctl.tui.app import TrainctlApp
@@ -51,6 +52,19 @@ def test_the_newest_word_of_each_agent_counts() -> None:
     state = md.apply(state, alerts(seq=8), 1.0)
     assert [alert.kind for alert in state.open_alerts] == ["lead-silent"]
     assert md.apply(state, snapshot(run_view(1, "finished")), 2.0).alerts.keys() == {"mbp"}
+
+
+def test_what_a_returned_node_repeats_of_the_lead_is_the_lead_s_to_end() -> None:
+    """An agent that comes back may tell what it last heard of the lead, after which it never mentions it again."""
+    lost = msgspec.structs.replace(LOST_ALERT, acknowledged_by=None)
+    state = md.take(state_of(lost), "mini", Connection("silent", 1.0, "no message"), 1.0)
+    for message in (Connection("connected", 2.0), alerts(lost)):
+        state = md.take(state, "mini", message, 2.0)
+    assert [alert.id for alert in state.open_alerts] == [lost.id]
+    state = md.take(state, "studio", alerts(seq=9), 3.0)
+    assert state.open_alerts == ()
+    state = md.take(state, "mini", alerts(lost), 4.0)
+    assert state.open_alerts == ()
 
 
 def test_an_event_of_an_alert_shown_above_is_not_told_twice() -> None:
@@ -125,8 +139,11 @@ async def test_the_panel_by_key_and_mouse() -> None:
         assert body(app).splitlines()[3].startswith("▸ ALERT 14:30 12s    run      loss-spike")
         await pilot.click(app.screen.query_one("#body"), offset=(20, 4))
         await pilot.pause()
-        assert "clock:mbp:1" in body(app).splitlines()[7]
-        await pilot.press("k", "m", "B")
+        assert body(app).splitlines()[7].startswith("─ mbp: clock ─")
+        await pilot.press("k")
+        await pilot.pause()
+        assert body(app).splitlines()[7].startswith("─ loss spike ─"), "k is up, here as everywhere"
+        await pilot.press("j", "A", "m", "B")
         assert not app.ringer.on
         assert "B bell off" in body(app)
         await until(pilot, lambda: len(source.commands) == 2)
@@ -150,6 +167,7 @@ async def test_the_panel_by_key_and_mouse() -> None:
         await until(pilot, lambda: rung == [1])
         await pilot.press("1", "w")
         await pilot.pause()
+        assert app.screen.query_one("#why").border_title == "why: mbp: clock"
         assert "+142 ms" in app.screen.query_one("#why-text", Lines).shown[1]
 
     await driven(source, play)
@@ -160,7 +178,7 @@ async def test_nothing_is_sent_by_a_screen_that_only_reads() -> None:
 
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         await until(pilot, lambda: bool(app.live.open_alerts))
-        await pilot.press("a", "k", "m")
+        await pilot.press("a", "A", "m")
         await pilot.pause()
         assert source.commands == []
 
@@ -179,3 +197,11 @@ def test_picture_of_alerts_on_the_overview(snap_compare: Any, keys: tuple[str, .
 
 def test_picture_without_alerts(snap_compare: Any) -> None:
     assert snap_compare(app_of(source_of(4)), terminal_size=(80, 24), run_before=still(("a",)))
+
+
+@pytest.mark.parametrize(
+    ("node", "kind", "said"),
+    [("torch-h", "node-lost", "torch-h lost"), ("mbp", "lead-silent", "mbp: lead silent"), ("", "stall", "stall")],
+)
+def test_an_alert_is_titled_in_words(node: str, kind: m.AlertKind, said: str) -> None:
+    assert alerts_view.title(msgspec.structs.replace(CLOCK_ALERT, node=node, kind=kind)) == said

@@ -491,7 +491,9 @@ async def test_a_colon_after_a_command_that_ended_begins_a_new_one() -> None:
         burst(app, "colon", *"resume", "enter")
         await until(pilot, lambda: len(source.commands) == 2)
         await pilot.press("colon", *"nonsense-of-a-verb-that-is-long-enough-to-be-cut-at-the-end-of-the-line-by-far")
-        assert hint(app).rstrip().endswith("…")
+        rows = app.screen.query_one("#keys", Lines).shown
+        assert len(rows) == 3
+        assert rows[-1].rstrip().endswith("…")
 
     await driven(source, play)
     assert [verb for verb, _, _ in source.commands] == ["pause", "resume"]

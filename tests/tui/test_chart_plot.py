@@ -224,6 +224,22 @@ def test_live_values_go_after_what_the_record_answered_and_a_hole_is_seen() -> N
     assert history.is_torn(early, later, {})
 
 
+@pytest.mark.parametrize("metric", ["grad_norm", "learning_rate"])
+def test_what_no_snapshot_carries_is_drawn_from_the_run_s_beginning(metric: str) -> None:
+    """The state's own window begins where the screen was attached; the record's answer is coarser and whole."""
+    state = state_of(1)
+    run = state.run
+    assert run is not None
+    last, view = run.step, ChartView((vw.Chart((Pick(metric),)),))
+    whole = answered(run, view, 1, last, columns=40)
+    attached, alone = window(dict.fromkeys(range(last - 20, last + 1), 0.5)), (metric, None)
+    state = dataclasses.replace(state, windows={**state.windows, alone: attached}, recent={alone: attached})
+    assert whole.windows[alone].bucket_steps > 1
+    drawn = history.window_of([whole], state, alone, (1, last))
+    assert drawn.first[0] <= whole.windows[alone].bucket_steps
+    assert history.window_of([whole], state, alone, (last - 10, last)).bucket_steps == 1
+
+
 def test_what_ranks_say_of_waits_is_collected_without_doubles() -> None:
     state = state_of(1)
     part = next(iter(state.ranks.values())).value

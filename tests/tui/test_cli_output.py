@@ -34,18 +34,35 @@ def test_a_step_s_line() -> None:
 
 
 def test_an_event_s_line() -> None:
-    assert output.event_line(EVENT)[8:] == "  anna  resize-batch studio=8 → studio=4 @121"
+    assert output.event_line(EVENT)[8:] == "  anna  resize-batch studio 8→4 @121"
     bare = msgspec.structs.replace(EVENT, text="resize-batch", severity="warning", by="")
-    assert output.event_line(bare)[8:] == "  WARNING auto  resize-batch studio=8 → studio=4 @121"
+    assert output.event_line(bare)[8:] == "  WARNING auto  resize-batch studio 8→4 @121"
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"text": "applied at step 121"}, "resize-batch applied at step 121 studio=8 -> studio=4"),
-        ({"text": "resize-batch to 1,210"}, "resize-batch to 1,210 studio=8 -> studio=4 @121"),
+        ({"text": "applied at step 121"}, "resize-batch applied at step 121 studio 8→4"),
+        ({"text": "resize-batch to 1,210"}, "resize-batch to 1,210 studio 8→4 @121"),
         ({"text": "", "verb": None, "before": None, "step": None}, "command"),
         ({"text": "resize-batch", "before": None, "outcome": "rejected"}, "resize-batch @121 rejected"),
+        (
+            {
+                "text": "rebalance a=3 b=4 c=5 → a=3 b=2 c=7: by own rates",
+                "verb": "rebalance",
+                "before": "a=3 b=4 c=5",
+                "after": "a=3 b=2 c=7",
+            },
+            "rebalance b 4→2, c 5→7: by own rates @121",
+        ),
+        (
+            {"text": "rebalance", "verb": "rebalance", "before": "a=3 b=4", "after": "a=3 b=4"},
+            "rebalance all shares as they were @121",
+        ),
+        (
+            {"text": "set-lr 1e-3 → 2e-3", "verb": "set-lr", "before": "1e-3", "after": "2e-3"},
+            "set-lr 1e-3 → 2e-3 @121",
+        ),
     ],
 )
 def test_an_event_s_words_say_nothing_twice(fields: dict[str, Any], words: str) -> None:
@@ -139,7 +156,12 @@ def test_tables_line_up() -> None:
 def test_how_a_command_ended(state: str, line: str) -> None:
     reply = msgspec.structs.replace(SAID["command-reply"], state=state, reason="too large", field="micro")
     assert isinstance(reply, m.CommandReply)
-    assert output.reply_line("resize-batch", reply) == line
+    assert output.reply_line("resize-batch", reply, "studio") == line
+    bare = msgspec.structs.replace(reply, before="8", after="4")
+    if state == "applied":
+        assert output.reply_line("resize-batch", bare, "studio") == "resize-batch applied at step 121: studio 8 → 4"
+        same = msgspec.structs.replace(reply, before="4", after="4")
+        assert output.reply_line("resize-batch", same, "mbp") == "resize-batch applied at step 121: mbp 4, as it was"
     assert calls.exit_code(reply) == (0 if state in ("applied", "accepted") else 3)
 
 

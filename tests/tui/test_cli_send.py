@@ -79,7 +79,7 @@ def test_each_end(wait: str, replies: tuple[Any, ...], status: int, code: str, s
     assert (told.returncode, told.stderr, told.stdout.count("\n")) == (status, "", 1)
     found = json.loads(told.stdout)
     error = found.pop("error", None)
-    assert {*found} == {"ok", "verb", *outcome.FIELDS}
+    assert {*found} == {"ok", "verb", "node", *outcome.FIELDS}
     assert (found["ok"], found["verb"], found["id"], found["state"]) == (status == 0, "resize-batch", ID, state)
     assert (error or {}).get("code", "") == code
     assert error is None or text.split(": ")[-1] in error["text"]

@@ -33,6 +33,29 @@ def test_a_command_is_read_as_on_the_command_line() -> None:
     assert c.parse("set-lr value=1e-4 schedule=set").args == {"value": 1e-4, "schedule": "set"}
 
 
+def test_an_evaluation_is_promised_the_time_of_the_last_one() -> None:
+    event = m.Event(
+        id=40,
+        at=CLOCK.at_wall,
+        kind="evaluation",
+        severity="info",
+        by="auto",
+        step=60,
+        run=STATE.run.run,
+        text="held-out loss 1.9031, took 2.14 s",
+    )  # type: ignore[union-attr]
+    timed = dataclasses.replace(STATE, events=(event,))
+    assert preview(c.Order("evaluate"), timed, UNICODE).text.endswith(", took 2.14 s; curve unchanged")
+    assert "took" not in preview(c.Order("evaluate"), STATE, UNICODE).text
+
+
+def test_a_command_is_spoken_as_it_is_typed() -> None:
+    order = c.Order("stop", {"checkpoint": True})
+    assert c.spoken(order) == "stop checkpoint=true"
+    assert c.parse(c.spoken(order)).args == order.args
+    assert c.spoken(c.Order("set-lr", {"value": 0.1 + 0.2, "schedule": "set"})) == "set-lr value=0.3 schedule=set"
+
+
 @pytest.mark.parametrize(
     ("text", "where"),
     [("", "command"), ("fly", "verb"), ("resize-batch micro=0", "micro"), ("resize-batch micro=many", "micro"),

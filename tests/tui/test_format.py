@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trainctl.tui import format as f
 from trainctl.tui import lines as ln
-from trainctl.tui.glyphs import ASCII, UNICODE, to_ascii
+from trainctl.tui.glyphs import ASCII, UNICODE, in_same_cells, key_in_ascii, to_ascii
 
 LOCALES = [
     ({"LC_ALL": "C"}, True), ({"LC_ALL": "POSIX", "LANG": "C.UTF-8"}, True), ({"LANG": "C"}, True),
@@ -54,6 +54,11 @@ def test_unknown_is_never_a_zero() -> None:
 def test_loss_keeps_four_digits_and_names_what_is_not_finite() -> None:
     texts = [f.loss(v) for v in (1.8421, 12.345, 345.67, math.nan, math.inf)]
     assert texts == ["1.842", "12.35", "345.7", "nan", "inf"]
+
+
+def test_a_learning_rate_takes_as_many_cells_as_the_next() -> None:
+    texts = [f.learning_rate(v) for v in (2.9e-3, 2.96e-3, 3e-3, 0.0, None)]
+    assert texts == ["2.90e-3", "2.96e-3", "3.00e-3", "0", "n/a"]
 
 
 def test_scientific() -> None:
@@ -113,4 +118,6 @@ def test_ascii_has_no_other_character() -> None:
     for value in vars(ASCII).values():
         assert not isinstance(value, str) or value.isascii()
     assert to_ascii("8×3 → é ▇") == "8x3 -> ? #"
+    assert in_same_cells("8×3 → é ▇ ≤2 漢 e\u0301 👩‍🚀|") == "8x3 > ? # <2 ?? ? ??|"
+    assert key_in_ascii("⏎") == "enter"
     assert len(UNICODE.sparks) == len(ASCII.sparks)

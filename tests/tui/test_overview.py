@@ -434,3 +434,10 @@ def test_the_chart_by_node_tells_equal_steps_apart_by_what_each_rank_is_busy() -
     assert [track.label for track in panel.tracks] == ["step", "torch-a", "torch-b", "mlx-c"]
     assert [round(float(track.window.last[-1]), 2) for track in panel.tracks] == [0.4, 0.29, 0.26, 0.37]
     assert [track.label for track in overview.busy_panel(ALONE).tracks] == ["atlas"]
+
+
+@pytest.mark.parametrize("size", [(20, 5), (12, 40), (200, 3)])
+def test_what_is_too_small_says_first_what_it_needs(size: tuple[int, int]) -> None:
+    said = overview.too_small(*size)
+    assert said is not None
+    assert said[: size[0]].startswith("needs 60x15")

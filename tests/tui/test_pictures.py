@@ -195,11 +195,17 @@ def test_a_node_of_several_devices(snap_compare: Compare, size: tuple[int, int])
 
 @pytest.mark.parametrize(
     "keys",
-    [("0",), ("4",), ("question_mark",), ("colon", Typed("resize-batch micro=6"))],
-    ids=["runs", "events", "help", "command"],
+    [("0",), ("4",), ("colon", Typed("resize-batch micro=6"))],
+    ids=["runs", "events", "command"],
 )
 def test_other_screens(snap_compare: Compare, keys: tuple[str, ...]) -> None:
     assert snap_compare(app_of(source_of(1)), terminal_size=(80, 24), run_before=still(keys))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("key", ["question_mark", "ctrl+p"], ids=["help", "palette"])
+def test_over_any_screen(snap_compare: Compare, key: str, size: tuple[int, int]) -> None:
+    assert snap_compare(app_of(source_of(4)), terminal_size=size, run_before=still((key,)))
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")

@@ -12,6 +12,7 @@ from textual.pilot import Pilot
 
 from trainctl.node_agent import played_machine
 from trainctl.node_agent import recording as recordings
+from trainctl.node_agent.played_alerts import PlayedAlerts
 from trainctl.node_agent.story import Story
 from trainctl.protocol import messages as m
 from trainctl.tui.app import TrainctlApp
@@ -21,23 +22,20 @@ STEP = 95
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)], ids=lambda size: f"{size[0]}x{size[1]}")
-async def test_snapshot_is_of_a_recording(tmp_path: Path, size: tuple[int, int]) -> None:
-    app = await _app(tmp_path)
-    async with app.run_test(size=size) as pilot:
-        await until(pilot, lambda: app.live.run is not None)
-        await pilot.pause()
-        assert "RECORDING" in body(app)
-
-
-def test_picture(tmp_path: Path, snap_compare: object) -> None:
+def test_picture(tmp_path: Path, snap_compare: object, size: tuple[int, int]) -> None:
     async def arrived(pilot: Pilot[int]) -> None:
         await until(pilot, lambda: app.live.run is not None and len(app.live.hosts) == 8)
         await pilot.pause()
+        assert "RECORDING" in body(app)
+        rows = [line.split() for line in body(app).splitlines()]
+        assert ["torch-c", "HOT"] in [row[:2] for row in rows], "one runs hot, and its row says so"
+        assert "ALERT torch-c +295 ms in backward: 92 °C, 1.61→1.16 GHz" in body(app)
+        assert size[0] < 200 or "W scripted" in body(app), "no machine drew it"
 
     import asyncio
 
     app = asyncio.run(_app(tmp_path))
-    assert snap_compare(app, terminal_size=(120, 40), run_before=arrived)  # type: ignore[operator]
+    assert snap_compare(app, terminal_size=size, run_before=arrived)  # type: ignore[operator]
 
 
 async def _app(tmp_path: Path) -> TrainctlApp:
@@ -54,7 +52,16 @@ async def _app(tmp_path: Path) -> TrainctlApp:
         played_machine.reading(story.recording, story.script, node, rank, STEP, STEP, snapshot.at)
         for rank, node in enumerate(story.nodes)
     ]
-    seen = msgspec.structs.replace(snapshot, run=run)
+    seen = msgspec.structs.replace(snapshot, run=run, alerts=_alerts(story, run, snapshot.at))
     clock = dataclasses.replace(CLOCK, at_wall=snapshot.at)
     numbered = [msgspec.structs.replace(host, boot=seen.boot, seq=seen.seq + 1 + i) for i, host in enumerate(hosts)]
     return app_of(Recorded([CONNECTED, seen, *numbered]), clock=clock)
+
+
+def _alerts(story: Story, run: m.RunView, at: float) -> m.Alerts:
+    """What the player's rules have open at the step."""
+    played = PlayedAlerts(story)
+    for step in range(1, STEP + 1):
+        then = at - STEP + step
+        played.take(story.scene(step, then), run, {}, then)
+    return played.view

@@ -1,9 +1,12 @@
 """A run replayed from its directory: only what had happened by then is shown, and the keys and the slider move it."""
 
+import contextlib
+import dataclasses
 import datetime
 import gc
 import shutil
 import sqlite3
+import time
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -14,12 +17,17 @@ from tests.tui import run_directory
 from tests.tui.driving import body, until
 from textual.pilot import Pilot
 
+from trainctl.node_agent.recorder import RunRecorder
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.reader import RecordReader
+from trainctl.tui import model as md
 from trainctl.tui import replay_bar, run_folders
 from trainctl.tui.clock import Clock
 from trainctl.tui.glyphs import ASCII, UNICODE
 from trainctl.tui.lines import plain, width
+from trainctl.tui.mirror.sources import DirectorySource
 from trainctl.tui.playhead import Playhead
 from trainctl.tui.replay_app import ReplayApp, ReplayClock
 from trainctl.tui.replay_source import ReplaySource
@@ -101,6 +109,36 @@ async def test_a_follower_s_copy_has_every_rank(directory: Path, tmp_path: Path,
     assert len(seen.run.ranks) == 3
 
 
+async def test_a_copy_of_another_name_is_the_run_that_it_was(directory: Path, tmp_path: Path) -> None:
+    """Its record says whose it is: steps and events of it are the shown run's."""
+    copy = tmp_path / "kept for the paper"
+    shutil.copytree(directory, copy)
+    with contextlib.closing(ReplaySource(copy)) as source:
+        source.turn(Playhead(1, run_directory.STEPS, playing=False))
+        state = md.apply(md.ViewState(), await source.snapshot(40), 0.0)
+        source.turn(dataclasses.replace(source.head, playing=True, speed=16.0))
+        while source.head.playing:
+            for message in source._advance(0.25):
+                state = md.apply(state, message, 0.0)
+    assert state.run is not None and (state.run.run, state.run.step) == ("demo-1", run_directory.STEPS)
+    assert state.last_step is not None and state.last_step.value.step == run_directory.STEPS
+    assert state.run_events[-1].text.startswith("finished")
+    with contextlib.closing(DirectorySource(copy)) as mirrored:
+        assert mirrored.run == "demo-1"
+
+
+def test_a_record_without_a_view_is_of_its_folder_s_name(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run-7")
+    paths.directory.mkdir()
+    RunRecorder(paths, resumable=False).close()
+    with RecordReader(paths) as reader:
+        assert reader.run == "run-7"
+    with RunRecorder(paths, resumable=False) as recorder:
+        recorder.set_meta("view", "{broken", own=True)
+    with RecordReader(paths) as reader:
+        assert reader.run == "run-7"
+
+
 async def test_played_through_it_gives_each_step_once(source: ReplaySource) -> None:
     await source.snapshot(0)
     source.turn(Playhead(source.head.first, source.head.last, speed=16.0))
@@ -165,18 +203,14 @@ def test_the_slider_takes_its_line(columns: int, glyphs: object) -> None:
 async def played(
     source: ReplaySource, play: Callable[[Pilot[int], ReplayApp], Awaitable[None]], size: tuple[int, int] = (80, 24)
 ) -> None:
-    app = ReplayApp(source, clock=StandingClock(source), theme="night", glyphs=UNICODE)
+    app = ReplayApp(source, clock=StandingClock(datetime.UTC, source=source), theme="night", glyphs=UNICODE)
     async with app.run_test(size=size) as pilot:
         await until(pilot, lambda: app.live.run is not None)
         await play(pilot, app)
 
 
 class StandingClock(ReplayClock):
-    """In UTC, and its ages stand."""
-
-    def __init__(self, source: ReplaySource) -> None:
-        super().__init__(source)
-        object.__setattr__(self, "zone", datetime.UTC)
+    """Its ages stand."""
 
     def monotonic(self) -> float:
         return 1000.0
@@ -208,6 +242,18 @@ async def test_keys_and_the_mouse_move_it(source: ReplaySource) -> None:
     await played(source, play)
 
 
+def test_ages_stand_while_the_replay_does(source: ReplaySource, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 50.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    clock, seen = ReplayClock(source=source), []
+    for seconds, playing in ((5.0, False), (2.0, True), (1.0, True), (9.0, False)):
+        now += seconds
+        source.turn(dataclasses.replace(source.head, playing=playing))
+        seen.append(clock.monotonic())
+    assert seen == [50.0, 52.0, 53.0, 53.0]
+    assert clock.wall() == source.at
+
+
 async def test_fast_seeks_leave_no_coroutine_behind(source: ReplaySource) -> None:
     """Each snapshot, and each look at other logs, ends what the one before began, maybe before it has begun."""
 
@@ -232,16 +278,17 @@ async def test_what_changes_a_run_is_not_offered(source: ReplaySource) -> None:
     async def play(pilot: Pilot[int], app: ReplayApp) -> None:
         actions = {hint.action for hint in app.key_hints()}
         assert "replay_play" in actions and not any(action.startswith("dialog") for action in actions)
+        assert "undo" not in actions
         await pilot.press("b", ":", "p")
         assert isinstance(app.screen, OverviewScreen)
 
     await played(source, play)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)], ids=lambda size: f"{size[0]}x{size[1]}")
 def test_picture(source: ReplaySource, size: tuple[int, int], snap_compare: object) -> None:
     source.seek(112)
-    app = ReplayApp(source, clock=StandingClock(source), theme="night", glyphs=UNICODE)
+    app = ReplayApp(source, clock=StandingClock(datetime.UTC, source=source), theme="night", glyphs=UNICODE)
     app.address = "/runs/demo-1"
 
     async def arrived(pilot: Pilot[int]) -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tui.driving import body, driven, hint, until
@@ -12,12 +11,14 @@ from tests.tui.recorded import (
     CONNECTED,
     RUNS,
     Recorded,
+    app_of,
     committed,
     run_view,
     snapshot,
     source_of,
 )  # fmt: skip
 from textual.pilot import Pilot
+from textual.screen import ModalScreen
 
 from trainctl.protocol import verbs
 from trainctl.protocol.client import Connection
@@ -222,17 +223,88 @@ async def test_a_key_at_the_bottom_can_be_clicked() -> None:
     await driven(source_of(1), play)
 
 
-@pytest.mark.parametrize("glyphs", [ASCII])
-async def test_ascii_screens_have_no_other_character(glyphs: object) -> None:
+ASCII_WAYS = (
+    ("b",),
+    ("s",),
+    ("u",),
+    ("y",),
+    ("question_mark",),
+    ("ctrl+p",),
+    ("0",),
+    ("2",),
+    ("a",),
+    ("4",),
+    ("enter",),
+)
+NO_SIGN = ("? help", "?+-", " ?  this", "copy what?", "undo which change?")
+
+
+async def test_ascii_screens_have_no_other_character() -> None:
+    """And every row is as wide as the screen, and no sign is a `?` but the key's."""
+
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
-        for keys in ((), ("b",), ("escape", "0"), ("4",), ("question_mark",)):
+        await until(pilot, lambda: "forge" in body(app))
+        for keys in ((), *ASCII_WAYS):
             await pilot.press(*keys)
             await pilot.pause()
-            for widget in app.screen.query(Lines):
-                strips = [widget.render_line(row).text for row in range(widget.size.height)]
-                assert all(text.isascii() for text in strips), strips
+            rows = screen_rows(app)
+            assert all(row.isascii() and len(row) == 80 for row in rows), (keys, rows)
+            said = "\n".join(rows)
+            for known in NO_SIGN:
+                said = said.replace(known, "")
+            assert "?" not in said, (keys, said)
+            if isinstance(app.screen, ModalScreen):
+                await pilot.press("escape")
 
-    await driven(source_of(4), play, glyphs=glyphs)
+    await driven(source_of(4), play, glyphs=ASCII)
+
+
+async def test_what_ascii_has_two_signs_for_moves_nothing_out_of_a_row() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        for keys in ((), ("4",)):
+            await pilot.press(*keys)
+            await until(pilot, lambda: any(" 4 -> 8 " in row for row in screen_rows(app)))
+            row = next(row for row in screen_rows(app) if " 4 -> 8 " in row)
+            assert row.split()[-1].isdigit(), row
+        assert "enter details" in hint(app)
+
+    await driven(source_of(4), play, glyphs=ASCII)
+
+
+def screen_rows(app: TrainctlApp) -> list[str]:
+    """What the terminal is sent, row by row."""
+    return [strip.text for strip in app.screen._compositor.render_strips()]
+
+
+async def test_a_message_takes_no_more_than_the_row_above_the_keys() -> None:
+    app = app_of(source_of(4))
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await until(pilot, lambda: "14:31" in body(app))
+        newest = next(row for row in body(app).splitlines() if row.startswith("14:31"))
+        await pilot.press("w")
+        await until(pilot, lambda: any("no alert is open" in row for row in screen_rows(app)))
+        rows = screen_rows(app)
+        assert "no alert is open" in rows[22]
+        assert newest in rows
+        told = app.screen.query_one("Toast").region
+        assert told.height == 1
+        assert told.right >= 78
+        assert told.width < 24
+
+
+async def test_the_bottom_line_has_the_keys_of_the_dialog_as_it_is() -> None:
+    def under(app: TrainctlApp) -> str:
+        return app.screen_stack[-2].query_one("#keys", Lines).shown[0].strip()
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("y")
+        await until(pilot, lambda: under(app) == "enter take esc close")
+        await pilot.press("escape", "s")
+        await until(pilot, lambda: under(app) == "enter send esc close")
+        await pilot.press("right", "enter")
+        await until(pilot, lambda: under(app) == "u the former shares again esc close")
+
+    await driven(source_of(3), play)
 
 
 def test_only_the_cells_that_differ_are_painted() -> None:

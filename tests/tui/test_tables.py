@@ -261,7 +261,7 @@ async def test_u_on_the_overview_lists_the_changes_that_can_be_undone() -> None:
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         await pilot.press("u")
         assert isinstance(app.screen, Chooser)
-        assert "1 14:20 anna set-lr 1.8e-4 -> 1.62e-4 scaled @18,210; sends set-lr" in popup(app)
+        assert "1 14:20 anna set-lr 1.8e-4 → 1.62e-4 scaled @18,210; sends set-lr" in popup(app)
         await pilot.press("2")
         await until(pilot, lambda: isinstance(app.screen, CommandDialog))
         assert app.screen.values() == {"node": "studio", "micro": "4"}  # type: ignore[attr-defined]

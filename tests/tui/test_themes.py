@@ -2,6 +2,7 @@
 
 import pytest
 from rich.color import Color, ColorType
+from tests.tui.recorded import app_of, source_of
 from textual.theme import Theme
 
 from trainctl.tui import themes
@@ -57,3 +58,14 @@ def test_the_terminal_s_theme_has_no_colour_but_its_sixteen() -> None:
 )
 def test_a_terminal_gets_the_theme_that_fits_it(environ: dict[str, str], name: str) -> None:
     assert themes.fitting(environ) == name
+
+
+async def test_the_theme_that_t_goes_to_is_named() -> None:
+    app = app_of(source_of(1))
+    async with app.run_test() as pilot:
+        before = app.theme
+        await pilot.press("t")
+        assert app.theme != before
+        assert [told.message for told in app._notifications] == [
+            f"theme {app.theme}, for this session; config.toml keeps one"
+        ]

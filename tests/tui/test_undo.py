@@ -144,7 +144,7 @@ def test_pause_stop_and_promote_have_inverses_too() -> None:
         (plain("checkpoint", after="step-50"), "a checkpoint that was written stays"),
         (plain("note", text="note hello"), "a note stays"),
         (plain("resize-batch", outcome="rejected", step=None), "it changed nothing: rejected"),
-        (plain("rebalance", before="a=9 b=7", after="a=9 b=7"), "all was so already|changed nothing"),
+        (plain("rebalance", before="a=9 b=7", after="a=9 b=7"), "it changed nothing: all was so already"),
         (plain("rebalance", before="a=8 c=8", after="a=4 c=12"), "c takes no part now"),
         (plain("rebalance", before="a=16", after="a=8"), "b had no share then"),
         (plain("rebalance", before="a=4 b=4", after="a=5 b=3"), "those were shares of 8 samples, the batch has 16 now"),

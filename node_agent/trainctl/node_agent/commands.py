@@ -1,5 +1,6 @@
 """Commands: journaled before they are obeyed, obeyed once, answered twice (accepted, and how they ended)."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,7 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 Answer = Callable[[bytes, m.CommandReply], Awaitable[None]]
 StartRun = Callable[[m.Command, verbs.StartRun], Awaitable[str]]
 AboutAlerts = Callable[[m.Command, "verbs.Acknowledge | verbs.Mute"], d.CommandEnded]
+NoteEnded = Callable[[JournaledCommand], d.CommandEnded]
 Promote = Callable[[m.Command, verbs.Promote], Awaitable[d.CommandEnded]]
 LEFT_SECONDS = 30.0
 """How long after a command's time is up another node's agent, which conducts its run now, may take to tell of it."""
@@ -40,6 +42,7 @@ class CommandOffice:
         self._askers: dict[str, list[_Asker]] = {}
         self.session: Session | None = None
         self.promote: Promote | None = None  # has this node conduct the run that it follows
+        self.note_ended: NoteEnded | None = None  # writes a note on a run that has ended
         self.alerts: AboutAlerts | None = None  # carries out what is about alerts, at once
 
     async def take(self, identity: bytes, command: m.Command) -> None:
@@ -87,6 +90,10 @@ class CommandOffice:
         if session is None and isinstance(args, verbs.Stop) and self._stop_waiting(command.run):
             await self.end(d.CommandEnded(command.id, "applied", before="going back", after="stopped"))
             return
+        other = session is None or command.run not in (None, session.run)
+        if isinstance(args, verbs.Note) and other and (row := self._ledger.find(command.id)) and self.note_ended:
+            await self.end(self.note_ended(row))
+            return
         if session is None:
             raise InvalidInputError("run", "no run is active")
         if command.run is not None and command.run != session.run:
@@ -120,10 +127,15 @@ class CommandOffice:
             await session.feed(d.Commanded(row.id, row.verb, args, row.by, row.node, row.if_plan, expires, again=True))
 
     async def fail_open(self) -> None:
-        """After a restart without a run: whatever was accepted can't take effect any more, unless elsewhere."""
+        """After a restart without a run: whatever was accepted can't take effect any more, unless elsewhere; but for
+        notes, which are made once however often they are asked for."""
         for row in self._ledger.open_commands():
             if row.run is not None and self._ledger.followed(row.run) is not None:
                 continue
+            if row.verb == "note" and self.note_ended is not None:
+                with contextlib.suppress(InvalidInputError, RefusedError):
+                    await self.end(self.note_ended(row))
+                    continue
             await self.end(d.CommandEnded(row.id, "failed", reason="the agent was restarted before it took effect"))
 
     async def end(self, ended: d.CommandEnded) -> None:
@@ -131,9 +143,11 @@ class CommandOffice:
         row = self._ledger.find(ended.id)
         if row is None or not row.is_open:
             return
+        about = row.run if row.verb == "note" else None
+        about = about or (self.session.run if self.session is not None else None)
         self._ledger.outcome(
             ended.id, ended.state, ended.step, ended.reason, ended.field, ended.before, ended.after,
-            plan_version=ended.plan_version, at=time.time(), run=self.session.run if self.session is not None else None,
+            plan_version=ended.plan_version, at=time.time(), run=about,
         )  # fmt: skip
         if self.session is not None and (row.verb != "note" or ended.state != "applied"):
             self.session.note(_event(row, ended))

@@ -69,7 +69,7 @@ def evaluation(book: Book, plan: m.StepPlan, reports: Reports) -> None:
     seconds = max(report.step_seconds for report in reports.values())
     book.decide(d.Evaluated(plan.step, loss, weight, seconds))
     book.persist(eval_loss=loss, eval_step=plan.step)  # not before it: killed between the two, it is done again
-    book.happen("evaluation", "info", f"held-out loss {loss:.4f}", plan.step)
+    book.happen("evaluation", "info", f"held-out loss {loss:.4f}, took {seconds:.3g} s", plan.step)
     for id in plan.commands:
         book.end(id, "applied", plan.step, after=f"loss {loss:.4f}")
 

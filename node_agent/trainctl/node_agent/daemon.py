@@ -17,6 +17,7 @@ import zmq.asyncio
 from trainctl.node_agent import binding, leash
 from trainctl.node_agent.access import REQUESTS
 from trainctl.node_agent.advertisement import Advertisement
+from trainctl.node_agent.afterthoughts import Afterthoughts
 from trainctl.node_agent.alerts.office import AlertOffice
 from trainctl.node_agent.audit import Audit
 from trainctl.node_agent.door import Door
@@ -94,6 +95,7 @@ class Agent:
         self._uses_keys = binding.needs_keys(node, listen, live, cluster, self._keys, required=options.require_keys)
         self.node, self._cluster, self._wanted = node, cluster, (listen, live)
         self.directory = node_directory(node, state_root)
+        self._door: Door | None = None
         self._exporter: Exporter | None = None
         self._stopping = asyncio.Event()
 
@@ -103,23 +105,35 @@ class Agent:
         self._lock = binding.lock(self.directory)
         self._ledger = AgentLedger(self.directory / "agent.db")
         self._context = zmq.asyncio.Context()
-        self._audit, self._door = Audit(self._ledger), None
+        self._audit = Audit(self._ledger)
         try:
-            if self._uses_keys:
-                self._door = Door(self._keys, self._cluster, self.node, self._audit)
-                self._door.open(self._context)
-            self._control = sockets.new_socket(self._context, zmq.ROUTER, control=True)
-            if self._door is not None:
-                sockets.secure_server(self._control, self._door.pair, REQUESTS)
-                self._door.watch(self._context, self._control, REQUESTS)
-            self.address = binding.bind(self._control, self._wanted[0])
-            live = new_live_socket(self._context, self._door)
-            self.live_address = binding.bind(live, self._wanted[1])
-            self._link = TrainerLink(self._context, runtime_directory(self.directory) / "trainers.sock")
-            self._exporter = Exporter(self._options.metrics) if self._options.metrics is not None else None
+            live = self._bind()
         except InvalidInputError:
             self._close()
             raise
+        self._assemble(live)
+        for number in (signal.SIGTERM, signal.SIGINT):  # whoever knows its address may end it
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
+        return self
+
+    def _bind(self) -> zmq.asyncio.Socket:
+        """All that others can connect to; the socket for live messages."""
+        if self._uses_keys:
+            self._door = Door(self._keys, self._cluster, self.node, self._audit)
+            self._door.open(self._context)
+        self._control = sockets.new_socket(self._context, zmq.ROUTER, control=True)
+        if self._door is not None:
+            sockets.secure_server(self._control, self._door.pair, REQUESTS)
+            self._door.watch(self._context, self._control, REQUESTS)
+        self.address = binding.bind(self._control, self._wanted[0])
+        live: zmq.asyncio.Socket = new_live_socket(self._context, self._door)
+        self.live_address = binding.bind(live, self._wanted[1])
+        self._link = TrainerLink(self._context, runtime_directory(self.directory) / "trainers.sock")
+        self._exporter = Exporter(self._options.metrics) if self._options.metrics is not None else None
+        return live
+
+    def _assemble(self, live: zmq.asyncio.Socket) -> None:
+        """The parts, and what they tell one another."""
         boot = secrets.token_hex(8)
         self.publisher = Publisher(live, boot)
         equipment = Equipment(
@@ -129,27 +143,30 @@ class Agent:
         self._reception = Reception(self._control, self._door)
         self._lead = Lead(equipment, self._reception.reply)
         self._follower = Follower(equipment, self._reception.reply, self._lead, self._lead.office.settle)
+        hooks = self._cluster.alerts if self._options.hooks is None else self._options.hooks
+        self._alerts = AlertOffice(self.node, hooks, self.publisher)
+        self._outlook = Outlook(equipment, self._lead, self._follower, self._alerts)
+        self._connect(equipment)
+        self._reader = HostReader(self.node, self.directory)
+        self._processes = ProcessMeter()
+        self._wakefulness = Wakefulness()
+        public = self._door.pair.public if self._door is not None else ""
+        self._advertisement = Advertisement(self.node, self.address, equipment.version, public)
+        if self._exporter is not None:
+            self._exporter.attend(self._outlook, self.publisher)
+
+    def _connect(self, equipment: Equipment) -> None:
+        """What lead and follower turn to others for, who need both of them."""
         succession = Succession(equipment, self._lead, self._follower)
         self._lead.office.promote, self._follower.reclaim = succession.promote, succession.reclaim
         resumption = Resumption(equipment, self._lead, self._follower)
         self._lead.agree, self._lead.check_free = resumption.take, resumption.check_free
-        public = self._door.pair.public if self._door is not None else ""
-        self._advertisement = Advertisement(self.node, self.address, equipment.version, public)
-        hooks = self._cluster.alerts if self._options.hooks is None else self._options.hooks
-        self._alerts = AlertOffice(self.node, hooks, self.publisher)
         self._lead.on_end, self._lead.on_reading = self._alerts.ended, self._alerts.read
         self._lead.office.alerts = self._alerts.obey
-        self._outlook = Outlook(equipment, self._lead, self._follower, self._alerts)
+        afterthoughts = Afterthoughts(self.node, self._ledger, self.publisher.publish, self._lead)
+        self._lead.office.note_ended = afterthoughts.note
         referrals = Referrals(equipment, self._lead, self._follower, self._alerts, self._outlook)
         self._reception.attend(self._lead, self._follower, referrals, self._outlook)
-        self._reader = HostReader(self.node, self.directory)
-        self._processes = ProcessMeter()
-        self._wakefulness = Wakefulness()
-        if self._exporter is not None:
-            self._exporter.attend(self._outlook, self.publisher)
-        for number in (signal.SIGTERM, signal.SIGINT):  # whoever knows its address may end it
-            asyncio.get_running_loop().add_signal_handler(number, self.stop)
-        return self
 
     @property
     def metrics_url(self) -> str | None:

@@ -98,9 +98,9 @@ class Outlook:
         known = self._own.ledger.followed(run)
         return known.lead if known is not None and known.rank == NO_RANK else None
 
-    def run_summaries(self) -> list[tuple[str, str, str, str, float]]:
+    def run_summaries(self) -> list[tuple[str, str, str, m.RunState, float]]:
         """(run, name, directory, state, started at) of every run, newest first; the active one as it is now."""
-        rows: list[tuple[str, str, str, str, float]] = []
+        rows: list[tuple[str, str, str, m.RunState, float]] = []
         for known in self._own.ledger.runs():
             live = self.live_run(known.directory)
             state = live.view.state if live is not None else known.state

@@ -8,7 +8,7 @@ from trainctl.node_agent import shares
 from trainctl.node_agent.schedule import rate
 from trainctl.node_agent.settings import Durable
 from trainctl.protocol.apportionment import spread
-from trainctl.protocol.messages import Generation, Range, RankWork, StepPlan
+from trainctl.protocol.messages import Generation, PlanKind, Range, RankWork, StepPlan
 from trainctl.protocol.runfile import RunFile
 
 
@@ -81,7 +81,7 @@ def measure(run: str, durable: Durable, step: int, cursor: int) -> StepPlan:
 def _plan(
     run: str,
     durable: Durable,
-    kind: str,
+    kind: PlanKind,
     step: int,
     cursor: int,
     work: tuple[RankWork, ...],
@@ -91,7 +91,7 @@ def _plan(
     commands: tuple[str, ...] = (),
 ) -> StepPlan:
     return StepPlan(
-        run=run, generation=durable.generation, seq=durable.seq, kind=kind, step=step,  # type: ignore[arg-type]
+        run=run, generation=durable.generation, seq=durable.seq, kind=kind, step=step,
         plan_version=durable.settings.plan_version, cursor=cursor, global_batch=durable.settings.global_batch,
         work=work, learning_rate=learning_rate, divisor=durable.divisor, writers=writers, commands=commands,
     )  # fmt: skip

@@ -120,18 +120,22 @@ class PlayedAgent:
         return next((peer.address for peer in self.peer_views() if peer.node == node), None)
 
     def live_run(self, directory: Path) -> LiveRun | None:
-        return self._played.live if directory == self._played.paths.directory else None
+        if directory != self._played.paths.directory:
+            return None
+        return self._played.live._replace(alerts=self.alerts())
 
     def run_directory(self, run: str | None) -> Path | None:
         directory = self._played.paths.directory
         return directory if run in (None, directory.name) else None
 
-    def run_summaries(self) -> list[tuple[str, str, str, str, float]]:
+    def run_summaries(self) -> list[tuple[str, str, str, m.RunState, float]]:
         view = self._played.live.view
         return [(view.run, view.name, view.directory, view.state, self._played.started_at)]
 
     def alerts(self) -> m.Alerts:
-        return self._played.live.alerts or m.Alerts(node=self.node)
+        """What the lead tells of is its own: a follower has raised nothing."""
+        told = self._played.live.alerts
+        return told if told is not None and told.node == self.node else m.Alerts(node=self.node)
 
     def led_elsewhere(self, run: str) -> str | None:
         return None

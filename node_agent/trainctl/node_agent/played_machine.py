@@ -37,7 +37,7 @@ def _device(script: Script, rank: int, step: int, wander: float) -> m.GpuReading
     heat = script.heat(rank, step)
     busy = 0.0 if script.is_lost(rank, step) else 93.0 + 6 * wander
     return m.GpuReading(
-        name="scripted", utilization_percent=round(busy), clock_mhz=round(heat.clock_mhz - 12 * wander),
+        name=m.SCRIPTED_DEVICE, utilization_percent=round(busy), clock_mhz=round(heat.clock_mhz - 12 * wander),
         power_watts=round(WATTS * heat.clock_mhz / 1620 + 2 * wander, 1),
         temperature_celsius=round(heat.celsius + wander, 1),
     )  # fmt: skip

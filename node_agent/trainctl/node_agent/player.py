@@ -67,15 +67,15 @@ class Player:
         self._exporter: Exporter | None = None
         self._stopping = asyncio.Event()
         self._readings = 0
+        self._known: dict[int, m.RankView] = {}  # as they were last shown
 
     # ------------------------------------------------------------ life
 
     async def __aenter__(self) -> "Player":
         self.paths.logs.mkdir(parents=True, exist_ok=True)
         for rank in range(len(self.story.nodes)):
-            known = self.story.recording.ranks
             self.paths.log(rank).write_text("")
-            for text in known[rank % len(known)].log.splitlines():
+            for text in self._said(rank)[:-1]:
                 self._log(rank, time.time(), text)
         self._recorder = RunRecorder(self.paths, resumable=False)
         self._context, self._plain = zmq.asyncio.Context(), zmq.Context()
@@ -105,6 +105,11 @@ class Player:
 
     async def __aexit__(self, *_: object) -> None:
         self._close()
+
+    def _said(self, rank: int) -> list[str]:
+        """What the recorded trainer wrote; its last line is of its end."""
+        known = self.story.recording.ranks
+        return known[rank % len(known)].log.splitlines()
 
     def _log(self, rank: int, at: float, text: str) -> None:
         """A line more in a rank's log, in their form if it isn't."""
@@ -187,6 +192,9 @@ class Player:
             due = max(due + self._seconds(step), time.monotonic() - 1.0)
             await asyncio.sleep(due - time.monotonic())
             self._turn(step)
+        for rank in range(len(self.agents)):
+            for line in self._said(rank)[-1:]:
+                self._log(rank, time.time(), line)
         text = f"finished: all {self._steps:,} steps of the recording were played"
         self._happen(Happened(self._steps, "run", "good", "player", text), time.time())
         self._show(msgspec.structs.replace(self._view, state="finished"))
@@ -263,13 +271,14 @@ class Player:
 
     def _ranks(self, step: int, at: float) -> tuple[m.RankView, ...]:
         """A rank that is in the state it was in came to it when it did."""
-        known = {rank.rank: rank for rank in self._view.ranks} if hasattr(self, "_view") else {}
-        return tuple(
-            msgspec.structs.replace(rank, since_at=known[rank.rank].since_at)
+        known = self._known
+        self._known = {
+            rank.rank: msgspec.structs.replace(rank, since_at=known[rank.rank].since_at)
             if rank.rank in known and known[rank.rank].state == rank.state
             else rank
             for rank in self.story.ranks(step, at)
-        )
+        }
+        return tuple(self._known.values())
 
     # ------------------------------------------------------------ telemetry
 

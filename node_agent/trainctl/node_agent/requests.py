@@ -17,6 +17,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.client import Client
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.keyring import Keyring
+from trainctl.protocol.metrics import RANK_SERIES, RUN_SERIES
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.reader import DAMAGED, RecordReader
 
@@ -26,8 +27,6 @@ SNAPSHOT_BUCKETS = 20_000
 """Most buckets in one snapshot, over all series: some 40 bytes each, so that it stays below the frame limit."""
 ELSEWHERE_SECONDS = 3.0
 """How long another node's agent may take to answer what is passed on to it; a client waits longer."""
-RUN_SERIES = ("loss", "eval_loss", "step_seconds", "tokens_per_second")
-RANK_SERIES = ("busy_seconds", "own_tokens_per_second")
 
 
 class LiveRun(NamedTuple):
@@ -53,7 +52,7 @@ class Surroundings(Protocol):
     def address_of(self, node: str) -> str | None: ...
     def live_run(self, directory: Path) -> LiveRun | None: ...
     def run_directory(self, run: str | None) -> Path | None: ...
-    def run_summaries(self) -> list[tuple[str, str, str, str, float]]: ...
+    def run_summaries(self) -> list[tuple[str, str, str, m.RunState, float]]: ...
     def ended_as(self, run: str) -> tuple[m.RunState, str]: ...
     def led_elsewhere(self, run: str) -> str | None: ...
     def now(self) -> float: ...
@@ -213,7 +212,7 @@ async def _runs(request: m.RunsRequest, around: Surroundings) -> m.Runs:
     return m.Runs(rid=request.rid, runs=tuple(await elsewhere.summaries(summaries, around)))
 
 
-def _summary(run: str, name: str, directory: str, state: str, started_at: float) -> m.RunSummary:
+def _summary(run: str, name: str, directory: str, state: m.RunState, started_at: float) -> m.RunSummary:
     last, view = None, None
     try:
         with RecordReader(RunPaths(Path(directory))) as reader:
@@ -222,7 +221,7 @@ def _summary(run: str, name: str, directory: str, state: str, started_at: float)
     except InvalidInputError:
         pass  # damaged, or its directory was moved away: the ledger's line is all there is
     return m.RunSummary(
-        run=run, name=name, state=state, step=last.step if last else view.step if view else 0,  # type: ignore[arg-type]
+        run=run, name=name, state=state, step=last.step if last else view.step if view else 0,
         steps=view.steps if view else 0, last_loss=last.loss if last and math.isfinite(last.loss) else None,
         started_at=started_at, directory=directory, lead=view.lead if view else "",
         nodes=tuple(dict.fromkeys(rank.node for rank in view.ranks)) if view else (),

@@ -289,8 +289,9 @@ class Session:
         problem = self.recorder.problem
         if problem != self._problem:
             self._problem = problem
-            text, severity = (problem, "error") if problem else ("the record is being written again", "good")
-            self.note(d.Happened("record", severity, "auto", text, self.conductor.progress.step))  # type: ignore[arg-type]
+            severity: m.Severity = "error" if problem else "good"
+            text = problem or "the record is being written again"
+            self.note(d.Happened("record", severity, "auto", text, self.conductor.progress.step))
 
     @property
     def is_closed(self) -> bool:

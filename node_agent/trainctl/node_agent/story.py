@@ -169,13 +169,19 @@ class Story:
         recorded = self.recording.ranks[rank % len(self.recording.ranks)]
         view = m.RankView(
             rank=rank, node=self.nodes[rank], state="run", since_at=since_at, share=0, micro_batch=0,
-            backend=recorded.backend, device=recorded.device,
+            backend=recorded.backend, device=_device(recorded.device),
         )  # fmt: skip
         if share is not None:
             return msgspec.structs.replace(view, share=share[0], micro_batch=share[1])
         if self.script.is_coming_back(rank, step):
             return msgspec.structs.replace(view, state="rejoining", why="scripted: being given the state")
         return msgspec.structs.replace(view, state="lost", why="scripted: its node is out of reach")
+
+
+def _device(recorded: str | None) -> str:
+    """What a rank ran on, as the one whose readings the script makes up: `scripted cpu`."""
+    kind, _, name = (recorded or "").partition(" ")
+    return f"{m.SCRIPTED_DEVICE} {name or kind}".strip()
 
 
 def _name(node: str, repeat: int) -> str:

@@ -37,7 +37,7 @@ KINDS: Final[dict[AlertKind, Kind]] = {
     "skipped": Kind("warning", "many steps are skipped: their gradients overflowed"),
     "loss-spike": Kind("warning", "the loss is far above where its trend would have it"),
     "stall": Kind("error", "a running run commits no step"),
-    "throughput": Kind("warning", "a rank is slower than it was with the same micro-batch and share"),
+    "throughput": Kind("warning", "a rank is slower than it was with the same micro-batch"),
     "clock": Kind("warning", "a device under load runs at a lower clock than it did"),
     "memory": Kind("warning", "a rank's memory is near its cap"),
     "disk": Kind("warning", "a node's disk is nearly full"),

@@ -391,6 +391,10 @@ class RankStep(Message, tag="rank-step", frozen=True):
         return self.tokens / busy_seconds if busy_seconds > 0 else None
 
 
+SCRIPTED_DEVICE = "scripted"
+"""Name of a device whose readings a played recording makes up."""
+
+
 class GpuReading(msgspec.Struct, frozen=True):
     """One device; what could not be read is None, never zero."""
 

@@ -37,6 +37,10 @@ RANK_EXPRESSIONS: Final[dict[str, str]] = {
 }
 """Metrics of a row `r` of `rank_steps`, in SQL."""
 
+RUN_SERIES: Final = ("loss", "eval_loss", "step_seconds", "tokens_per_second")
+RANK_SERIES: Final = ("busy_seconds", "own_tokens_per_second")
+"""Metrics of the run, and of each rank, that a snapshot carries; all others are asked for by history requests."""
+
 LATER_METRICS: Final = ("busy_seconds", "data_seconds")
 """One of each set of metrics that records of an earlier program have no rollups of."""
 

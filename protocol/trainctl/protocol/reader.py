@@ -4,6 +4,7 @@ Every method is one or a few short queries, so no transaction outlives it; all r
 cannot be read. Steps that were retracted are left out everywhere.
 """
 
+import functools
 import math
 import sqlite3
 import threading
@@ -11,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
+
+import msgspec
 
 from trainctl.protocol import codec
 from trainctl.protocol import messages as m
@@ -54,6 +57,12 @@ class Totals(NamedTuple):
     tokens_by_node: dict[str, float]  # processed, names in ascending order
 
 
+class _OfRun(msgspec.Struct, frozen=True):
+    """Of a kept RunView, of whatever version: whose record it is."""
+
+    run: str
+
+
 class RecordReader:
     """The record in a run directory; threads may share it, and take turns.
 
@@ -63,7 +72,7 @@ class RecordReader:
     def __init__(self, directory: RunPaths | Path) -> None:
         paths = directory if isinstance(directory, RunPaths) else RunPaths(directory)
         self.path = paths.record
-        self._run = paths.directory.name
+        self._folder = paths.directory.absolute().name
         self._turn = threading.Lock()
         self._connection = open_for_reading(self.path)
 
@@ -78,6 +87,15 @@ class RecordReader:
     def close(self) -> None:
         with self._turn:
             self._connection.close()
+
+    @functools.cached_property
+    def run(self) -> str:
+        """The run's id, as its agent kept it: a copied directory may have any name. That name where nothing was."""
+        text = self.meta("view")
+        try:
+            return (msgspec.json.decode(text, type=_OfRun).run if text else "") or self._folder
+        except msgspec.MsgspecError:
+            return self._folder
 
     def metas(self) -> dict[str, str]:
         """All that the writer keeps by a key."""
@@ -226,13 +244,13 @@ class RecordReader:
         names = (name.strip() for name in _STEP_COLUMNS.split(",")[2:])
         fields = dict(zip(names, row[2:], strict=True))
         fields["loss"], fields["grad_norm"] = _number(fields["loss"]), _number(fields["grad_norm"])
-        return m.StepCommitted(run=self._run, generation=m.Generation(row[0], row[1]), **fields)
+        return m.StepCommitted(run=self.run, generation=m.Generation(row[0], row[1]), **fields)
 
     def _rank_step(self, row: tuple[Any, ...]) -> m.RankStep:
         term, n, step, rank, node, tokens, samples, micro_batch, replays, seconds, *phases = row[:16]
         used, peak, cap = row[16:]
         return m.RankStep(
-            run=self._run, generation=m.Generation(term, n), step=step, rank=rank, node=node, tokens=tokens,
+            run=self.run, generation=m.Generation(term, n), step=step, rank=rank, node=node, tokens=tokens,
             samples=samples, micro_batch=micro_batch, replays=replays, step_seconds=seconds, phases=m.Phases(*phases),
             memory_bytes=used, memory_peak_bytes=peak, memory_cap_bytes=cap,
         )  # fmt: skip
@@ -240,7 +258,7 @@ class RecordReader:
     def _event(self, row: tuple[Any, ...]) -> m.Event:
         number, at, kind, severity, by, text, step, term, n, command, verb, before, after, outcome = row
         return m.Event(
-            id=number, at=at, kind=kind, severity=severity, by=by, text=text, run=self._run, step=step,
+            id=number, at=at, kind=kind, severity=severity, by=by, text=text, run=self.run, step=step,
             generation=None if term is None else m.Generation(term, n), command=command, verb=verb, before=before,
             after=after, outcome=outcome,
         )  # fmt: skip

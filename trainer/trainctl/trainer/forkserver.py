@@ -47,10 +47,11 @@ class ForkServer:
 
     def _prepare(self, engine: Engine) -> None:
         if engine not in self._engines:
+            gc.disable()  # what is imported stays
             with contextlib.suppress(Exception):  # a reducer that tries it again says what is wrong
                 self._engines[engine] = engines.load(engine)
-            gc.collect()
             gc.freeze()  # so that collections in a child don't copy what it shares
+            gc.enable()
 
     def _fork(self, number: int, descriptors: list[int]) -> None:
         sys.stderr.flush()

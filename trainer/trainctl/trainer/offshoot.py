@@ -3,6 +3,7 @@
 Importing torch takes 2 s of CPU and 140 MB, and a rank that comes back is waited for by all others.
 """
 
+import gc
 import importlib
 import os
 import signal
@@ -59,6 +60,7 @@ def branch_off(engine: Engine) -> tuple[Offshoot, Channel]:
     """
     if engine == "gloo":  # torch's backend, and MLX's by way of transformers, import it anyway
         importlib.import_module("torch")
+    gc.freeze()  # a collection in either process would copy what they share
     ours, theirs = socket.socketpair()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -15,6 +15,13 @@ _LEAST_DETAIL = 9
 """Rows that what is known of the chosen alert gets at least, where there are so many."""
 
 
+def title(alert: m.AlertView) -> str:
+    """What an alert is about, short: `torch-h lost`, `mbp: clock`, `loss spike`."""
+    node, words = ln.clean(alert.node), alert.kind.removeprefix("node-").replace("-", " ")
+    between = " " if alert.kind.startswith("node-") else ": "
+    return f"{node}{between}{words}" if node else words
+
+
 def overview_lines(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
     """At most `rows` lines of alerts that call for somebody; of more than that, the last line counts the rest."""
     calling = state.calling
@@ -37,7 +44,9 @@ def overview_line(alert: m.AlertView, clock: Clock, columns: int, glyphs: Glyphs
     )
     tail = ln.line(Piece(f"  {key}", "key", why), Piece("why", "label", why))
     room = max(columns - ln.width(head) - ln.width(tail) - 1, 1)
-    body = Piece(ln.shorten(ln.clean(f"{alert.node} {alert.text}".strip()), room, glyphs.ellipsis), role, why)
+    body = Piece(
+        ln.shorten(glyphs.text(ln.clean(f"{alert.node} {alert.text}".strip())), room, glyphs.ellipsis), role, why
+    )
     return ln.fit(ln.spread((*head, body), tail, columns), columns)
 
 
@@ -72,8 +81,8 @@ def panel_lines(
         made = [_head(columns)]
         for index, alert in enumerate(alerts[start : start + room], start):
             made.append(_row(alert, index, clock, columns, glyphs, chosen=index == cursor))
-        title = f"{glyphs.horizontal} {ln.clean(alerts[cursor].id)} "
-        made.append(ln.rule(columns, glyphs.horizontal, (0, title, "title")))
+        label = f"{glyphs.horizontal} {title(alerts[cursor])} "
+        made.append(ln.rule(columns, glyphs.horizontal, (0, label, "title")))
         made += [(Piece("  "), *pieces) for pieces in detail_lines(alerts[cursor], state, clock, columns - 2)]
     made = [*made, *([()] * rows)][: rows - 1]
     made.append(_foot(state, clock, bell=bell, any_open=bool(alerts), columns=columns))
@@ -107,7 +116,7 @@ def _row(alert: m.AlertView, index: int, clock: Clock, columns: int, glyphs: Gly
     )  # fmt: skip
     right = ln.line(Piece(f"  {held}" if held else "", "dim"))
     room = max(columns - ln.width(left) - ln.width(right) - bool(held), 1)
-    body = Piece(ln.shorten(ln.clean(alert.text), room, glyphs.ellipsis), quiet if held else role)
+    body = Piece(ln.shorten(glyphs.text(ln.clean(alert.text)), room, glyphs.ellipsis), quiet if held else role)
     made = ln.fit(ln.spread((*left, body), right, columns) if held else (*left, body), columns)
     made = tuple(piece._replace(action=f"screen.choose_at({index})") for piece in made)
     if not chosen:
@@ -137,7 +146,7 @@ def _nothing(state: ViewState) -> list[Line]:
 
 def _foot(state: ViewState, clock: Clock, *, bell: bool, any_open: bool, columns: int) -> Line:
     """What the screen's own keys do, whether the bell rings, and what is muted until when."""
-    keys = [("enter", "why", "screen.why"), ("k", "acknowledge", "screen.acknowledge"),
+    keys = [("enter", "why", "screen.why"), ("A", "acknowledge", "screen.acknowledge"),
             ("m", "mute an hour", "screen.mute")] if any_open else []  # fmt: skip
     keys.append(("B", f"bell {'on' if bell else 'off'}", "screen.bell"))
     parts = [ln.line(Piece(key, "key", action), Piece(f" {words}", "label", action)) for key, words, action in keys]

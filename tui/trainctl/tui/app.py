@@ -5,11 +5,10 @@ import contextlib
 import dataclasses
 import datetime
 import functools
-import gc
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,19 +19,21 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
 from textual.driver import Driver
+from textual.filter import LineFilter
 from textual.screen import Screen
 from textual.widgets import Input
 from textual.worker import Worker
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
-from trainctl.tui import keymap, settings, themes
+from trainctl.tui import keymap, memory, settings, themes
 from trainctl.tui import model as md
+from trainctl.tui.ascii_filter import AsciiFilter
 from trainctl.tui.bindings import EVERYWHERE, LOOK, OWN_ACTIONS, bindings_of, tables
 from trainctl.tui.bottom import Bottom, KeyHint
 from trainctl.tui.calls import DEFAULT_ADDRESS, Order
 from trainctl.tui.clock import Clock
 from trainctl.tui.feed import SNAPSHOT_COLUMNS, Feed
-from trainctl.tui.glyphs import Glyphs, for_locale
+from trainctl.tui.glyphs import Glyphs, for_locale, key_in_ascii
 from trainctl.tui.palette import ActionProvider, VerbProvider
 from trainctl.tui.repainting import Repainting
 from trainctl.tui.ringer import Ringer
@@ -71,12 +72,13 @@ class TrainctlApp(App[int]):
     ) -> None:  # fmt: skip
         no_color = os.environ.get("NO_COLOR") is not None
         super().__init__(ansi_color=True if no_color else None)
+        memory.let_closed_screens_go()
         self._config_problems = config.problems if config is not None else ()
         self.set_keymap(dict(config.settings.keys) if config is not None else {})
         self.address = address
         self.clock, self.read_only, self._started_read_only = clock or Clock(), read_only, read_only
         self.feed = Feed(connect, self.clock, self._arrived, self._told)
-        self.glyphs = glyphs or for_locale()
+        self.glyphs, self._in_ascii = glyphs or for_locale(), AsciiFilter()
         if no_color:
             self.glyphs = dataclasses.replace(self.glyphs, letters=True)
         self._pictures = pictures or Path()
@@ -107,6 +109,16 @@ class TrainctlApp(App[int]):
         from trainctl.tui.terminal import TerminalDriver
 
         return TerminalDriver
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Textual's, and in ASCII ours for what Textual draws itself."""
+        found = super().get_line_filters()
+        return [*found, self._in_ascii] if self.glyphs.ascii_only else found
+
+    def get_key_display(self, binding: Binding) -> str:
+        """A key as it is printed; in ASCII by its name."""
+        display = super().get_key_display(binding)
+        return key_in_ascii(display) if self.glyphs.ascii_only else display
 
     # ------------------------------------------------------------ what is shown
 
@@ -153,7 +165,11 @@ class TrainctlApp(App[int]):
             if binding.show and binding.description and not here:
                 words = "resume" if paused and binding.action == "dialog('pause')" else binding.description
                 made.append(KeyHint(self.get_key_display(binding), words, binding.action, binding.key))
-        return made
+        return self.screen.arranged(made) if isinstance(self.screen, BaseScreen) else made
+
+    def key_of(self, action: str) -> str:
+        """The key of an action as it is printed; empty while it has none."""
+        return next((self.get_key_display(binding) for binding in self._active() if binding.action == action), "")
 
     def above_bottom(self) -> list[Bar]:
         """Lines of this program's own that each screen has above its bottom line."""
@@ -173,7 +189,7 @@ class TrainctlApp(App[int]):
         self.run_worker(self.feed.keep_up(), group="follow")
         self.run_worker(self.feed.attend(lambda: self.read_only), group="attend")
         self._repainting.start()
-        self.set_interval(COLLECT_SECONDS, lambda: gc.collect())  # Textual takes no built-in function
+        self.set_interval(COLLECT_SECONDS, memory.give_back)
         self._leave_on_hangup()
         if self._config_problems:
             first, more = self._config_problems[0], len(self._config_problems) - 1
@@ -373,6 +389,7 @@ class TrainctlApp(App[int]):
     def action_theme(self) -> None:
         names = [item.name for item in THEMES]
         self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
+        self.notify(f"theme {self.theme}, for this session; config.toml keeps one", timeout=3)
 
     def action_read_only(self) -> None:
         """Puts commands off, and on again unless the program was started without them."""

@@ -35,7 +35,7 @@ EVERYWHERE: Final[list[BindingType]] = named([
     Binding("t", "theme", "theme", show=False, tooltip="next theme", priority=True),
     Binding("S", "picture", "picture", show=False, tooltip="save the screen as SVG", priority=True),
     Binding("q", "detach", "detach", tooltip="leave; the run goes on", priority=True),
-    Binding("ctrl+p", "command_palette", "palette", show=False, tooltip="all of it by name", priority=True),
+    Binding("ctrl+p", "command_palette", "palette", show=False, tooltip="any key or verb by name", priority=True),
     Binding("ctrl+c", "leave", "detach", show=False, tooltip="leave; the run goes on", priority=True),
 ])  # fmt: skip
 OWN_ACTIONS: Final = frozenset(
@@ -49,13 +49,14 @@ CommandDialog, SplitDialog, HelpScreen, WhyScreen { align: center middle; backgr
 #dialog, #split, #help, #why { width: 68; max-width: 100%; height: auto; max-height: 100%; padding: 0 2;
   border: round $accent; border-title-color: $accent; border-title-style: bold; background: $surface; }
 CommandDialog:ansi, SplitDialog:ansi, HelpScreen:ansi, WhyScreen:ansi { background: transparent; }
-#split, #help, #why { width: 76; }
+#split, #why { width: 76; } #help { width: 78; }
 #help VerticalScroll { height: auto; max-height: 100%; }
 .ascii #dialog, .ascii #split, .ascii #help, .ascii #why { border: ascii $accent; }
 .field { height: auto; }
 .field .name { width: 19; height: 1; color: $foreground 70%; }
 .field Input, #command, #filter { width: 1fr; background: $panel; }
 #command, #filter { height: 1; }
+Toast { width: auto; max-width: 100%; margin-top: 0; padding: 0 1; }
 """
 
 

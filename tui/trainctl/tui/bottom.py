@@ -10,9 +10,9 @@ from textual.widgets import Input
 
 from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui import control
+from trainctl.tui import control, typed
 from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.lines import Line, Piece, ellipsized, fit, groups, line, spread, width
+from trainctl.tui.lines import Line, Piece, fit, folded, groups, line, spread, width
 from trainctl.tui.previews import preview
 from trainctl.tui.widgets import Field, Lines
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _LAST = ("command_line", "filter", "search", "help", "detach")
 """Actions that stay at the right end whatever else fits."""
+_MOST_SAID = 3
+"""Rows of what is said of a command."""
 
 
 class KeyHint(NamedTuple):
@@ -53,7 +55,7 @@ def _key(hint: KeyHint, words: str) -> Line:
 
 
 class Bottom(Vertical):
-    """One line of keys, or two lines while a command is typed or awaited."""
+    """One line of keys; while a command is typed or awaited its line, under what there is to say of it."""
 
     DEFAULT_CSS = "Bottom { height: auto; dock: bottom; } Bottom Lines { height: 1; }"
 
@@ -61,6 +63,7 @@ class Bottom(Vertical):
         super().__init__()
         self._glyphs = glyphs
         self.progress: control.Progress | None = None
+        self._said = 1  # rows, above the line that is typed
         self._hinted: tuple[list[KeyHint], int] | None = None  # what the keys were last made from, while they show
 
     @property
@@ -74,10 +77,10 @@ class Bottom(Vertical):
 
     @property
     def rows(self) -> int:
-        return 2 if self.open else 1
+        return self._said + 1 if self.open else 1
 
     def compose(self) -> ComposeResult:
-        yield Lines(self._glyphs, id="keys")
+        yield Lines(self._glyphs, id="keys", grow=True)
         suggester = SuggestFromList(_starts(), case_sensitive=False)
         yield Field(id="command", placeholder="verb key=value ... [--node NAME]", compact=True, suggester=suggester)
 
@@ -114,7 +117,11 @@ class Bottom(Vertical):
 
     def _say(self, pieces: Line) -> None:
         columns, self._hinted = self.size.width, None
-        self.query_one("#keys", Lines).show([fit(ellipsized(pieces, columns, self._glyphs.ellipsis), columns)])
+        rows = [fit(row, columns) for row in folded(pieces, columns, _MOST_SAID, self._glyphs.ellipsis)]
+        self.query_one("#keys", Lines).show(rows)
+        if len(rows) != self._said:
+            self._said = len(rows)
+            self._repaint()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
@@ -133,11 +140,14 @@ class Bottom(Vertical):
             self._invite()
 
     def _judge(self, text: str) -> Line:
+        word, complete = text.split()[0].lower(), " " in text.lstrip()
+        begun = [verb for name, verb in verbs.VERBS.items() if name.startswith(word)]
+        if begun and word not in verbs.VERBS and not complete:
+            return line(Piece("; ".join(typed.signature(verb) for verb in begun), "dim"))
         try:
             order = control.parse(text)
         except InvalidInputError as error:
-            started = any(name.startswith(text.split()[0]) for name in verbs.VERBS)
-            return line(Piece(str(error), "dim" if started else "bad"))
+            return line(Piece(str(error), "dim" if begun and not complete else "bad"))
         return line(preview(order, self._owner.shown, self._glyphs))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

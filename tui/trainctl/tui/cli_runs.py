@@ -60,8 +60,8 @@ def run(
     if follow:
         return _run_and_follow(address, order, reply, json=json, from_start=resume is None)
     if (code := calls.exit_code(reply)) or reply.run is None:
-        return outcome.finish(order.verb, reply, json=json, code=code)
-    _show_started(reply, reply.run, json=json)
+        return outcome.finish(order, reply, json=json, code=code)
+    _show_started(order, reply, reply.run, json=json)
     return 0
 
 
@@ -107,10 +107,10 @@ def _ttl(timeout: float) -> float:
 
 def _run_and_follow(address: str, order: calls.Order, reply: m.CommandReply, *, json: bool, from_start: bool) -> int:
     if code := calls.exit_code(reply):
-        return outcome.finish(order.verb, reply, json=json, code=code)
+        return outcome.finish(order, reply, json=json, code=code)
     active = calls.call(address, lambda client: client.snapshot(0, reply.run)).run
     run = reply.run or (active.run if active is not None else "")
-    _show_started(reply, run, json=json)
+    _show_started(order, reply, run, json=json)
     try:
         return calls.call(address, lambda client: _followed(client, run, json=json, from_start=from_start))
     except KeyboardInterrupt:
@@ -129,8 +129,8 @@ async def _followed(client: Any, run: str, *, json: bool, from_start: bool) -> i
     return RefusedError.exit_code
 
 
-def _show_started(reply: m.CommandReply, run: str, *, json: bool) -> None:
+def _show_started(order: calls.Order, reply: m.CommandReply, run: str, *, json: bool) -> None:
     if json:
-        output.emit_ok(**{"verb": "start-run", **outcome.fields(reply), "run": run})
+        output.emit_ok(**{**outcome.fields(order, reply), "run": run})
     else:
         output.say(run)

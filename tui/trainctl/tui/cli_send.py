@@ -38,8 +38,8 @@ def send(
     with outcome.told(order, json=json):
         reply = outcome.send(calls.find_lead(at.addresses), order, wait, timeout)
     if wait == "none":
-        return _sent(verb, reply, json=json)
-    return outcome.finish(verb, reply, json=json, code=calls.exit_code(reply))
+        return _sent(order, reply, json=json)
+    return outcome.finish(order, reply, json=json, code=calls.exit_code(reply))
 
 
 @app.command()
@@ -65,7 +65,7 @@ def promote(
     order = calls.make_order("promote", {"old_lead_is_off": old_lead_is_off}, node=node, run=run)
     with outcome.told(order, json=json):
         reply = outcome.send(_own_agent(at, node), order, "applied", timeout)
-    return outcome.finish("promote", reply, json=json, code=calls.exit_code(reply))
+    return outcome.finish(order, reply, json=json, code=calls.exit_code(reply))
 
 
 def _own_agent(at: places.Where, node: str) -> str:
@@ -77,10 +77,10 @@ def _own_agent(at: places.Where, node: str) -> str:
     return calls.find_any([own, *others])
 
 
-def _sent(verb: str, reply: m.CommandReply, *, json: bool) -> int:
+def _sent(order: calls.Order, reply: m.CommandReply, *, json: bool) -> int:
     """What is said of a command that was handed to the socket: nobody has answered, so there is no state."""
     if json:
-        output.emit_ok(verb=verb, **{**outcome.fields(reply), "state": None})
+        output.emit_ok(**{**outcome.fields(order, reply), "state": None})
     else:
-        output.say(f"{verb} sent, not awaited; id {reply.id}")
+        output.say(f"{order.verb} sent, not awaited; id {reply.id}")
     return 0

@@ -203,8 +203,13 @@ def spoken(order: Order) -> str:
     """The command as the command line takes it."""
     args = dict(order.args)
     shares = args.pop("shares", {})
-    words = [order.verb, *(f"{name}={value}" for name, value in [*args.items(), *shares.items()])]
+    words = [order.verb, *(f"{name}={_typed(value)}" for name, value in [*args.items(), *shares.items()])]
     return " ".join(words + ([f"--node {order.node}"] if order.node else []))
+
+
+def _typed(value: object) -> str:
+    """A value as it is typed: `true`, and of a number what tells it apart."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:.7g}" if isinstance(value, float) else str(value)
 
 
 def parse(text: str) -> Order:

@@ -17,7 +17,7 @@ from trainctl.tui.bottom import KeyHint
 from trainctl.tui.calls import Order
 from trainctl.tui.clock import Clock
 from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.lines import Line, Piece, line, wrap
+from trainctl.tui.lines import Line, Piece, folded, line, wrap
 from trainctl.tui.previews import changes_nothing, preview
 from trainctl.tui.screens.frames import OneFrame
 from trainctl.tui.widgets import Choice, Field, Lines
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from trainctl.tui.app import TrainctlApp
 
 _TEXT_CELLS = 60
+_SIDES = 6
+"""Columns of its border and its padding."""
+_LAST_ROWS = 3
+"""Of what its keys do, or why none does."""
 _CLOSES = line(Piece("esc", "key", "screen.close"), Piece(" closes", "label", "screen.close"))
 
 
@@ -87,6 +91,17 @@ class CommandDialog(OneFrame, ModalScreen[None]):
         if event.key == "enter" or (event.is_printable and not isinstance(self.focused, Choice)):
             event.stop()
             typed.post_message(event)
+
+    @property
+    def cells(self) -> int:
+        """Columns that its text has."""
+        return min(_TEXT_CELLS, self.app.size.width - _SIDES)
+
+    def on_resize(self) -> None:
+        if self.progress is not None:
+            self.follow(self.progress)
+        else:
+            self._judge()
 
     def on_input_changed(self) -> None:
         self._judge()
@@ -158,15 +173,14 @@ class CommandDialog(OneFrame, ModalScreen[None]):
         self.query_one("#dialog-text", Lines).show(self._text(finding))
 
     def _text(self, finding: Piece) -> list[Line]:
-        form = self.form
-        made: list[Line] = [()]
-        made += [line(Piece(text, finding.role)) for text in wrap(finding.text, _TEXT_CELLS)]
-        made += [line(Piece(text, "warning")) for said in form.remarks for text in wrap(said, _TEXT_CELLS)]
-        made += labelled("changes  ", form.changes) + labelled("leaves   ", form.keeps)
+        form, cells = self.form, self.cells
+        said = [(finding.text, finding.role), *((text, "warning") for text in form.remarks)]
+        made: list[Line] = [(), *(line(Piece(row, role)) for text, role in said for row in wrap(text, cells))]
+        made += labelled("changes  ", form.changes, cells) + labelled("leaves   ", form.keeps, cells)
         if form.if_plan is not None:
-            made.append(line(Piece(f"computed against plan v{form.if_plan}; refused if that has moved on", "dim")))
-        made += [(), self._last_line()]
-        return made
+            against = f"computed against plan v{form.if_plan}; refused if that has moved on"
+            made += [line(Piece(row, "dim")) for row in wrap(against, cells)]
+        return [*made, (), *folded(self._last_line(), cells, _LAST_ROWS, self._glyphs.ellipsis)]
 
     def _last_line(self) -> Line:
         if self._owner.read_only:
@@ -213,7 +227,7 @@ class CommandDialog(OneFrame, ModalScreen[None]):
         self.progress = progress
         if not self.watching:
             return
-        made = [(), *followed(progress, self._owner.clock, self._glyphs, _TEXT_CELLS)]
+        made = [(), *followed(progress, self._owner.clock, self._glyphs, self.cells)]
         made += [(), _CLOSES]
         self.query_one("#dialog-text", Lines).show(made)
 

@@ -77,7 +77,7 @@ def event_line(event: m.Event, state: ViewState, clock: Clock, columns: int, gly
     tail = line(Piece(f"  {effect_text(measured)}" if measured is not None else "", effect_role(measured)),
                 Piece(f"  {number}" if number else "", "mark"))  # fmt: skip
     room = max(columns - width(head) - width(tail) - 1, 1)
-    body = Piece(shorten(clean(words(event, glyphs.arrow)), room, glyphs.ellipsis), role)
+    body = Piece(shorten(glyphs.text(clean(words(event, glyphs.arrow))), room, glyphs.ellipsis), role)
     return fit(spread((*head, body), tail, columns), columns)
 
 

@@ -1,6 +1,7 @@
 """The Events screen as lines: a head, and a row an event with who, when, what, before and after, how it ended, and what
 it did to the speed. Wide screens give each a column; narrow ones have them in one sentence."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,7 +10,7 @@ from trainctl.tui import changes, events_panel, events_text, sorting, undo
 from trainctl.tui import format as f
 from trainctl.tui.clock import Clock
 from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.lines import Line, Piece, clean, fit, line, shorten, spread, width
+from trainctl.tui.lines import Line, Piece, clean, fit, line, plain, shorten, spread, width
 from trainctl.tui.tables import EventRow
 
 WIDE_COLUMNS = 116
@@ -65,6 +66,18 @@ def lines(rows: Sequence[EventRow], shown: range, cursor: int, columns: int, con
     return made
 
 
+def with_key(row: Line, key: str, action: str) -> Line:
+    """The row with a key in its widest gap, where that has room for it; a click on it runs the action."""
+    text = plain(row)
+    gap = max(re.finditer(r" +", text), key=lambda found: found.end() - found.start(), default=None)
+    if gap is None or gap.end() - gap.start() < len(key) + 4:
+        return row
+    at, first = gap.end() - 2 - len(key), row[0]
+    return line(
+        first._replace(text=text[:at]), Piece(key, first.role, action), first._replace(text=text[at + len(key) :])
+    )
+
+
 def _when_cells(rows: Sequence[EventRow], context: Context) -> int:
     return max((len(_when(row, context)) for row in rows), default=5)
 
@@ -92,7 +105,7 @@ def _narrow(row: EventRow, columns: int, when: int, context: Context) -> Line:
     start = line(Piece(f"{_when(row, context):<{when}} ", "dim"), _who(event, glyphs), Piece(alert, role))
     tail = _ends(row, context)
     room = max(columns - width(start) - width(tail) - 1, 1)
-    text = clean(events_text.words(event, glyphs.arrow)) + _undoes(event, context)
+    text = glyphs.text(clean(events_text.words(event, glyphs.arrow))) + _undoes(event, context)
     struck = "dim" if row.undone else role
     return spread((*start, Piece(shorten(text, room, glyphs.ellipsis), struck)), tail, columns)
 
@@ -132,9 +145,7 @@ def _undoes(event: m.Event, context: Context) -> str:
 def change_text(event: m.Event, glyphs: Glyphs) -> str:
     """The event's text without the verb that has a column of its own, its before and after always in it."""
     text = clean(event.text).removeprefix(event.verb or "\0").strip(" :")
-    if event.before and event.after and not (event.before in text and event.after in text):
-        text = f"{text} {event.before} {glyphs.arrow} {event.after}".strip()
-    return clean(text.replace("→", glyphs.arrow))
+    return clean(events_text.with_change(text, event, glyphs.arrow).replace("→", glyphs.arrow))
 
 
 def rows_of(

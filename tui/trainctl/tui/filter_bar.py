@@ -11,16 +11,19 @@ from textual.widgets import Input
 from trainctl.tui import filters
 from trainctl.tui.fields import Table
 from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.lines import Line, Piece, clean, ellipsized, fit, line, spread
+from trainctl.tui.lines import Line, Piece, clean, ellipsized, fit, folded, line, spread, width
 from trainctl.tui.widgets import Field, Lines
 
 if TYPE_CHECKING:
     from trainctl.tui.app import TrainctlApp
 
+_MOST_SAID = 3
+"""Rows of what is said of a filter."""
+
 
 class FilterBar(Vertical):
-    """Two rows while a filter is typed, one while one is in effect, none else. What can't be understood says why, and
-    the last filter that could stays in effect."""
+    """The line while a filter is typed, under what is to be said of it; one row while one is in effect, none else. What
+    can't be understood says why, and the last filter that could stays in effect."""
 
     DEFAULT_CSS = """
     FilterBar { height: auto; display: none; } FilterBar Lines, FilterBar Field { height: 1; }
@@ -39,10 +42,10 @@ class FilterBar(Vertical):
 
     @property
     def rows(self) -> int:
-        return 2 if self.typing else 1 if self.filter.text else 0
+        return 1 + len(self._note("")) if self.typing else 1 if self.filter.text else 0
 
     def compose(self) -> ComposeResult:
-        yield Lines(self._glyphs, id="filter-note")
+        yield Lines(self._glyphs, id="filter-note", grow=True)
         yield Field(id="filter", placeholder="a word, or field<value: the line above says which fields", compact=True)
 
     def on_mount(self) -> None:
@@ -94,20 +97,24 @@ class FilterBar(Vertical):
 
     def paint(self, hidden: int, total: int) -> None:
         """Says how many of `total` rows the filter in effect hides."""
-        columns = self.size.width or cast("TrainctlApp", self.app).size.width
-        made = self._words(f"{hidden} of {total} hidden", columns)
-        self.query_one("#filter-note", Lines).show([fit(made, columns)])
+        self.query_one("#filter-note", Lines).show(self._note(f"{hidden} of {total} hidden"))
 
-    def _words(self, hidden: str, columns: int) -> Line:
-        dots = self._glyphs.ellipsis
+    def _note(self, hidden: str) -> list[Line]:
+        """What is to be said, in as many rows as it takes."""
+        columns = self.size.width or cast("TrainctlApp", self.app).size.width
         if self.problem:
-            return ellipsized(line(Piece(clean(self.problem), "bad")), columns, dots)
-        if not self.filter.text:
-            return ellipsized(line(Piece(f"fields: {self.table.names}", "dim")), columns, dots)
+            said = line(Piece(clean(self.problem), "bad"))
+        elif not self.filter.text:
+            said = line(Piece(f"fields: {self.table.names}", "dim"))
+        else:
+            return [fit(self._effect(hidden, columns), columns)]
+        return [fit(row, columns) for row in folded(said, columns, _MOST_SAID, self._glyphs.ellipsis)]
+
+    def _effect(self, hidden: str, columns: int) -> Line:
         press = "screen.clear_filter"
         right = line(Piece(hidden, "warning"), Piece("  esc", "key", press), Piece(" clears", "label", press))
         text = Piece(clean(self.filter.text), "strong", "screen.filter")
         left = line(Piece("/", "key", "screen.filter"), text)
         if self.typing:
             left = line(Piece("enter", "key"), Piece(" keeps it", "label"))
-        return spread(ellipsized(left, columns - sum(len(piece.text) for piece in right) - 1, dots), right, columns)
+        return spread(ellipsized(left, columns - width(right) - 1, self._glyphs.ellipsis), right, columns)

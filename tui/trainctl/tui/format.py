@@ -53,6 +53,14 @@ def scientific(value: float | None) -> str:
     return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
+def learning_rate(value: float | None) -> str:
+    """A learning rate that stands still where it is shown: always three digits, 2.90e-3."""
+    if value is None or not math.isfinite(value) or value == 0:
+        return scientific(value)
+    digits, _, exponent = f"{value:.2e}".partition("e")
+    return f"{digits}e{int(exponent)}"
+
+
 def percent(part: float | None) -> str:
     """A fraction of one as whole percent: 92%."""
     return NA if part is None or not math.isfinite(part) else f"{100 * part:.0f}%"

@@ -5,6 +5,8 @@ import os
 import sys
 from dataclasses import dataclass
 
+from rich.cells import split_graphemes
+
 
 @dataclass(frozen=True)
 class Glyphs:
@@ -32,6 +34,10 @@ class Glyphs:
     opened: str
     letters: bool = False
 
+    def text(self, text: str) -> str:
+        """Text from elsewhere with the characters that can be shown, before it is measured and laid out."""
+        return to_ascii(text) if self.ascii_only else text
+
 
 UNICODE = Glyphs(
     False, "─", "│", "┬", "┊", "╎", "×", "→", "↑", "↓", "→", "·", "…", "▇", "▁▂▃▄▅▆▇█", "◆", "✕", "▸", "▾"
@@ -40,17 +46,34 @@ ASCII = Glyphs(
     True, "-", "|", "+", ":", "!", "x", "->", "+", "-", "=", ".", "~", "#", "_.-=+*#@", "o", "X", ">", "v", letters=True
 )
 
-_PLAIN = str.maketrans(
-    {
-        **dict(zip("─│┬┼┊╎×↑↓·…▇◆✕▸▾°•–—’‘“”µ", "-|++:!x^v.~#oX>v *--''\"\"u", strict=True)),
-        **{"→": "->", "≥": ">=", "≤": "<="},
-    }
-)
+_ALIKE = {
+    **dict(zip("─│┬┼┊╎×↑↓·…▇◆✕▸▾°•–—’‘“”µ←⏎±▌▐█", "-|++:!x^v.~#oX>v *--''\"\"u<+~||#", strict=True)),
+    **dict.fromkeys("▀▁▂▃▄▅▆▉▊▋▍▎▏▔▕", " "),  # ends of scroll bars and edges
+}
+_SHORT = str.maketrans({**_ALIKE, "→": ">", "≥": ">", "≤": "<", "🔎": "> "})
+_PLAIN = str.maketrans({**_ALIKE, "→": "->", "≥": ">=", "≤": "<=", "±": "+-"})
+_WHOLE = {"⏎": "enter", "←": "left", "→": "right", "↑": "up", "↓": "down", "⌫": "bksp"}
 
 
 def to_ascii(text: str) -> str:
-    """Text with every character in ASCII, as many cells as before where that is possible; the rest become `?`."""
+    """Text with every character in ASCII, an arrow or a comparison in two; the rest become `?`."""
     return text if text.isascii() else text.translate(_PLAIN).encode("ascii", "replace").decode("ascii")
+
+
+def in_same_cells(text: str) -> str:
+    """Text with every character in ASCII and as many cells as before: of what is laid out already nothing moves."""
+    if text.isascii():
+        return text
+    made = []
+    for start, end, cells in split_graphemes(text)[0]:
+        sign = text[start:end].translate(_SHORT)
+        made.append(sign if sign.isascii() and len(sign) == cells else "?" * cells)
+    return "".join(made)
+
+
+def key_in_ascii(display: str) -> str:
+    """A key's name as it is printed, in words where it is a sign."""
+    return "".join(_WHOLE.get(char, char) for char in display) if not display.isascii() else display
 
 
 def for_locale() -> Glyphs:

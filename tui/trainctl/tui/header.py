@@ -183,7 +183,7 @@ def _learning(state: ViewState, columns: int, glyphs: Glyphs) -> Line:
     parts = [
         line(Piece("loss ", "label"), Piece(f.loss(_loss(state)), "strong"), _trend(state, glyphs)),
         line(Piece("eval ", "label"), f.loss(run.eval_loss), Piece(evaluated, "dim")),
-        line(Piece("lr ", "label"), f.scientific(run.learning_rate)),
+        line(Piece("lr ", "label"), f.learning_rate(run.learning_rate)),
         line(Piece("|g| ", "label"), _norm(step.grad_norm if step else None)),
         line(Piece(f.compact(fleet_rate(state)), "strong"), Piece(" tok/s", "label")),
         line(Piece("eff ", "label"), f.percent(efficiency(state))),
@@ -228,7 +228,6 @@ def _resources(state: ViewState, run: m.RunView, clock: Clock, columns: int, gly
     seen = state.hosts.get(run.lead) or next(iter(state.hosts.values()), None)
     host = seen.value if seen else None
     now = clock.wall()
-    watts = [gpu.power_watts for item in state.hosts.values() for gpu in item.value.gpus if gpu.power_watts is not None]
     taking_part = {view.node for view in run.ranks}
     drawn = energy.text(item.value for node, item in state.hosts.items() if node in taking_part)
     ended = run.state not in m.ACTIVE_RUN_STATES
@@ -243,7 +242,7 @@ def _resources(state: ViewState, run: m.RunView, clock: Clock, columns: int, gly
         line(Piece("load ", "label"), f"{host.load_1min:.1f}" if host and host.load_1min is not None else f.NA),
         line(Piece("ram ", "label"), _ram(host)),
         line(Piece("disk free ", "label"), _gigabytes(host.disk_free_bytes if host else None)),
-        line(Piece("power ", "label"), f"{sum(watts):.0f} W" if watts else f.NA),
+        _power(state),
         line(Piece("energy ", "label"), drawn),
         line(
             Piece("loop lag ", "label"), f.seconds(state.heartbeat.value.loop_lag_seconds if state.heartbeat else None)
@@ -252,6 +251,14 @@ def _resources(state: ViewState, run: m.RunView, clock: Clock, columns: int, gly
     if columns >= 150:
         parts.append(line(Piece(shorten(clean(run.directory), columns // 3, glyphs.ellipsis), "dim")))
     return groups(parts, columns)
+
+
+def _power(state: ViewState) -> Line:
+    """What all machines draw together, and whether that is a recording's script."""
+    read = [gpu for item in state.hosts.values() for gpu in item.value.gpus if gpu.power_watts is not None]
+    total = f"{sum(gpu.power_watts or 0.0 for gpu in read):.0f} W" if read else f.NA
+    scripted = any(gpu.name == m.SCRIPTED_DEVICE for gpu in read)
+    return line(Piece("power ", "label"), total, Piece(f" {m.SCRIPTED_DEVICE}" if scripted else "", "dim"))
 
 
 def _percent(value: float | None) -> str:

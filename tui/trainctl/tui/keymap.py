@@ -1,5 +1,6 @@
 """The keys by name: what each action is called in the configuration, and whether keys that were chosen there can be."""
 
+import difflib
 import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
@@ -84,7 +85,10 @@ def spoken(keys: str) -> str:
 
 
 def _no_action(name: str, known: Iterable[str]) -> str:
-    return "" if name in known else f"no such action; there are {', '.join(sorted(known))}"
+    if name in known:
+        return ""
+    near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.0)
+    return f"no such action; the nearest are {', '.join(near)}; trainctl config has all"
 
 
 def _no_key(keys: str) -> str:

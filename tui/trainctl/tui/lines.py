@@ -107,6 +107,33 @@ def ellipsized(pieces: Sequence[Piece], columns: int, ellipsis: str = "…") -> 
     return (*kept, Piece(ellipsis, kept[-1].role if kept else "text"))
 
 
+def folded(pieces: Sequence[Piece], columns: int, most: int, ellipsis: str = "…") -> list[Line]:
+    """The line over one to `most` rows of at most `columns` cells, broken at spaces where there are such; the last row
+    ends in `ellipsis` where something was cut."""
+    rows: list[Line] = []
+    rest = tuple(pieces)
+    while len(rows) < most - 1 and width(rest) > columns > 0:
+        text = plain(rest)
+        whole = len(chop_cells(text, columns)[0])
+        space = text.rfind(" ", 0, whole + 1)
+        row, rest = _split(rest, space if space > 0 else whole)
+        rows.append(row)
+        text = plain(rest)
+        rest = _split(rest, len(text) - len(text.lstrip(" ")))[1]
+    return [*rows, ellipsized(rest, columns, ellipsis)]
+
+
+def _split(pieces: Sequence[Piece], count: int) -> tuple[Line, Line]:
+    """The first `count` characters, and the others."""
+    before: list[Piece] = []
+    after: list[Piece] = []
+    for piece in pieces:
+        before.append(piece._replace(text=piece.text[:count]))
+        after.append(piece._replace(text=piece.text[count:]))
+        count = max(count - len(piece.text), 0)
+    return line(*before), line(*after)
+
+
 def fit(pieces: Sequence[Piece], columns: int, role: str = "text") -> Line:
     """Exactly `columns` cells: cut, or filled with spaces of `role`."""
     cut, missing = _cut(pieces, columns)

@@ -215,8 +215,9 @@ def apply_other(state: ViewState, node: str, message: Incoming, now: float) -> V
     state = _with(state, agents=_set(state.agents, {node: line}))
     if isinstance(message, m.HostReading):
         return _with(state, hosts=_set(state.hosts, {node: Seen(message, now)}))
-    if isinstance(message, m.Alerts):
-        return _with(state, alerts=_set(state.alerts, {node: message}))
+    if isinstance(message, m.Alerts) and (state.node is None or message.node != state.node.node):
+        # What the agent that conducts has raised is its own to tell, and to end.
+        return _with(state, alerts=_set(state.alerts, {message.node: message}))
     return state
 
 
@@ -227,7 +228,7 @@ def apply_history(state: ViewState, run: str, history: m.History) -> ViewState:
     recent = dict(state.recent)
     for series in history.series:
         key = (series.metric, series.rank)
-        made = s.from_series(series, state.run.step, RECENT_STEPS)
+        made = _keep_recent(s.from_series(series, state.run.step, RECENT_STEPS))
         had = recent.get(key)
         if had is None or made.bucket_steps < had.bucket_steps:
             recent[key] = _with_newer(made, had)
@@ -280,7 +281,7 @@ def _open(state: ViewState, snapshot: m.Snapshot, now: float) -> ViewState:
         events=snapshot.events[-MAX_EVENTS:],
         alerts=_frozen(_alerts_after(state, snapshot)),
         windows=_frozen(windows),
-        recent=_frozen({key: s.tail(window, newest - RECENT_STEPS + 1) for key, window in windows.items()}),
+        recent=_frozen({key: _keep_recent(s.tail(own, newest - RECENT_STEPS + 1)) for key, own in windows.items()}),
         values=object(),
     )
 

@@ -19,7 +19,7 @@ def offer_undo(app: "TrainctlApp") -> None:
     if not found:
         app.notify("nothing to undo: no change of this run has an inverse now", severity="warning")
         return
-    words = [undo_dialog.line_of(inverse, app.clock) for inverse in found]
+    words = [undo_dialog.line_of(inverse, app.clock, app.glyphs) for inverse in found]
     chooser = Chooser("undo which change?", words, "opens its dialog", app.glyphs)
     app.push_screen(chooser, lambda index: open_undo(app, found[index]) if index is not None else None)
 

@@ -13,7 +13,7 @@ from trainctl.tui import calls, output
 INTERRUPTED = 130
 """128 + SIGINT, as a shell tells it."""
 FIELDS = ("id", "state", "step", "reason", "field", "before", "after", "plan_version", "run")
-"""What `--json` tells of a command beside its verb, whatever became of it."""
+"""What `--json` tells of a command's reply, beside its verb and its node, whatever became of it."""
 
 
 @contextlib.contextmanager
@@ -30,17 +30,18 @@ def told(order: calls.Order, *, json: bool) -> Iterator[None]:
         if not json:
             raise
         state = "accepted" if isinstance(error, ExpiredError) else None
-        output.emit_error(output.error_code(error), str(error), verb=order.verb, **_unsettled(order, state))
+        output.emit_error(output.error_code(error), str(error), **_unsettled(order, state))
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:
         if not json:
             raise
-        output.emit_error("interrupted", "interrupted", verb=order.verb, **_unsettled(order, None))
+        output.emit_error("interrupted", "interrupted", **_unsettled(order, None))
         raise typer.Exit(INTERRUPTED) from None
 
 
 def _unsettled(order: calls.Order, state: str | None) -> dict[str, Any]:
-    return {**dict.fromkeys(FIELDS), "id": order.id, "state": state, "reason": "", "run": order.run}
+    settled = {"id": order.id, "state": state, "reason": "", "run": order.run}
+    return {"verb": order.verb, "node": order.node, **dict.fromkeys(FIELDS), **settled}
 
 
 def send(address: str, order: calls.Order, wait: calls.Wait, timeout: float) -> m.CommandReply:
@@ -49,13 +50,13 @@ def send(address: str, order: calls.Order, wait: calls.Wait, timeout: float) -> 
     return calls.call(address, lambda client: calls.send(client, order, wait, timeout), answer_seconds=answer_seconds)
 
 
-def finish(verb: str, reply: m.CommandReply, *, json: bool, code: int) -> int:
+def finish(order: calls.Order, reply: m.CommandReply, *, json: bool, code: int) -> int:
     """Say how a command ended, where a script or a person looks for it; the exit code."""
-    line = output.reply_line(verb, reply)
+    line = output.reply_line(order.verb, reply, order.node)
     if json and code:
-        output.emit_error(reply.state, line, verb=verb, **fields(reply))
+        output.emit_error(reply.state, line, **fields(order, reply))
     elif json:
-        output.emit_ok(verb=verb, **fields(reply))
+        output.emit_ok(**fields(order, reply))
     elif code:
         output.complain(line)
     else:
@@ -63,6 +64,6 @@ def finish(verb: str, reply: m.CommandReply, *, json: bool, code: int) -> int:
     return code
 
 
-def fields(reply: m.CommandReply) -> dict[str, Any]:
-    """What `--json` tells of a reply."""
-    return {name: getattr(reply, name) for name in FIELDS}
+def fields(order: calls.Order, reply: m.CommandReply) -> dict[str, Any]:
+    """What `--json` tells of a command and its reply."""
+    return {"verb": order.verb, "node": order.node, **{name: getattr(reply, name) for name in FIELDS}}

@@ -225,7 +225,7 @@ def step_line(step: m.StepCommitted) -> str:
     skipped = f"  skipped: {one_line(step.skipped)}" if step.skipped else ""
     return (
         f"{time_of_day(step.committed_at)}  step {step.step:,}  loss {fmt.loss(step.loss)}  "
-        f"|g| {fmt.loss(step.grad_norm)}  lr {fmt.scientific(step.learning_rate)}  "
+        f"|g| {fmt.loss(step.grad_norm)}  lr {fmt.learning_rate(step.learning_rate)}  "
         f"{fmt.seconds(step.step_seconds)}  {fmt.rate(rate)} tok/s{skipped}"
     )
 
@@ -242,12 +242,14 @@ def one_line_keeping_gaps(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text).rstrip()
 
 
-def reply_line(verb: str, reply: m.CommandReply) -> str:
-    """How a command ended, naming the step it took effect at, or why it didn't."""
+def reply_line(verb: str, reply: m.CommandReply, node: str | None = None) -> str:
+    """How a command ended, naming the step it took effect at, and the node it was for, or why it didn't."""
     if reply.state == "applied":
         at = f" at step {reply.step:,}" if reply.step is not None else ""
         change = f": {reply.before} → {reply.after}" if reply.before is not None and reply.after is not None else ""
         change = f": {reply.after}, as it was" if change and reply.before == reply.after else change
+        if node and change and f"{node}=" not in change:
+            change = change.replace(": ", f": {node} ", 1)
         return arrowed(one_line(f"{verb} applied{at}{change}"))
     if reply.state == "accepted":
         return f"{verb} accepted, id {reply.id}"

@@ -72,7 +72,7 @@ def too_small(columns: int, rows: int) -> str | None:
     """What to say instead of a screen that can't be read, or None."""
     if columns >= LEAST_COLUMNS and rows >= LEAST_ROWS:
         return None
-    return f"{columns}x{rows} is too small: trainctl needs {LEAST_COLUMNS}x{LEAST_ROWS}"
+    return f"needs {LEAST_COLUMNS}x{LEAST_ROWS}: {columns}x{rows} is too small"
 
 
 def lines(

@@ -9,8 +9,9 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 
+from trainctl.tui.bottom import KeyHint
 from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.lines import Line, Piece, fit, line
+from trainctl.tui.lines import Line, Piece, fit, folded, line
 from trainctl.tui.screens.frames import OneFrame
 from trainctl.tui.widgets import Lines
 
@@ -89,16 +90,24 @@ class Chooser(Popup[int]):
         self._keys = tuple(keys)
 
     def text(self) -> list[Line]:
-        made = []
-        for index, choice in enumerate(self.choices):
-            press, role = f"screen.pick({index})", "cursor" if index == self.cursor else "text"
-            row = fit(
-                line(Piece(f" {self._keys[index]:1} ", "key", press), Piece(choice, role, press)), self.cells, role
-            )
-            made.append(tuple(piece._replace(action=press) for piece in row))
+        made = [row for index in range(len(self.choices)) for row in self._rows_of(index)]
         keys = line(Piece("enter", "key"), Piece(f" or a number {self._verb}  ", "label"), Piece("esc", "key"),
                     Piece(" closes", "label"))  # fmt: skip
         return [(), *made, (), keys]
+
+    def hints(self) -> list[KeyHint]:
+        """What its keys do, for the bottom line."""
+        return [KeyHint("enter", "take", "screen.take", "enter"), KeyHint("esc", "close", "screen.close", "escape")]
+
+    def _rows_of(self, index: int) -> list[Line]:
+        """A choice, in two rows if it takes them."""
+        press, role = f"screen.pick({index})", "cursor" if index == self.cursor else "text"
+        texts = folded(line(Piece(self.choices[index], role, press)), self.cells - 3, 2, self._glyphs.ellipsis)
+        heads = (f" {self._keys[index]:1} ", "   ")
+        rows = [
+            fit((Piece(head, "key", press), *text), self.cells, role) for head, text in zip(heads, texts, strict=False)
+        ]
+        return [tuple(piece._replace(action=press) for piece in row) for row in rows]
 
     def action_move(self, by: int) -> None:
         self.cursor = min(max(self.cursor + by, 0), len(self.choices) - 1)

@@ -18,32 +18,39 @@ from trainctl.tui.replay_source import ReplaySource
 from trainctl.tui.screens.base import Bar, BaseScreen
 from trainctl.tui.screens.overview import OverviewScreen
 
-_FOR_RUNS = frozenset({"dialog", "command_line"})
+_FOR_RUNS = frozenset({"dialog", "command_line", "undo"})
 """Actions that change a run: this one is over."""
 FAR_PART = 20
 """With shift a twentieth of the run at a time."""
 
 
+class Stopwatch:
+    """Seconds on the monotonic clock, less those in which it was told to stand."""
+
+    def __init__(self) -> None:
+        self._stood, self._looked = 0.0, time.monotonic()
+
+    def look(self, *, runs: bool) -> float:
+        """What it shows; `runs`: whether it ran since the last look."""
+        now = time.monotonic()
+        if not runs:
+            self._stood += now - self._looked
+        self._looked = now
+        return now - self._stood
+
+
+@dataclasses.dataclass(frozen=True)
 class ReplayClock(Clock):
     """The time of day is that of the place; ages stand still while it does."""
 
-    def __init__(self, source: ReplaySource) -> None:
-        super().__init__()
-        object.__setattr__(self, "_source", source)
-        object.__setattr__(self, "_stood", [0.0, time.monotonic()])  # seconds that it stood, and the last look
+    source: ReplaySource = dataclasses.field(kw_only=True)
+    watch: Stopwatch = dataclasses.field(default_factory=Stopwatch, kw_only=True)
 
     def monotonic(self) -> float:
-        source: ReplaySource = self._source  # type: ignore[attr-defined]
-        stood: list[float] = self._stood  # type: ignore[attr-defined]
-        now = time.monotonic()
-        if not source.head.playing:
-            stood[0] += now - stood[1]
-        stood[1] = now
-        return now - stood[0]
+        return self.watch.look(runs=self.source.head.playing)
 
     def wall(self) -> float:
-        at: float = self._source.at  # type: ignore[attr-defined]
-        return at
+        return self.source.at
 
 
 class ReplayApp(TrainctlApp):
@@ -65,7 +72,7 @@ class ReplayApp(TrainctlApp):
 
     def __init__(self, source: ReplaySource, **options: Any) -> None:
         self.source = source
-        options.setdefault("clock", ReplayClock(source))
+        options.setdefault("clock", ReplayClock(source=source))
         super().__init__(lambda: source, read_only=True, address=str(source.paths.directory), **options)
 
     @property

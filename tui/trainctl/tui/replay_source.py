@@ -16,6 +16,7 @@ import msgspec
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import Connection
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.metrics import RANK_SERIES, RUN_SERIES
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.reader import RecordReader
 from trainctl.tui.playhead import Playhead
@@ -26,8 +27,6 @@ TICK_SECONDS = 0.2
 MOST_STEPS_A_TICK = 24
 """More are shown by a snapshot than by their messages one by one."""
 EVENTS, PAGE = 100, 500
-RUN_SERIES = ("loss", "eval_loss", "step_seconds", "tokens_per_second")
-RANK_SERIES = ("busy_seconds", "own_tokens_per_second")
 NO_COMMANDS = "a replay takes no commands: the run is over"
 
 

@@ -67,7 +67,8 @@ class Store:
     def __init__(self, window: Window) -> None:
         self.used = len(window)
         room = min(window.capacity + 1, max(2 * self.used, _ROOM)) if self.used <= window.capacity else self.used + 1
-        self._floats, self._whole = np.full((len(_COLUMNS), room), np.nan), np.zeros((2, room), np.int64)
+        self._floats = np.full((len(_COLUMNS), room), np.nan)
+        self._whole = np.full((2, room), 0, np.int64)  # written, for zeros take memory only as they are
         for row, name in zip(self._floats, _COLUMNS, strict=True):
             row[: self.used] = getattr(window, name)
         self._whole[0, : self.used], self._whole[1, : self.used] = window.first, window.broken

@@ -10,6 +10,7 @@ from textual.screen import ModalScreen
 
 from trainctl.tui import control, split_view
 from trainctl.tui import split as sp
+from trainctl.tui.bottom import KeyHint
 from trainctl.tui.calls import Order
 from trainctl.tui.dialogs import followed, labelled
 from trainctl.tui.glyphs import Glyphs
@@ -149,6 +150,25 @@ class SplitDialog(OneFrame, ModalScreen[None], Painted):
                 Order("rebalance", split.args, None, self.form.run, self.form.if_plan, self.form.id), self
             )
 
+    def hints(self) -> list[KeyHint]:
+        """What its keys do now, for the bottom line."""
+        close = KeyHint("esc", "close", "screen.close", "escape")
+        if self.progress is not None:
+            return (
+                [KeyHint("u", self._again(self.progress), "screen.undo", "u"), close]
+                if self.progress.ended
+                else [close]
+            )
+        if self.form.blocked or self._owner.read_only:
+            return [close]
+        return [KeyHint("enter", "send", "screen.send", "enter"), close]
+
+    @staticmethod
+    def _again(ended: control.Progress) -> str:
+        """What `u` does after a command has ended."""
+        applied = ended.reply is not None and ended.reply.state == "applied"
+        return "the former shares again" if applied else "edits again"
+
     @property
     def watching(self) -> bool:
         return self.is_mounted and self in self.app.screen_stack
@@ -217,7 +237,6 @@ class SplitDialog(OneFrame, ModalScreen[None], Painted):
         made = followed(progress, self._owner.clock, self._glyphs, cells)
         keys = [Piece("esc", "key", "screen.close"), Piece(" closes", "label", "screen.close")]
         if progress.ended:
-            applied = progress.reply is not None and progress.reply.state == "applied"
-            words = " the former shares again  " if applied else " edits again  "
+            words = f" {self._again(progress)}  "
             keys = [Piece("u", "key", "screen.undo"), Piece(words, "label", "screen.undo"), *keys]
         return [*made, (), line(*keys)]

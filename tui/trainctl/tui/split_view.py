@@ -56,7 +56,7 @@ def _row(split: Split, index: int, glyphs: Glyphs, cells: int) -> Line:
             *fit((share_bar(part, bar - 1, glyphs),), bar),
             Piece(f"{_rate(seat):>7}", "text"),
             *pad_left(_seconds(split, index), 9),
-            *pad_left(_memory(seat, share), 10),
+            *pad_left(_memory(seat, share, glyphs), 10),
         ),
         cells,
     )
@@ -74,12 +74,12 @@ def _seconds(split: Split, index: int) -> Line:
     return line(Piece(f.seconds(seconds), "dim" if seconds is None else "strong" if slowest else "text"))
 
 
-def _memory(seat: Seat, share: int) -> Line:
+def _memory(seat: Seat, share: int, glyphs: Glyphs) -> Line:
     """As measured; a share below the micro-batch needs that or less."""
     if seat.memory_bytes is None:
         return line(Piece(f.NA, "dim"))
     used = f.used_of(seat.memory_bytes, seat.memory_cap_bytes)
-    return line(Piece(f"≤{used}" if seat.frees_memory(share) else used))
+    return line(Piece(glyphs.text(f"≤{used}") if seat.frees_memory(share) else used))
 
 
 def _sum(split: Split, glyphs: Glyphs, cells: int) -> Line:

@@ -28,10 +28,11 @@ def verb_args(verb: str, words: Sequence[str], *, local: bool) -> dict[str, Any]
 
 def verbs_summary() -> str:
     """Every verb with its arguments, for the help text; those that may be left out in brackets."""
-    return f"Verbs: {'; '.join(_signature(verb) for verb in verbs.VERBS.values())}."
+    return f"Verbs: {'; '.join(signature(verb) for verb in verbs.VERBS.values())}."
 
 
-def _signature(verb: verbs.Verb) -> str:
+def signature(verb: verbs.Verb) -> str:
+    """A verb with its arguments, as they are typed."""
     if verb.args is verbs.Rebalance:
         return f"{verb.name} NODE=SAMPLES|NODE=PERCENT% ... | auto=true"
     if verb.needs_node:

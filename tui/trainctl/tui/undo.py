@@ -66,8 +66,10 @@ def of(event: m.Event, run: m.RunView | None, events: Sequence[m.Event]) -> Inve
         raise NoInverse("it is no change that a command could take back")
     if event.verb in _WITHOUT:
         raise NoInverse(_WITHOUT[event.verb])
-    if event.outcome not in (None, "applied") or not changes.took_effect(event):
-        raise NoInverse(f"it changed nothing: {event.outcome or 'all was so already'}")
+    if event.outcome not in (None, "applied"):
+        raise NoInverse(f"it changed nothing: {event.outcome}")
+    if not changes.took_effect(event):
+        raise NoInverse("it changed nothing: all was so already")
     if run is None or event.run not in ("", run.run):
         raise NoInverse("it is of another run")
     by = undone_by(events).get(token(event))

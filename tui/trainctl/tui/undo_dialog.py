@@ -5,6 +5,7 @@ from dataclasses import replace
 from trainctl.tui import control, events_text, undo
 from trainctl.tui import format as f
 from trainctl.tui.clock import Clock
+from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import clean
 from trainctl.tui.model import ViewState
 from trainctl.tui.split import Split
@@ -29,9 +30,19 @@ def split_of(inverse: undo.Inverse, opened: Split) -> Split:
     return replace(opened, shares=shares) if sum(shares) == opened.total else opened
 
 
-def line_of(inverse: undo.Inverse, clock: Clock) -> str:
+def line_of(inverse: undo.Inverse, clock: Clock, glyphs: Glyphs) -> str:
     """One line of the list of changes: when, by whom, what and at which step, and what would be sent."""
     event = inverse.event
     at = f.clock(event.at, clock.wall(), clock.zone)
-    changed = clean(events_text.words(event).replace("→", "->"))
-    return f"{at} {clean(event.by)} {changed}; sends {clean(control.spoken(inverse.order))}"
+    changed = clean(events_text.words(event, glyphs.arrow))
+    return f"{at} {clean(event.by)} {changed}; sends {clean(_sent(inverse))}"
+
+
+def _sent(inverse: undo.Inverse) -> str:
+    """The command, of shares those that the event had changed."""
+    had = events_text.shares_in(inverse.event.after or "")
+    shares = inverse.order.args.get("shares")
+    if had is None or not isinstance(shares, dict):
+        return control.spoken(inverse.order)
+    other = [f"{node}={share}" for node, share in shares.items() if share != had.get(node)]
+    return " ".join([inverse.order.verb, *other])

@@ -15,7 +15,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Input
 
-from trainctl.tui.glyphs import Glyphs, to_ascii
+from trainctl.tui.glyphs import Glyphs, in_same_cells
 from trainctl.tui.lines import Line, Piece, cell_len, is_narrow, merged, plain, width
 from trainctl.tui.themes import style_of
 
@@ -118,7 +118,7 @@ class Lines(Widget):
         return made
 
     def _segment(self, piece: Piece, ground: Style) -> Segment:
-        text = to_ascii(piece.text) if self._glyphs.ascii_only else piece.text
+        text = in_same_cells(piece.text) if self._glyphs.ascii_only else piece.text
         style = self._looks.get(piece[1:])
         if style is None:
             style = ground + style_of(piece.role, self.app.theme)

@@ -3,6 +3,7 @@
 import dataclasses
 from collections import deque
 from collections.abc import Mapping
+from statistics import median_low
 
 from trainctl.node_agent.alerts.findings import Finding, Said, arrow, gigahertz, gpu_of, median, seconds
 from trainctl.protocol import messages as m
@@ -12,6 +13,8 @@ BLOCK_STEPS = 20
 """Steps whose median is compared."""
 BLOCK_READINGS, RECENT_READINGS = 60, 15
 """Readings, at 1 Hz, whose median is what a clock was at its best, and what it is now."""
+FARTHEST_SHARE = 2.0
+"""Times the share, or a part of it, beyond which what a step costs by itself would tell too."""
 LOADED_PERCENT = 50.0
 """A device that is used less may run slower because it can."""
 PHASES = ("data", "forward", "backward")
@@ -22,24 +25,37 @@ class Typical:
     """Medians over a block of one rank's steps, and its machine then; a restart forgets all but the rate."""
 
     rate: float  # own tokens a second
+    plan: tuple[int, int] = (0, 0)  # micro-batch and samples
     busy: Mapping[str, float] | None = None  # seconds, by phase
     gpu: m.GpuReading | None = None
     host: m.HostReading | None = None
 
 
 class RankPace:
-    """One rank's own rate for as long as micro-batch and share stay."""
+    """One rank's own rate for as long as its micro-batch stays. Another share is another number of passes, which the
+    rate hardly depends on: who slows down just after a rebalance is still compared with what it was."""
 
     def __init__(self) -> None:
         self.plan = (0, 0)  # micro-batch and samples
-        self.best: Typical | None = None
+        self._best: Typical | None = None
         self._recent: deque[m.RankStep] = deque(maxlen=BLOCK_STEPS)
         self._count = 0
 
+    @property
+    def best(self) -> Typical | None:
+        """The best block, as it would be with the present share; None before there is one."""
+        return _with_share(self._best, self.plan) if self._best is not None else None
+
+    def seed(self, best: Typical) -> None:
+        """Compare with what was best before a restart."""
+        self._best, self.plan = best, best.plan
+
     def add(self, part: m.RankStep) -> None:
         if (part.micro_batch, part.samples) != self.plan:
-            self.plan, self.best, self._count = (part.micro_batch, part.samples), None, 0
+            self.plan, self._count = (part.micro_batch, part.samples), 0
             self._recent.clear()
+            if self._best is not None and not _is_like(self._best.plan, self.plan):
+                self._best = None
         self._recent.append(part)
         self._count += 1
 
@@ -52,12 +68,35 @@ class RankPace:
         if not known:
             return None
         busy = {name: median(getattr(part.phases, name) for part in self._recent) for name in PHASES}
-        return Typical(median(known), busy, gpu, host)
+        return Typical(median(known), self.plan, busy, gpu, host)
 
     def keep_best(self, typical: Typical) -> None:
         """Call it after each step; every block is a candidate."""
-        if self._count % BLOCK_STEPS == 0 and (self.best is None or typical.rate > self.best.rate):
-            self.best = typical
+        best = self.best
+        if self._count % BLOCK_STEPS == 0 and (best is None or typical.rate > best.rate):
+            self._best = typical
+
+
+def _is_like(before: tuple[int, int], plan: tuple[int, int]) -> bool:
+    """Whether a rank's rates with two plans can be compared."""
+    return before[0] == plan[0] and 1 / FARTHEST_SHARE <= plan[1] / max(before[1], 1) <= FARTHEST_SHARE
+
+
+def _with_share(best: Typical, plan: tuple[int, int]) -> Typical:
+    """The block with another share of the same micro-batch. Its last pass may be smaller, and cost as much as a whole
+    one: then no more can be asked for than that leaves."""
+    if best.plan == plan:
+        return best
+    factor = min(1.0, _pass_samples(plan) / _pass_samples(best.plan))
+    more = plan[1] / max(best.plan[1], 1) / factor
+    busy = {name: more * took for name, took in best.busy.items()} if best.busy is not None else None
+    return dataclasses.replace(best, rate=best.rate * factor, plan=plan, busy=busy)
+
+
+def _pass_samples(plan: tuple[int, int]) -> float:
+    """Samples of a pass in the mean."""
+    micro_batch, samples = max(plan[0], 1), max(plan[1], 1)
+    return samples / -(-samples // micro_batch)
 
 
 class PaceWatch:
@@ -69,9 +108,16 @@ class PaceWatch:
         self._clocks: dict[int, _Clock] = {}
         self._typical: dict[int, Typical] = {}
         self._slower: dict[int, float] = {}  # the part by which each is below its best
+        self._nodes: dict[int, str] = {}
 
     def part(self, part: m.RankStep, host: m.HostReading | None, device: str | None) -> list[Finding]:
-        """A rank's part of a step, with what was last read of its machine."""
+        """A rank's part of a step, with what was last read of its machine: what it says of the rank, and of all."""
+        self._nodes[part.rank] = part.node
+        alone = self._of_rank(part, host, device)
+        once = part.rank == max(self._slower, default=part.rank)  # of all ranks at a step
+        return [*alone, self._together()] if alone and once else alone
+
+    def _of_rank(self, part: m.RankStep, host: m.HostReading | None, device: str | None) -> list[Finding]:
         pace = self._paces.setdefault(part.rank, RankPace())
         pace.add(part)
         typical = pace.now(gpu_of(host, device), host)
@@ -82,7 +128,7 @@ class PaceWatch:
         pace.keep_best(typical)
         if best is None:
             self._slower.pop(part.rank, None)
-            # With another micro-batch or share there is nothing to be slower than.
+            # With another micro-batch, or quite another share, there is nothing to be slower than.
             return [Finding("throughput", False, True, lambda: Said(""), part.node, part.rank)]
         self._slower[part.rank] = 1 - typical.rate / best.rate
         slower = self._alone(part.rank)
@@ -97,6 +143,23 @@ class PaceWatch:
         trouble, such as a busy machine that they share."""
         others = [slower for other, slower in self._slower.items() if other != rank]
         return self._slower[rank] - max(0.0, median(others) if others else 0.0)
+
+    def _together(self) -> Finding:
+        """What slows more than half of the ranks is the fleet's trouble, and no rank's own."""
+        slower = dict(self._slower) if len(self._slower) > 1 else {}
+        middle = median_low(slower.values()) if slower else 0.0
+        bad = middle > self._table.throughput_drop_percent / 100
+        good = middle < self._table.throughput_clear_percent / 100
+        return Finding("throughput", bad, good, lambda: self._say_together(slower, middle))
+
+    def _say_together(self, slower: Mapping[int, float], middle: float) -> Said:
+        lower = sum(part > self._table.throughput_drop_percent / 100 for part in slower.values())
+        text = f"{lower} of {len(slower)} ranks slower together, own rates -{100 * middle:.0f} % in the middle"
+        return Said(text, tuple(self._rates_of(rank) for rank in sorted(slower) if rank in self._slower))
+
+    def _rates_of(self, rank: int) -> str:
+        best, now = self._paces[rank].best, self._typical[rank]
+        return f"{self._nodes[rank]} rank {rank}: {_rates(best, now) if best is not None else 'begins anew'}"
 
     def reading(self, reading: m.HostReading, ranks: Mapping[int, str | None]) -> list[Finding]:
         """A machine's reading, with the devices of the ranks that are at work on it."""
@@ -125,6 +188,7 @@ class PaceWatch:
         self._clocks.pop(rank, None)
         self._typical.pop(rank, None)
         self._slower.pop(rank, None)
+        self._nodes.pop(rank, None)
 
     # ------------------------------------------------------------ what a restart must not forget
 
@@ -138,8 +202,8 @@ class PaceWatch:
     def seed(self, kind: str, rank: int, reference: tuple[float, ...]) -> None:
         """Compare a rank with what it was compared with before."""
         if kind == "throughput" and len(reference) == 3:
-            pace = self._paces.setdefault(rank, RankPace())
-            pace.best, pace.plan = Typical(reference[0]), (int(reference[1]), int(reference[2]))
+            best = Typical(reference[0], (int(reference[1]), int(reference[2])))
+            self._paces.setdefault(rank, RankPace()).seed(best)
         elif kind == "clock" and len(reference) == 1:
             self._clocks.setdefault(rank, _Clock()).best = reference[0]
 
@@ -191,8 +255,7 @@ class Speaker:
 
 
 def _slower(best: Typical, typical: Typical) -> Said:
-    percent = 100 * (typical.rate / best.rate - 1)
-    rates = f"own rate {best.rate:,.0f}→{typical.rate:,.0f} tok/s ({percent:+.0f} %)"
+    rates = _rates(best, typical)
     grew, read = _grown(best, typical), _Read(typical.gpu, typical.host)
     clock = ""
     if best.gpu and typical.gpu and best.gpu.clock_mhz and typical.gpu.clock_mhz:
@@ -200,6 +263,11 @@ def _slower(best: Typical, typical: Typical) -> Said:
     state = ", ".join(word for word in (_celsius(read), clock) if word)
     text = f"{grew}: {state}" if grew and state else f"{grew}, {rates}" if grew else rates
     return Said(text, (rates, *_facts(best, typical)))
+
+
+def _rates(best: Typical, typical: Typical) -> str:
+    percent = 100 * (typical.rate / best.rate - 1)
+    return f"own rate {best.rate:,.0f}→{typical.rate:,.0f} tok/s ({percent:+.0f} %)"
 
 
 def _grown(before: Typical | None, now: Typical | None) -> str:

@@ -119,8 +119,8 @@ def window_of(
     found = [_Found(item.ask.first, item.ask.last, item.windows[key]) for item in answers if key in item.windows]
     newer = lately(state, key, tails) if state is not None else s.empty()
     if state is not None and len(state.window(*key)):
-        whole = state.window(*key)
-        found.append(_Found(1, whole.newest_step, whole))
+        own = state.window(*key)  # of what no snapshot carries it begins where this program was attached
+        found.append(_Found(max(int(own.first[0]), 1), own.newest_step, own))
     if not found:
         return newer
     newest = state.run.step if state is not None and state.run is not None else max(item.last for item in found)

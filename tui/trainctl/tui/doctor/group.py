@@ -6,7 +6,7 @@ from ipaddress import IPv4Interface
 from trainctl.protocol import messages as m
 from trainctl.protocol import sockets
 from trainctl.tui.doctor.machines import quoted
-from trainctl.tui.doctor.scene import Finding, Look, Scene, Trouble
+from trainctl.tui.doctor.scene import Finding, Level, Look, Scene, Subject, Trouble
 
 CLOCK_WARN_SECONDS, CLOCK_FAIL_SECONDS = 0.5, 30.0
 SLOW_SECONDS = 0.05
@@ -30,9 +30,9 @@ def of_reach(look: Look, here: m.Facts) -> Iterator[Finding]:
         yield Finding("ok", look.name, "port", f"publishes on {look.live_address}, which can be reached")
 
 
-def _unreached(look: Look, trouble: Trouble, here: m.Facts, subject: str, address: str) -> Finding:
+def _unreached(look: Look, trouble: Trouble, here: m.Facts, subject: Subject, address: str) -> Finding:
     text, do = _reasons(look, trouble, here, address)
-    return Finding("fail", look.name, subject, f"{address}: {text}", do)  # type: ignore[arg-type]
+    return Finding("fail", look.name, subject, f"{address}: {text}", do)
 
 
 def _reasons(look: Look, trouble: Trouble, here: m.Facts, address: str) -> tuple[str, str]:
@@ -75,11 +75,11 @@ def of_versions(scene: Scene) -> Iterator[Finding]:
                 found.setdefault(version, []).append(look.name)
         if len(found) > 1:
             said = "; ".join(f"{version} on {', '.join(nodes)}" for version, nodes in sorted(found.items()))
-            level = "fail" if name == "trainctl" else "warn"
+            level: Level = "fail" if name == "trainctl" else "warn"
             means = (
                 "nodes of unlike versions may refuse each other" if name == "trainctl" else "sums may differ a little"
             )
-            yield Finding(level, "", "version", f"{name} differs: {said}: {means}",  # type: ignore[arg-type]
+            yield Finding(level, "", "version", f"{name} differs: {said}: {means}",
                           f"pip install '{name}=={max(found, key=_parts)}' where it is older")  # fmt: skip
 
 
@@ -98,8 +98,8 @@ def of_clock(look: Look) -> Iterator[Finding]:
     if sure <= CLOCK_WARN_SECONDS:
         yield Finding("ok", look.name, "clock", text)
         return
-    level = "fail" if sure > CLOCK_FAIL_SECONDS else "warn"
-    yield Finding(level, look.name, "clock", f"{text}: logs and events of the nodes interleave wrongly",  # type: ignore[arg-type]
+    level: Level = "fail" if sure > CLOCK_FAIL_SECONDS else "warn"
+    yield Finding(level, look.name, "clock", f"{text}: logs and events of the nodes interleave wrongly",
                   "turn on network time there (timedatectl set-ntp true; macOS: Set time automatically)")  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from trainctl.protocol import messages as m
 from trainctl.protocol import sockets
-from trainctl.tui.doctor.scene import Finding, Look
+from trainctl.tui.doctor.scene import Finding, Level, Look
 
 GB = 1e9
 LEAST_FREE_BYTES, LOW_FREE_BYTES = 5 * GB, 20 * GB
@@ -64,8 +64,8 @@ def _disk(look: Look, facts: m.Facts) -> Iterator[Finding]:
         return
     text = f"{free / GB:,.0f} GB of {total / GB:,.0f} GB free at {facts.state_folder}"
     if free < LOW_FREE_BYTES:
-        level = "fail" if free < LEAST_FREE_BYTES else "warn"
-        yield Finding(level, look.name, "disk", f"{text}: checkpoints will fill it",  # type: ignore[arg-type]
+        level: Level = "fail" if free < LEAST_FREE_BYTES else "warn"
+        yield Finding(level, look.name, "disk", f"{text}: checkpoints will fill it",
                       "remove old run directories, or set TRAINCTL_STATE to a larger disk")  # fmt: skip
     else:
         yield Finding("ok", look.name, "disk", text)
@@ -85,8 +85,8 @@ def _memory(look: Look, facts: m.Facts) -> Iterator[Finding]:
 def _files(look: Look, facts: m.Facts) -> Iterator[Finding]:
     limit = facts.open_files
     if limit is not None and limit < LOW_FILES:
-        level = "fail" if limit < LEAST_FILES else "warn"
-        yield Finding(level, look.name, "files", f"at most {limit:,} open files: many clients can use them up",  # type: ignore[arg-type]
+        level: Level = "fail" if limit < LEAST_FILES else "warn"
+        yield Finding(level, look.name, "files", f"at most {limit:,} open files: many clients can use them up",
                       "ulimit -n 65536 before the agent is started, or install it as a service")  # fmt: skip
     else:
         yield Finding("ok", look.name, "files", f"up to {limit:,} open files" if limit else "open files not limited")

@@ -12,7 +12,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.client import Client
 from trainctl.protocol.errors import NotAuthorisedError, TrainctlError, UnreachableError, VersionError
 from trainctl.protocol.runfile import RunFile
-from trainctl.tui.doctor.scene import Hashed, Look, Trouble
+from trainctl.tui.doctor.scene import Asset, Hashed, Look, Trouble
 
 CONNECT_SECONDS, ANSWER_SECONDS = 3.0, 5.0
 DIGEST_SECONDS = 1800.0
@@ -134,10 +134,11 @@ async def _hashed(run: RunFile, look: Look) -> list[Hashed]:
     own = runfile.on_node(run, look.name)
     async with Client(look.address, timeout_seconds=DIGEST_SECONDS) as client:
         made = []
-        for what, path in (("model", own.model.path), ("data", own.data.path)):
+        paths: tuple[tuple[Asset, str], ...] = (("model", own.model.path), ("data", own.data.path))
+        for what, path in paths:
             try:
-                told = await client.digests(what, str(Path(path)))  # type: ignore[arg-type]
+                told = await client.digests(what, str(Path(path)))
             except TrainctlError as error:
                 told = m.Digests(rid="", digest="", problem=str(error))
-            made.append(Hashed(look.name, what, path, told))  # type: ignore[arg-type]
+            made.append(Hashed(look.name, what, path, told))
         return made

@@ -46,11 +46,14 @@ class Look:
     is_here: bool = False  # it is this machine
 
 
+Asset = Literal["model", "data"]
+
+
 class Hashed(NamedTuple):
     """A model or data as one node has it."""
 
     node: str
-    what: Literal["model", "data"]
+    what: Asset
     path: str
     digests: m.Digests
 

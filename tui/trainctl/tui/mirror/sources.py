@@ -52,7 +52,7 @@ class DirectorySource:
     def __init__(self, directory: Path) -> None:
         self._paths = RunPaths(directory)
         self._reader = RecordReader(self._paths)
-        self.run = directory.name
+        self.run = self._reader.run
 
     def view(self) -> m.RunView | None:
         """As its agent kept it; None of a record that has none."""

@@ -16,9 +16,9 @@ class AlertsScreen(BaseScreen):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "move(1)", "next alert", show=False),
-        Binding("up", "move(-1)", "previous alert", show=False),
+        Binding("up,k", "move(-1)", "previous alert", show=False),
         Binding("enter", "why", "why", show=False, tooltip="what is known of it"),
-        Binding("k", "acknowledge", "acknowledge", show=False, tooltip="acknowledge the alert"),
+        Binding("A", "acknowledge", "acknowledge", show=False, tooltip="acknowledge the alert"),
         Binding("m", "mute", "mute", show=False, tooltip="mute its kind for an hour"),
         Binding("B", "bell", "bell", show=False, tooltip="bell on or off"),
     ]

@@ -8,7 +8,7 @@ from textual import events
 from textual.app import ComposeResult
 
 from trainctl.tui import copying, direct, overview
-from trainctl.tui.bottom import Bottom
+from trainctl.tui.bottom import Bottom, KeyHint
 from trainctl.tui.keymap import named
 from trainctl.tui.lines import Line, line
 from trainctl.tui.screens.frames import OneFrame
@@ -110,6 +110,10 @@ class BaseScreen(OneFrame, Painted):
     def values(self) -> copying.Values:
         """What `y` copies: the likeliest first."""
         return copying.of_fleet(self.owner.shown, None)
+
+    def arranged(self, hints: list[KeyHint]) -> list[KeyHint]:
+        """The keys for the bottom line, in their order there."""
+        return hints
 
     def arrived(self) -> None:
         """A snapshot of the live run was taken."""

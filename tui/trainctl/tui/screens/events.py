@@ -21,6 +21,7 @@ from trainctl.tui import (
 )
 from trainctl.tui import format as f
 from trainctl.tui import series as s
+from trainctl.tui.bottom import KeyHint
 from trainctl.tui.lines import Line, Piece, fit, line, rule
 from trainctl.tui.screens.table import TableScreen
 from trainctl.tui.tables import EVENTS, EventRow
@@ -28,6 +29,8 @@ from trainctl.tui.tables import EVENTS, EventRow
 EVENTS_PAGE = 500
 _MOST_ASKED = 12
 """Old events whose effect is asked of the record in one go."""
+_FIRST = ("details", "undo")
+"""Keys that come first at the bottom."""
 
 
 class EventsScreen(TableScreen):
@@ -48,6 +51,7 @@ class EventsScreen(TableScreen):
         super().__init__(name)
         self.older: tuple[m.Event, ...] = ()
         self.first, self.chosen_id = 0, -1
+        self.undoable = False  # the chosen event, as last drawn
         self.rows: list[EventRow] = []
         self._measured: dict[tuple[str, int], effects.Effect] = {}  # by run and event id
 
@@ -148,7 +152,12 @@ class EventsScreen(TableScreen):
         )
         made = [*top, rule(columns, owner.glyphs.horizontal, title)]
         made.append(events_table.head(columns, self.rows, self.order, context))
-        made += events_table.lines(self.rows, shown, self.cursor, columns, context)
+        table = events_table.lines(self.rows, shown, self.cursor, columns, context)
+        self.undoable = self.chosen is not None and isinstance(self.undoing(self.chosen), undo.Inverse)
+        if self.undoable and (key := owner.key_of("undo")):
+            at = self.cursor - self.first
+            table[at] = events_table.with_key(table[at], f"{key} undo", "app.undo")
+        made += table
         if not self.rows:
             words = "the filter hides all events; esc clears it" if self.hidden else "nothing has happened yet"
             made.append(fit(line(Piece(words, "dim")), columns))
@@ -158,6 +167,11 @@ class EventsScreen(TableScreen):
         return events_table.SORTED_BY
 
     # ------------------------------------------------------------ actions
+
+    def arranged(self, hints: list[KeyHint]) -> list[KeyHint]:
+        """Its own keys first; undo among them while the chosen event can be undone, else not at all."""
+        found = [hint for hint in hints if hint.action != "undo" or self.undoable]
+        return sorted(found, key=lambda hint: _FIRST.index(hint.action) if hint.action in _FIRST else len(_FIRST))
 
     def action_move(self, by: int) -> None:
         if self.rows:

@@ -1,5 +1,6 @@
 """Help: the keys of the moment, and what the letters on the screens mean."""
 
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -8,12 +9,39 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 
-from trainctl.tui.lines import Line, Piece, fit, line, wrap
+from trainctl.tui.lines import Line, Piece, cell_len, fit, folded, line, wrap
 from trainctl.tui.screens.frames import OneFrame
 from trainctl.tui.widgets import Lines
 
 if TYPE_CHECKING:
     from trainctl.tui.app import TrainctlApp
+
+_HELP_CELLS = 35
+_TEXT_CELLS = 2 * _HELP_CELLS
+_AROUND_CELLS = 8
+"""Of the border, the margins and the scroll bar."""
+_SHELL = "from a shell  "
+
+
+def key_rows(keys: Sequence[tuple[str, str]], columns: int = _TEXT_CELLS) -> list[Line]:
+    """Keys and what they do in two columns, or one where two don't fit; words too long for theirs go on below."""
+    if columns < 2 * _HELP_CELLS:
+        return [row for key, what in keys for row in _cell(key, what, columns)]
+    cells = [_cell(key, what, _HELP_CELLS) for key, what in keys]
+    total = sum(map(len, cells))
+    left: list[Line] = []
+    while cells and 2 * len(left) < total:
+        left += cells.pop(0)
+    right = [row for cell in cells for row in cell]
+    blank = fit((), _HELP_CELLS)
+    return [(*one, *other) for one, other in zip_longest(left, right, fillvalue=blank)]
+
+
+def _cell(key: str, what: str, columns: int) -> list[Line]:
+    head = f"{key:>7}  "
+    first, *more = wrap(what, columns - cell_len(head))
+    rows = [line(Piece(head, "key"), first), *(line(" " * cell_len(head) + row) for row in more)]
+    return [fit(row, columns) for row in rows]
 
 
 class HelpScreen(OneFrame, ModalScreen[None]):
@@ -33,12 +61,13 @@ class HelpScreen(OneFrame, ModalScreen[None]):
 
     def on_mount(self) -> None:
         self.set_class(cast("TrainctlApp", self.app).glyphs.ascii_only, "ascii")
-        half = -(-len(self._keys) // 2)
-        cells = [fit(line(Piece(f"{key:>7}  ", "key"), what), _HELP_CELLS) for key, what in self._keys]
-        made: list[Line] = [(*left, *right) for left, right in zip_longest(cells[:half], cells[half:], fillvalue=())]
+
+    def on_resize(self) -> None:
+        columns = min(_TEXT_CELLS, self.app.size.width - _AROUND_CELLS)
+        made = key_rows(self._keys, columns)
         words = "trainctl send VERB ... --connect " if "://" in self._address else "trainctl replay "
-        made += [(), *_LEGEND, ()]
-        rows = wrap(words + self._address, min(_TEXT_CELLS, self.app.size.width - 6) - len(_SHELL))
+        made += [(), *(row for meaning in _LEGEND for row in folded(meaning, columns, 2)), ()]
+        rows = wrap(words + self._address, columns - len(_SHELL))
         made += [line(Piece(_SHELL if not at else " " * len(_SHELL), "label"), row) for at, row in enumerate(rows)]
         for text in self.query("#help-text").results(Lines):  # none where a key of the same burst has closed it
             text.show(made)
@@ -47,9 +76,6 @@ class HelpScreen(OneFrame, ModalScreen[None]):
         self.dismiss()
 
 
-_HELP_CELLS = 34
-_TEXT_CELLS = 70
-_SHELL = "from a shell  "
 _LEGEND: tuple[Line, ...] = (
     line(
         Piece("   step  ", "label"), Piece("d", "phase_d"), " data  ", Piece("f", "phase_f"), " forward  ",

@@ -27,7 +27,7 @@ class WhyScreen(OneFrame, ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,w,enter", "close", "close"),
-        Binding("k", "acknowledge", "acknowledge"),
+        Binding("A", "acknowledge", "acknowledge"),
         Binding("m", "mute", "mute"),
     ]
 
@@ -41,7 +41,7 @@ class WhyScreen(OneFrame, ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         box = Vertical(id="why")
-        box.border_title = f"why: {self._alert.id}"
+        box.border_title = f"why: {alerts_view.title(self._alert)}"
         with box:
             yield Lines(self._glyphs, id="why-text", grow=True)
 
@@ -58,7 +58,7 @@ class WhyScreen(OneFrame, ModalScreen[None]):
         made: list[Line] = [(), *alerts_view.detail_lines(self._alert, state, clock, _CELLS), ()]
         if found is None:
             made.append(line(Piece("it is over by now", "good")))
-        keys = [("k", "acknowledges", "screen.acknowledge"), ("m", "mutes an hour", "screen.mute")] if found else []
+        keys = [("A", "acknowledges", "screen.acknowledge"), ("m", "mutes an hour", "screen.mute")] if found else []
         keys.append(("esc", "closes", "screen.close"))
         pieces = [piece for key, words, action in keys
                   for piece in (Piece(key, "key", action), Piece(f" {words}  ", "label", action))]  # fmt: skip

@@ -1,0 +1,72 @@
+"""Notes on a run that has ended: the agent that conducted it writes them into its record."""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from trainctl.node_agent import decisions as d
+from trainctl.node_agent.ledger import AgentLedger, JournaledCommand, KnownRun
+from trainctl.node_agent.recorder import RunRecorder
+from trainctl.node_agent.session import Session
+from trainctl.protocol import messages as m
+from trainctl.protocol import verbs
+from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.paths import RunPaths
+
+
+class Conducting(Protocol):
+    """The part of an agent that conducts."""
+
+    session: Session | None
+
+    @property
+    def is_busy(self) -> bool: ...
+
+
+class Afterthoughts:
+    """Takes notes on runs of this node's ledger that nobody conducts any more."""
+
+    def __init__(
+        self, node: str, ledger: AgentLedger, publish: Callable[[m.Event], object], conducting: Conducting
+    ) -> None:
+        self._node, self._ledger, self._publish, self._conducting = node, ledger, publish, conducting
+
+    def note(self, row: JournaledCommand) -> d.CommandEnded:
+        """Write a note, once for each command: asked for again, it tells at which step it stands.
+
+        Raises InvalidInputError where there is no such run, or it isn't this node's, and RefusedError where its record
+        can't be written.
+        """
+        args = verbs.check("note", row.args)
+        assert isinstance(args, verbs.Note)
+        run = self._run_of(row)
+        self._ledger.set_run(row.id, run.run)
+        paths = RunPaths(run.directory)
+        if not paths.record.exists():
+            raise InvalidInputError("run", f"the record isn't in {paths.directory} any more")
+        with RunRecorder(paths, resumable=False) as recorder:
+            noted = recorder.note_of(row.id)
+            if noted is None:
+                last = recorder.last_state()
+                noted = last.step.step if last.step is not None else 0
+                event = recorder.event(
+                    time.time(), "note", "info", row.by, args.text, step=noted, generation=last.generation,
+                    command=row.id,
+                )  # fmt: skip
+                if recorder.note_of(row.id) is None:
+                    raise RefusedError(recorder.problem or f"{paths.record} can't be written")
+                self._publish(event)
+        return d.CommandEnded(row.id, "applied", noted)
+
+    def _run_of(self, row: JournaledCommand) -> KnownRun:
+        """The run that it names, or the newest."""
+        if self._conducting.is_busy and self._conducting.session is None:
+            raise RefusedError("a run is just being taken up: ask again once it is")
+        known = self._ledger.runs()
+        found = next((run for run in known if row.run in (None, run.run)), None)
+        if found is None:
+            raise InvalidInputError("run", f"no run {row.run!r} on {self._node}" if row.run else "there is no run")
+        followed = self._ledger.followed(found.run)
+        if followed is not None:
+            raise InvalidInputError("run", f"{found.run} was conducted by {followed.lead}, whose agent takes its notes")
+        return found
