@@ -31,7 +31,8 @@ from trainctl.protocol.errors import (
     VersionError,
 )
 from trainctl.protocol.handshake import HandshakeWatch
-from trainctl.protocol.keyring import Credentials, Keyring, current
+from trainctl.protocol.keyring import Keyring, current
+from trainctl.protocol.live_queue import LiveQueue
 from trainctl.protocol.paths import user_name
 
 DEFAULT_TIMEOUT_SECONDS = 5.0
@@ -58,6 +59,10 @@ class Connection:
     state: Literal["connecting", "connected", "silent"]
     since_monotonic: float
     why: str = ""
+
+
+Attached = m.Snapshot | m.Live | m.Heartbeat | Connection
+"""What an attachment gives."""
 
 
 def check_reply(reply: m.AgentReply, wanted: type[R]) -> R:
@@ -259,60 +264,70 @@ class Client:
 
     # ------------------------------------------------------------ live
 
-    async def attach(self, columns: int = 120) -> AsyncGenerator[m.Snapshot | m.Live | m.Heartbeat | Connection, None]:
+    async def attach(self, columns: int = 120) -> AsyncGenerator[Attached, None]:
         """A snapshot, then every live message after it in order, and how the line is whenever that changes.
 
         A fresh Snapshot follows an agent's restart or a gap too old to fill. Never raises for a lost agent (it says
         `silent` and keeps trying); raises VersionError for one of another protocol version.
         """
-        yield Connection("connecting", time.monotonic())
+        async with contextlib.aclosing(self.attach_at_once(columns)) as batches:
+            async for batch in batches:
+                for item in batch:
+                    yield item
+
+    async def attach_at_once(self, columns: int = 120) -> AsyncGenerator[list[Attached], None]:
+        """As `attach`, but each time all that has come: one by one, many messages a second cost much."""
+        yield [Connection("connecting", time.monotonic())]
         while True:
             try:
                 snapshot = await self.snapshot(0)  # for where it publishes alone
             except UnreachableError as error:
-                yield Connection("silent", time.monotonic(), str(error))
+                yield [Connection("silent", time.monotonic(), str(error))]
                 continue
             except RefusedError as error:
-                yield Connection("silent", time.monotonic(), str(error))
+                yield [Connection("silent", time.monotonic(), str(error))]
                 await asyncio.sleep(REFUSED_PAUSE_SECONDS)
                 continue
-            live = _LiveQueue(self._context, snapshot.node.live_address, self._credentials)
+            live = LiveQueue(self._context, snapshot.node.live_address, self._credentials)
             try:
                 # Subscribed before this snapshot was asked for: what is published meanwhile waits in the queue.
                 snapshot = await self.snapshot(columns)
-                yield Connection("connected", time.monotonic())
-                yield snapshot
-                async for item in self._deltas(Attachment(snapshot), live):
-                    yield item
+                yield [Connection("connected", time.monotonic()), snapshot]
+                async for batch in self._deltas(Attachment(snapshot), live):
+                    yield batch
             except (UnreachableError, RefusedError) as error:
-                yield Connection("silent", time.monotonic(), str(error))
+                yield [Connection("silent", time.monotonic(), str(error))]
                 await asyncio.sleep(REFUSED_PAUSE_SECONDS)
             finally:
-                await live.close()
+                live.close()
 
-    async def _deltas(
-        self, attachment: Attachment, live: "_LiveQueue"
-    ) -> AsyncIterator[m.Live | m.Heartbeat | Connection]:
+    async def _deltas(self, attachment: Attachment, live: LiveQueue) -> AsyncIterator[list[Attached]]:
         """Until the agent's boot changes, a gap can't be filled, or it is silent and answers nothing."""
         while True:
-            message = await live.get(SILENT_AFTER_SECONDS)
-            if message is None:
-                yield Connection("silent", time.monotonic(), f"no message from {self.address}")
+            messages = await live.get(SILENT_AFTER_SECONDS)
+            if not messages:
+                yield [Connection("silent", time.monotonic(), f"no message from {self.address}")]
                 await self.snapshot(0)  # raises UnreachableError: attach again
                 return
-            verdict = attachment.judge(message)
-            while isinstance(verdict, Gap):
-                fill = await self._fill(verdict)
-                if fill is None:
-                    return
-                for missed in fill:
-                    if attachment.judge(missed) == "deliver":
-                        yield missed
+            ready: list[Attached] = []
+            for message in messages:
                 verdict = attachment.judge(message)
+                while isinstance(verdict, Gap):
+                    if ready:  # what came before it isn't held up
+                        yield ready
+                    fill = await self._fill(verdict)
+                    if fill is None:
+                        return
+                    ready = [missed for missed in fill if attachment.judge(missed) == "deliver"]
+                    verdict = attachment.judge(message)
+                if verdict == "reattach":
+                    break
+                if verdict == "deliver":
+                    ready.append(message)
+            if ready:
+                yield ready
             if verdict == "reattach":
                 return
-            if verdict == "deliver":
-                yield message
 
     async def _fill(self, gap: Gap) -> tuple[m.Live, ...] | None:
         last = min(gap.last, gap.first + GAP_PAGE - 1)
@@ -390,47 +405,6 @@ class Client:
                     queue.put_nowait(reply)
             elif reply.rid in self._waiting:
                 self._waiting[reply.rid].put_nowait(reply)
-
-
-class _LiveQueue:
-    """A SUB socket with its one receive task; when the reader is slow, ZeroMQ drops and the gap is noticed."""
-
-    def __init__(self, context: Any, address: str, credentials: Credentials | None) -> None:
-        self._socket = sockets.new_socket(context, zmq.SUB)
-        if credentials is not None:
-            sockets.secure_client(self._socket, credentials.own, credentials.server)
-        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
-        self._socket.connect(address)
-        self._queue: asyncio.Queue[m.Live | m.Heartbeat | VersionError] = asyncio.Queue(maxsize=4096)
-        self._task = asyncio.create_task(self._pump(), name="trainctl-client-live")
-
-    async def get(self, seconds: float) -> m.Live | m.Heartbeat | None:
-        try:
-            async with asyncio.timeout(seconds):
-                item = await self._queue.get()
-        except TimeoutError:
-            return None
-        if isinstance(item, VersionError):
-            raise item
-        return item
-
-    async def _pump(self) -> None:
-        while True:
-            frames = await sockets.receive(self._socket)
-            try:
-                message = codec.decode_live(sockets.check_frames(frames, 2)[1])
-            except VersionError as error:
-                await self._queue.put(error)
-            except ProtocolError:
-                continue  # not ours; a message of ours that is lost shows as a gap
-            else:
-                await self._queue.put(message)
-
-    async def close(self) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-        self._socket.close(linger=0)
 
 
 def _rid() -> str:

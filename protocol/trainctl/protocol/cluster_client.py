@@ -7,7 +7,7 @@ async for node, message in attach_cluster("tcp://127.0.0.1:7474"):
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 import zmq.asyncio
 
@@ -18,7 +18,7 @@ from trainctl.protocol.keyring import Keyring, current
 
 Item = m.Snapshot | m.NodeView | m.Live | m.Heartbeat | Connection
 RETRY_SECONDS = 1.0
-WAITING_ITEMS = 4096
+WAITING_BATCHES = 256
 
 
 async def attach_cluster(
@@ -37,10 +37,11 @@ async def attach_cluster(
     try:
         cluster.watch(address)
         while True:
-            watch, item = await cluster.queue.get()
-            if cluster.watches.get(watch.address) is watch:
-                for piece in cluster.take(watch, item):
-                    yield cluster.names.get(watch.address, ""), piece
+            watch, items = await cluster.queue.get()
+            for item in items:
+                if cluster.watches.get(watch.address) is watch:
+                    for piece in cluster.take(watch, item):
+                        yield cluster.names.get(watch.address, ""), piece
     finally:
         await cluster.close()
 
@@ -54,7 +55,7 @@ class _Watch:
 
 class _Cluster:
     def __init__(self, address: str, columns: int, by: str | None, timeout_seconds: float, keys: Keyring) -> None:
-        self.queue: asyncio.Queue[tuple[_Watch, Item | TrainctlError]] = asyncio.Queue(WAITING_ITEMS)
+        self.queue: asyncio.Queue[tuple[_Watch, Sequence[Item | TrainctlError]]] = asyncio.Queue(WAITING_BATCHES)
         self.watches: dict[str, _Watch] = {}  # by the agent's address
         self.names: dict[str, str] = {}  # address -> node
         self._main, self._columns, self._by, self._timeout_seconds = address, columns, by, timeout_seconds
@@ -79,12 +80,12 @@ class _Cluster:
             try:
                 async with (
                     self._client(watch.address) as client,
-                    contextlib.aclosing(client.attach(columns)) as items,
+                    contextlib.aclosing(client.attach_at_once(columns)) as batches,
                 ):
-                    async for item in items:
-                        await self.queue.put((watch, item))
+                    async for batch in batches:
+                        await self.queue.put((watch, batch))
             except TrainctlError as error:
-                await self.queue.put((watch, error))
+                await self.queue.put((watch, [error]))
             await asyncio.sleep(RETRY_SECONDS)
 
     def _client(self, address: str) -> Client:

@@ -179,6 +179,18 @@ async def _receive(socket: Any) -> list[Any]:
     return frames if count <= MAX_FRAMES else [*frames, zmq.Frame()]
 
 
+def receive_now(socket: Any) -> list[bytes]:
+    """As `receive`, of a plain socket, without waiting: one message that is there. Raises zmq.Again where none is."""
+    frames = [socket.recv(zmq.DONTWAIT)]
+    count = 1
+    while socket.getsockopt(zmq.RCVMORE):
+        frame = socket.recv(zmq.DONTWAIT)
+        count += 1
+        if count <= MAX_FRAMES:
+            frames.append(frame)
+    return frames if count <= MAX_FRAMES else [*frames, b""]
+
+
 def _sender(frame: Any) -> Sender:
     try:
         return Sender(str(frame.get("User-Id")), int(frame.get(zmq.SRCFD)))

@@ -8,8 +8,7 @@ import functools
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,7 +35,7 @@ from trainctl.tui.clock import Clock
 from trainctl.tui.feed import SNAPSHOT_COLUMNS, Feed
 from trainctl.tui.glyphs import Glyphs, for_locale, key_in_ascii
 from trainctl.tui.palette import ActionProvider, VerbProvider
-from trainctl.tui.rhythm import Rhythm
+from trainctl.tui.repainting import Repainting
 from trainctl.tui.ringer import Ringer
 from trainctl.tui.screens import catalogue
 from trainctl.tui.screens.base import Bar, BaseScreen, Painted
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
     from trainctl.tui.log_feed import LogFeed
     from trainctl.tui.orders import Follower
 
-REPAINT_SECONDS = 0.5
 COLLECT_SECONDS = 30.0
 """How often what screens and dialogs left behind is given back: as they are cycles, it would grow for many minutes."""
 WORD_KEYS = {"alt+b": "ctrl+left", "alt+f": "ctrl+right", "alt+backspace": "ctrl+w"}
@@ -79,7 +77,7 @@ class TrainctlApp(App[int]):
         self.set_keymap(dict(config.settings.keys) if config is not None else {})
         self.address = address
         self.clock, self.read_only, self._started_read_only = clock or Clock(), read_only, read_only
-        self.feed = Feed(connect, self.clock, self._arrived)
+        self.feed = Feed(connect, self.clock, self._arrived, self._told)
         self.glyphs, self._in_ascii = glyphs or for_locale(), AsciiFilter()
         if no_color:
             self.glyphs = dataclasses.replace(self.glyphs, letters=True)
@@ -89,7 +87,7 @@ class TrainctlApp(App[int]):
         self.selected: int | None = None
         self.compare_runs: tuple[str, ...] = ()  # that Charts is to overlay
         self._opened = False
-        self._rhythm = Rhythm(REPAINT_SECONDS)
+        self._repainting = Repainting(self, self._painting)
         self._typeahead = Typeahead(self, self._press)
         self.hung_up = threading.Event()
         self.animation_level = "none"
@@ -190,7 +188,7 @@ class TrainctlApp(App[int]):
         self.push_screen("overview")
         self.run_worker(self.feed.keep_up(), group="follow")
         self.run_worker(self.feed.attend(lambda: self.read_only), group="attend")
-        self.set_timer(self._rhythm.seconds, self._repaint)
+        self._repainting.start()
         self.set_interval(COLLECT_SECONDS, memory.give_back)
         self._leave_on_hangup()
         if self._config_problems:
@@ -222,6 +220,7 @@ class TrainctlApp(App[int]):
 
     async def _press(self, key: events.Key) -> None:
         """Hands a key on, once an Escape before it has led where it leads and the screen to take it is there."""
+        self._repainting.pressed()
         if not self.screen.is_mounted and not self._typeahead.waits:
             self._typeahead.wait_for(self.screen)
         if not self._typeahead.holds(key):
@@ -241,17 +240,27 @@ class TrainctlApp(App[int]):
         # The function, not its coroutine: the next snapshot may end this before it has begun.
         _: Worker[None] = self.run_worker(self.feed.refine, group="refine", exclusive=True)
 
-    def _repaint(self) -> None:
-        self.paint()
-        self.set_timer(self._rhythm.after(time.process_time(), time.monotonic()), self._repaint)
+    def _told(self, message: md.Incoming) -> None:
+        self._repainting.told(message)
 
     def paint(self) -> None:
         """Brings the screen up to date, also the one under a dialog, and rings for a new alert."""
-        if self.ringer.rings(self.live):
-            self.bell()
+        self._ring()
         for screen in self.screen_stack:
             if isinstance(screen, Painted) and screen.is_mounted:
                 screen.paint()
+
+    def _painting(self) -> Iterator[None]:
+        """As `paint`, in parts."""
+        self._ring()
+        yield
+        for screen in tuple(self.screen_stack):
+            if isinstance(screen, Painted) and screen.is_mounted:
+                yield from screen.painting()
+
+    def _ring(self) -> None:
+        if self.ringer.rings(self.live):
+            self.bell()
 
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
         super()._display(screen, SpanUpdate(renderable) if isinstance(renderable, ChopsUpdate) else renderable)

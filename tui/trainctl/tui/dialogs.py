@@ -19,6 +19,7 @@ from trainctl.tui.clock import Clock
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, folded, line, wrap
 from trainctl.tui.previews import changes_nothing, preview
+from trainctl.tui.screens.frames import OneFrame
 from trainctl.tui.widgets import Choice, Field, Lines
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _LAST_ROWS = 3
 _CLOSES = line(Piece("esc", "key", "screen.close"), Piece(" closes", "label", "screen.close"))
 
 
-class CommandDialog(ModalScreen[None]):
+class CommandDialog(OneFrame, ModalScreen[None]):
     """Asks for a verb's arguments, sends the command, and shows how far it has come. Escape closes; the command goes
     on."""
 

@@ -4,6 +4,7 @@ Only throughput is attributed: shares, micro-batches and members change it at on
 itself, so that no difference of it could honestly be laid to a command.
 """
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,11 +62,12 @@ def _undisturbed(events: Sequence[m.Event], event: m.Event, step: int) -> tuple[
 def _values(rates: s.Window, first: int, last: int) -> list[float]:
     window = s.tail(rates, first)
     values = window.last[window.first <= last]
-    return [float(value) for value in values[np.isfinite(values)]]
+    found: list[float] = values[np.isfinite(values)].tolist()
+    return found
 
 
 def _median(values: Sequence[float]) -> float | None:
-    return float(np.median(values)) if len(values) >= LEAST_STEPS else None
+    return statistics.median(values) if len(values) >= LEAST_STEPS else None
 
 
 def covered(rates: s.Window, step: int) -> bool:

@@ -16,6 +16,8 @@ from trainctl.tui.source import Connect, Source
 
 RETRY_SECONDS = 1.0
 SNAPSHOT_COLUMNS = 200
+MOST_WAITING = 256
+"""Messages that are taken into the state together at most, so that it never takes long."""
 _HISTORY_STEPS = 256
 _HISTORY_METRICS = (
     "loss", "grad_norm", "learning_rate", "step_seconds", "tokens_per_second", "busy_seconds", "own_tokens_per_second"
@@ -23,12 +25,27 @@ _HISTORY_METRICS = (
 
 
 class Feed:
-    """The live state and the client it comes through. `arrived` is called after each snapshot was taken."""
+    """The live state and the client it comes through. `arrived` is called after each snapshot was taken, `told` when
+    something else has come.
 
-    def __init__(self, connect: Connect, clock: Clock, arrived: Callable[[], None]) -> None:
-        self._connect, self._clock, self._arrived = connect, clock, arrived
-        self.live = md.ViewState()
+    Messages wait until somebody looks at the state: all of a moment taken in together cost a fraction of each alone.
+    """
+
+    def __init__(
+        self, connect: Connect, clock: Clock, arrived: Callable[[], None], told: Callable[[md.Incoming], None]
+    ) -> None:
+        self._connect, self._clock, self._arrived, self._told = connect, clock, arrived, told
+        self._live = md.ViewState()
+        self._waiting: list[md.Arrived] = []
         self.client: Source | None = None
+
+    @property
+    def live(self) -> md.ViewState:
+        """The state after all that has come."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self._live = md.take_all(self._live, waiting)
+        return self._live
 
     async def keep_up(self) -> None:
         """Follows the agents, and begins again whenever the client gives up; it ends by being cancelled."""
@@ -52,14 +69,18 @@ class Feed:
             if client is not None:
                 with contextlib.suppress(TrainctlError):
                     reply = await client.attend(viewer, read_only=read_only())
-                    self.live = dataclasses.replace(self.live, viewers=reply.viewers)
+                    self._live = dataclasses.replace(self.live, viewers=reply.viewers)
             await asyncio.sleep(ATTEND_SECONDS if client is not None else RETRY_SECONDS)
 
     def _take(self, node: str, message: md.Incoming) -> None:
-        """Only the state changes here; the screen follows at its own pace."""
-        self.live = md.take(self.live, node, message, self._clock.monotonic())
+        """The screen follows at its own pace."""
+        self._waiting.append((node, message, self._clock.monotonic()))
         if isinstance(message, m.Snapshot):
             self._arrived()
+        else:
+            self._told(message)
+            if len(self._waiting) >= MOST_WAITING:
+                self.live  # noqa: B018  takes them in
 
     async def refine(self) -> None:
         """Fetches the last steps one by one where the state has them only in buckets."""
@@ -70,4 +91,4 @@ class Feed:
         with contextlib.suppress(TrainctlError):
             first = max(run.step - _HISTORY_STEPS + 1, 0)
             history = await self.client.history(run.run, _HISTORY_METRICS, first_step=first, columns=_HISTORY_STEPS)
-            self.live = md.apply_history(self.live, run.run, history)
+            self._live = md.apply_history(self.live, run.run, history)

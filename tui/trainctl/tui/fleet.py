@@ -131,11 +131,9 @@ def _body(row: Row, shown: list[Column], columns: int, glyphs: Glyphs) -> Line:
         parts += [Piece(" " * column.gap), *cell] if column.gap else cell
     opens = f"screen.toggle_node({row.view.rank})" if row.members else f"app.node({row.view.rank})"
     keep = ("bad", "warning", "cursor") if row.old or row.out else ()
-    return tuple(
-        Piece(piece.text, piece.role if not keep or piece.role in keep else "old", opens)
-        for piece in fit(parts, columns)
-        if piece.text
-    )
+    return tuple([
+        Piece(text, role if not keep or role in keep else "old", opens) for text, role, _ in fit(parts, columns) if text
+    ])  # fmt: skip
 
 
 def _with_room_for_why(row: Row, shown: list[Column], glyphs: Glyphs) -> list[Column]:

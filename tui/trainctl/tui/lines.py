@@ -3,6 +3,7 @@
 A role says what a piece means ("good", "phase_forward"); themes.py says how that looks. Nothing here knows Textual.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -38,14 +39,26 @@ def plain(pieces: Iterable[Piece]) -> str:
     return "".join([text for text, _, _ in pieces])
 
 
+_NARROW = re.compile(
+    "[ -~\u00a0-\u02ff\u0370-\u0482\u048a-\u052f\u2010-\u2027\u2030-\u205e\u2190-\u2199\u2500-\u25fc\u2800-\u28ff]*"
+).fullmatch
+"""Text of characters that take one cell each for certain: letters, dashes, arrows, lines, blocks and braille."""
+
+
+def is_narrow(text: str) -> bool:
+    """Whether each character is known to take one cell."""
+    return _NARROW(text) is not None
+
+
 def cell_len(text: str) -> int:
-    """Terminal cells the text takes; measured often, and most of it is ASCII."""
-    return len(text) if text.isascii() else _cell_len(text)
+    """Terminal cells the text takes; measured often, and nearly all of it is narrow."""
+    return len(text) if text.isascii() or _NARROW(text) else _cell_len(text)
 
 
-def width(pieces: Iterable[Piece]) -> int:
+def width(pieces: Sequence[Piece]) -> int:
     """Terminal cells the line takes."""
-    return sum([len(text) if text.isascii() else _cell_len(text) for text, _, _ in pieces])
+    whole = plain(pieces)
+    return len(whole) if is_narrow(whole) else sum([_cell_len(text) for text, _, _ in pieces])
 
 
 def crop(pieces: Sequence[Piece], columns: int) -> Line:
@@ -55,15 +68,18 @@ def crop(pieces: Sequence[Piece], columns: int) -> Line:
 
 def _cut(pieces: Sequence[Piece], columns: int) -> tuple[Line, int]:
     """At most `columns` cells, and how many of them are left."""
+    whole = "".join([piece[0] for piece in pieces])
+    if len(whole) <= columns and is_narrow(whole):  # as nearly always: measured in one go
+        return tuple(pieces), columns - len(whole)
     kept: list[Piece] = []
     left = max(columns, 0)
     for piece in pieces:
         if left == 0:
             break
         text = piece[0]
-        size = len(text) if text.isascii() else _cell_len(text)
+        size = len(text) if text.isascii() or _NARROW(text) else _cell_len(text)
         if size > left:
-            piece, size = piece._replace(text=set_cell_size(text, left)), left
+            piece, size = piece._replace(text=_resized(text, left)), left
         kept.append(piece)
         left -= size
     return tuple(kept), left
@@ -74,8 +90,13 @@ def shorten(text: str, columns: int, ellipsis: str = "…") -> str:
     if cell_len(text) <= columns:
         return text
     if columns <= len(ellipsis):
-        return set_cell_size(text, columns) if columns > 0 else ""
-    return set_cell_size(text, columns - len(ellipsis)).rstrip() + ellipsis
+        return _resized(text, columns) if columns > 0 else ""
+    return _resized(text, columns - len(ellipsis)).rstrip() + ellipsis
+
+
+def _resized(text: str, columns: int) -> str:
+    """The first `columns` cells of a text that takes more."""
+    return text[:columns] if is_narrow(text) else set_cell_size(text, columns)
 
 
 def ellipsized(pieces: Sequence[Piece], columns: int, ellipsis: str = "…") -> Line:

@@ -4,7 +4,7 @@
 bounded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Generic, TypeVar
@@ -33,6 +33,10 @@ SeriesKey = tuple[str, int | None]
 K = TypeVar("K")
 V = TypeVar("V")
 Incoming = m.Snapshot | m.NodeView | m.Live | m.Heartbeat | Connection
+Arrived = tuple[str, Incoming, float]
+"""The node whose agent said it, what, and when it came, by the monotonic clock."""
+_MAPPINGS = ("ranks", "parts", "laps", "tried", "agents", "hosts", "alerts", "windows", "recent")
+"""Of a state."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +176,28 @@ def take(state: ViewState, node: str, message: Incoming, now: float) -> ViewStat
     return apply_other(state, node, message, now)
 
 
+def take_all(state: ViewState, arrived: Iterable[Arrived]) -> ViewState:
+    """As `take` one after another. Each mapping is copied once, not once for each message: of many nodes' messages
+    most of the work would be that."""
+    state = _with(state, **{name: _Draft(getattr(state, name)) for name in _MAPPINGS})
+    for node, message, now in arrived:
+        state = take(state, node, message, now)
+    mappings = {name: getattr(state, name) for name in _MAPPINGS}
+    return _with(state, **{name: _frozen(value) for name, value in mappings.items() if isinstance(value, _Draft)})
+
+
+class _Draft(dict[K, V]):
+    """A mapping that nobody else sees yet, so that it may be changed."""
+
+
+def _set(mapping: Mapping[K, V], changes: Mapping[K, V]) -> Mapping[K, V]:
+    """The mapping with other values of some keys: a draft itself, of any other a changed copy."""
+    if isinstance(mapping, _Draft):
+        mapping.update(changes)
+        return mapping
+    return _frozen({**mapping, **changes})
+
+
 def apply_other(state: ViewState, node: str, message: Incoming, now: float) -> ViewState:
     """The state after a message of another node's agent: how its line is, and its machine. The run is the lead's to
     tell of."""
@@ -186,12 +212,12 @@ def apply_other(state: ViewState, node: str, message: Incoming, now: float) -> V
         line = replace(line, node=message)
     elif isinstance(message, m.Heartbeat):
         line = replace(line, lag_seconds=message.loop_lag_seconds)
-    state = _with(state, agents=_frozen({**state.agents, node: line}))
+    state = _with(state, agents=_set(state.agents, {node: line}))
     if isinstance(message, m.HostReading):
-        return _with(state, hosts=_frozen({**state.hosts, node: Seen(message, now)}))
+        return _with(state, hosts=_set(state.hosts, {node: Seen(message, now)}))
     if isinstance(message, m.Alerts) and (state.node is None or message.node != state.node.node):
         # What the agent that conducts has raised is its own to tell, and to end.
-        return replace(state, alerts=_frozen({**state.alerts, message.node: message}))
+        return _with(state, alerts=_set(state.alerts, {message.node: message}))
     return state
 
 
@@ -276,9 +302,9 @@ def _live(state: ViewState, message: m.Live, now: float) -> ViewState:
         case m.RunView():
             return _run_changed(state, message)
         case m.HostReading():
-            return _with(state, hosts=_frozen({**state.hosts, message.node: Seen(message, now)}))
+            return _with(state, hosts=_set(state.hosts, {message.node: Seen(message, now)}))
         case m.Alerts():
-            return replace(state, alerts=_frozen({**state.alerts, message.node: message}))
+            return _with(state, alerts=_set(state.alerts, {message.node: message}))
         case m.Event():
             return replace(state, events=(*state.events, message)[-MAX_EVENTS:])
         case m.StepCommitted() if _ours(state, message.run):
@@ -352,15 +378,15 @@ def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
     own = step.own_tokens_per_second
     if own is not None:
         values["own_tokens_per_second", step.rank] = own
-    ranks = _frozen({**state.ranks, step.rank: Seen(step, now)})
+    ranks = _set(state.ranks, {step.rank: Seen(step, now)})
     known = state.parts.get(step.rank, ())
     if known and known[-1].micro_batch != step.micro_batch:
         state = replace(state, tried=_frozen(dict(foresight.tried_with(state.tried, known))))
         known = ()  # another micro-batch, another speed
     if known and (step.memory_peak_bytes or 0) < (known[-1].memory_peak_bytes or 0):
         state = replace(state, tried=_frozen(dict(foresight.without_rank(state.tried, step.rank))))
-    parts = _frozen({**state.parts, step.rank: (*known, step)[-RECENT_PARTS:]})
-    laps = _frozen({**state.laps, step.rank: (*state.laps.get(step.rank, ()), step)[-RECENT_LAPS:]})
+    parts = _set(state.parts, {step.rank: (*known, step)[-RECENT_PARTS:]})
+    laps = _set(state.laps, {step.rank: (*state.laps.get(step.rank, ()), step)[-RECENT_LAPS:]})
     state = _with(state, ranks=ranks, parts=parts, laps=laps)
     if not pace.awaited(state, step.step) and all(part.step >= step.step for part in pace.common_parts(state).values()):
         state = _with(state, slow=pace.straggler(state, state.slow))
@@ -368,13 +394,15 @@ def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
 
 
 def _record(state: ViewState, step: int, values: Mapping[SeriesKey, float]) -> ViewState:
-    windows, recent = dict(state.windows), dict(state.recent)
+    windows: dict[SeriesKey, s.Window] = {}
+    recent: dict[SeriesKey, s.Window] = {}
     for key, value in values.items():
-        if key not in windows and len(windows) >= MAX_SERIES:
+        known = state.windows.get(key)
+        if known is None and len(state.windows.keys() | windows.keys()) >= MAX_SERIES:
             continue
-        windows[key] = s.add(windows.get(key) or s.empty(), step, value)
-        recent[key] = _keep_recent(s.add(recent.get(key) or s.empty(2 * RECENT_STEPS), step, value))
-    return _with(state, windows=_frozen(windows), recent=_frozen(recent), values=object())
+        windows[key] = s.add(known or s.empty(), step, value)
+        recent[key] = _keep_recent(s.add(state.recent.get(key) or s.empty(2 * RECENT_STEPS), step, value))
+    return _with(state, windows=_set(state.windows, windows), recent=_set(state.recent, recent), values=object())
 
 
 def _keep_recent(window: s.Window) -> s.Window:

@@ -2,6 +2,7 @@
 
 import math
 import string
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from trainctl.tui import events_panel, fleet, fleet_groups, header, pace
@@ -88,14 +89,25 @@ def lines(
     wanted: Arrangement = Arrangement(),  # noqa: B008  frozen
 ) -> list[ln.Line]:
     """Exactly `rows` lines of `columns` cells."""
+    made = parts(
+        state, clock, columns, rows, glyphs, selected=selected, badge=badge, address=address, cache=cache, wanted=wanted
+    )  # fmt: skip
+    return [pieces for part in made for pieces in part]
+
+
+def parts(
+    state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyphs, *, selected: int | None = None,
+    badge: str = "", address: str = "", cache: ChartCache | None = None,
+    wanted: Arrangement = Arrangement(),  # noqa: B008  frozen
+) -> Iterator[list[ln.Line]]:  # fmt: skip
+    """As `lines`, each part when it is asked for."""
     plan = layout(columns, rows, fleet_groups.count(state.run, wanted.opened))
-    made = header.lines(state, clock, columns, glyphs, rows=plan.head, badge=badge, address=address)
-    made += fleet_lines(state, clock, columns, plan.fleet, glyphs, rows=rows, selected=selected, wanted=wanted)
-    made += (cache or ChartCache()).lines(state, columns, plan.charts, glyphs)
+    yield header.lines(state, clock, columns, glyphs, rows=plan.head, badge=badge, address=address)
+    yield fleet_lines(state, clock, columns, plan.fleet, glyphs, rows=rows, selected=selected, wanted=wanted)
+    yield (cache or ChartCache()).lines(state, columns, plan.charts, glyphs)
     if plan.events:
-        made.append(_events_rule(state, clock, columns, glyphs, selected))
-        made += events_panel.lines(state, clock, columns, plan.events - 1, glyphs)
-    return made
+        rule = _events_rule(state, clock, columns, glyphs, selected)
+        yield [rule, *events_panel.lines(state, clock, columns, plan.events - 1, glyphs)]
 
 
 def _events_rule(state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, selected: int | None) -> ln.Line:

@@ -12,6 +12,7 @@ from textual.screen import ModalScreen
 from trainctl.tui.bottom import KeyHint
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, fit, folded, line
+from trainctl.tui.screens.frames import OneFrame
 from trainctl.tui.widgets import Lines
 
 POPUP_CELLS = 70
@@ -20,7 +21,7 @@ _SIDES = 6
 T = TypeVar("T")
 
 
-class Popup(ModalScreen[T]):
+class Popup(OneFrame, ModalScreen[T]):
     """A titled box of lines; escape closes it."""
 
     DEFAULT_CSS = """

@@ -5,10 +5,12 @@ times as much, which a slow line feels.
 """
 
 import functools
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from rich.color import ColorSystem
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
 from rich.style import Style
 from textual._compositor import ChopsUpdate, CompositorUpdate
 from textual.strip import Strip
@@ -69,25 +71,34 @@ class SpanUpdate(CompositorUpdate):
 
     def render_segments(self, console: Console) -> str:
         """The terminal's sequences for all spans."""
-        update, system = self._update, console._color_system or ColorSystem.TRUECOLOR
-        made: list[str] = []
-        state = nothing = codes_of(_NOTHING, system)
-        row = -1
+        return write(self._stretches(), console)
+
+    def _stretches(self) -> Iterator[tuple[int, int, Strip]]:
+        update = self._update
         for y, x1, x2 in update.spans:
             for end, (x, strip) in zip(update.chop_ends[y], update.chops[y].items(), strict=False):
-                if strip is None or x >= x2 or end <= x1:
-                    continue
-                first = max(x, x1)
-                made.append(f"\x1b[{first + 1}G" if y == row else f"\x1b[{y + 1};{first + 1}H")
-                row = y
-                state = _write(strip.crop(first - x, min(end, x2) - x), state, system, made)
-        made.append(turn(state, nothing))
-        return "".join(made)
+                if strip is not None and x < x2 and end > x1:
+                    first = max(x, x1)
+                    yield y, first, strip.crop(first - x, min(end, x2) - x)
 
 
-def _write(strip: Strip, state: Codes, system: ColorSystem, made: list[str]) -> Codes:
-    """Adds a strip's text to what is made; gives the style that the terminal is left in."""
-    for text, style, control in strip:
+def write(stretches: Iterable[tuple[int, int, Iterable[Segment]]], console: Console) -> str:
+    """The sequences for stretches of the screen, each (row, column, what is there), by rows."""
+    system = console._color_system or ColorSystem.TRUECOLOR
+    made: list[str] = []
+    state = nothing = codes_of(_NOTHING, system)
+    last = -1
+    for row, column, segments in stretches:
+        made.append(f"\x1b[{column + 1}G" if row == last else f"\x1b[{row + 1};{column + 1}H")
+        last = row
+        state = _write(segments, state, system, made)
+    made.append(turn(state, nothing))
+    return "".join(made)
+
+
+def _write(segments: Iterable[Segment], state: Codes, system: ColorSystem, made: list[str]) -> Codes:
+    """Adds segments' text to what is made; gives the style that the terminal is left in."""
+    for text, style, control in segments:
         if control:
             continue
         wanted = codes_of(style or _NOTHING, system)

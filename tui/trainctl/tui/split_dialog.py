@@ -16,6 +16,7 @@ from trainctl.tui.dialogs import followed, labelled
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, line, wrap
 from trainctl.tui.screens.base import Painted
+from trainctl.tui.screens.frames import OneFrame
 from trainctl.tui.widgets import Lines
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _SIDES = 6
 _TYPED_KEYS = {**{digit: digit for digit in "0123456789"}, "percent_sign": "%", "backspace": "backspace"}
 
 
-class SplitDialog(ModalScreen[None], Painted):
+class SplitDialog(OneFrame, ModalScreen[None], Painted):
     """Edits the shares, sends `rebalance`, and shows how far it has come. Escape closes; the command goes on."""
 
     # All of one kind, and that kind priority: keys of one burst act in the order they came.

@@ -6,6 +6,7 @@ leaves its columns empty; a value that isn't finite is marked, never drawn as a 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,14 +212,22 @@ class Canvas:
         chars, drawers = self._chars(), self._drawn_by.copy()
         for (row, column), (char, role) in self._over.items():
             chars[row, column], drawers[row, column] = ord(char), self._drawer(role)
-        return [self._line(*row) for row in zip(chars, drawers, strict=True)]
+        return self._joined(chars, drawers) if chars.size else [()] * len(chars)
 
-    def _line(self, chars: NDArray[np.uint32], drawers: NDArray[np.int64]) -> Line:
-        """One row, neighbours of one role joined."""
-        text = chars.tobytes().decode("utf-32-le")
-        starts = [0, *(np.flatnonzero(drawers[1:] != drawers[:-1]) + 1).tolist()] if text else []
-        roles = [self._drawers[drawer] for drawer in drawers[starts].tolist()]
-        return tuple([Piece(text[a:b], role) for a, b, role in zip(starts, [*starts[1:], None], roles, strict=True)])
+    def _joined(self, chars: NDArray[np.uint32], drawers: NDArray[np.int64]) -> list[Line]:
+        """All rows, neighbours of one role in a row joined."""
+        text, columns = chars.tobytes().decode("utf-32-le"), chars.shape[1]
+        begins = np.ones(drawers.shape, bool)
+        begins[:, 1:] = drawers[:, 1:] != drawers[:, :-1]
+        starts = np.flatnonzero(begins)
+        pieces = [
+            Piece(text[start:end], self._drawers[drawer])
+            for start, end, drawer in zip(
+                starts.tolist(), [*starts[1:].tolist(), len(text)], drawers.reshape(-1)[starts].tolist(), strict=True
+            )
+        ]
+        rows = np.searchsorted(starts, np.arange(0, len(text) + 1, columns)).tolist()
+        return [tuple(pieces[first:last]) for first, last in pairwise(rows)]
 
     def _drawer(self, role: str) -> int:
         if role not in self._drawers:

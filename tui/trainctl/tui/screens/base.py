@@ -1,16 +1,17 @@
 """What every screen is: a body of lines over the bottom line."""
 
 import abc
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from textual import events
 from textual.app import ComposeResult
-from textual.screen import Screen
 
-from trainctl.tui import copying, overview
+from trainctl.tui import copying, direct, overview
 from trainctl.tui.bottom import Bottom, KeyHint
 from trainctl.tui.keymap import named
 from trainctl.tui.lines import Line, line
+from trainctl.tui.screens.frames import OneFrame
 from trainctl.tui.widgets import Lines
 
 if TYPE_CHECKING:
@@ -24,6 +25,11 @@ class Painted:
         """Shows the present state."""
         raise NotImplementedError
 
+    def painting(self) -> Iterator[None]:
+        """As `paint`, in parts, between which others may have a turn."""
+        self.paint()
+        yield
+
 
 class Bar(Lines):
     """A line of a program's own between the body and the bottom line."""
@@ -34,10 +40,12 @@ class Bar(Lines):
         """Shows the present state."""
 
 
-class BaseScreen(Screen[None], Painted):
+class BaseScreen(OneFrame, Painted):
     """A body of lines over the bottom line; `paint` brings both up to date."""
 
     AUTO_FOCUS = ""
+    paints = 0
+    """How often it was painted."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Its keys get names, by which the configuration knows them."""
@@ -69,6 +77,7 @@ class BaseScreen(Screen[None], Painted):
         columns, rows = self.size
         if not self.query("#body"):  # a tick can come before the first compose, or after the last one is gone
             return
+        self.paints += 1
         body = self.query_one("#body", Lines)
         small = overview.too_small(columns, rows)
         bottom = self.query_one(Bottom)
@@ -76,11 +85,23 @@ class BaseScreen(Screen[None], Painted):
         if small is not None:
             body.show([line(small)])
         elif rows and columns:
-            bars = self.query(Bar)
-            body.show(self.lines(columns, rows - bottom.rows - self.rows_between() - len(bars)))
-            for bar in bars:
+            body.show(self.lines(columns, self._body_rows()))
+            for bar in self.query(Bar):
                 bar.paint()
             bottom.paint()
+
+    def _body_rows(self) -> int:
+        return self.size.height - self.query_one(Bottom).rows - self.rows_between() - len(self.query(Bar))
+
+    def _compositor_refresh(self) -> None:
+        """Textual's, but what has changed of plain lines is written straight from them."""
+        update = direct.take(self) if self.app.screen is self else None
+        if update is not None:
+            self.app._display(self, update)
+        if update is None or self._compositor._dirty_regions:
+            super()._compositor_refresh()
+        else:
+            self._dirty_widgets.clear()
 
     def rows_between(self) -> int:
         """Rows that a screen needs between its body and the bottom line."""

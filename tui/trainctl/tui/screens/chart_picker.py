@@ -12,6 +12,7 @@ from textual.widgets import Input
 from trainctl.tui.charts import picker as pk
 from trainctl.tui.charts.view import ChartView, Pick
 from trainctl.tui.lines import Piece, groups, line
+from trainctl.tui.screens.frames import OneFrame
 from trainctl.tui.widgets import Field, Lines
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Narrow(Field):
         return (key != "space" or bool(self.value)) and super().check_consume_key(key, character)
 
 
-class ChartPicker(ModalScreen[None]):
+class ChartPicker(OneFrame, ModalScreen[None]):
     """Ticks metrics of the chart in focus and runs for all charts; each takes effect at once, by `toggle`, which gives
     the view that it made."""
 

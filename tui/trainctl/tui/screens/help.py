@@ -10,6 +10,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 
 from trainctl.tui.lines import Line, Piece, cell_len, fit, folded, line, wrap
+from trainctl.tui.screens.frames import OneFrame
 from trainctl.tui.widgets import Lines
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def _cell(key: str, what: str, columns: int) -> list[Line]:
     return [fit(row, columns) for row in rows]
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(OneFrame, ModalScreen[None]):
     """The keys of the screen it was opened from, taken from its live bindings, and what the letters mean."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark", "close", "close")]

@@ -1,6 +1,6 @@
 """The Overview: one run on one page."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -10,6 +10,8 @@ from trainctl.tui.fleet_rows import Row, rows
 from trainctl.tui.lines import Line
 from trainctl.tui.screens.table import TableScreen
 from trainctl.tui.tables import FLEET
+
+_NOTHING: tuple[tuple[int, int], list[Line]] = (0, 0), []
 
 
 class OverviewScreen(TableScreen):
@@ -28,17 +30,40 @@ class OverviewScreen(TableScreen):
         super().__init__(name)
         self._charts = overview.ChartCache()
         self.opened: frozenset[str] = frozenset()
+        self._ready = _NOTHING  # drawn in parts, to be shown
 
     @property
     def wanted(self) -> fleet_groups.Arrangement:
         """The fleet table as it was filtered, sorted and opened."""
         return fleet_groups.Arrangement(self.bar.filter, self.order, self.opened)
 
+    def painting(self) -> Iterator[None]:
+        """Each part of the page by itself, and all of them shown together at the end; given up where the screen is
+        painted meanwhile, which is newer."""
+        columns, rows = self.size
+        if self.query("#body") and overview.too_small(columns, rows) is None:
+            room, number = (columns, self._body_rows()), self.paints
+            made: list[Line] = []
+            for part in self._parts(*room):
+                made += part
+                yield
+                if not self.is_mounted or self.paints != number:
+                    return
+            self._ready = room, made
+        self.paint()
+        yield
+
     def lines(self, columns: int, rows: int) -> list[Line]:
+        (room, made), self._ready = self._ready, _NOTHING
+        if room != (columns, rows):
+            made = [pieces for part in self._parts(columns, rows) for pieces in part]
+        return made
+
+    def _parts(self, columns: int, rows: int) -> Iterator[list[Line]]:
         owner = self.owner
         known = self._rows() if self.bar.rows else []
         self.total, self.hidden = len(known), len(known) - len(self.bar.filter.kept(known))
-        return overview.lines(
+        return overview.parts(
             owner.shown,
             owner.clock,
             columns,

@@ -12,6 +12,7 @@ from trainctl.tui import alerts_view
 from trainctl.tui.alert_orders import acknowledge, mute
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, line
+from trainctl.tui.screens.frames import OneFrame
 from trainctl.tui.widgets import Lines
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _CELLS = 68
 _REFRESH_SECONDS = 0.5
 
 
-class WhyScreen(ModalScreen[None]):
+class WhyScreen(OneFrame, ModalScreen[None]):
     """One alert; it goes on being shown after it has been cleared."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

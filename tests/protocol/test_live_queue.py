@@ -1,0 +1,136 @@
+"""What an agent publishes is taken all at once, in order, without keeping the loop from others, and in bounded room."""
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from trainctl.protocol import codec, examples, live_queue, sockets
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import VersionError
+from trainctl.protocol.live_queue import AT_ONCE, LiveQueue
+
+EVENT: Any = examples.EXAMPLES["published by an agent"]["event"]
+SECONDS = 10.0
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.asyncio.Context]:
+    made = zmq.asyncio.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+class Publisher:
+    """A socket that a queue is connected to."""
+
+    def __init__(self, context: zmq.asyncio.Context) -> None:
+        self.socket = sockets.new_socket(zmq.Context(context), zmq.XPUB)
+        self.address = f"tcp://127.0.0.1:{self.socket.bind_to_random_port('tcp://127.0.0.1')}"
+
+    async def joined(self, queue: LiveQueue) -> None:
+        """Until what is said reaches it."""
+        async with asyncio.timeout(SECONDS):
+            while not self.socket.poll(0):
+                await asyncio.sleep(0.005)
+        assert self.socket.recv() == b"\x01"
+
+    def say(self, seq: int) -> None:
+        self.send(codec.encode(msgspec.structs.replace(EVENT, seq=seq)))
+
+    def send(self, *frames: bytes) -> None:
+        self.socket.send_multipart([b"event", *frames])
+
+
+async def numbers(queue: LiveQueue, count: int) -> list[list[int]]:
+    """The numbers of so many messages, as they were given."""
+    found: list[list[int]] = []
+    while sum(map(len, found)) < count:
+        messages = await queue.get(SECONDS)
+        assert messages, f"nothing for {SECONDS} s after {found}"
+        found.append([message.seq for message in messages])
+    return found
+
+
+async def test_all_that_has_come_is_given_at_once_and_others_have_turns(context: zmq.asyncio.Context) -> None:
+    publisher = Publisher(context)
+    queue = LiveQueue(context, publisher.address, None)
+    try:
+        await publisher.joined(queue)
+        for seq in range(900):
+            publisher.say(seq)
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(others())
+        await asyncio.sleep(0.2)
+        other.cancel()
+        given = await numbers(queue, 900)
+        assert [*itertools.chain(*given)] == list(range(900))
+        assert len(given) < 10 and turns > 900 / AT_ONCE
+        assert await queue.get(0.01) == []
+    finally:
+        queue.close()
+        publisher.socket.close()
+
+
+async def test_nonsense_is_left_out_and_another_version_is_told_in_its_place(context: zmq.asyncio.Context) -> None:
+    publisher = Publisher(context)
+    queue = LiveQueue(context, publisher.address, None)
+    other = msgspec.msgpack.encode({**msgspec.msgpack.decode(codec.encode(EVENT)), "v": 99})
+    try:
+        await publisher.joined(queue)
+        publisher.say(1)
+        publisher.send(b"\xc1")
+        publisher.send(*[b"more"] * 40)
+        publisher.send(other)
+        publisher.say(2)
+        assert await numbers(queue, 1) == [[1]]
+        with pytest.raises(VersionError, match="99"):
+            await queue.get(SECONDS)
+        assert await numbers(queue, 1) == [[2]]
+    finally:
+        queue.close()
+        publisher.socket.close()
+
+
+async def test_what_nobody_takes_waits_in_bounded_room_and_then_goes_on(
+    context: zmq.asyncio.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_queue, "MOST_WAITING", 50)
+    publisher = Publisher(context)
+    queue = LiveQueue(context, publisher.address, None)
+    try:
+        await publisher.joined(queue)
+        for seq in range(300):
+            publisher.say(seq)
+        await asyncio.sleep(0.2)
+        given = await numbers(queue, 300)
+        assert [*itertools.chain(*given)] == list(range(300)) and max(map(len, given)) == 50
+    finally:
+        queue.close()
+        publisher.socket.close()
+
+
+@pytest.mark.parametrize("name", list(examples.EXAMPLES["published by an agent"]))
+def test_the_short_way_of_decoding_gives_what_the_long_one_does(name: str) -> None:
+    frame = codec.encode(examples.EXAMPLES["published by an agent"][name])
+    assert len(frame) <= codec._SHORT_BYTES and codec._VERSIONED in frame
+    assert repr(codec.decode_live(frame)) == repr(_long_way(frame))
+
+
+def _long_way(frame: bytes) -> m.Live | m.Heartbeat:
+    found: m.Live | m.Heartbeat = codec._convert(
+        codec._unpack(frame, codec.FRAME_BYTES, codec._CONTROL_CAPS), m.Live | m.Heartbeat
+    )
+    return found
