@@ -25,10 +25,11 @@ SOCKETS = """
 
 The topic only says in a word what the second frame says by its `type`; a subscriber to some topics would take the
 numbers of the others for lost messages. Set on every socket: LINGER 0, MAXMSGSIZE to the frame limit, HANDSHAKE_IVL
-2000, HEARTBEAT_IVL 1000, HEARTBEAT_TIMEOUT 3000, HEARTBEAT_TTL 3000, RECONNECT_IVL 200, RECONNECT_IVL_MAX 5000.
-DEALER: IMMEDIATE 1, so that a request isn't delivered to an agent that starts an hour later. SUB: RCVHWM 10000;
-PUB: SNDHWM 1000. An agent hangs up on a subscriber that says more than 32 things over one connection, or one of over 64
-bytes: ZeroMQ keeps every topic in memory.
+2000 (1000 where an agent is bound), RECONNECT_IVL 200, RECONNECT_IVL_MAX 5000. DEALER: HEARTBEAT_IVL 1000,
+HEARTBEAT_TIMEOUT 3000, HEARTBEAT_TTL 3000; IMMEDIATE 1, so that a request isn't delivered to an agent that starts an
+hour later. SUB: RCVHWM 10000 and TCP_KEEPALIVE, with no heartbeats: libzmq 4.3.5 aborts the program if more than RCVHWM
+waits for longer than a heartbeat's answer may take. PUB: SNDHWM 1000. An agent hangs up on a subscriber that says more
+than 32 things over one connection, or one of over 64 bytes: ZeroMQ keeps every topic in memory.
 """
 
 KEYS = """

@@ -25,9 +25,11 @@ waits on its sender's side."""
 SUBSCRIPTIONS_WAITING = 16
 """Most of what one subscriber said that waits to be taken in when the publisher uses its socket the next time."""
 LISTENING = (zmq.ROUTER, zmq.XPUB)
-"""Kinds that are bound and connected to. They send no heartbeats of their own: libzmq 4.3.5 aborts the process when one
-is due on a connection whose peer has gone while more of it waits than the socket takes (RCVHWM). They answer those of
-their peers, and by the time to live in these they notice that a peer is gone."""
+"""Kinds that are bound and connected to."""
+SILENT = (*LISTENING, zmq.SUB)
+"""Kinds that send no heartbeats of their own: libzmq 4.3.5 aborts the process when one is due on a connection whose
+peer has gone while more of it waits than the socket takes (RCVHWM). Those that are bound to answer their peers', and by
+the time to live in these they notice that one is gone; a subscriber has the system ask."""
 
 
 def new_socket(context: Any, kind: int, *, control: bool = False, socket_class: Any = None) -> Any:
@@ -41,8 +43,8 @@ def new_socket(context: Any, kind: int, *, control: bool = False, socket_class: 
     socket.setsockopt(zmq.MAXMSGSIZE, limit)
     # Half as long where idle connections may hold all descriptors: of 600 at 256 the last round is over in 2 s.
     socket.setsockopt(zmq.HANDSHAKE_IVL, 1000 if kind in LISTENING else 2000)
-    if kind in LISTENING:
-        _keep_alive(socket)
+    if kind in SILENT:
+        _keep_alive(socket, *((10, 5) if kind in LISTENING else (2, 1)))
     else:
         socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
@@ -71,11 +73,11 @@ def _seed_identities() -> None:
     ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
 
 
-def _keep_alive(socket: Any) -> None:
+def _keep_alive(socket: Any, idle_seconds: int, between_seconds: int) -> None:
     """Have the system notice a peer that is gone without a word and had sent no heartbeats."""
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 10)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, idle_seconds)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, between_seconds)
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
 
 
