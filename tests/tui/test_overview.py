@@ -436,6 +436,22 @@ def test_the_chart_by_node_tells_equal_steps_apart_by_what_each_rank_is_busy() -
     assert [track.label for track in overview.busy_panel(ALONE).tracks] == ["atlas"]
 
 
+def test_of_many_ranks_the_chart_has_their_span_the_selected_one_and_the_straggler() -> None:
+    state = of_messages(under_way(run_view(3)))
+    assert state.run is not None
+    slow = pace.Straggler(rank=2, node="mlx-c", phase="backward", excess_seconds=0.1, waited_seconds=0.1)
+    many = tuple(msgspec.structs.replace(state.run.ranks[0], rank=rank, node=f"node-{rank}") for rank in range(8))
+    wide = dataclasses.replace(state, run=msgspec.structs.replace(state.run, ranks=many), slow=slow)
+    panel = overview.busy_panel(wide, selected=1)
+    assert [track.label for track in panel.tracks] == ["step", "mean", "node-1", "node-2"]
+    span = panel.tracks[1]
+    assert span.band and (round(float(span.window.minimum[-1]), 2), round(float(span.window.maximum[-1]), 2)) == (
+        0.26,
+        0.37,
+    )
+    assert [track.label for track in overview.rate_panel(dataclasses.replace(wide, slow=None)).tracks] == ["mean"]
+
+
 @pytest.mark.parametrize("size", [(20, 5), (12, 40), (200, 3)])
 def test_what_is_too_small_says_first_what_it_needs(size: tuple[int, int]) -> None:
     said = overview.too_small(*size)

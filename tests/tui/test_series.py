@@ -128,3 +128,26 @@ def test_windows_that_grow_from_one_another_keep_their_own_values() -> None:
     assert other.last.tolist() == [*common.last.tolist(), 2.0]
     assert again.maximum.tolist() == [*one.last.tolist(), 5.0] and again.count[-1] == 2
     assert late.last.tolist() == [4.0, 5.0, 1.0, 9.0] and late.first.tolist() == [4, 5, 6, 7]
+
+
+@given(st.lists(values, min_size=1, max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_several_series_as_one_have_the_extremes_and_the_mean_of_all(several: list[list[tuple[int, float]]]) -> None:
+    one = s.combined([filled(pairs) for pairs in several])
+    finite = [value for pairs in several for _, value in pairs if math.isfinite(value)]
+    assert sorted(set(one.first.tolist())) == one.first.tolist()
+    assert all(first % one.bucket_steps == 0 for first in one.first.tolist())
+    assert one.count.sum() == len(finite)
+    assert int(one.broken.sum()) == sum(len(pairs) for pairs in several) - len(finite)
+    if finite:
+        assert np.nanmin(one.minimum) == min(finite) and np.nanmax(one.maximum) == max(finite)
+        assert one.total.sum() == pytest.approx(math.fsum(finite), rel=1e-9, abs=1e-3)
+
+
+def test_several_series_are_one_where_each_has_a_bucket() -> None:
+    one = s.combined([filled([(1, 1.0), (2, 2.0), (3, math.nan)]), filled([(2, 4.0), (3, 5.0)])])
+    assert one.first.tolist() == [1, 2, 3]
+    assert one.mean.tolist() == [1.0, 3.0, 5.0]
+    assert one.last.tolist() == [1.0, 3.0, 5.0]
+    assert (one.minimum.tolist(), one.maximum.tolist(), one.broken.tolist()) == ([1, 2, 5], [1, 4, 5], [0, 0, 1])
+    assert len(s.combined([])) == 0

@@ -2,12 +2,14 @@
 
 import math
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from trainctl.protocol import messages as m
 from trainctl.tui import events_panel, fleet, fleet_groups, header, pace
 from trainctl.tui import format as f
 from trainctl.tui import lines as ln
+from trainctl.tui import series as s
 from trainctl.tui.charts import panel as p
 from trainctl.tui.charts.row import side_by_side
 from trainctl.tui.clock import Clock
@@ -20,6 +22,8 @@ from trainctl.tui.themes import SERIES_ROLES
 LEAST_COLUMNS, LEAST_ROWS = 60, 15
 RECENT_CHART_STEPS = 240
 """Steps the charts by node span."""
+MOST_LINES = 6
+"""Of ranks in one chart by node."""
 _TWO_CHARTS, _THREE_CHARTS = 72, 150
 _EVENTS_PART = 0.34
 
@@ -44,11 +48,13 @@ class ChartCache:
         self._shown: tuple[object, ...] = ()
         self._drawn: list[ln.Line] = []
 
-    def lines(self, state: ViewState, columns: int, room: int, glyphs: Glyphs) -> list[ln.Line]:
-        shown = (state.values, state.events, state.run, glyphs, columns, room)
+    def lines(
+        self, state: ViewState, columns: int, room: int, glyphs: Glyphs, selected: int | None = None
+    ) -> list[ln.Line]:
+        shown = (state.values, state.events, state.run, state.slow, glyphs, columns, room, selected)
         same = len(shown) == len(self._shown) and all(a is b for a, b in zip(shown, self._shown, strict=True))
         if not same:
-            self._shown, self._drawn = shown, chart_lines(state, columns, room, glyphs)
+            self._shown, self._drawn = shown, chart_lines(state, columns, room, glyphs, selected)
         return self._drawn
 
 
@@ -104,7 +110,7 @@ def parts(
     plan = layout(columns, rows, fleet_groups.count(state.run, wanted.opened))
     yield header.lines(state, clock, columns, glyphs, rows=plan.head, badge=badge, address=address)
     yield fleet_lines(state, clock, columns, plan.fleet, glyphs, rows=rows, selected=selected, wanted=wanted)
-    yield (cache or ChartCache()).lines(state, columns, plan.charts, glyphs)
+    yield (cache or ChartCache()).lines(state, columns, plan.charts, glyphs, selected)
     if plan.events:
         rule = _events_rule(state, clock, columns, glyphs, selected)
         yield [rule, *events_panel.lines(state, clock, columns, plan.events - 1, glyphs)]
@@ -155,17 +161,19 @@ def fleet_lines(
     return (table + [ln.fit((), columns)] * room)[:room]
 
 
-def chart_lines(state: ViewState, columns: int, room: int, glyphs: Glyphs) -> list[ln.Line]:
+def chart_lines(
+    state: ViewState, columns: int, room: int, glyphs: Glyphs, selected: int | None = None
+) -> list[ln.Line]:
     """The charts side by side under one rule, in exactly `room` lines."""
-    return side_by_side(_panels(state, columns), columns, room, glyphs)
+    return side_by_side(_panels(state, columns, selected), columns, room, glyphs)
 
 
-def _panels(state: ViewState, columns: int) -> list[p.Panel]:
+def _panels(state: ViewState, columns: int, selected: int | None) -> list[p.Panel]:
     made = [loss_panel(state)]
     if columns >= _TWO_CHARTS:
-        made.append(busy_panel(state))
+        made.append(busy_panel(state, selected))
     if columns >= _THREE_CHARTS:
-        made.append(rate_panel(state))
+        made.append(rate_panel(state, selected))
     return made
 
 
@@ -179,37 +187,47 @@ def loss_panel(state: ViewState) -> p.Panel:
     return p.Panel("loss", tuple(tracks), 1, p.window_end(newest, total), events_panel.marks(state))
 
 
-def busy_panel(state: ViewState) -> p.Panel:
+def busy_panel(state: ViewState, selected: int | None = None) -> p.Panel:
     """Data, forward and backward of each rank over the last steps, which tell who is slow, and the group's step, which
     is the same for all; the first ones of a run, which warm up, don't set the scale."""
-    made = _by_rank(state, "busy_seconds", "busy seconds by node", most_times=4.0)
-    if len(made.tracks) < 2:
+    made = _by_rank(state, "busy_seconds", "busy seconds by node", selected, most_times=4.0)
+    if state.run is None or len(state.run.ranks) < 2:
         return made
     return replace(made, tracks=(p.Track(state.lately("step_seconds"), "step", "dim"), *made.tracks))
 
 
-def rate_panel(state: ViewState) -> p.Panel:
+def rate_panel(state: ViewState, selected: int | None = None) -> p.Panel:
     """Own rates of each rank over the last steps."""
-    return _by_rank(state, "own_tokens_per_second", "own tok/s by node")
+    return _by_rank(state, "own_tokens_per_second", "own tok/s by node", selected)
 
 
-def _by_rank(state: ViewState, metric: str, title: str, most_times: float = math.inf) -> p.Panel:
+def _by_rank(state: ViewState, metric: str, title: str, selected: int | None, most_times: float = math.inf) -> p.Panel:
+    """A line for each rank; of more than can be told apart, their span and mean, and the lines of the one that the
+    others wait for and of the selected one."""
     newest, total = _extent(state)
     first, last = p.page(newest, RECENT_CHART_STEPS)
     if total <= RECENT_CHART_STEPS:
         first, last = 1, max(total, 2)
     views = sorted(state.run.ranks, key=lambda view: view.rank) if state.run else []
-    nodes = [view.node for view in views]
-    tracks = tuple(
-        p.Track(
-            state.lately(metric, view.rank),
-            ln.shorten(ln.clean(view.node), 10) + (f":{view.rank}" if nodes.count(view.node) > 1 else ""),
-            SERIES_ROLES[index % len(SERIES_ROLES)],
-            letter=string.ascii_lowercase[index % 26],
-        )
-        for index, view in enumerate(views)
-    )
-    return p.Panel(title, tracks, first, last, events_panel.marks(state), least_span=0.2, most_times=most_times)
+    lines_of = {view.rank for view in views}
+    together: tuple[p.Track, ...] = ()
+    if len(views) > MOST_LINES:
+        all_of_them = s.combined([state.lately(metric, view.rank) for view in views])
+        together = (p.Track(all_of_them, "mean", "label", band="band"),)
+        slow = pace.named_straggler(state)
+        lines_of = {selected, slow.rank if slow is not None else None} - {None}
+    tracks = tuple(_track(state, metric, views, index) for index, view in enumerate(views) if view.rank in lines_of)
+    return p.Panel(
+        title, (*together, *tracks), first, last, events_panel.marks(state), least_span=0.2, most_times=most_times
+    )  # fmt: skip
+
+
+def _track(state: ViewState, metric: str, views: Sequence[m.RankView], index: int) -> p.Track:
+    view = views[index]
+    several = sum(other.node == view.node for other in views) > 1
+    name = ln.shorten(ln.clean(view.node), 10) + (f":{view.rank}" if several else "")
+    role, letter = SERIES_ROLES[index % len(SERIES_ROLES)], string.ascii_lowercase[index % 26]
+    return p.Track(state.lately(metric, view.rank), name, role, letter=letter)
 
 
 def _extent(state: ViewState) -> tuple[int, int]:

@@ -164,6 +164,39 @@ def appended(window: Window, newer: Window, after: int) -> Window:
     return _rebucket(replace(window, **both, store=None), window.bucket_steps)
 
 
+def combined(windows: Sequence[Window]) -> Window:
+    """Several series as one, in the coarsest one's buckets: of each the least, the greatest, and what gives the mean
+    of all values; its last is the mean of their last."""
+    size = max((window.bucket_steps for window in windows), default=1)
+    parts = [_rebucket(window, size) for window in windows if len(window)]
+    if not parts:
+        return empty(bucket_steps=size)
+    first = np.unique(np.concatenate([part.first for part in parts]))
+    places = [np.searchsorted(first, part.first) for part in parts]
+
+    def laid(name: str, nothing: float) -> Floats:
+        table = np.full((len(parts), len(first)), nothing)
+        for row, part, place in zip(table, parts, places, strict=True):
+            row[place] = getattr(part, name)
+        return table
+
+    last = laid("last", np.nan)
+    known = np.isfinite(last)
+    with np.errstate(invalid="ignore"):
+        mean_last = np.where(known, last, 0.0).sum(axis=0) / known.sum(axis=0)
+    return Window(
+        bucket_steps=size,
+        first=first,
+        minimum=np.fmin.reduce(laid("minimum", np.nan)),
+        maximum=np.fmax.reduce(laid("maximum", np.nan)),
+        total=laid("total", 0.0).sum(axis=0),
+        count=laid("count", 0.0).sum(axis=0),
+        last=mean_last,
+        broken=laid("broken", 0.0).sum(axis=0).astype(np.int64),
+        capacity=max(window.capacity for window in windows),
+    )
+
+
 def fold(window: Window) -> Window:
     """The window at the coarsest resolution it needs: bucket size doubled until it is within its capacity."""
     while len(window) > window.capacity:
