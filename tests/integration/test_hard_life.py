@@ -140,7 +140,7 @@ def storm(terminal: Terminal) -> None:
     for _ in range(40):
         terminal.resize(sizes.randrange(10, 300), sizes.randrange(3, 100))
     terminal.resize(20, 5)
-    terminal.wait_for(r"20x5 is too")
+    terminal.wait_for(r"needs 60x15: 20x5")
     terminal.resize(400, 120)
     screen = terminal.wait_for(r"2 attached: anna")
     assert all(len(line) <= 400 for line in screen.splitlines())

@@ -83,6 +83,7 @@ async def test_lines_written_straight_are_what_textual_would_write(ascii_only: b
         screen: Any = app.screen
         for columns, rows in ((80, 24), (120, 40)):
             await pilot.resize_terminal(columns, rows)
+            await until(pilot, lambda: screen.size.region not in screen._compositor._dirty_regions)
             for message in (host("mbp"), committed(view, 18_241 + told, loss=1.5), rank_step(view, 18_241 + told, 1)):
                 app.feed._take("studio", msgspec.structs.replace(message, seq=app.live.seq + 1, boot="boot-1"))
                 app.choose(1)
