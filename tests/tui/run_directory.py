@@ -31,7 +31,10 @@ def make(directory: Path, nodes: int = NODES, *, faults: bool = False) -> Path:
             recorder.commit(scene.step, scene.parts, at)
             for event in scene.events:
                 severity: m.Severity = event.severity  # type: ignore[assignment]
-                recorder.event(at, event.kind, severity, event.by, event.text, step=event.step or None, verb=event.verb)
+                recorder.event(
+                    at, event.kind, severity, event.by, event.text, step=event.step or None, verb=event.verb,
+                    before=event.before, after=event.after,
+                )  # fmt: skip
             if scene.held_out is not None:
                 recorder.evaluation(number, at, scene.held_out, 100.0, 0.5)
         recorder.event(at, "run", "good", "auto", f"finished at step {STEPS}", step=STEPS)
