@@ -209,13 +209,13 @@ def _by_rank(state: ViewState, metric: str, title: str, selected: int | None, mo
     if total <= RECENT_CHART_STEPS:
         first, last = 1, max(total, 2)
     views = sorted(state.run.ranks, key=lambda view: view.rank) if state.run else []
-    lines_of = {view.rank for view in views}
+    lines_of: set[int | None] = {view.rank for view in views}
     together: tuple[p.Track, ...] = ()
     if len(views) > MOST_LINES:
         all_of_them = s.combined([state.lately(metric, view.rank) for view in views])
         together = (p.Track(all_of_them, "mean", "label", band="band"),)
         slow = pace.named_straggler(state)
-        lines_of = {selected, slow.rank if slow is not None else None} - {None}
+        lines_of = {selected, slow.rank if slow is not None else None}
     tracks = tuple(_track(state, metric, views, index) for index, view in enumerate(views) if view.rank in lines_of)
     return p.Panel(
         title, (*together, *tracks), first, last, events_panel.marks(state), least_span=0.2, most_times=most_times
