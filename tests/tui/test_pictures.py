@@ -25,6 +25,7 @@ from tests.tui.recorded import (
     under_way,
 )
 from tests.tui.test_tables import SEVERAL
+from textual.command import CommandList, CommandPalette
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
@@ -38,6 +39,16 @@ SIZES = [(80, 24), (120, 40), (200, 60)]
 async def settled(pilot: Pilot[Any]) -> None:
     for _ in range(3):
         await pilot.pause()
+
+
+async def listed(pilot: Pilot[Any]) -> None:
+    """The palette gathers what it lists in the background."""
+    if isinstance(pilot.app.screen, CommandPalette):
+        found = pilot.app.screen.query_one(CommandList)
+        count = -1
+        while count != found.option_count or not count:
+            count = found.option_count
+            await pilot.pause(0.3)
 
 
 class Typed(str):
@@ -55,6 +66,7 @@ def still(keys: tuple[str, ...] = ()) -> Callable[[Pilot[Any]], Any]:
             else:
                 await pilot.press(key)
             await settled(pilot)
+        await listed(pilot)
         pilot.app.paint()  # what is under a dialog follows at the next tick, which a slow machine may have had or not
         for widget in pilot.app.screen.query("Input"):
             widget.cursor_blink = False  # type: ignore[attr-defined]

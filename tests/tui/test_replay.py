@@ -290,9 +290,19 @@ def test_picture(source: ReplaySource, size: tuple[int, int], snap_compare: obje
     source.seek(112)
     app = ReplayApp(source, clock=StandingClock(datetime.UTC, source=source), theme="night", glyphs=UNICODE)
     app.address = "/runs/demo-1"
+    there = source.snapshot
+
+    async def snapshot(columns: int = 120, run: str | None = None) -> m.Snapshot:
+        found = await there(columns, run)
+        assert found.run is not None
+        return msgspec.structs.replace(found, run=msgspec.structs.replace(found.run, directory="/runs/demo-1"))
+
+    source.snapshot = snapshot  # type: ignore[method-assign]
 
     async def arrived(pilot: Pilot[int]) -> None:
         await until(pilot, lambda: app.live.run is not None)
+        await until(pilot, lambda: not any(work.group == "refine" and work.is_running for work in app.workers))
+        app.paint()
         await pilot.pause()
 
     assert snap_compare(app, terminal_size=size, run_before=arrived)  # type: ignore[operator]

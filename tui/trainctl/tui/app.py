@@ -199,9 +199,9 @@ class TrainctlApp(App[int]):
     def _leave_on_hangup(self) -> None:
         """A terminal that went away ends the program; without this Textual would spin on a dead line."""
         with contextlib.suppress(ValueError, RuntimeError):  # not the main thread's loop: then it isn't ours to handle
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.hang_up)
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
         """Leave in order, for the signal may come to a terminal that lives."""
         self.hung_up.set()
         self.exit(0)

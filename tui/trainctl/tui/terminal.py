@@ -1,12 +1,15 @@
-"""How keys come from a terminal: Escape alone is told soon, and with a key close behind it as that key with alt."""
+"""How keys come from a terminal, and what is drawn goes to it: Escape alone is told soon, and with a key close behind
+it as that key with alt; a terminal that is gone is told of, and holds nothing up."""
 
 import os
 import select
 from codecs import getincrementaldecoder
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TextIO, runtime_checkable
 
 from textual import constants, events
 from textual._xterm_parser import XTermParser
+from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
 
@@ -18,6 +21,13 @@ _READ_BYTES = 4096
 _ESCAPE = "\x1b"
 _OPENERS = frozenset("[OP]^_")
 """What goes on, after an Escape, as a sequence of more than one character."""
+
+
+@runtime_checkable
+class Leaves(Protocol):
+    """A program that can be told that its terminal is gone."""
+
+    def hang_up(self) -> None: ...
 
 
 class KeyParser(XTermParser):
@@ -44,8 +54,48 @@ class KeyParser(XTermParser):
             yield events.Key(f"alt+{key.key}", key.character)
 
 
+class Outlet:
+    """What is written to a terminal. Once that is gone all is taken and dropped: Textual's thread that writes would
+    end, and the program wait for ever for room in its queue."""
+
+    def __init__(self, file: TextIO, gone: Callable[[], None]) -> None:
+        """`gone` is called once, from the thread that writes."""
+        self._file, self._gone, self._is_gone = file, gone, False
+
+    def write(self, text: str) -> int:
+        """As a file does; raises nothing."""
+        self._unless_gone(lambda: self._file.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """As a file does; raises nothing."""
+        self._unless_gone(self._file.flush)
+
+    def fileno(self) -> int:
+        """The terminal's descriptor."""
+        return self._file.fileno()
+
+    def _unless_gone(self, written: Callable[[], object]) -> None:
+        if self._is_gone:
+            return
+        try:
+            written()
+        except OSError:
+            self._is_gone = True
+            self._gone()
+
+
 class TerminalDriver(LinuxDriver):
-    """Textual's driver of a terminal, but for how its input is read."""
+    """Textual's driver of a terminal, but for how its input is read, and what becomes of a terminal that is gone."""
+
+    def __init__(self, app: App[Any], **options: Any) -> None:
+        super().__init__(app, **options)
+        self._file: Any = Outlet(self._file, self._terminal_gone)
+
+    def _terminal_gone(self) -> None:
+        """The signal that says so comes only where it is the program's own terminal."""
+        if isinstance(self._app, Leaves):
+            self._loop.call_soon_threadsafe(self._app.hang_up)
 
     def run_input_thread(self) -> None:
         """Reads until the program leaves the terminal, or the terminal ends."""
@@ -55,11 +105,19 @@ class TerminalDriver(LinuxDriver):
             if not ready:
                 self._tell(parser.give_up())
                 continue
-            read = os.read(self.fileno, _READ_BYTES)
+            read = self._read()
             if not read:
+                self._terminal_gone()
                 return
             if text := decoder.decode(read):
                 self._tell(parser.feed(text))
+
+    def _read(self) -> bytes:
+        """What has been typed; nothing if the terminal is gone."""
+        try:
+            return os.read(self.fileno, _READ_BYTES)
+        except OSError:
+            return b""
 
     def _tell(self, messages: Iterable[Message]) -> None:
         for message in messages:
