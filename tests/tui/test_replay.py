@@ -301,6 +301,7 @@ def test_picture(source: ReplaySource, size: tuple[int, int], snap_compare: obje
 
     async def arrived(pilot: Pilot[int]) -> None:
         await until(pilot, lambda: app.live.run is not None)
+        await until(pilot, lambda: app.live.heartbeat is not None)
         await until(pilot, lambda: not any(work.group == "refine" and work.is_running for work in app.workers))
         app.paint()
         await pilot.pause()

@@ -34,7 +34,7 @@ from trainctl.tui.calls import DEFAULT_ADDRESS, Order
 from trainctl.tui.clock import Clock
 from trainctl.tui.feed import SNAPSHOT_COLUMNS, Feed
 from trainctl.tui.glyphs import Glyphs, for_locale, key_in_ascii
-from trainctl.tui.palette import ActionProvider, VerbProvider
+from trainctl.tui.palette import EverythingProvider
 from trainctl.tui.repainting import Repainting
 from trainctl.tui.ringer import Ringer
 from trainctl.tui.screens import catalogue
@@ -62,7 +62,7 @@ class TrainctlApp(App[int]):
     CSS = LOOK
     BINDINGS: ClassVar[list[BindingType]] = EVERYWHERE
     SCREENS: ClassVar[Mapping[str, Callable[[], Screen[Any]]]] = catalogue.makers()  # type: ignore[assignment]
-    COMMANDS: ClassVar[set[Any]] = {VerbProvider, ActionProvider}
+    COMMANDS: ClassVar[set[Any]] = {EverythingProvider}
     ENABLE_COMMAND_PALETTE = True
 
     def __init__(

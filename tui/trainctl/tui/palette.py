@@ -71,3 +71,17 @@ class ActionProvider(_Entries):
             yield Entry(f"theme {theme.name}", "how all of it looks", partial(setattr, owner, "theme", theme.name))
         words = "commands are off; this puts them on" if owner.read_only else "puts commands off for this screen"
         yield Entry("read-only", words, owner.action_read_only)
+
+
+class EverythingProvider(Provider):
+    """Verbs, and then keys: of two providers Textual takes the one first that chance has first."""
+
+    async def discover(self) -> Hits:
+        for kind in (VerbProvider, ActionProvider):
+            async for hit in kind(self.screen).discover():
+                yield hit
+
+    async def search(self, query: str) -> Hits:
+        for kind in (VerbProvider, ActionProvider):
+            async for hit in kind(self.screen).search(query):
+                yield hit
