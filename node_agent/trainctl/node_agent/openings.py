@@ -127,12 +127,13 @@ def old_run(
         if durable is None:
             durable = Durable(_first_settings(config), FIRST_GENERATION, 0)
         _complete(recorder, paths)
-        if step and not _has_step(paths, step):
+        done = _step(paths, step)
+        if step and done is None:
             raise InvalidInputError(
                 str(paths.record), f"has no step {step}, which the checkpoint on {source.node} is of"
             )
         kept = durable.settings
-        settings = _with_source(_settings_of_step(recorder, step + 1, kept), source.node)
+        settings = _with_source(_settings_after(recorder, done, kept), source.node)
         for rank in set(without) & settings.live.keys():
             if len(settings.live) > 1:
                 settings = portions.lose(settings, rank).settings
@@ -184,15 +185,21 @@ def taken_over(durable: Durable, term: int, recent: Sequence[m.StepPlan]) -> Dur
     )
 
 
-def _has_step(paths: RunPaths, step: int) -> bool:
+def _step(paths: RunPaths, step: int) -> m.StepCommitted | None:
     with RecordReader(paths) as reader:
         rows, _ = reader.steps(step - 1, 1)
-    return bool(rows) and rows[0].step == step
+    return rows[0] if rows and rows[0].step == step else None
 
 
-def _settings_of_step(recorder: RunRecorder, step: int, latest: Settings) -> Settings:
-    """What `step` was planned with, if it was planned before, under a plan version of its own; else the latest."""
-    plan = recorder.train_plan(step)
+def _settings_after(recorder: RunRecorder, done: m.StepCommitted | None, latest: Settings) -> Settings:
+    """What the step after the last that stands (None: the first) was planned with, if it was planned since, under a
+    plan version of its own; else the latest.
+
+    A plan of an older generation than that step's was made before the run went back behind it, and went another way.
+    """
+    plan = recorder.train_plan(done.step + 1 if done is not None else 1)
+    if plan is not None and done is not None and plan.generation < done.generation:
+        plan = None
     text = recorder.meta(settings_key(plan.plan_version)) if plan is not None else None
     then = _decoded(text, Settings, recorder.path) if text is not None else latest
     then = portions.as_memory_allows(then, latest)
