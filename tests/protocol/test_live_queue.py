@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
@@ -47,6 +47,22 @@ class Publisher:
         self.socket.send_multipart([b"event", *frames])
 
 
+Ends = tuple[Publisher, LiveQueue]
+
+
+@pytest.fixture
+async def ends(context: zmq.asyncio.Context) -> AsyncIterator[Ends]:
+    """A publisher, and a queue that has joined it."""
+    publisher = Publisher(context)
+    queue = LiveQueue(context, publisher.address, None)
+    try:
+        await publisher.joined(queue)
+        yield publisher, queue
+    finally:
+        queue.close()
+        publisher.socket.close()
+
+
 async def numbers(queue: LiveQueue, count: int) -> list[list[int]]:
     """The numbers of so many messages, as they were given."""
     found: list[list[int]] = []
@@ -57,69 +73,50 @@ async def numbers(queue: LiveQueue, count: int) -> list[list[int]]:
     return found
 
 
-async def test_all_that_has_come_is_given_at_once_and_others_have_turns(context: zmq.asyncio.Context) -> None:
-    publisher = Publisher(context)
-    queue = LiveQueue(context, publisher.address, None)
-    try:
-        await publisher.joined(queue)
-        for seq in range(900):
-            publisher.say(seq)
-        turns = 0
+async def test_all_that_has_come_is_given_at_once_and_others_have_turns(ends: Ends) -> None:
+    publisher, queue = ends
+    for seq in range(900):
+        publisher.say(seq)
+    turns = 0
 
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
 
-        other = asyncio.create_task(others())
-        await asyncio.sleep(0.2)
-        other.cancel()
-        given = await numbers(queue, 900)
-        assert [*itertools.chain(*given)] == list(range(900))
-        assert len(given) < 10 and turns > 900 / AT_ONCE
-        assert await queue.get(0.01) == []
-    finally:
-        queue.close()
-        publisher.socket.close()
+    other = asyncio.create_task(others())
+    await asyncio.sleep(0.2)
+    other.cancel()
+    given = await numbers(queue, 900)
+    assert [*itertools.chain(*given)] == list(range(900))
+    assert len(given) < 10 and turns > 900 / AT_ONCE
+    assert await queue.get(0.01) == []
 
 
-async def test_nonsense_is_left_out_and_another_version_is_told_in_its_place(context: zmq.asyncio.Context) -> None:
-    publisher = Publisher(context)
-    queue = LiveQueue(context, publisher.address, None)
-    other = msgspec.msgpack.encode({**msgspec.msgpack.decode(codec.encode(EVENT)), "v": 99})
-    try:
-        await publisher.joined(queue)
-        publisher.say(1)
-        publisher.send(b"\xc1")
-        publisher.send(*[b"more"] * 40)
-        publisher.send(other)
-        publisher.say(2)
-        assert await numbers(queue, 1) == [[1]]
-        with pytest.raises(VersionError, match="99"):
-            await queue.get(SECONDS)
-        assert await numbers(queue, 1) == [[2]]
-    finally:
-        queue.close()
-        publisher.socket.close()
+async def test_nonsense_is_left_out_and_another_version_is_told_in_its_place(ends: Ends) -> None:
+    publisher, queue = ends
+    publisher.say(1)
+    publisher.send(b"\xc1")
+    publisher.send(*[b"more"] * 40)
+    publisher.send(msgspec.msgpack.encode({**msgspec.msgpack.decode(codec.encode(EVENT)), "v": 99}))
+    publisher.say(2)
+    assert await numbers(queue, 1) == [[1]]
+    with pytest.raises(VersionError, match="99"):
+        await queue.get(SECONDS)
+    assert await numbers(queue, 1) == [[2]]
 
 
 async def test_what_nobody_takes_waits_in_bounded_room_and_then_goes_on(
-    context: zmq.asyncio.Context, monkeypatch: pytest.MonkeyPatch
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_queue, "MOST_WAITING", 50)
-    publisher = Publisher(context)
-    queue = LiveQueue(context, publisher.address, None)
-    try:
-        await publisher.joined(queue)
-        for seq in range(300):
-            publisher.say(seq)
-        await asyncio.sleep(0.2)
-        given = await numbers(queue, 300)
-        assert [*itertools.chain(*given)] == list(range(300)) and max(map(len, given)) == 50
-    finally:
-        queue.close()
-        publisher.socket.close()
+    publisher, queue = ends
+    for seq in range(300):
+        publisher.say(seq)
+    await asyncio.sleep(0.2)
+    given = await numbers(queue, 300)
+    assert [*itertools.chain(*given)] == list(range(300)) and max(map(len, given)) == 50
 
 
 @pytest.mark.parametrize("name", list(examples.EXAMPLES["published by an agent"]))

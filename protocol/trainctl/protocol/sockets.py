@@ -27,9 +27,10 @@ SUBSCRIPTIONS_WAITING = 16
 LISTENING = (zmq.ROUTER, zmq.XPUB)
 """Kinds that are bound and connected to."""
 SILENT = (*LISTENING, zmq.SUB)
-"""Kinds that send no heartbeats of their own: libzmq 4.3.5 aborts the process when one is due on a connection whose
-peer has gone while more of it waits than the socket takes (RCVHWM). Those that are bound to answer their peers', and by
-the time to live in these they notice that one is gone; a subscriber has the system ask."""
+"""Kinds that send no heartbeats of their own. While more waits than the socket takes (RCVHWM) libzmq 4.3.5 reads no
+further, and aborts the process if one is due and the peer has gone, or if its answer isn't read in time and the socket
+is read from later. Those that are bound answer their peers', and by the time to live in these they notice that one is
+gone; a subscriber has the system ask."""
 
 
 def new_socket(context: Any, kind: int, *, control: bool = False, socket_class: Any = None) -> Any:
