@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.node_agent.records import FIRST, part, plan, rows, step
+from tests.node_agent.simulation import durable
 
 from trainctl.node_agent.afterthoughts import Afterthoughts
+from trainctl.node_agent.commands import CommandOffice
 from trainctl.node_agent.ledger import AgentLedger, FollowedRun, JournaledCommand, digest_of
 from trainctl.node_agent.recorder import RunRecorder
 from trainctl.node_agent.session import Session
@@ -82,3 +85,24 @@ def test_what_is_elsewhere_gone_or_just_beginning_takes_no_note(world: World) ->
     with pytest.raises(InvalidInputError, match="isn't in"):
         world.office.note(row)
     assert not world.paths.directory.exists(), "nothing is made where the record was"
+
+
+async def test_one_that_was_written_when_the_agent_was_killed_is_told_as_written(world: World) -> None:
+    """Whether a run is conducted again after the restart or not."""
+
+    async def answer(identity: bytes, reply: m.CommandReply) -> None: ...
+
+    async def start_run(command: m.Command, args: object) -> str:
+        raise AssertionError
+
+    office = CommandOffice(world.ledger, answer, start_run, lambda run: False)
+    office.note_ended = world.office.note
+    world.office.note(world.asked())
+    await office.fail_open()
+    found = world.ledger.find(ID)
+    assert found is not None and (found.state, found.step) == ("applied", 7)
+    world.asked("run-1", other := ID[:-1] + "3")
+    await office.conduct_again(SimpleNamespace(run="run-2", conductor=SimpleNamespace(durable=durable())))  # type: ignore[arg-type]
+    found = world.ledger.find(other)
+    assert found is not None and (found.state, found.run) == ("applied", "run-1")
+    assert len(world.notes) == 2

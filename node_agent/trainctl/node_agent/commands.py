@@ -109,6 +109,8 @@ class CommandOffice:
             under_way = row.verb == "promote" and row.id in self._askers  # it is by this that the run is conducted here
             if row.id in session.conductor.durable.carried or under_way:
                 continue
+            if row.run != session.run and await self._note_again(row):
+                continue
             if row.run != session.run or row.verb in ("start-run", "acknowledge", "mute"):
                 reason = "the agent was restarted before it took effect"
                 await self.end(d.CommandEnded(row.id, "failed", reason=reason))
@@ -132,11 +134,17 @@ class CommandOffice:
         for row in self._ledger.open_commands():
             if row.run is not None and self._ledger.followed(row.run) is not None:
                 continue
-            if row.verb == "note" and self.note_ended is not None:
-                with contextlib.suppress(InvalidInputError, RefusedError):
-                    await self.end(self.note_ended(row))
-                    continue
+            if await self._note_again(row):
+                continue
             await self.end(d.CommandEnded(row.id, "failed", reason="the agent was restarted before it took effect"))
+
+    async def _note_again(self, row: JournaledCommand) -> bool:
+        """Make a note that was accepted, on a run that has ended, if it isn't made yet; whether that could be."""
+        if row.verb == "note" and self.note_ended is not None:
+            with contextlib.suppress(InvalidInputError, RefusedError):
+                await self.end(self.note_ended(row))
+                return True
+        return False
 
     async def end(self, ended: d.CommandEnded) -> None:
         """Keep a command's outcome, put it into the run's events, and tell those who wait for it."""
