@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -18,6 +19,8 @@ GRACE_SECONDS = 5.0
 os.environ[MARK] = secrets.token_hex(8)
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # before any library reads it: on few cores their threads wait for each other
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # begun in a script's background: what is started would ignore
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C as well
 SHARED_PIDS: set[int] = set()
 """Processes that a session's fixture keeps beyond the test that first asked for it."""
 

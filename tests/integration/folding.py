@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import sqlite3
 from collections import Counter, deque
 from contextlib import closing
@@ -191,24 +192,41 @@ def check_steps(cluster: Cluster, run: str, first: int, last: int) -> None:
     with RecordReader(cluster.run_paths(NODES[0], run)) as reader:
         steps, _ = reader.steps(first - 1, last - first + 1)
         assert [step.step for step in steps] == list(range(first, last + 1))
+        given = _given_state(reader)
         for step in steps:
             plan = plans[step.step]
-            _check_step(plan, step, {row.rank: row for row in reader.rank_steps(step.step)})
+            rows = {row.rank: row for row in reader.rank_steps(step.step)}
+            _check_step(plan, step, rows, {rank for at, rank in given if at == step.step})
             for work in plan.work:
                 node = NODES[work.rank]
                 assert node not in seen or seen[node][step.step] == plan, (node, step.step)
 
 
-def _check_step(plan: m.StepPlan, step: m.StepCommitted, rows: dict[int, m.RankStep]) -> None:
-    assert set(rows) == {work.rank for work in plan.work}, step.step
-    assert sum(row.samples for row in rows.values()) == plan.global_batch == step.global_batch, step.step
+def _given_state(reader: RecordReader) -> set[tuple[int, int]]:
+    """Steps and the ranks that were given others' state of them: one that lost its reducer once the sum was there has not
+    applied it by itself, and so has no row of the step."""
+    found, after, more = set(), 0, True
+    while more:
+        events, more = reader.events(after, 500)
+        for event in events:
+            if match := re.search(r"; ([\w, -]+) given the state of ", event.text):
+                found |= {(event.step or 0, NODES.index(node)) for node in match[1].split(", ")}
+        after = events[-1].id if events else after
+    return found
+
+
+def _check_step(plan: m.StepPlan, step: m.StepCommitted, rows: dict[int, m.RankStep], given: set[int]) -> None:
+    planned = {work.rank for work in plan.work}
+    assert planned - given <= set(rows) <= planned, step.step
+    assert plan.global_batch == step.global_batch, step.step
+    assert sum(row.samples for row in rows.values()) == plan.global_batch or set(rows) != planned, step.step
     assert (plan.learning_rate, plan.cursor + plan.global_batch) == (step.learning_rate, step.cursor)
     positions = [at for work in plan.work for piece in work.ranges for at in range(piece.start, piece.stop)]
     batch = list(range(plan.cursor, plan.cursor + plan.global_batch))
     assert len(set(positions)) == len(positions) and set(positions) <= set(batch), step.step
     if plan.finishes is None:
         assert sorted(positions) == batch, step.step
-    for work in plan.work if plan.finishes is None else ():
+    for work in (work for work in plan.work if plan.finishes is None and work.rank in rows):
         assert (rows[work.rank].micro_batch, rows[work.rank].samples) == (work.micro_batch, _count(work)), step.step
 
 

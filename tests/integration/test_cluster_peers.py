@@ -7,41 +7,10 @@ import pytest
 import zmq
 from tests.integration.clusters import Cluster, on
 from tests.integration.conftest import until
+from tests.integration.greeter import LEAD, Greeter
 
-from trainctl.protocol import codec, sockets
+from trainctl.protocol import codec
 from trainctl.protocol import messages as m
-
-LEAD = "omega"
-
-
-class Greeter:
-    """A lead made by hand: its messages are what a test says, right or wrong."""
-
-    def __init__(self, context: zmq.Context, address: str, link: str) -> None:
-        self.link, self.socket = link, sockets.new_socket(context, zmq.DEALER)
-        self.socket.connect(address)
-
-    def say(self, message: m.ToPeer) -> None:
-        assert self.socket.poll(5000, zmq.POLLOUT)
-        self.socket.send(codec.encode(message))
-
-    def hear(self, kind: type[m.Message], seconds: float = 15.0) -> m.Message:
-        """The next message but beats, which is to be of this kind."""
-        while True:
-            assert self.socket.poll(int(seconds * 1000)), f"no {kind.__name__}"
-            message = codec.decode_peer(self.socket.recv())
-            if isinstance(message, m.PeerBeat) and kind is not m.PeerBeat:
-                continue
-            assert isinstance(message, kind), message
-            return message
-
-    def greet(self, run: str | None = None, term: int = 1) -> None:
-        self.say(m.PeerHello(
-            link=self.link, lead=LEAD, address="tcp://127.0.0.1:9", generation=m.Generation(term, 0), run=run
-        ))  # fmt: skip
-
-    def relay(self, seq: int, order: m.ToTrainer, rank: int = 1) -> None:
-        self.say(m.PeerRelay(link=self.link, seq=seq, rank=rank, order=order))
 
 
 @pytest.fixture
@@ -89,13 +58,15 @@ def test_orders_for_what_is_not_hosted_and_of_a_generation_that_was_left_are_ref
     lead.hear(m.PeerWelcome)
     lead.relay(1, m.Fence(run=run, generation=m.Generation(1, 1)))
     assert lead.hear(m.PeerRefusal).code == "busy"
+    lead.say(m.PeerEnd(link=lead.link, seq=2, run=run, rank=1, state="stopping"))
+    assert lead.hear(m.PeerExit).why == "is not known to its agent any more"
     config = run_config(nodes=on("alpha", "gamma"))
-    for seq, (run_id, field) in enumerate((("../../etc", "run"), (run, "")), 2):
+    for seq, (run_id, field) in enumerate((("../../etc", "run"), (run, "")), 3):
         lead.say(m.PeerHost(link=lead.link, seq=seq, run=run_id, rank=1, config=config, generation=m.Generation(1, 0)))
         assert lead.hear(m.PeerHosted).field == field
     assert cluster.run_paths("gamma", run).run_file.is_file()
-    lead.relay(4, m.Fence(run=run, generation=m.Generation(1, 5)))
-    lead.relay(5, m.Fence(run=run, generation=m.Generation(1, 4)))
+    lead.relay(5, m.Fence(run=run, generation=m.Generation(1, 5)))
+    lead.relay(6, m.Fence(run=run, generation=m.Generation(1, 4)))
     refused = until(lambda: _next_refusal(lead), 20, "a refusal")
     assert (refused.code, "g1.5" in refused.text) == ("older-term", True)
     older, again = greeter("b" * 16), greeter("c" * 16)

@@ -18,6 +18,14 @@ TRIES = 3
 """Terms that are claimed in a row, each above all that the refusals tell of."""
 
 
+def next_term(above: int, node: str, others: Collection[str]) -> int:
+    """The lowest term above one that is `node`'s to claim. Each node of the cluster has every n-th one for itself, as
+    with the ballots of Paxos (Lamport, The Part-Time Parliament, 1998): no two can lead in one term, not even where
+    they were parted and an operator's word stood for a majority."""
+    names = sorted({node, *others})
+    return above + 1 + (names.index(node) - above - 1) % len(names)
+
+
 class Copy(Protocol):
     """This node's record of the run that is claimed."""
 
@@ -49,10 +57,10 @@ class Claim:
             handed_over = await self._handed_over()
             if handed_over is not None:
                 return handed_over
-        ledger, term, why = self._own.ledger, self._own.ledger.term + 1, ""
+        ledger, term, why = self._own.ledger, self._next(self._own.ledger.term), ""
         for _ in range(TRIES):
             if ledger.consent(term, self._own.node, self._copy.run) != self._own.node:
-                term += 1
+                term = self._next(max(term, ledger.term))
                 continue
             hosted = self._copy.hosted
             answers = await self._ask(term, [node for node in self._peers.links if node != self._lead])
@@ -63,13 +71,16 @@ class Claim:
                 if answer.refusal and answer.hosted and far(answer.hosted) > far(hosted):
                     raise InvalidInputError("node", answer.refusal)
             if _is_outdated(said, term):
-                term = max(answer.term for answer in said) + 1
+                term = self._next(max(answer.term for answer in said))
                 continue
             if why and not old_lead_is_off:
                 break
             self._take_from(said)
             return term
         raise InvalidInputError("node", why or "other nodes claim newer terms; try again in a moment")
+
+    def _next(self, above: int) -> int:
+        return next_term(above, self._own.node, self._peers.links)
 
     @property
     def _is_lead_open(self) -> bool:
@@ -91,10 +102,14 @@ class Claim:
 
     async def _handed_over(self) -> int | None:
         """The lead itself lets go, and nobody else is asked; None if it has gone out of reach meanwhile."""
-        lead, term = self._lead, self._own.ledger.term + 1
-        self._own.ledger.consent(term, self._own.node, self._copy.run)
-        answer = (await self._ask(term, [lead]))[lead]
-        self._still()
+        lead, term = self._lead, self._next(self._own.ledger.term)
+        for _ in range(TRIES):
+            self._own.ledger.consent(term, self._own.node, self._copy.run)
+            answer = (await self._ask(term, [lead]))[lead]
+            self._still()
+            if answer is None or not answer.refusal or answer.term <= term:
+                break
+            term = self._next(answer.term)
         if answer is None and not self._peers.links[lead].line.open:
             return None
         if answer is None:

@@ -7,7 +7,7 @@ carried out one after another, for hosting a rank can take seconds.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -26,6 +26,14 @@ from trainctl.protocol.paths import RunPaths, runs_directory
 
 RECLAIM_SECONDS = 10.0
 """A run that was handed over is conducted here again if its claimant has not begun to within so long."""
+
+
+class HandedOver(NamedTuple):
+    """A run that was conducted here and is followed now, and whose claimant hasn't begun to conduct it."""
+
+    run: str
+    term: int  # the claimant's
+    until_monotonic: float  # so long it is waited for
 
 
 class Conducting(Protocol):
@@ -52,7 +60,7 @@ class Follower:
         self.loop_lag_seconds = 0.0
         self.host_reading: m.HostReading | None = None  # this machine's newest, for its leads
         self.reclaim: Callable[[int], Awaitable[None]] | None = None  # conduct again, in a term above the one given
-        self._handed_over: tuple[int, float] | None = None  # in which term, and until when its claimant is waited for
+        self._handed_over: HandedOver | None = None
         self._orders: asyncio.Queue[tuple[str, Order]] = asyncio.Queue()
 
     @property
@@ -130,7 +138,7 @@ class Follower:
         if told is not None and hello.run is not None and of_it:
             self._ledger.saw(told)
         if followed is not None and followed.run == hello.run and told is not None:
-            if self._handed_over is not None and told.term >= self._handed_over[0]:
+            if self._handed_over is not None and told.term >= self._handed_over.term:
                 self._handed_over = None
             newer = told.term > followed.generation.term
             moved = hello.lead == followed.known.lead and hello.address != followed.known.address
@@ -210,7 +218,8 @@ class Follower:
 
     async def _hand_over(self, claimant: str, address: str, term: int) -> None:
         await self.step_down(claimant, address)
-        self._handed_over = term, time.monotonic() + RECLAIM_SECONDS
+        if self.followed is not None:  # a node without a rank keeps no record of the run any more
+            self._handed_over = HandedOver(self.followed.run, term, time.monotonic() + RECLAIM_SECONDS)
 
     async def _relay(self, lead: str, relay: m.PeerRelay) -> None:
         followed, order = self.followed, relay.order
@@ -226,20 +235,26 @@ class Follower:
             await self._talks.object(lead, "older-term", text)
 
     async def _end(self, lead: str, end: m.PeerEnd) -> None:
-        if self.followed is not None and self.followed.known.is_same(FollowedRun(end.run, end.rank, lead, "")):
-            await self.followed.end(end.state, end.reason)
+        followed = self.followed
+        if followed is not None and followed.known.is_same(FollowedRun(end.run, end.rank, lead, "")):
+            await followed.end(end.state, end.reason)
             await self.watch()
+        elif end.run not in (self._conducting.run, followed.run if followed is not None else None):
+            await self._tell_unknown(lead, end.run, end.rank)  # its lead may wait for it to end
 
     async def _wish(self, lead: str, wish: m.PeerTrainer) -> None:
         followed = self.followed
         if followed is None or not followed.known.is_same(FollowedRun(wish.run, wish.rank, lead, "")):
-            gone = Ending(clean=False, why="is not known to its agent any more")
-            await self._tell_exit(lead, m.HostedRank(wish.run, wish.rank, None), gone)
+            await self._tell_unknown(lead, wish.run, wish.rank)
             return
         if wish.wish == "kill":
             await followed.port.kill()
         elif followed.wanted is None:
             await followed.start_again()
+
+    async def _tell_unknown(self, lead: str, run: str, rank: int) -> None:
+        gone = Ending(clean=False, why="is not known to its agent any more")
+        await self._tell_exit(lead, m.HostedRank(run, rank, None), gone)
 
     # ------------------------------------------------------------ the trainer
 
@@ -259,12 +274,14 @@ class Follower:
 
     async def watch(self) -> None:
         """Notice a trainer that has ended and a lead that has gone; call it a few times a second."""
-        followed = self.followed
+        followed, handed = self.followed, self._handed_over
+        if handed is not None and (followed is None or followed.run != handed.run):
+            self._handed_over = handed = None  # it has ended
         if followed is None:
             return
-        if self._handed_over is not None and time.monotonic() > self._handed_over[1] and self.reclaim is not None:
-            term, self._handed_over = self._handed_over[0], None
-            await self.reclaim(term)
+        if handed is not None and time.monotonic() > handed.until_monotonic and self.reclaim is not None:
+            self._handed_over = None
+            await self.reclaim(handed.term)
             return
         followed.watch()
         if followed.ending is not None and not followed.told_ending:

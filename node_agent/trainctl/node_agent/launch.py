@@ -36,6 +36,10 @@ class Launch:
         self.hosting, early, self.early = None, self.early, []
         return early
 
+    def forget_exits(self, node: str) -> None:
+        """It hosts its rank from here on; the trainers whose end it told of before were of an earlier life."""
+        self.early = [(who, said) for who, said in self.early if who != node or isinstance(said, m.PeerAnswer)]
+
     async def new(self, config: runfile.RunFile, command: m.Command) -> openings.Opening:
         """Raises InvalidInputError or RefusedError; leaves nothing then, on any node."""
         config = premises.with_nodes(config, self._own.node, tuple(self._own.cluster.nodes))

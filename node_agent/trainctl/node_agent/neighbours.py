@@ -101,7 +101,8 @@ class Neighbours:
             await self._lead.close_if_ended()
 
     async def hosted(self, node: str, hosted: m.PeerHosted) -> None:
-        """Another node's agent hosts again a rank that it had let go of, or refuses to."""
+        """Another node's agent hosts a rank, for the first time or again, or refuses to."""
+        self._lead.launch.forget_exits(node)
         if not self._lead.is_rank_of(node, hosted.run, hosted.rank) or self._lead.session is None:
             return
         if not hosted.field:

@@ -259,8 +259,7 @@ class PeerLink:
                 self.ranks = self.ranks if message.hosted is None else (message.hosted,)
                 if self._hosting is not None and not self._hosting[1].done():
                     self._hosting[1].set_result(message)
-                else:
-                    await self._lead.hosted(self.node, message)
+                await self._lead.hosted(self.node, message)
             case m.PeerConsent():
                 claiming = self._claiming
                 if claiming is not None and not claiming[1].done() and (message.refusal or message.term == claiming[0]):

@@ -4,7 +4,7 @@ import contextlib
 from typing import NamedTuple, Protocol
 
 from trainctl.node_agent import decisions as d
-from trainctl.node_agent.claims import Claim
+from trainctl.node_agent.claims import Claim, next_term
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.followed import Followed
 from trainctl.node_agent.launch import Launch
@@ -67,11 +67,13 @@ class Succession:
         )
 
     async def reclaim(self, term: int) -> None:
-        """Conduct again a run that was handed over in `term`, for its claimant has not begun to."""
-        followed = self._following.followed
+        """Conduct again the run that is followed and was handed over in `term`, for its claimant has not begun to."""
+        followed, ledger = self._following.followed, self._own.ledger
         if followed is not None and followed.wanted is None and self._leading.run is None:
+            above = next_term(max(term, ledger.term), self._own.node, self._leading.peers.links)
+            ledger.consent(above, self._own.node, followed.run)
             with contextlib.suppress(InvalidInputError):
-                await self._take_over(followed, term + 1)
+                await self._take_over(followed, above)
 
     async def _take_over(self, followed: Followed, term: int) -> int:
         """Gives the step that the run stands at. Raises InvalidInputError, and follows it then as before."""

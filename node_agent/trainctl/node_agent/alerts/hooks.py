@@ -164,7 +164,11 @@ async def post(address: str, body: bytes, seconds: float = HOOK_SECONDS) -> str:
         async with asyncio.timeout(seconds):
             return await answer
     except TimeoutError:
-        return f"{address} did not answer within {seconds:g} s"
+        return _no_answer(address, seconds)
+
+
+def _no_answer(address: str, seconds: float) -> str:
+    return f"{address} did not answer within {seconds:g} s"
 
 
 def _post(address: str, body: bytes, seconds: float) -> str:
@@ -176,6 +180,7 @@ def _post(address: str, body: bytes, seconds: float) -> str:
     except urllib.error.HTTPError as error:
         return f"{address} answered {error.code} {error.reason}"
     except (OSError, ValueError) as error:  # URLError and http.client's are of these, or told by their reason
-        return f"{address}: {getattr(error, 'reason', error)}"
+        reason = getattr(error, "reason", error)
+        return _no_answer(address, seconds) if isinstance(reason, TimeoutError) else f"{address}: {reason}"
     except Exception as error:  # noqa: BLE001  what a broken server makes the library raise must not end the agent
         return f"{address}: {error}"

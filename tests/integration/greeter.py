@@ -1,0 +1,38 @@
+"""A lead or a claimant made by hand: its messages are what a test says, right or wrong."""
+
+import zmq
+
+from trainctl.protocol import codec, sockets
+from trainctl.protocol import messages as m
+
+LEAD = "omega"
+
+
+class Greeter:
+    """A node's agent as another one's hears it."""
+
+    def __init__(self, context: zmq.Context, address: str, link: str) -> None:
+        self.link, self.socket = link, sockets.new_socket(context, zmq.DEALER)
+        self.socket.connect(address)
+
+    def say(self, message: m.ToPeer) -> None:
+        assert self.socket.poll(5000, zmq.POLLOUT)
+        self.socket.send(codec.encode(message))
+
+    def hear(self, kind: type[m.Message], seconds: float = 15.0) -> m.Message:
+        """The next message but beats, which is to be of this kind."""
+        while True:
+            assert self.socket.poll(int(seconds * 1000)), f"no {kind.__name__}"
+            message = codec.decode_peer(self.socket.recv())
+            if isinstance(message, m.PeerBeat) and kind is not m.PeerBeat:
+                continue
+            assert isinstance(message, kind), message
+            return message
+
+    def greet(self, run: str | None = None, term: int = 1) -> None:
+        self.say(m.PeerHello(
+            link=self.link, lead=LEAD, address="tcp://127.0.0.1:9", generation=m.Generation(term, 0), run=run
+        ))  # fmt: skip
+
+    def relay(self, seq: int, order: m.ToTrainer, rank: int = 1) -> None:
+        self.say(m.PeerRelay(link=self.link, seq=seq, rank=rank, order=order))

@@ -1,0 +1,101 @@
+"""Claims to conduct a run: whose a term is, and what is claimed after refusals."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainctl.node_agent.claims import Claim, next_term
+from trainctl.node_agent.ledger import AgentLedger
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError
+
+RUN = "r-20260101-000000-0000"
+NODES = ("alpha", "beta", "gamma")
+ALWAYS_NEWER = -1
+NAMES = st.sets(st.text("abcdefgh-", min_size=1, max_size=4), min_size=1, max_size=9)
+
+
+@given(NAMES, st.integers(0, 10_000), st.integers(0, 10_000))
+def test_no_two_nodes_ever_claim_one_term(names: set[str], one: int, other: int) -> None:
+    claimed = {name: next_term(one, name, names) for name in names}
+    later = {name: next_term(other, name, names - {name}) for name in names}
+    assert all(term > one for term in claimed.values())
+    assert all(claimed[a] != later[b] and claimed[a] != claimed[b] for a in names for b in names if a != b)
+
+
+@given(NAMES, st.integers(0, 10_000))
+def test_a_claim_is_as_near_above_as_may_be(names: set[str], above: int) -> None:
+    assert sorted(next_term(above, name, names) for name in names) == list(range(above + 1, above + 1 + len(names)))
+
+
+class Others:
+    """Beta's links to the agents of the other two; each refuses all terms below the one in `said`."""
+
+    def __init__(self, said: dict[str, int], lead_open: bool) -> None:
+        self.said, self.lead_open, self.asked = said, lead_open, list[tuple[str, int]]()
+        self.links: Any = {node: Other(node, self) for node in said}
+
+    def is_open(self, node: str) -> bool:
+        return node != "gamma" or self.lead_open
+
+
+class Other:
+    def __init__(self, node: str, others: Others) -> None:
+        self.node, self._others, self.line = node, others, SimpleNamespace(open=others.is_open(node))
+
+    async def claim(
+        self, term: int, hosted: m.HostedRank, seconds: float, *, resume: bool = False
+    ) -> m.PeerConsent | None:
+        self._others.asked.append((self.node, term))
+        consent = m.PeerConsent(link="l", seq=1, run=RUN, term=term)
+        seen = self._others.said[self.node]
+        seen = term + 2 if seen == ALWAYS_NEWER else seen
+        if term >= seen:
+            return consent
+        return msgspec.structs.replace(consent, term=seen, refusal=f"{self.node} has seen term {seen}")
+
+
+class Record:
+    """Beta's, of the run."""
+
+    run, hosted = RUN, m.HostedRank(RUN, 1, None)
+
+    def keep(self, items: object) -> list[m.KeptCommand]:
+        return []
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    with AgentLedger(tmp_path / "agent.db") as made:
+        made.saw(m.Generation(1, 4))
+        yield made
+
+
+def claim(ledger: AgentLedger, others: Others) -> Claim:
+    own: Any = SimpleNamespace(ledger=ledger, node="beta")
+    peers: Any = others
+    return Claim(own, peers, Record(), "gamma")
+
+
+async def test_a_lead_that_has_seen_a_newer_term_is_asked_in_one_above_it(ledger: AgentLedger) -> None:
+    others = Others({"alpha": 0, "gamma": 9}, lead_open=True)
+    assert await claim(ledger, others).consented(old_lead_is_off=False) == 10  # beta's: 1 more than a multiple of 3
+    assert others.asked == [("gamma", 4), ("gamma", 10)]
+    assert (ledger.term, ledger.consented_term(RUN)) == (10, 10)
+
+
+async def test_a_majority_that_has_seen_a_newer_term_is_asked_in_one_above_it(ledger: AgentLedger) -> None:
+    others = Others({"alpha": 5, "gamma": 0}, lead_open=False)
+    assert await claim(ledger, others).consented(old_lead_is_off=False) == 7
+    assert others.asked == [("alpha", 4), ("alpha", 7)]
+
+
+async def test_who_refuses_every_term_is_not_asked_for_ever(ledger: AgentLedger) -> None:
+    others = Others({"alpha": 0, "gamma": ALWAYS_NEWER}, lead_open=True)
+    with pytest.raises(InvalidInputError, match="gamma does not hand the run over"):
+        await claim(ledger, others).consented(old_lead_is_off=False)
+    assert len(others.asked) == 3
