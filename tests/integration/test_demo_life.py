@@ -179,8 +179,8 @@ def test_its_terminal_closed_it_trains_to_the_end_and_then_leaves(folder: Path) 
     said = b""
     while b"step 2 " not in said:
         said += os.read(here, 4096)
+    process.send_signal(signal.SIGHUP)  # first: a line that can be written no more would end it as well
     os.close(here)
-    process.send_signal(signal.SIGHUP)
     assert process.wait(20) == -signal.SIGHUP
     assert process_of(folder, "trainctl.trainer") is not None
     assert_gone_within(folder, 60)
