@@ -203,8 +203,8 @@ def check_steps(cluster: Cluster, run: str, first: int, last: int) -> None:
 
 
 def _given_state(reader: RecordReader) -> set[tuple[int, int]]:
-    """Steps and the ranks that were given others' state of them: one that lost its reducer once the sum was there has not
-    applied it by itself, and so has no row of the step."""
+    """Steps, and the ranks that were given others' state of them: one that lost its reducer once the sum was there has
+    not applied it by itself, and so has no row of the step."""
     found, after, more = set(), 0, True
     while more:
         events, more = reader.events(after, 500)

@@ -28,3 +28,22 @@ def test_who_handed_over_one_run_follows_another_for_as_long_as_that_takes(clust
         view = wait_for_step(client, before + 3).run
         assert (view.lead, view.generation.term, {rank.state for rank in view.ranks}) == ("alpha", term, {"run"})
     assert view_at(cluster, "gamma").lead == "alpha"
+
+
+def test_a_promotion_that_is_refused_leaves_the_old_lead_its_run(cluster, run_config):
+    """Had the node that asked for it promised a newer term to itself, it would heed the lead no more."""
+    with cluster.client("alpha") as client:
+        config = run_config(run__steps=FOREVER, nodes=on("alpha", "beta"))
+        assert client.send("start-run", {"config": config}, timeout_seconds=120).state == "applied"
+        step = wait_for_step(client, 3).run.step
+    cluster["alpha"].kill()
+    cluster["gamma"].kill()
+    with cluster.client("beta") as client:
+        until(lambda: {peer.state for peer in client.snapshot(0).peers} == {"silent"}, 20, "the silence")
+    refused = promote(cluster, "beta", through="beta")
+    assert refused.state == "rejected" and "1 of 3 nodes agree" in refused.reason
+    cluster.start("alpha")
+    cluster.start("gamma")
+    with cluster.client("alpha") as client:
+        view = wait_for_step(client, step + 3).run
+        assert (view.lead, {rank.state for rank in view.ranks}) == ("alpha", {"run"})

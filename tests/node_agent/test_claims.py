@@ -15,7 +15,7 @@ from trainctl.protocol.errors import InvalidInputError
 
 RUN = "r-20260101-000000-0000"
 NODES = ("alpha", "beta", "gamma")
-ALWAYS_NEWER = -1
+ALWAYS_NEWER, GOES_AWAY, SAYS_NOTHING = -1, -2, -3
 NAMES = st.sets(st.text("abcdefgh-", min_size=1, max_size=4), min_size=1, max_size=9)
 
 
@@ -33,14 +33,15 @@ def test_a_claim_is_as_near_above_as_may_be(names: set[str], above: int) -> None
 
 
 class Others:
-    """Beta's links to the agents of the other two; each refuses all terms below the one in `said`."""
+    """Beta's links to the agents of the other two; each refuses all terms below the one in `said`, and None says that
+    it is out of reach."""
 
-    def __init__(self, said: dict[str, int], lead_open: bool) -> None:
-        self.said, self.lead_open, self.asked = said, lead_open, list[tuple[str, int]]()
+    def __init__(self, **said: int | None) -> None:
+        self.said, self.asked = said, list[tuple[str, int]]()
         self.links: Any = {node: Other(node, self) for node in said}
 
     def is_open(self, node: str) -> bool:
-        return node != "gamma" or self.lead_open
+        return self.said[node] is not None
 
 
 class Other:
@@ -51,10 +52,15 @@ class Other:
         self, term: int, hosted: m.HostedRank, seconds: float, *, resume: bool = False
     ) -> m.PeerConsent | None:
         self._others.asked.append((self.node, term))
-        consent = m.PeerConsent(link="l", seq=1, run=RUN, term=term)
         seen = self._others.said[self.node]
+        if seen in (None, GOES_AWAY):
+            self._others.said[self.node] = None
+            return None
+        if seen == SAYS_NOTHING:
+            return None
+        consent = m.PeerConsent(link="l", seq=1, run=RUN, term=term)
         seen = term + 2 if seen == ALWAYS_NEWER else seen
-        if term >= seen:
+        if term and term >= seen:
             return consent
         return msgspec.structs.replace(consent, term=seen, refusal=f"{self.node} has seen term {seen}")
 
@@ -82,20 +88,46 @@ def claim(ledger: AgentLedger, others: Others) -> Claim:
 
 
 async def test_a_lead_that_has_seen_a_newer_term_is_asked_in_one_above_it(ledger: AgentLedger) -> None:
-    others = Others({"alpha": 0, "gamma": 9}, lead_open=True)
+    others = Others(alpha=0, gamma=9)
     assert await claim(ledger, others).consented(old_lead_is_off=False) == 10  # beta's: 1 more than a multiple of 3
-    assert others.asked == [("gamma", 4), ("gamma", 10)]
+    assert others.asked == [("gamma", 0), ("gamma", 10)]
     assert (ledger.term, ledger.consented_term(RUN)) == (10, 10)
 
 
 async def test_a_majority_that_has_seen_a_newer_term_is_asked_in_one_above_it(ledger: AgentLedger) -> None:
-    others = Others({"alpha": 5, "gamma": 0}, lead_open=False)
+    others = Others(alpha=5, gamma=None)
     assert await claim(ledger, others).consented(old_lead_is_off=False) == 7
-    assert others.asked == [("alpha", 4), ("alpha", 7)]
+    assert others.asked == [("alpha", 0), ("alpha", 7)]
 
 
-async def test_who_refuses_every_term_is_not_asked_for_ever(ledger: AgentLedger) -> None:
-    others = Others({"alpha": 0, "gamma": ALWAYS_NEWER}, lead_open=True)
+async def test_of_a_lead_that_goes_out_of_reach_meanwhile_a_majority_decides(ledger: AgentLedger) -> None:
+    others = Others(alpha=0, gamma=GOES_AWAY)
+    assert await claim(ledger, others).consented(old_lead_is_off=False) == 4
+    assert others.asked == [("gamma", 0), ("alpha", 0), ("alpha", 4)]
+
+
+async def test_a_lead_that_is_in_touch_and_says_nothing_is_left_the_run(ledger: AgentLedger) -> None:
+    others = Others(alpha=0, gamma=SAYS_NOTHING)
+    with pytest.raises(InvalidInputError, match="gamma leads the run, is in touch, and did not answer"):
+        await claim(ledger, others).consented(old_lead_is_off=False)
+    assert others.asked == [("gamma", 0)]
+    assert ledger.consented_term(RUN) == 0
+
+
+@pytest.mark.parametrize("off", [False, True])
+async def test_without_a_majority_in_reach_nobody_consents_but_on_an_operator_s_word(ledger: AgentLedger, off) -> None:
+    """Who has consented to a newer term heeds the old lead no more, so that a promotion that fails must not do that."""
+    others = Others(alpha=None, gamma=None)
+    if off:
+        assert await claim(ledger, others).consented(old_lead_is_off=True) == 4
+    else:
+        with pytest.raises(InvalidInputError, match="1 of 3 nodes agree, and a majority is 2: gamma is out of reach"):
+            await claim(ledger, others).consented(old_lead_is_off=False)
+    assert ledger.consented_term(RUN) == (4 if off else 0)
+
+
+async def test_a_lead_that_refuses_is_not_asked_for_ever(ledger: AgentLedger) -> None:
+    others = Others(alpha=0, gamma=ALWAYS_NEWER)
     with pytest.raises(InvalidInputError, match="gamma does not hand the run over"):
         await claim(ledger, others).consented(old_lead_is_off=False)
-    assert len(others.asked) == 3
+    assert len(others.asked) == 2

@@ -51,8 +51,7 @@ class Claim:
 
     async def consented(self, old_lead_is_off: bool) -> int:
         """The term in which this node may conduct the run. Raises InvalidInputError."""
-        if self._resume:
-            await self._ask_first(old_lead_is_off)
+        await self._ask_first(old_lead_is_off)
         if self._is_lead_open:
             handed_over = await self._handed_over()
             if handed_over is not None:
@@ -87,12 +86,19 @@ class Claim:
         return self._peers.is_open(self._lead)
 
     async def _ask_first(self, old_lead_is_off: bool) -> None:
-        """Whether a run that has ended can be taken up at all: a consent that leads to nothing can't be taken back."""
+        """Whether the run can be had at all, and above which term: a consent that leads to nothing can't be taken back,
+        and who has given one heeds the old lead no more."""
         others = [node for node in self._peers.links if node != self._lead or self._is_lead_open]
-        answers = await self._ask(0, others)
+        asked = [self._lead] if self._is_lead_open and not self._resume else others
+        answers = await self._ask(0, asked)
         self._still()
+        if asked == [self._lead] and answers[self._lead] is None:
+            if self._is_lead_open:
+                raise self._no_answer()
+            await self._ask_first(old_lead_is_off)  # it has gone out of reach meanwhile: of the others
+            return
         for node, answer in answers.items():
-            if answer is not None and answer.takes_part:
+            if answer is not None and answer.takes_part and self._resume:
                 raise InvalidInputError("resume", f"{node} can't agree: {answer.refusal}")
         as_if = {node: answer and msgspec.structs.replace(answer, refusal="") for node, answer in answers.items()}
         if not (old_lead_is_off or self._is_lead_open) and (why := self._shortfall(as_if)):
@@ -103,22 +109,21 @@ class Claim:
     async def _handed_over(self) -> int | None:
         """The lead itself lets go, and nobody else is asked; None if it has gone out of reach meanwhile."""
         lead, term = self._lead, self._next(self._own.ledger.term)
-        for _ in range(TRIES):
-            self._own.ledger.consent(term, self._own.node, self._copy.run)
-            answer = (await self._ask(term, [lead]))[lead]
-            self._still()
-            if answer is None or not answer.refusal or answer.term <= term:
-                break
-            term = self._next(answer.term)
+        self._own.ledger.consent(term, self._own.node, self._copy.run)
+        answer = (await self._ask(term, [lead]))[lead]
+        self._still()
         if answer is None and not self._peers.links[lead].line.open:
             return None
         if answer is None:
-            text = f"{lead} leads the run, is in touch, and did not answer; ask again in a moment"
-            raise InvalidInputError("node", text)
+            raise self._no_answer()
         if answer.refusal:
             raise InvalidInputError("node", f"{lead} does not hand the run over: {answer.refusal}")
         self._take_from([answer])
         return term
+
+    def _no_answer(self) -> InvalidInputError:
+        text = f"{self._lead} leads the run, is in touch, and did not answer; ask again in a moment"
+        return InvalidInputError("node", text)
 
     def _take_from(self, answers: Sequence[m.PeerConsent]) -> None:
         """Keep what the node whose record goes furthest has beyond this one's."""

@@ -91,7 +91,7 @@ class Consents:
         if active not in (None, claim.run):
             return f"{self._node} takes part in {active}"
         term = self.term_of(claim.run)
-        if claim.term < term or (claim.term == term and not self._ledger.consented_term(claim.run)):
+        if not claim.term or claim.term < term or claim.term == term != self._ledger.consented_term(claim.run):
             return f"{self._node} has seen term {term}"
         given = self._ledger.consent(claim.term, claimant, claim.run)
         return "" if given == claimant else f"{self._node} has consented to {given}"

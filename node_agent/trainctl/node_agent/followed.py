@@ -65,7 +65,7 @@ class Followed:
         if not isinstance(order, m.Leave):
             if order.generation < self.generation:
                 return False
-            self._see(order.generation)
+            self.see(order.generation)
         if isinstance(order, m.StepPlan):
             self.recorder.plan(order, time.time(), durable=bool(order.commands))
             self._plan = order
@@ -114,7 +114,8 @@ class Followed:
             self.ending, self._ready, self._missed = None, False, False
         self.told_ending = False
 
-    def _see(self, generation: m.Generation) -> None:
+    def see(self, generation: m.Generation) -> None:
+        """Obey no order of an older one from here on."""
         if generation > self.generation:
             self.generation = generation
             self.recorder.set_meta(GENERATION_KEY, f"{generation.term}.{generation.n}", own=True)

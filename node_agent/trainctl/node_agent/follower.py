@@ -142,6 +142,8 @@ class Follower:
                 self._handed_over = None
             newer = told.term > followed.generation.term
             moved = hello.lead == followed.known.lead and hello.address != followed.known.address
+            if newer:
+                followed.see(m.Generation(told.term, 0))
             if newer or moved:
                 followed.follow(hello.lead, hello.address)
                 self._ledger.follow(followed.known)
@@ -186,6 +188,10 @@ class Follower:
                     field, problem = await self._hosting.host(lead, self._talks.address(lead) or "", order)
                     hosted = self.followed.hosted if self.followed is not None and not field else None
                     await self._talks.answer(lead, _hosted_answer(order, field, problem, hosted))
+                    if self.followed is not None and not field:
+                        self.followed.told_ending = (
+                            False  # exits that it was told of before aren't taken for this rank's
+                        )
                 case m.PeerRelay():
                     await self._relay(lead, order)
                 case m.PeerEnd():
@@ -218,8 +224,9 @@ class Follower:
 
     async def _hand_over(self, claimant: str, address: str, term: int) -> None:
         await self.step_down(claimant, address)
-        if self.followed is not None:  # a node without a rank keeps no record of the run any more
-            self._handed_over = HandedOver(self.followed.run, term, time.monotonic() + RECLAIM_SECONDS)
+        followed = self.followed  # none where this node has no rank: then it keeps no record of the run any more
+        if followed is not None and followed.known.lead == claimant:
+            self._handed_over = HandedOver(followed.run, term, time.monotonic() + RECLAIM_SECONDS)
 
     async def _relay(self, lead: str, relay: m.PeerRelay) -> None:
         followed, order = self.followed, relay.order
@@ -280,7 +287,7 @@ class Follower:
         if followed is None:
             return
         if handed is not None and time.monotonic() > handed.until_monotonic and self.reclaim is not None:
-            self._handed_over = None
+            self._handed_over = handed._replace(until_monotonic=time.monotonic() + RECLAIM_SECONDS)
             await self.reclaim(handed.term)
             return
         followed.watch()

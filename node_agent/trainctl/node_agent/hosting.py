@@ -75,6 +75,7 @@ class Hosting:
         if wanted.generation.term < (newer := self._ledger.consented_term(known.run)):
             text = f"{self._node} has consented to another's conducting {known.run} in term {newer}; say --node"
             raise InvalidInputError("resume", f"{text} {known.lead} to have {known.lead} take it up in a newer one")
+        self._ledger.saw(wanted.generation)
         checkpoint = sources.whole(paths, wanted.resume_step) if wanted.resume_step is not None else None
         recorder = openings.make_directory(paths, config, resumable=False)
         try:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection
 
 from trainctl.node_agent import openings, premises, sources
+from trainctl.node_agent.claims import next_term
 from trainctl.node_agent.conductor import Conductor
 from trainctl.node_agent.copies import Copies
 from trainctl.node_agent.equipment import Equipment
@@ -78,7 +79,8 @@ class Launch:
         for rank, node in ranks.items():
             if node == self._own.node and self._own.host.find(paths, rank) is not None:
                 raise InvalidInputError("resume", f"a trainer of {run} is still running; wait for its end")
-        generation = max(self._ledger.generation or openings.FIRST_GENERATION, m.Generation(self._ledger.term, 0))
+        term = self._term(paths)
+        generation = max(self._ledger.generation or openings.FIRST_GENERATION, m.Generation(term, 0))
         out = {ranks[rank] for rank in without}
         source = await asyncio.to_thread(sources.find, paths, self._own.node, out)
         hosted = {rank: node for rank, node in ranks.items() if rank not in without}
@@ -93,12 +95,21 @@ class Launch:
                 starter,
                 by,
                 without=without,
-                term=max(1, self._ledger.term),
+                term=term,
                 grounds=self._own.grounds,
             )
         except InvalidInputError as error:
             await self._call_off(known, hosted, str(error))
             raise
+
+    def _term(self, paths: RunPaths) -> int:
+        """In which a run is taken up again: the one that it was led in here, or a newer one of this node's own if nodes
+        have been heard of newer ones since. It is kept, so that no other run's lead is heeded in an older one."""
+        kept = openings.kept_term(paths)
+        if not kept or kept < self._ledger.term:
+            kept = next_term(self._ledger.term, self._own.node, self._peers.links)
+        self._ledger.saw(m.Generation(kept, 0))
+        return kept
 
     async def _host(
         self, run: str, ranks: dict[int, str], config: runfile.RunFile, generation: m.Generation, source: Source,

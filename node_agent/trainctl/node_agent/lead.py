@@ -198,6 +198,8 @@ class Lead:
             session.note(d.Happened("agent", "info", "auto", text, session.conductor.progress.step))
             await session.copies.flush()
             await session.copies.close()  # from here to the end without a pause: a trainer always has its conductor
+            if self.session is not session:
+                raise RefusedError(f"{session.run} has been let go of already")
             self.session = self.office.session = None
             session.close()
         return LetGo(known, next((rank for rank, node in ranks.items() if node == self._own.node), None))
@@ -283,7 +285,10 @@ class Lead:
         self.on_end(session)
         await session.copies.flush()
         await session.copies.close(FINISH_SECONDS)
-        self.session = self.office.session = self._closing = None
+        self._closing = None
+        if self.session is not session:
+            return  # it was dropped meanwhile, for another node had conducted it to its end
+        self.session = self.office.session = None
         session.close()
         self._own.link.forget(session.run)
         for rank, node in self.remote(session).items():

@@ -76,7 +76,9 @@ class Neighbours:
     async def _end_stray(self, node: str, hosted: m.HostedRank) -> None:
         """A rank of a run that is over, or never began: its agent was away when it was told."""
         known = next((row for row in self._ledger.runs() if row.run == hosted.run), None)
-        if known is not None and known.state in m.ACTIVE_RUN_STATES:
+        followed = self._ledger.followed(hosted.run)
+        handed_over = followed is not None and followed.lead != self._own.node
+        if known is not None and (known.state in m.ACTIVE_RUN_STATES or handed_over):
             return  # another node conducts it by now, and has it end its ranks or go on with them
         state: m.RunState = known.state if known is not None else "starting"
         await end_rank(self._lead.peers.links[node], hosted.run, hosted.rank, state, known.reason if known else "")

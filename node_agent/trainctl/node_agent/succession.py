@@ -4,7 +4,8 @@ import contextlib
 from typing import NamedTuple, Protocol
 
 from trainctl.node_agent import decisions as d
-from trainctl.node_agent.claims import Claim, next_term
+from trainctl.node_agent import openings
+from trainctl.node_agent.claims import Claim
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.followed import Followed
 from trainctl.node_agent.launch import Launch
@@ -58,8 +59,7 @@ class Succession:
         followed = self._check(command)
         self._leading.launch.check_take_over(followed.paths)
         before = followed.known.lead
-        claim = Claim(self._own, self._leading.peers, followed, before, lambda: self._still(followed))
-        term = await claim.consented(args.old_lead_is_off)
+        term = await self._consented(followed, args.old_lead_is_off)
         step = await self._take_over(followed, term)
         self._own.ledger.set_run(command.id, followed.run)
         return d.CommandEnded(
@@ -67,13 +67,14 @@ class Succession:
         )
 
     async def reclaim(self, term: int) -> None:
-        """Conduct again the run that is followed and was handed over in `term`, for its claimant has not begun to."""
-        followed, ledger = self._following.followed, self._own.ledger
+        """Conduct again the run that is followed and was handed over in `term`, for its claimant has not greeted this
+        node. Whoever is in reach is asked first: if the claimant has begun it hands over what it has committed. Where
+        the cluster has no quorum it isn't waited for either."""
+        followed = self._following.followed
         if followed is not None and followed.wanted is None and self._leading.run is None:
-            above = next_term(max(term, ledger.term), self._own.node, self._leading.peers.links)
-            ledger.consent(above, self._own.node, followed.run)
+            self._own.ledger.saw(m.Generation(term, 0))
             with contextlib.suppress(InvalidInputError):
-                await self._take_over(followed, above)
+                await self._take_over(followed, await self._consented(followed, not self._own.cluster.quorum))
 
     async def _take_over(self, followed: Followed, term: int) -> int:
         """Gives the step that the run stands at. Raises InvalidInputError, and follows it then as before."""
@@ -86,10 +87,18 @@ class Succession:
         self._own.ledger.unfollow(row.run)
         return step
 
-    def _still(self, followed: Followed) -> None:
-        """After some time: the run may have ended meanwhile."""
-        if self._following.followed is not followed or followed.wanted is not None:
-            raise InvalidInputError("node", f"{followed.run} has ended meanwhile")
+    async def _consented(self, followed: Followed, old_lead_is_off: bool) -> int:
+        """The term in which the run that is followed may be conducted here. Raises InvalidInputError."""
+        lead, term = followed.known.lead, followed.generation.term
+        self._own.ledger.saw(m.Generation(openings.kept_term(followed.paths), 0))
+
+        def still() -> None:
+            if self._following.followed is not followed or followed.wanted is not None:
+                raise InvalidInputError("node", f"{followed.run} has ended meanwhile")
+            if (followed.known.lead, followed.generation.term) != (lead, term):
+                raise InvalidInputError("node", f"{followed.known.lead} has begun to conduct {followed.run} meanwhile")
+
+        return await Claim(self._own, self._leading.peers, followed, lead, still).consented(old_lead_is_off)
 
     def _check(self, command: m.Command) -> Followed:
         node, followed = self._own.node, self._following.followed
