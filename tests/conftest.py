@@ -19,8 +19,9 @@ GRACE_SECONDS = 5.0
 os.environ[MARK] = secrets.token_hex(8)
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # before any library reads it: on few cores their threads wait for each other
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # begun in a script's background: what is started would ignore
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C as well
+for _number, _action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) == signal.SIG_IGN:  # as by nohup, or in a script's background: children inherit it
+        signal.signal(_number, _action)
 SHARED_PIDS: set[int] = set()
 """Processes that a session's fixture keeps beyond the test that first asked for it."""
 
