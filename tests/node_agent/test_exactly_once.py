@@ -59,7 +59,7 @@ class Sent:
 
     def send_another_body(self, command: m.Command) -> None:
         before = self.agent.ledger.find(command.id)
-        other = msgspec.structs.replace(command, args={**command.args, "other": 1})
+        other = msgspec.structs.replace(command, args={**command.args, "other": command.args.get("other", 0) + 1})
         replies = self.agent.take(other)
         if before is not None:
             assert [(reply.id, reply.state, reply.field) for reply in replies] == [(command.id, "conflict", "id")]

@@ -59,6 +59,10 @@ def take(screen: Screen[None]) -> StretchUpdate | None:
         if found is not None and found[0] in plain and found[2].contains_region(region):
             own[region] = plain[found[0]], found[1]
     made: list[Stretch] = []
+    high = [region for region in own if region.height > 1]  # such as a whole widget, of which single rows changed too
+    for region in [row for row in own if any(row != whole and whole.contains_region(row) for whole in high)]:
+        del own[region]
+        changed.discard(region)
     for region in sorted(own, key=lambda region: (region.y, region.x)):
         stretches = _stretches(region, *own[region])
         if stretches is not None:
