@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tui.driving import body, driven, hint, until
@@ -345,3 +346,19 @@ async def test_a_click_on_a_row_opens_its_node() -> None:
         assert app.selected == 1
 
     await driven(source_of(4), play)
+
+
+@pytest.mark.parametrize("gone", ["#body", "#keys", "#filter-note"])
+async def test_a_screen_that_is_being_taken_down_is_not_painted(gone: str) -> None:
+    """Its children go one by one, and a repaint can come between two of them."""
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        before = app.screen.paints
+        parts = app._painting()
+        next(parts)
+        await app.screen.query_one(gone).remove()
+        app.paint()
+        assert len([*parts]) >= 1
+        assert app.screen.paints == before
+
+    await driven(source_of(1), play)

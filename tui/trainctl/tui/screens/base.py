@@ -44,6 +44,8 @@ class BaseScreen(OneFrame, Painted):
     """A body of lines over the bottom line; `paint` brings both up to date."""
 
     AUTO_FOCUS = ""
+    NEEDED: tuple[str, ...] = ("#body", "#keys")
+    """What has to be there for it to be painted."""
     paints = 0
     """How often it was painted."""
 
@@ -72,10 +74,15 @@ class BaseScreen(OneFrame, Painted):
     def on_screen_resume(self) -> None:
         self.paint()
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is there: a tick can come while it is made or taken down, which is done child by child."""
+        return all(self.query(needed) for needed in self.NEEDED)
+
     def paint(self) -> None:
         """Draws the present state; below the least size one line says so."""
         columns, rows = self.size
-        if not self.query("#body"):  # a tick can come before the first compose, or after the last one is gone
+        if not self.is_whole:
             return
         self.paints += 1
         body = self.query_one("#body", Lines)

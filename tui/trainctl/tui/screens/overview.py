@@ -41,13 +41,13 @@ class OverviewScreen(TableScreen):
         """Each part of the page by itself, and all of them shown together at the end; given up where the screen is
         painted meanwhile, which is newer."""
         columns, rows = self.size
-        if self.query("#body") and overview.too_small(columns, rows) is None:
+        if self.is_whole and overview.too_small(columns, rows) is None:
             room, number = (columns, self._body_rows()), self.paints
             made: list[Line] = []
             for part in self._parts(*room):
                 made += part
                 yield
-                if not self.is_mounted or self.paints != number:
+                if not self.is_whole or self.paints != number:
                     return
             self._ready = room, made
         self.paint()

@@ -23,6 +23,7 @@ class TableScreen(BaseScreen):
     effect hides, set by `lines`."""
 
     TABLE: ClassVar[Table[Any]]
+    NEEDED = (*BaseScreen.NEEDED, "#filter-note")
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "filter", key_display="/", tooltip="only rows such as ...", priority=True),
         Binding("o", "sort_next", "sort", show=False, tooltip="sort by the next column", priority=True),
@@ -50,7 +51,7 @@ class TableScreen(BaseScreen):
 
     def paint(self) -> None:
         super().paint()
-        if self.query(FilterBar):
+        if self.is_whole:
             self.bar.paint(self.hidden, self.total)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
