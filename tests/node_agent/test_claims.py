@@ -14,7 +14,6 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 
 RUN = "r-20260101-000000-0000"
-NODES = ("alpha", "beta", "gamma")
 ALWAYS_NEWER, GOES_AWAY, SAYS_NOTHING = -1, -2, -3
 NAMES = st.sets(st.text("abcdefgh-", min_size=1, max_size=4), min_size=1, max_size=9)
 

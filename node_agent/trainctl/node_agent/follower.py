@@ -188,10 +188,8 @@ class Follower:
                     field, problem = await self._hosting.host(lead, self._talks.address(lead) or "", order)
                     hosted = self.followed.hosted if self.followed is not None and not field else None
                     await self._talks.answer(lead, _hosted_answer(order, field, problem, hosted))
-                    if self.followed is not None and not field:
-                        self.followed.told_ending = (
-                            False  # exits that it was told of before aren't taken for this rank's
-                        )
+                    if self.followed is not None and not field:  # an exit told before is taken for an older one's
+                        self.followed.told_ending = False
                 case m.PeerRelay():
                     await self._relay(lead, order)
                 case m.PeerEnd():

@@ -104,7 +104,7 @@ class Launch:
 
     def _term(self, paths: RunPaths) -> int:
         """In which a run is taken up again: the one that it was led in here, or a newer one of this node's own if nodes
-        have been heard of newer ones since. It is kept, so that no other run's lead is heeded in an older one."""
+        have been heard of newer ones since. It counts as seen from here on."""
         kept = openings.kept_term(paths)
         if not kept or kept < self._ledger.term:
             kept = next_term(self._ledger.term, self._own.node, self._peers.links)

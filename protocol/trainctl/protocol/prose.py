@@ -136,9 +136,9 @@ the lead alone if that is in touch, which then hands the run over, else from all
 cluster's has to consent (or `old_lead_is_off` is given). It asks in term 0 before, which binds nobody: whether a
 majority answers, and which terms were seen. A node consents to one claimant a term, and claims only terms that are its
 own: with the names of the cluster's n nodes sorted, the first claims multiples of n, the next those with a remainder of
-1, and so on, so that no two ever lead in one term. Whoever is greeted with a newer term of the run that it conducts,
-conducts it no more and follows; a lead that handed its run over and isn't greeted by the claimant within 10 s claims it
-back, in a newer term of its own.
+1, and so on, so that no two with one cluster file lead in one term. Whoever is greeted with a newer term of the run
+that it conducts, conducts it no more and follows; a lead that handed its run over and isn't greeted by the claimant
+within 10 s claims it back, in a newer term of its own.
 
 `start-run` with `resume` takes a run up again that has ended. Where another node led it last, that one's agent is asked
 (`not-lead`); is it out of reach, or does the command name another `node`, that node claims the run in the same way,
