@@ -130,6 +130,21 @@ def test_windows_that_grow_from_one_another_keep_their_own_values() -> None:
     assert late.last.tolist() == [4.0, 5.0, 1.0, 9.0] and late.first.tolist() == [4, 5, 6, 7]
 
 
+@pytest.mark.parametrize("value", [7.0, math.nan])
+def test_windows_that_fold_and_merge_stay_in_stores_and_keep_their_own_values(value: float) -> None:
+    """What is on the heap when all series of a run fold at one step would stay there."""
+    window = s.empty(16)
+    for step in range(1, 100):
+        window = s.add(window, step, float(step))
+        assert window.store is not None and window.store.window(window).last.tolist() == window.last.tolist()
+    assert window.bucket_steps == 8
+    one, other = s.add(window, 100, value), s.add(window, 100, 9.0)
+    redone = s.add(window, 50, value)
+    assert [window.count[-1], one.count[-1], other.count[-1]] == [4, 4 + math.isfinite(value), 5]
+    assert [window.last[-1], other.last[-1], one.broken[-1]] == [99.0, 9.0, not math.isfinite(value)]
+    assert redone.count.sum() + redone.broken.sum() == 100 and window.count.sum() == 99
+
+
 @given(st.lists(values, min_size=1, max_size=4))
 @settings(max_examples=60, deadline=None)
 def test_several_series_as_one_have_the_extremes_and_the_mean_of_all(several: list[list[tuple[int, float]]]) -> None:

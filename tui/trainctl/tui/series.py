@@ -2,6 +2,7 @@
 full."""
 
 import math
+import mmap
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -62,29 +63,47 @@ class Store:
 
     A window's arrays are its first entries. The newest window, which has all that is written, may be added to in place;
     the ones before it don't see that, for they end where they did.
+
+    It is in pages of its own: all series of a run fold at one step, and what the heap gets back then it keeps.
     """
 
     def __init__(self, window: Window) -> None:
         self.used = len(window)
         room = min(window.capacity + 1, max(2 * self.used, _ROOM)) if self.used <= window.capacity else self.used + 1
-        self._floats = np.full((len(_COLUMNS), room), np.nan)
-        self._whole = np.full((2, room), 0, np.int64)  # written, for zeros take memory only as they are
+        self.room, columns = room, len(_COLUMNS)
+        pages = mmap.mmap(-1, (columns + 2) * room * 8, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory = np.frombuffer(pages, np.float64, columns * room)
+        self._floats = self._memory.reshape(columns, room)
+        self._whole = np.frombuffer(pages, np.int64, 2 * room, columns * room * 8).reshape(2, room)
+        self._floats[:], self._whole[:] = np.nan, 0  # written, for pages take memory only as they are
         for row, name in zip(self._floats, _COLUMNS, strict=True):
             row[: self.used] = getattr(window, name)
         self._whole[0, : self.used], self._whole[1, : self.used] = window.first, window.broken
 
     def takes(self, window: Window) -> bool:
         """Whether a value can be written after this window's last."""
-        return window.last.base is self._floats and len(window) == self.used < self._floats.shape[1]
+        return window.last.base is self._memory and len(window) == self.used < self.room
 
     def grown(self, window: Window, start: int, values: Sequence[float], broken: int) -> Window:
         """The window with a bucket after its last; `values` are in the order of the columns."""
         end = self.used = self.used + 1
         self._floats[:, end - 1] = values
         self._whole[:, end - 1] = start, broken
-        minimum, maximum, total, count, last = self._floats[:, :end]
-        first, ends = self._whole[:, :end]
-        return Window(window.bucket_steps, first, minimum, maximum, total, count, last, ends, window.capacity, self)
+        return self.window(window)
+
+    def merge(self, place: int, value: float, finite: bool) -> None:
+        """Add a value to a bucket, which nobody may have seen."""
+        if not finite:
+            self._whole[1, place] += 1
+            return
+        minimum, maximum, total, count, _ = self._floats[:, place]
+        self._floats[:, place] = np.fmin(minimum, value), np.fmax(maximum, value), total + value, count + 1, value
+
+    def window(self, like: Window) -> Window:
+        """All that is written, with the buckets and the capacity of another window."""
+        minimum, maximum, total, count, last = self._floats[:, : self.used]
+        first, ends = self._whole[:, : self.used]
+        return Window(like.bucket_steps, first, minimum, maximum, total, count, last, ends, like.capacity, self)
 
 
 def empty(capacity: int = CAPACITY, bucket_steps: int = 1) -> Window:
@@ -99,10 +118,10 @@ def add(window: Window, step: int, value: float) -> Window:
     start = _bucket(step, window.bucket_steps)
     finite = math.isfinite(value)
     if not len(window) or start > window.first[-1]:  # as nearly always
-        return fold(_appended(window, start, value, finite))
+        return _stored(fold(_appended(window, start, value, finite)))
     place = int(np.searchsorted(window.first, start))
     if place < len(window) and window.first[place] == start:
-        return _merge_value(window, place, value, finite)
+        return _merged(window, place, value, finite)
     made = Window(
         bucket_steps=window.bucket_steps,
         first=np.insert(window.first, place, start),
@@ -114,7 +133,12 @@ def add(window: Window, step: int, value: float) -> Window:
         broken=np.insert(window.broken, place, 0 if finite else 1),
         capacity=window.capacity,
     )
-    return fold(made)
+    return _stored(fold(made))
+
+
+def _stored(window: Window) -> Window:
+    """The same in a store, if it isn't in one."""
+    return window if window.store is not None else Store(window).window(window)
 
 
 def _appended(window: Window, start: int, value: float, finite: bool) -> Window:
@@ -259,17 +283,10 @@ def _bucket(step: int, bucket_steps: int) -> int:
     return step // bucket_steps * bucket_steps
 
 
-def _merge_value(window: Window, place: int, value: float, finite: bool) -> Window:
-    arrays = {name: getattr(window, name).copy() for name in ("broken", *_COLUMNS)}
-    if finite:
-        arrays["minimum"][place] = np.fmin(arrays["minimum"][place], value)
-        arrays["maximum"][place] = np.fmax(arrays["maximum"][place], value)
-        arrays["total"][place] += value
-        arrays["count"][place] += 1
-        arrays["last"][place] = value
-    else:
-        arrays["broken"][place] += 1
-    return replace(window, **arrays, store=None)
+def _merged(window: Window, place: int, value: float, finite: bool) -> Window:
+    store = Store(window)
+    store.merge(place, value, finite)
+    return store.window(window)
 
 
 def _rebucket(window: Window, bucket_steps: int) -> Window:
