@@ -36,3 +36,16 @@ class Greeter:
 
     def relay(self, seq: int, order: m.ToTrainer, rank: int = 1) -> None:
         self.say(m.PeerRelay(link=self.link, seq=seq, rank=rank, order=order))
+
+
+def claim(context: zmq.Context, address: str, name: str, view: m.RunView) -> m.PeerConsent:
+    """What an agent says to a node of this name which claims the run in the next term, and is gone at once."""
+    claimant = Greeter(context, address, name * 3)
+    claimant.say(m.PeerHello(link=claimant.link, lead=name, address="tcp://127.0.0.1:9"))
+    claimant.hear(m.PeerWelcome)
+    hosted, term = m.HostedRank(view.run, 1, None, view.step, view.generation, 0, 0), view.generation.term + 1
+    claimant.say(m.PeerClaim(link=claimant.link, seq=1, run=view.run, term=term, hosted=hosted))
+    consent = claimant.hear(m.PeerConsent)
+    claimant.socket.close(linger=0)
+    assert isinstance(consent, m.PeerConsent)
+    return consent

@@ -2,11 +2,13 @@
 
 import time
 
+import zmq
 from tests.integration.clusters import FOREVER, on
 from tests.integration.conftest import until, wait_for_end, wait_for_step
+from tests.integration.greeter import claim
 from tests.integration.succession import promote, view_at
 
-from trainctl.node_agent.follower import RECLAIM_SECONDS
+from trainctl.node_agent.followed import RECLAIM_SECONDS
 
 
 def test_who_handed_over_one_run_follows_another_for_as_long_as_that_takes(cluster, run_config):
@@ -47,3 +49,32 @@ def test_a_promotion_that_is_refused_leaves_the_old_lead_its_run(cluster, run_co
     with cluster.client("alpha") as client:
         view = wait_for_step(client, step + 3).run
         assert (view.lead, {rank.state for rank in view.ranks}) == ("alpha", {"run"})
+
+
+def test_a_lead_restarted_after_it_handed_over_takes_back_what_nobody_took(cluster, run_config):
+    """What it waits for is in its record, not in the process that handed over; done with, it is waited for no more."""
+    with cluster.client("alpha") as client:
+        config = run_config(run__steps=FOREVER, nodes=on("alpha", "beta"))
+        assert client.send("start-run", {"config": config}, timeout_seconds=120).state == "applied"
+        before = wait_for_step(client, 3).run
+        with zmq.Context() as context:
+            assert not claim(context, cluster["alpha"].address, "beta", before).refusal
+    assert view_at(cluster, "alpha").lead == "beta"
+    cluster["alpha"].kill()
+    cluster.start("alpha")
+    assert view_at(cluster, "alpha").lead == "beta"
+    view = until(
+        lambda: (v := view_at(cluster, "alpha")).lead == "alpha" and v.state == "running" and v, 60, "its lead"
+    )
+    assert view.generation.term > before.generation.term + 1
+    with cluster.client("alpha") as client:
+        wait_for_step(client, view.step + 3)
+    assert promote(cluster, "beta", through="beta").state == "applied"
+    handed_over = time.monotonic()
+    cluster["alpha"].kill()
+    cluster.start("alpha")
+    until(lambda: time.monotonic() - handed_over > RECLAIM_SECONDS + 2, 30, "the time in which it would be taken back")
+    assert view_at(cluster, "alpha").lead == "beta"
+    with cluster.client("beta") as client:
+        view = wait_for_step(client, client.snapshot(0).run.step + 3).run
+        assert (view.lead, {rank.state for rank in view.ranks}) == ("beta", {"run"})

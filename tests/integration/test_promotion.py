@@ -14,7 +14,7 @@ from tests.integration.clusters import FOREVER, NODES, Cluster, on
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
 from tests.integration.exactness import check_ledger, worst_deviation
 from tests.integration.folding import check_edits, check_steps
-from tests.integration.greeter import Greeter
+from tests.integration.greeter import claim
 from tests.integration.reference import one_rank_curve
 from tests.integration.succession import check_watched, power_off, promote, resume, steps_of, view_at, watched
 from tests.integration.test_faults import was_lost as given_up
@@ -56,7 +56,7 @@ def test_three_ranks_edited_and_under_one_lead_after_another_train_as_one_does(c
     with watched(cluster, "alpha") as lines:
         edit_and_kill_a_reducer(cluster, run, config)
         hand_over(cluster, run)
-        hand_over_to_nobody(cluster, run)
+        hand_over_to_nobody(cluster)
         at = paused(cluster, "alpha").step
         until(lambda: (told := steps_of(lines)) and told[-1][0] == at, 20, "the steps that are watched")
         assert [line["state"] for line in lines if line["type"] == "connection"] == ["connected"]
@@ -134,20 +134,12 @@ def verbs_of(events: Sequence[m.Event]) -> list[str]:
     return [event.verb for event in events if event.outcome == "applied"]
 
 
-def hand_over_to_nobody(cluster: Cluster, run: str) -> None:
+def hand_over_to_nobody(cluster: Cluster) -> None:
     """Whoever claims it is gone at once, and it is conducted again. A stranger's claim is refused."""
     before = view_at(cluster, "alpha")
     with zmq.Context() as context:
         for name, refused in (("omega", True), ("beta", False)):
-            claimant = Greeter(context, cluster["alpha"].address, name * 3)
-            claimant.say(m.PeerHello(link=claimant.link, lead=name, address="tcp://127.0.0.1:9"))
-            claimant.hear(m.PeerWelcome)
-            hosted = m.HostedRank(run, 1, None, before.step, before.generation, 0, 0)
-            claimant.say(
-                m.PeerClaim(link=claimant.link, seq=1, run=run, term=before.generation.term + 1, hosted=hosted)
-            )
-            consent = claimant.hear(m.PeerConsent)
-            claimant.socket.close(linger=0)
+            consent = claim(context, cluster["alpha"].address, name, before)
             assert bool(consent.refusal) == refused, consent
     assert view_at(cluster, "alpha").lead == "beta"
     view = until(lambda: (v := view_at(cluster, "alpha")).lead == "alpha" and v.state == "running" and v, 40)

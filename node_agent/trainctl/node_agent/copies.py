@@ -16,8 +16,8 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.reader import RecordReader
 
-VIEW_KEY, GENERATION_KEY = "view", "generation"
-OWN_KEYS = frozenset({VIEW_KEY, GENERATION_KEY})
+VIEW_KEY, GENERATION_KEY, HANDED_OVER_KEY = "view", "generation", "handed-over"
+OWN_KEYS = frozenset({VIEW_KEY, GENERATION_KEY, HANDED_OVER_KEY})
 """Values of a record that each node makes by itself."""
 PAGE_STEPS, PAGE_EVENTS, HANDED_PLANS = 100, 100, 8
 HANDED_BYTES = codec.FRAME_BYTES // 2

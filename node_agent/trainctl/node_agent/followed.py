@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from trainctl.node_agent import copies
-from trainctl.node_agent.copies import GENERATION_KEY, VIEW_KEY
+from trainctl.node_agent.copies import GENERATION_KEY, HANDED_OVER_KEY, VIEW_KEY
 from trainctl.node_agent.ledger import FollowedRun
 from trainctl.node_agent.ports import Ending, RankPort
 from trainctl.node_agent.recorder import RunRecorder
@@ -16,6 +16,9 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.runfile import RunFile
+
+RECLAIM_SECONDS = 10.0
+"""A run that was handed over is conducted here again if its claimant has not begun to within so long."""
 
 
 class Followed:
@@ -46,6 +49,8 @@ class Followed:
         generations = [state.generation] if state.generation is not None else []
         generations += [m.Generation(*map(int, kept.split(".")))] if kept is not None else []
         self.generation = max(generations, default=m.Generation(0, 0))
+        self._awaited_term = int(recorder.meta(HANDED_OVER_KEY) or 0)
+        self._awaited_since_monotonic = time.monotonic()
         self._plan, self._pid, self._ready = state.plan, None if not adopted else port.look().pid, False
         self._engine, self._form = "none", None
         self.view = self.look()
@@ -119,6 +124,25 @@ class Followed:
         if generation > self.generation:
             self.generation = generation
             self.recorder.set_meta(GENERATION_KEY, f"{generation.term}.{generation.n}", own=True)
+
+    # ------------------------------------------------------------ handed over
+
+    def hand_over(self, term: int) -> None:
+        """It was conducted here, and its new lead is to begin in this term."""
+        self._awaited_term, self._awaited_since_monotonic = term, time.monotonic()
+        self.recorder.set_meta(HANDED_OVER_KEY, str(term), own=True)
+
+    @property
+    def awaited_term(self) -> int:
+        """In which the node that it was handed over to has not begun to conduct it, 0 if it has or never was."""
+        return self._awaited_term if self._awaited_term > self.generation.term else 0
+
+    def is_to_be_reclaimed(self) -> bool:
+        """Whether its new lead has been waited for long enough; from then on it is waited for as long again."""
+        if not self.awaited_term or time.monotonic() < self._awaited_since_monotonic + RECLAIM_SECONDS:
+            return False
+        self._awaited_since_monotonic = time.monotonic()
+        return True
 
     # ------------------------------------------------------------ up
 

@@ -7,7 +7,7 @@ carried out one after another, for hosting a rank can take seconds.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -23,17 +23,6 @@ from trainctl.node_agent.talks import Answer, Order, Say, Talks
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError
 from trainctl.protocol.paths import RunPaths, runs_directory
-
-RECLAIM_SECONDS = 10.0
-"""A run that was handed over is conducted here again if its claimant has not begun to within so long."""
-
-
-class HandedOver(NamedTuple):
-    """A run that was conducted here and is followed now, and whose claimant hasn't begun to conduct it."""
-
-    run: str
-    term: int  # the claimant's
-    until_monotonic: float  # so long it is waited for
 
 
 class Conducting(Protocol):
@@ -60,7 +49,6 @@ class Follower:
         self.loop_lag_seconds = 0.0
         self.host_reading: m.HostReading | None = None  # this machine's newest, for its leads
         self.reclaim: Callable[[int], Awaitable[None]] | None = None  # conduct again, in a term above the one given
-        self._handed_over: HandedOver | None = None
         self._orders: asyncio.Queue[tuple[str, Order]] = asyncio.Queue()
 
     @property
@@ -138,8 +126,6 @@ class Follower:
         if told is not None and hello.run is not None and of_it:
             self._ledger.saw(told)
         if followed is not None and followed.run == hello.run and told is not None:
-            if self._handed_over is not None and told.term >= self._handed_over.term:
-                self._handed_over = None
             newer = told.term > followed.generation.term
             moved = hello.lead == followed.known.lead and hello.address != followed.known.address
             if newer:
@@ -224,7 +210,7 @@ class Follower:
         await self.step_down(claimant, address)
         followed = self.followed  # none where this node has no rank: then it keeps no record of the run any more
         if followed is not None and followed.known.lead == claimant:
-            self._handed_over = HandedOver(followed.run, term, time.monotonic() + RECLAIM_SECONDS)
+            followed.hand_over(term)
 
     async def _relay(self, lead: str, relay: m.PeerRelay) -> None:
         followed, order = self.followed, relay.order
@@ -279,14 +265,11 @@ class Follower:
 
     async def watch(self) -> None:
         """Notice a trainer that has ended and a lead that has gone; call it a few times a second."""
-        followed, handed = self.followed, self._handed_over
-        if handed is not None and (followed is None or followed.run != handed.run):
-            self._handed_over = handed = None  # it has ended
+        followed = self.followed
         if followed is None:
             return
-        if handed is not None and time.monotonic() > handed.until_monotonic and self.reclaim is not None:
-            self._handed_over = handed._replace(until_monotonic=time.monotonic() + RECLAIM_SECONDS)
-            await self.reclaim(handed.term)
+        if self.reclaim is not None and followed.is_to_be_reclaimed():
+            await self.reclaim(followed.awaited_term)
             return
         followed.watch()
         if followed.ending is not None and not followed.told_ending:

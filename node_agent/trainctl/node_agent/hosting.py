@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from trainctl.node_agent import openings, premises, sources
+from trainctl.node_agent.copies import HANDED_OVER_KEY
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.followed import Followed
 from trainctl.node_agent.ledger import FollowedRun, KnownRun
@@ -78,6 +79,8 @@ class Hosting:
         self._ledger.saw(wanted.generation)
         checkpoint = sources.whole(paths, wanted.resume_step) if wanted.resume_step is not None else None
         recorder = openings.make_directory(paths, config, resumable=False)
+        if recorder.meta(HANDED_OVER_KEY):
+            recorder.set_meta(HANDED_OVER_KEY, "", own=True)  # whoever asks for a rank has begun to conduct it
         try:
             if row is None:
                 self._ledger.add_run(known.run, config.run.name, paths.directory, time.time())
