@@ -4,6 +4,7 @@ TRAINCTL_KILLS is how many kills strike between journal and apply: `make test` t
 same command is sent five times for each of them.
 """
 
+import json
 import os
 import random
 import time
@@ -16,6 +17,7 @@ import pytest
 import zmq
 from tests.integration.conftest import AgentProcess, keep_processes, until, wait_for_step
 
+from trainctl.node_agent.session import DURABLE_KEY
 from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import make_command
@@ -77,6 +79,17 @@ def planned_steps(agent: AgentProcess, newest: int = -1) -> dict[str, set[int]]:
         record.close()
 
 
+def is_carried(agent: AgentProcess, id: str) -> bool:
+    """Whether the run's settings have taken a command up, which are kept just before the plan that carries it."""
+    (run,) = (agent.directory / "runs").iterdir()
+    record = open_for_reading(agent.run_paths(run.name).record)
+    try:
+        (kept,) = record.execute("SELECT value FROM meta WHERE key = ?", (DURABLE_KEY,)).fetchone()
+        return id in json.loads(kept)["carried"]
+    finally:
+        record.close()
+
+
 def last_step(agent: AgentProcess) -> int:
     """That the record holds."""
     (run,) = (agent.directory / "runs").iterdir()
@@ -93,7 +106,7 @@ def struck(agent: AgentProcess, id: str) -> str:
         return "applied"
     steps = planned_steps(agent, newest=16).get(id)
     if steps is None:
-        return "in the agent's book, on no plan"
+        return "in the settings, its plan not journaled" if is_carried(agent, id) else "in the agent's book, on no plan"
     return "on a plan that was journaled" if max(steps) > last_step(agent) else "its step recorded, its outcome not"
 
 

@@ -188,6 +188,7 @@ def fenced_then_orphaned(agent: Agent, process: "subprocess.Popen[str]", done: l
     work = (m.RankWork(0, (m.Range(cursor, big),), 3),)
     agent.plan(7, 4, SECOND, global_batch=big, work=work)
     deadline = time.monotonic() + 30
+    begun = agent.hear(m.Alive)
     while (page := read_status(agent.paths.status_page(0))) and page.step != 4 and time.monotonic() < deadline:
         begun = agent.hear(m.Alive)
     later = agent.hear(m.Alive)  # heartbeats go on while it computes: one more second into the step
