@@ -331,7 +331,7 @@ def test_agents_speak_by_keys(guarded: Guarded, tmp_path: Path) -> None:
 
 
 def test_off_loopback_nothing_starts_without_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainctl.node_agent.daemon import Agent
+    from trainctl.node_agent.agent import Agent
 
     monkeypatch.setenv("TRAINCTL_KEYS", str(tmp_path / "none"))
     with pytest.raises(InvalidInputError, match="trainctl keys new; trainctl keys authorize"):

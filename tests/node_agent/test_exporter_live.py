@@ -18,7 +18,7 @@ import pytest
 from tests.conftest import SHARED_PIDS
 from tests.node_agent.test_exporter import queries
 
-from trainctl.node_agent.daemon import Agent, Options
+from trainctl.node_agent.agent import Agent, Options
 from trainctl.node_agent.exporter import server
 from trainctl.node_agent.exporter.place import Place
 from trainctl.protocol.client import Client

@@ -145,7 +145,7 @@ async def _serve(
     metrics: Place | None, *, leash: bool, advertise: bool, require_keys: bool, stall_seconds: float,
 ) -> None:  # fmt: skip
     from trainctl.node_agent import binding
-    from trainctl.node_agent.daemon import Agent, Options
+    from trainctl.node_agent.agent import Agent, Options
     from trainctl.node_agent.services.supervision import at_work
 
     binding.allow_open_files()

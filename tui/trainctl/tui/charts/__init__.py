@@ -1,1 +1,1 @@
-"""Charts as plain lines of text: a dot canvas, and panels with axes, labels and event marks around it."""
+"""Charts as lines of text: canvas, axis, scale, plots and layout; pure but for one widget."""
