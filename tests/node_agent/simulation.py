@@ -12,12 +12,12 @@ from typing import NamedTuple
 import msgspec
 from tests.node_agent.simulated_ranks import RUN, TORN, SimRank, SimWorld
 
-from trainctl.node_agent import decisions as d
 from trainctl.node_agent import openings
-from trainctl.node_agent.book import Progress
-from trainctl.node_agent.conductor import Conductor
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.conductor import Conductor
+from trainctl.node_agent.conductor.in_flight import LEAST_REDUCE_SECONDS
+from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.settings import Durable, RankSetting, Settings
-from trainctl.node_agent.under_way import LEAST_REDUCE_SECONDS
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile, verbs
 from trainctl.protocol.apportionment import apportion

@@ -4,7 +4,7 @@ import pytest
 from tests.node_agent.simulation import Simulation, check_ledger
 from tests.node_agent.test_conductor_groups import group, rows, texts
 
-from trainctl.node_agent import views
+from trainctl.node_agent.conductor import views
 from trainctl.protocol import messages as m
 
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.node_agent.simulation import Simulation, check_ledger, config, durable
 
-from trainctl.node_agent import decisions as d
+from trainctl.node_agent.conductor import events as d
 from trainctl.protocol import messages as m
 
 

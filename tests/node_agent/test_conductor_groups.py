@@ -4,10 +4,10 @@ import msgspec
 import pytest
 from tests.node_agent.simulation import Simulation, check_ledger, config, durable
 
-from trainctl.node_agent import decisions as d
-from trainctl.node_agent import views
-from trainctl.node_agent.book import Progress
-from trainctl.node_agent.conductor import Conductor
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor import views
+from trainctl.node_agent.conductor.conductor import Conductor
+from trainctl.node_agent.conductor.state import Progress
 from trainctl.protocol import messages as m
 
 ABC = durable(("a", "b", "c"), 12)

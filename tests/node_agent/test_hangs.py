@@ -6,7 +6,7 @@ from tests.node_agent.test_attendance import go_on
 from tests.node_agent.test_conductor_groups import group, texts
 from tests.node_agent.test_conductor_waits import hang, tick
 
-from trainctl.node_agent import views
+from trainctl.node_agent.conductor import views
 from trainctl.protocol import messages as m
 
 

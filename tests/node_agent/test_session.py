@@ -8,9 +8,9 @@ import zmq
 from tests.node_agent.simulated_ranks import SimRank, SimWorld
 from tests.node_agent.simulation import config, durable
 
-from trainctl.node_agent import decisions as d
-from trainctl.node_agent.book import Progress
-from trainctl.node_agent.conductor import Conductor
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.conductor import Conductor
+from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.copies import Copies
 from trainctl.node_agent.ports import Look
 from trainctl.node_agent.publisher import Publisher

@@ -5,8 +5,8 @@ import random
 from tests.node_agent.simulated_ranks import RUN
 from tests.node_agent.simulation import Simulation, check_ledger, config, durable
 
-from trainctl.node_agent.formation import FAILURES
-from trainctl.node_agent.waits import JOINS
+from trainctl.node_agent.conductor.deadlines import JOINS
+from trainctl.node_agent.conductor.rendezvous import FAILURES
 
 COMMANDS: tuple[tuple[str, dict], ...] = (
     ("resize-batch", {"micro": 1}), ("resize-batch", {"micro": 3}), ("resize-batch", {"micro": 9}),

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from trainctl.node_agent import decisions as d
+from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.ledger import AgentLedger, JournaledCommand, KnownRun
 from trainctl.node_agent.recorder import RunRecorder
 from trainctl.node_agent.session import Session

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import msgspec
 
 from trainctl.node_agent import copies
+from trainctl.node_agent.conductor.views import same_but_progress
 from trainctl.node_agent.copies import GENERATION_KEY, HANDED_OVER_KEY, VIEW_KEY
 from trainctl.node_agent.ledger import FollowedRun
 from trainctl.node_agent.ports import Ending, RankPort
 from trainctl.node_agent.recorder import RunRecorder
-from trainctl.node_agent.views import same_but_progress
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.paths import RunPaths

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainctl.node_agent import decisions as d
 from trainctl.node_agent import openings, sources
+from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.peers import Peers
 from trainctl.node_agent.session import Session

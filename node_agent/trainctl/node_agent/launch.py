@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from trainctl.node_agent import openings, premises, sources
 from trainctl.node_agent.claims import next_term
-from trainctl.node_agent.conductor import Conductor
+from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.copies import Copies
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.ledger import KnownRun

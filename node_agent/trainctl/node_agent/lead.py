@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from trainctl.node_agent import decisions as d
 from trainctl.node_agent import openings
 from trainctl.node_agent.commands import Answer, CommandOffice
+from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.copies import beyond
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.going_back import GoingBack

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from trainctl.node_agent import decisions as d
+from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.launch import Launch
 from trainctl.node_agent.peers import Peers

@@ -12,9 +12,10 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import tomli_w
 
-from trainctl.node_agent import portions, premises, results, shares
-from trainctl.node_agent.book import Progress
-from trainctl.node_agent.conductor import Conductor
+from trainctl.node_agent import portions, premises, shares
+from trainctl.node_agent.conductor import rows as results
+from trainctl.node_agent.conductor.conductor import Conductor
+from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.recorder import LastState, RunRecorder
 from trainctl.node_agent.session import DURABLE_KEY, settings_key
 from trainctl.node_agent.settings import Carried, Durable, RankSetting, Settings

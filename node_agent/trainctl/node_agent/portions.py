@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from trainctl.node_agent import engines, results
+from trainctl.node_agent import engines
+from trainctl.node_agent.conductor import rows
 from trainctl.node_agent.settings import RankSetting, Settings
 from trainctl.protocol import splits, verbs
 from trainctl.protocol.apportionment import Speed, apportion, quickest
@@ -220,7 +221,7 @@ def _check_can_join(settings: Settings, back: Collection[int], facts: Facts, con
             raise InvalidInputError("node", problem)
     joined = [rank for rank in (*settings.live, *back) if rank in facts.ready]
     ready = {settings.label(rank): facts.ready[rank] for rank in joined}
-    difference = results.disagreement(ready)
+    difference = rows.disagreement(ready)
     if difference is not None:
         raise InvalidInputError("node", difference)
     try:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from trainctl.node_agent import decisions as d
-from trainctl.node_agent import results, views
-from trainctl.node_agent.conductor import Conductor
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor import rows, views
+from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.copies import VIEW_KEY, Copies
 from trainctl.node_agent.ports import RankPort
 from trainctl.node_agent.publisher import Publisher
@@ -169,7 +169,7 @@ class Session:
         """A rank repeats its newest reports: the agent before this one may have missed its parts of committed steps."""
         node = self.conductor.durable.settings.ranks[fenced.rank].node
         reports = [report for report in fenced.reports if report.kind == "train"]
-        self.recorder.add_parts([results.rank_step(report, node) for report in reports])
+        self.recorder.add_parts([rows.rank_step(report, node) for report in reports])
 
     async def _carry_out(self, decision: d.Decision) -> None:
         match decision:

@@ -3,9 +3,9 @@
 import contextlib
 from typing import NamedTuple, Protocol
 
-from trainctl.node_agent import decisions as d
 from trainctl.node_agent import openings
 from trainctl.node_agent.claims import Claim
+from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.followed import Followed
 from trainctl.node_agent.launch import Launch

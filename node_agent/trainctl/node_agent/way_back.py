@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from trainctl.node_agent.attendance import LEAST_DELAY_SECONDS, STARTS, delay_seconds
+from trainctl.node_agent.conductor.restarts import LEAST_DELAY_SECONDS, STARTS, delay_seconds
 
 
 class WayBack:

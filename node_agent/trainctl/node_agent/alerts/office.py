@@ -7,10 +7,10 @@ from typing import Literal
 
 import msgspec
 
-from trainctl.node_agent import decisions as d
 from trainctl.node_agent.alerts.evaluator import Change, Evaluator, Raised
 from trainctl.node_agent.alerts.hooks import Call, Hooks
 from trainctl.node_agent.alerts.machines import Scene
+from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.session import Session
 from trainctl.protocol import messages as m

@@ -1,14 +1,14 @@
 """Ranks that end, fall silent or hang: gone on without, waited for, or what the run ends by. Pure, as all of the
 conductor."""
 
-from trainctl.node_agent import decisions as d
-from trainctl.node_agent.attendance import Attendance
-from trainctl.node_agent.book import Book
-from trainctl.node_agent.ending import Ending
-from trainctl.node_agent.formation import Formation
-from trainctl.node_agent.hangs import Hangs, Hung
-from trainctl.node_agent.regroup import Regroup
-from trainctl.node_agent.waits import Waits
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.deadlines import Waits
+from trainctl.node_agent.conductor.hangs import Hangs, Hung
+from trainctl.node_agent.conductor.regroup import Regroup
+from trainctl.node_agent.conductor.rendezvous import Formation
+from trainctl.node_agent.conductor.restarts import Attendance
+from trainctl.node_agent.conductor.shutdown import Ending
+from trainctl.node_agent.conductor.state import Book
 from trainctl.protocol import messages as m
 
 

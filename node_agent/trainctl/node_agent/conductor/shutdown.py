@@ -3,10 +3,10 @@
 from collections.abc import Collection
 from typing import Literal
 
-from trainctl.node_agent import decisions as d
-from trainctl.node_agent.book import Book
-from trainctl.node_agent.desk import Desk
-from trainctl.node_agent.formation import Formation
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.pending import Desk
+from trainctl.node_agent.conductor.rendezvous import Formation
+from trainctl.node_agent.conductor.state import Book
 from trainctl.protocol import messages as m
 
 Final = Literal["finished", "stopped", "failed"]

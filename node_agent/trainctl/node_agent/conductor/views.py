@@ -2,7 +2,7 @@
 
 import msgspec
 
-from trainctl.node_agent.conductor import Conductor
+from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.protocol import messages as m
 
 

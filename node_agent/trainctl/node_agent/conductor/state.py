@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from trainctl.node_agent import decisions as d
-from trainctl.node_agent.desk import SIDE_KINDS
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.pending import SIDE_KINDS
 from trainctl.node_agent.settings import Carried, Durable, Settings
 from trainctl.protocol import messages as m
 from trainctl.protocol.runfile import RunFile

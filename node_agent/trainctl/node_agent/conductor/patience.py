@@ -1,7 +1,7 @@
 """How long a run that is to stop waits for ranks that say nothing: pure, the clock is an argument."""
 
-from trainctl.node_agent.book import Book
-from trainctl.node_agent.waits import Waits
+from trainctl.node_agent.conductor.deadlines import Waits
+from trainctl.node_agent.conductor.state import Book
 
 STOP_SECONDS, STOP_TIMES = 30.0, 5.0
 """Without anything that brings the end nearer for so long, or for so many times as long as the plan in progress should

@@ -5,11 +5,11 @@ has none, for it may just be slow: that is told, once for each plan. One that ge
 """
 
 from trainctl.node_agent import durations
-from trainctl.node_agent.book import Book
-from trainctl.node_agent.formation import GRACE_SECONDS, JOIN_SECONDS, Formation
+from trainctl.node_agent.conductor.in_flight import Outstanding, UnderWay
+from trainctl.node_agent.conductor.progress import Standstills
+from trainctl.node_agent.conductor.rendezvous import GRACE_SECONDS, JOIN_SECONDS, Formation
+from trainctl.node_agent.conductor.state import Book
 from trainctl.node_agent.rates import Rates
-from trainctl.node_agent.standstills import Standstills
-from trainctl.node_agent.under_way import Outstanding, UnderWay
 from trainctl.protocol import messages as m
 
 LEAST_SLOW_SECONDS, SLOW_TIMES = 30.0, 10.0

@@ -8,18 +8,18 @@ from typing import Literal
 
 import msgspec
 
-from trainctl.node_agent import decisions as d
 from trainctl.node_agent import edits, planner, portions, shares
-from trainctl.node_agent.agenda import Agenda
-from trainctl.node_agent.book import Book, CannotGoOnError
-from trainctl.node_agent.desk import EXPIRED, Desk
-from trainctl.node_agent.formation import Formation
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.commits import Half, Tally
+from trainctl.node_agent.conductor.deadlines import Waits
+from trainctl.node_agent.conductor.in_flight import Outstanding, UnderWay
+from trainctl.node_agent.conductor.pending import EXPIRED, Desk
+from trainctl.node_agent.conductor.periodic import Agenda
+from trainctl.node_agent.conductor.rendezvous import Formation
+from trainctl.node_agent.conductor.state import Book, CannotGoOnError
 from trainctl.node_agent.portions import Facts
 from trainctl.node_agent.rates import Rates
 from trainctl.node_agent.settings import Settings
-from trainctl.node_agent.tally import Half, Tally
-from trainctl.node_agent.under_way import Outstanding, UnderWay
-from trainctl.node_agent.waits import Waits
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 

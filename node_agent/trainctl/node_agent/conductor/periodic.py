@@ -1,8 +1,8 @@
 """What the run file wants beside training, and at which boundary: it fills the desk's `scheduled`."""
 
-from trainctl.node_agent.book import Book
-from trainctl.node_agent.desk import Desk
-from trainctl.node_agent.formation import Formation
+from trainctl.node_agent.conductor.pending import Desk
+from trainctl.node_agent.conductor.rendezvous import Formation
+from trainctl.node_agent.conductor.state import Book
 from trainctl.protocol import messages as m
 
 

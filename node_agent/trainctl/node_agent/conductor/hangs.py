@@ -4,12 +4,12 @@ goes back to a checkpoint instead. Pure, as all of the conductor."""
 from math import inf
 from typing import NamedTuple
 
-from trainctl.node_agent import decisions as d
-from trainctl.node_agent.attendance import Attendance
-from trainctl.node_agent.book import Book
-from trainctl.node_agent.ending import Ending
-from trainctl.node_agent.formation import Formation
-from trainctl.node_agent.waits import HUNG_PART, Waits
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.deadlines import HUNG_PART, Waits
+from trainctl.node_agent.conductor.rendezvous import Formation
+from trainctl.node_agent.conductor.restarts import Attendance
+from trainctl.node_agent.conductor.shutdown import Ending
+from trainctl.node_agent.conductor.state import Book
 
 LAST_SECONDS = 60.0
 """The last rank with the state of the last step may be silent for so long while its node is in reach, if there is a

@@ -7,20 +7,20 @@ It is the single writer of plans, so a change is atomic on all ranks by construc
 
 from math import inf
 
-from trainctl.node_agent import conclusions
-from trainctl.node_agent import decisions as d
-from trainctl.node_agent.attendance import Attendance
-from trainctl.node_agent.book import Book, CannotGoOnError, NobodyLeftError, Progress, Stage
-from trainctl.node_agent.course import Course
-from trainctl.node_agent.desk import Desk
-from trainctl.node_agent.ending import Ending, Final
-from trainctl.node_agent.formation import Formation, Rank
-from trainctl.node_agent.hangs import Hangs
-from trainctl.node_agent.losses import Losses
-from trainctl.node_agent.orders import Orders
-from trainctl.node_agent.patience import Patience
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor import side_plans
+from trainctl.node_agent.conductor.commands import Orders
+from trainctl.node_agent.conductor.failures import Losses
+from trainctl.node_agent.conductor.hangs import Hangs
+from trainctl.node_agent.conductor.patience import Patience
+from trainctl.node_agent.conductor.pending import Desk
+from trainctl.node_agent.conductor.pipeline import Course
+from trainctl.node_agent.conductor.regroup import Regroup
+from trainctl.node_agent.conductor.rendezvous import Formation, Rank
+from trainctl.node_agent.conductor.restarts import Attendance
+from trainctl.node_agent.conductor.shutdown import Ending, Final
+from trainctl.node_agent.conductor.state import Book, CannotGoOnError, NobodyLeftError, Progress, Stage
 from trainctl.node_agent.portions import AWAY_SECONDS
-from trainctl.node_agent.regroup import Regroup
 from trainctl.node_agent.schedule import rate
 from trainctl.node_agent.settings import Durable
 from trainctl.protocol import messages as m
@@ -226,7 +226,7 @@ class Conductor:
         if report.kind == "train":
             for rank in done.ranks:
                 self._attendance.stepped(rank)
-        failed = conclusions.conclude(self._book, self._course.rates, done.plan, done.reports)
+        failed = side_plans.conclude(self._book, self._course.rates, done.plan, done.reports)
         if failed and self.durable.mode == "stopping":
             self._orders.call_stop_off(failed)
         self._advance(now)

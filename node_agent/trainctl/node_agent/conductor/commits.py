@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from trainctl.node_agent import decisions as d
-from trainctl.node_agent import results
-from trainctl.node_agent.book import Book, CannotGoOnError
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor import rows
+from trainctl.node_agent.conductor.state import Book, CannotGoOnError
 from trainctl.protocol import messages as m
 
 KEPT = 4
@@ -43,7 +43,7 @@ class Tally:
         """Take a rank's report of a step, by itself or repeated by a fence; True if it commits the step."""
         if (report.step, report.rank) in self._parts:
             return False
-        part = results.rank_step(report, self._book.node(report.rank))
+        part = rows.rank_step(report, self._book.node(report.rank))
         commits = report.step == self._book.progress.step + 1 and report.step in self._plans
         if commits:
             self._commit(report, part)
@@ -59,7 +59,7 @@ class Tally:
         progress.step, progress.cursor = report.step, plan.cursor + plan.global_batch
         progress.tokens_total += report.weight
         progress.weight = report.weight
-        row = results.step_committed(report, plan, plan.learning_rate, progress.cursor, progress.tokens_total)
+        row = rows.step_committed(report, plan, plan.learning_rate, progress.cursor, progress.tokens_total)
         self._rows[report.step] = row
         self._book.decide(d.Commit(row, part))
         if report.skipped:

@@ -1,10 +1,10 @@
 """From one generation to the next: left and made anew for whoever is there. Pure, as all of the conductor."""
 
-from trainctl.node_agent import decisions as d
-from trainctl.node_agent.attendance import Attendance
-from trainctl.node_agent.book import Book
-from trainctl.node_agent.course import Course
-from trainctl.node_agent.formation import Formation
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.pipeline import Course
+from trainctl.node_agent.conductor.rendezvous import Formation
+from trainctl.node_agent.conductor.restarts import Attendance
+from trainctl.node_agent.conductor.state import Book
 from trainctl.protocol import messages as m
 
 

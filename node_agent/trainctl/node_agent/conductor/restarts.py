@@ -3,10 +3,10 @@
 from collections.abc import Collection
 from math import inf
 
-from trainctl.node_agent import decisions as d
 from trainctl.node_agent import portions
-from trainctl.node_agent.book import Book, CannotGoOnError
-from trainctl.node_agent.formation import Formation
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.rendezvous import Formation
+from trainctl.node_agent.conductor.state import Book, CannotGoOnError
 
 STARTS = 5
 """So many starts without a step that the rank took part in, and it is given up."""

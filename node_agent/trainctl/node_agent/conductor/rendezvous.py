@@ -8,9 +8,10 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Literal
 
-from trainctl.node_agent import decisions as d
-from trainctl.node_agent import durations, engines, results, shares
-from trainctl.node_agent.book import Book, CannotGoOnError, NobodyLeftError, Stage
+from trainctl.node_agent import durations, engines, shares
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor import rows
+from trainctl.node_agent.conductor.state import Book, CannotGoOnError, NobodyLeftError, Stage
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 
@@ -149,7 +150,7 @@ class Formation:
 
     def _check_agreement(self) -> None:
         settings, ready = self._book.settings, self.ready
-        difference = results.disagreement({settings.label(rank): ready[rank] for rank in self.live if rank in ready})
+        difference = rows.disagreement({settings.label(rank): ready[rank] for rank in self.live if rank in ready})
         if difference is not None:
             raise CannotGoOnError(difference)
 

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Mapping
 
-from trainctl.node_agent import decisions as d
 from trainctl.node_agent import portions
-from trainctl.node_agent.book import Book
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.state import Book
 from trainctl.node_agent.rates import Rates
 from trainctl.protocol import messages as m
 from trainctl.protocol.apportionment import apportion

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from trainctl.node_agent import edits
-from trainctl.node_agent.decisions import Commanded
+from trainctl.node_agent.conductor.events import Commanded
 from trainctl.node_agent.portions import Facts
 from trainctl.node_agent.settings import Carried, Settings
 from trainctl.protocol import verbs
