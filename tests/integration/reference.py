@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainctl.node_agent import schedule, shares
+from trainctl.node_agent.planning import lr_schedule, ranges
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
 from trainctl.protocol.statuspage import StatusWriter
@@ -46,12 +46,12 @@ def _executor(run: runfile.RunFile, dataset: Dataset, status: StatusWriter) -> E
 
 def _plans(run: runfile.RunFile, dataset: Dataset, steps: int) -> Iterator[m.StepPlan]:
     (node,) = run.nodes.values()
-    batch, divisor = run.batch.global_, shares.divisor(run.batch.global_, dataset.mean_weight)
+    batch, divisor = run.batch.global_, ranges.divisor(run.batch.global_, dataset.mean_weight)
     for step in range(1, steps + 1):
         cursor = (step - 1) * batch
         yield m.StepPlan(
             run=ALONE.run, generation=GENERATION, seq=step, kind="train", step=step, plan_version=1, cursor=cursor,
-            global_batch=batch, divisor=divisor, learning_rate=schedule.base_rate(run.optimizer, run.run.steps, step),
+            global_batch=batch, divisor=divisor, learning_rate=lr_schedule.base_rate(run.optimizer, run.run.steps, step),
             work=(m.RankWork(ALONE.rank, (m.Range(cursor, batch),), node.micro or run.batch.micro),),
         )  # fmt: skip
 

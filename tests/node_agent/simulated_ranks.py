@@ -8,7 +8,7 @@ import dataclasses
 import random
 from collections import deque
 
-from trainctl.node_agent import shares
+from trainctl.node_agent.planning import ranges
 from trainctl.protocol import messages as m
 
 RUN = "sim"
@@ -259,11 +259,11 @@ class SimRank:
         assert self.state != TORN
         if self.begun != (plan.generation, plan.seq):
             self._begin(plan)
-        left = shares.subtract(mine.ranges, self.held)
+        left = ranges.subtract(mine.ranges, self.held)
         if left:
             piece = m.Range(left[0].start, min(left[0].count, mine.micro_batch))
-            self.held = tuple(shares.merge((*self.held, piece)))
-        if shares.subtract(mine.ranges, self.held):
+            self.held = tuple(ranges.merge((*self.held, piece)))
+        if ranges.subtract(mine.ranges, self.held):
             return
         self.accumulated = True
         self.up.append(m.Soon(run=RUN, rank=self.rank, generation=plan.generation, seq=plan.seq))

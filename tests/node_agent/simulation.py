@@ -17,7 +17,7 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.in_flight import LEAST_REDUCE_SECONDS
 from trainctl.node_agent.conductor.state import Progress
-from trainctl.node_agent.settings import Durable, RankSetting, Settings
+from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile, verbs
 from trainctl.protocol.apportionment import apportion

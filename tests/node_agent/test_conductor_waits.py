@@ -5,7 +5,7 @@ import pytest
 from tests.node_agent.simulation import Simulation
 from tests.node_agent.test_conductor_groups import group, rows, texts
 
-from trainctl.node_agent import durations
+from trainctl.node_agent.planning import estimates
 from trainctl.protocol import messages as m
 
 
@@ -67,7 +67,7 @@ def test_a_stop_waits_for_a_large_checkpoint():
     stop = simulation.command("stop")
     simulation.until(lambda: simulation.sent_plans[-1].kind == "checkpoint").talk()
     hang(simulation, 0)
-    tick(simulation, 2 * durations.write_seconds(1_000_000_000))
+    tick(simulation, 2 * estimates.write_seconds(1_000_000_000))
     assert stop not in simulation.ends
     simulation.ranks[0].hung = False
     simulation.run()

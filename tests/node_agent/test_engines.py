@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainctl.node_agent import engines
+from trainctl.node_agent.planning import compatibility
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import GroupTable
@@ -32,7 +32,7 @@ LINUX_MLX, LINUX_TORCH, MAC_TORCH = ready("Linux", "ring"), ready("Linux", "gloo
     ],
 )
 def test_engine_chosen(wanted, nodes, engine):
-    assert engines.choose(GroupTable(engine=wanted), dict(zip("ab", nodes, strict=True))) == engine
+    assert compatibility.choose(GroupTable(engine=wanted), dict(zip("ab", nodes, strict=True))) == engine
 
 
 @pytest.mark.parametrize(
@@ -47,4 +47,4 @@ def test_engine_chosen(wanted, nodes, engine):
 )
 def test_refusal_names_the_node_and_what_it_lacks(wanted, nodes, words):
     with pytest.raises(InvalidInputError, match=rf"group\.engine: .*{words}"):
-        engines.choose(GroupTable(engine=wanted), dict(zip("ab", nodes, strict=True)))
+        compatibility.choose(GroupTable(engine=wanted), dict(zip("ab", nodes, strict=True)))

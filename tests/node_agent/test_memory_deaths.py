@@ -16,11 +16,12 @@ from tests.node_agent.simulation import Simulation, check_ledger
 from tests.node_agent.test_attendance import go_on
 from tests.node_agent.test_conductor_groups import group, texts
 
-from trainctl.node_agent import portions, ports
+from trainctl.node_agent import ports
 from trainctl.node_agent.host import TrainerHost
 from trainctl.node_agent.memory_deaths import Held, Kills, recognised
 from trainctl.node_agent.oom_kills import WINDOW_SECONDS, OomKills, count_file, read_count
-from trainctl.node_agent.settings import RankSetting, Settings
+from trainctl.node_agent.planning import share_edits
+from trainctl.node_agent.planning.durable import RankSetting, Settings
 from trainctl.node_agent.trainer_link import TrainerLink
 from trainctl.protocol.paths import RunPaths
 
@@ -176,14 +177,14 @@ def test_a_run_that_goes_back_begins_with_the_half():
     kept = simulation.journal.settings
     assert (kept.ranks[0].micro_batch, kept.ranks[0].halved_to) == (2, 2)
     then = Settings(1, 12, {0: RankSetting("a", 12, 4)})
-    assert portions.as_memory_allows(then, kept).ranks[0].micro_in_force == 2
+    assert share_edits.as_memory_allows(then, kept).ranks[0].micro_in_force == 2
     resized = Settings(9, 12, {0: RankSetting("a", 12, 8)})
-    assert portions.as_memory_allows(then, resized) == then
+    assert share_edits.as_memory_allows(then, resized) == then
 
 
 def test_a_smaller_share_is_what_was_run_in_one():
     settings = Settings(1, 12, {0: RankSetting("a", 9, 8), 1: RankSetting("b", 3, 8)})
-    made = portions.halve(settings, 1)
+    made = share_edits.halve(settings, 1)
     assert (made.before, made.after, made.settings.ranks[1].micro_batch) == ("3", "1", 1)
     assert made.settings.plan_version == 2
 

@@ -8,7 +8,7 @@ from tests.node_agent.records import part, plan, step
 from tests.node_agent.simulation import config
 
 from trainctl.node_agent import openings
-from trainctl.node_agent.settings import Durable, RankSetting, Settings
+from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
 from trainctl.node_agent.sources import Source
 from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths

@@ -5,9 +5,9 @@ import pytest
 from tests.node_agent.simulation import config
 from tests.node_agent.test_engines import LINUX, LINUX_TORCH
 
-from trainctl.node_agent import edits
-from trainctl.node_agent.portions import Edit, Facts
-from trainctl.node_agent.settings import RankSetting, Settings
+from trainctl.node_agent.planning import edits
+from trainctl.node_agent.planning.durable import RankSetting, Settings
+from trainctl.node_agent.planning.share_edits import Edit, Facts
 from trainctl.protocol import verbs
 from trainctl.protocol.apportionment import Speed
 from trainctl.protocol.errors import InvalidInputError

@@ -3,17 +3,17 @@
 import pytest
 from tests.node_agent.simulation import config
 
-from trainctl.node_agent import planner, shares
-from trainctl.node_agent.settings import Durable, RankSetting, Settings
+from trainctl.node_agent.planning import plans, ranges
+from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Generation, Range
 
 
 def test_first_shares_give_the_rest_to_those_without_one():
-    assert shares.first_shares(24, {0: 10, 1: None, 2: None}) == {0: 10, 1: 7, 2: 7}
+    assert ranges.first_shares(24, {0: 10, 1: None, 2: None}) == {0: 10, 1: 7, 2: 7}
     for wanted in ({0: 10, 1: 15}, {0: 24, 1: None}, {0: 10, 1: 10}):
         with pytest.raises(InvalidInputError, match=r"batch\.global is 24"):
-            shares.first_shares(24, wanted)
+            ranges.first_shares(24, wanted)
 
 
 # ---------------------------------------------------------------- finishing the same batch
@@ -27,9 +27,9 @@ def group(counts: dict[int, int], micro: int = 4) -> Durable:
 
 def finished(counts: dict[int, int], held: dict[int, tuple[Range, ...]], live: dict[int, int] | None = None):
     """What is left of step 8 at position 100 for each rank, once `held` is in the accumulators."""
-    plan = planner.train("run", group(counts), config(batch=24), 8, 100, ["id"])
+    plan = plans.train("run", group(counts), config(batch=24), 8, 100, ["id"])
     after = group(live or counts)
-    rest = planner.finishing(plan, after, held, plan.generation)
+    rest = plans.finishing(plan, after, held, plan.generation)
     assert (rest.step, rest.cursor, rest.global_batch) == (8, 100, 24)
     assert (rest.finishes, rest.divisor, rest.commands) == (plan.generation, plan.divisor, ("id",))
     return {work.rank: work.ranges for work in rest.work}

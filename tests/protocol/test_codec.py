@@ -9,12 +9,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.protocol import strategies
 
 from trainctl.protocol import codec, examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError, VersionError
-
-from . import strategies
 
 KINDS = [(talk, kind) for talk in examples.UNIONS for kind in examples.types_of(talk)]
 ALL = list(examples.DECODERS.values())

@@ -12,11 +12,10 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.tui.cli_calls import COMMAND, ENVIRONMENT, assert_one_line, call_process, wait_until
 
 from trainctl.protocol import paths
 from trainctl.tui import calls, cli
-
-from .cli_calls import COMMAND, ENVIRONMENT, assert_one_line, call_process, wait_until
 
 NOBODY = "tcp://127.0.0.1:1"
 """Privileged, and nothing listens there."""

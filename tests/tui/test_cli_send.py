@@ -8,12 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.tui.cli_calls import assert_one_line, call, started, wait_until
+from tests.tui.scripted import SNAPSHOT, Answer, scripted
 
 from trainctl.protocol import messages as m
 from trainctl.tui import calls, cli, outcome
-
-from .cli_calls import assert_one_line, call, started, wait_until
-from .scripted import SNAPSHOT, Answer, scripted
 
 ID = "6c1e4f0a-52d3-4b8e-9a77-0d3c5be2f914"
 RUN = "sft-1b-20261120-143107-9f3c"

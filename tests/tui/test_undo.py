@@ -11,10 +11,10 @@ from tests.node_agent.simulation import config
 from tests.node_agent.test_engines import LINUX
 from tests.tui.recorded import NOW, run_view
 
-from trainctl.node_agent import edits
-from trainctl.node_agent.portions import Facts
-from trainctl.node_agent.schedule import LrRule
-from trainctl.node_agent.settings import RankSetting, Settings
+from trainctl.node_agent.planning import edits
+from trainctl.node_agent.planning.durable import RankSetting, Settings
+from trainctl.node_agent.planning.lr_schedule import LrRule
+from trainctl.node_agent.planning.share_edits import Facts
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
 from trainctl.tui import undo

@@ -12,13 +12,14 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import tomli_w
 
-from trainctl.node_agent import portions, premises, shares
+from trainctl.node_agent import premises
 from trainctl.node_agent.conductor import rows as results
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.state import Progress
+from trainctl.node_agent.planning import ranges, share_edits
+from trainctl.node_agent.planning.durable import Carried, Durable, RankSetting, Settings
 from trainctl.node_agent.recorder import LastState, RunRecorder
 from trainctl.node_agent.session import DURABLE_KEY, settings_key
-from trainctl.node_agent.settings import Carried, Durable, RankSetting, Settings
 from trainctl.node_agent.sources import Source
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
@@ -137,7 +138,7 @@ def old_run(
         settings = _with_source(_settings_after(recorder, done, kept), source.node)
         for rank in set(without) & settings.live.keys():
             if len(settings.live) > 1:
-                settings = portions.lose(settings, rank).settings
+                settings = share_edits.lose(settings, rank).settings
         recorder.retract_after(step)
         state = recorder.last_state()
         starting = {}
@@ -203,7 +204,7 @@ def _settings_after(recorder: RunRecorder, done: m.StepCommitted | None, latest:
         plan = None
     text = recorder.meta(settings_key(plan.plan_version)) if plan is not None else None
     then = _decoded(text, Settings, recorder.path) if text is not None else latest
-    then = portions.as_memory_allows(then, latest)
+    then = share_edits.as_memory_allows(then, latest)
     same = msgspec.structs.replace(then, plan_version=latest.plan_version) == latest
     return latest if same else msgspec.structs.replace(then, plan_version=latest.plan_version + 1)
 
@@ -215,7 +216,7 @@ def _with_source(settings: Settings, node: str) -> Settings:
         return settings
     weights = {rank: float(setting.share) for rank, setting in settings.live.items()}
     evenly = sum(weights.values()) / len(weights)
-    return portions.edit(settings, apportion(settings.global_batch, weights | dict.fromkeys(out, evenly))).settings
+    return share_edits.edit(settings, apportion(settings.global_batch, weights | dict.fromkeys(out, evenly))).settings
 
 
 def _undone(then: Settings, latest: Settings, step: int) -> tuple[str, ...]:
@@ -285,7 +286,7 @@ def _first_settings(config: RunFile) -> Settings:
     tables = dict(enumerate(config.nodes.items()))
     wanted = {rank: table.share for rank, (_, table) in tables.items()}
     try:
-        counts = shares.first_shares(config.batch.global_, wanted)
+        counts = ranges.first_shares(config.batch.global_, wanted)
     except InvalidInputError as error:
         raise InvalidInputError(f"config: {error.where}", error.problem) from None
     ranks = {

@@ -1,12 +1,12 @@
 """What commands do to a run: refused at once, put on the desk, or turned into the mode that the next boundary takes."""
 
-from trainctl.node_agent import edits
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.pending import EXPIRED, Desk
 from trainctl.node_agent.conductor.pipeline import Course
 from trainctl.node_agent.conductor.rendezvous import Formation
 from trainctl.node_agent.conductor.state import Book
-from trainctl.node_agent.settings import Settings
+from trainctl.node_agent.planning import edits
+from trainctl.node_agent.planning.durable import Settings
 from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
 

@@ -20,9 +20,9 @@ from trainctl.node_agent.conductor.rendezvous import Formation, Rank
 from trainctl.node_agent.conductor.restarts import Attendance
 from trainctl.node_agent.conductor.shutdown import Ending, Final
 from trainctl.node_agent.conductor.state import Book, CannotGoOnError, NobodyLeftError, Progress, Stage
-from trainctl.node_agent.portions import AWAY_SECONDS
-from trainctl.node_agent.schedule import rate
-from trainctl.node_agent.settings import Durable
+from trainctl.node_agent.planning.durable import Durable
+from trainctl.node_agent.planning.lr_schedule import rate
+from trainctl.node_agent.planning.share_edits import AWAY_SECONDS
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
 from trainctl.protocol.runfile import RunFile

@@ -4,12 +4,12 @@ Pure, as all of the conductor. A sum has a deadline, for a rank in it may wait f
 has none, for it may just be slow: that is told, once for each plan. One that gets on with nothing at all is hung.
 """
 
-from trainctl.node_agent import durations
 from trainctl.node_agent.conductor.in_flight import Outstanding, UnderWay
 from trainctl.node_agent.conductor.progress import Standstills
 from trainctl.node_agent.conductor.rendezvous import GRACE_SECONDS, JOIN_SECONDS, Formation
 from trainctl.node_agent.conductor.state import Book
-from trainctl.node_agent.rates import Rates
+from trainctl.node_agent.planning import estimates
+from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
 
 LEAST_SLOW_SECONDS, SLOW_TIMES = 30.0, 10.0
@@ -58,7 +58,7 @@ class Waits:
 
     def _expected_of(self, plan: m.StepPlan) -> float:
         if plan.kind == "checkpoint":
-            return durations.write_seconds(self._formation.any_ready().parameters)
+            return estimates.write_seconds(self._formation.any_ready().parameters)
         counts = {work.rank: sum(piece.count for piece in work.ranges) for work in plan.work}
         speeds = self._rates.of(counts)
         alone = max((counts[rank] / speed.samples_per_second for rank, speed in speeds.items()), default=0.0)
@@ -69,8 +69,8 @@ class Waits:
         if self._book.stage != "formed" or self._formation.engine == "none":
             return ""
         parameters = self._formation.any_ready().parameters
-        sync_seconds = JOIN_SECONDS + durations.level_seconds(parameters)
-        late = self._under_way.late_in_sum(now, sync_seconds, durations.sum_seconds(parameters))
+        sync_seconds = JOIN_SECONDS + estimates.level_seconds(parameters)
+        late = self._under_way.late_in_sum(now, sync_seconds, estimates.sum_seconds(parameters))
         if late is None:
             return ""
         silent = self._book.nodes(sorted(late.ranks - late.reports.keys()))
@@ -120,7 +120,7 @@ class Waits:
     def _still_in_forming(self, rank: int, waited_seconds: float) -> float:
         """One that waits for the others has a deadline itself, and gets on by that, at the latest with the next
         formation; one may still be at its last plan."""
-        join_seconds = JOIN_SECONDS + GRACE_SECONDS + durations.level_seconds(self._parameters)
+        join_seconds = JOIN_SECONDS + GRACE_SECONDS + estimates.level_seconds(self._parameters)
         at_work = self.standstills.is_at_work(rank)
         limit_seconds = self._limit_seconds(rank, self.standstills.kind(rank)) if at_work else JOINS * join_seconds
         return min(self.standstills.seconds(rank), waited_seconds) / limit_seconds

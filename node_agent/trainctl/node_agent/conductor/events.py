@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from trainctl.node_agent.settings import Durable
+from trainctl.node_agent.planning.durable import Durable
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
 

@@ -3,10 +3,10 @@
 import contextlib
 from collections.abc import Callable, Iterator
 
-from trainctl.node_agent import edits
 from trainctl.node_agent.conductor.events import Commanded
-from trainctl.node_agent.portions import Facts
-from trainctl.node_agent.settings import Carried, Settings
+from trainctl.node_agent.planning import edits
+from trainctl.node_agent.planning.durable import Carried, Settings
+from trainctl.node_agent.planning.share_edits import Facts
 from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import RunFile

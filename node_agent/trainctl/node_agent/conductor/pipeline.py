@@ -8,7 +8,6 @@ from typing import Literal
 
 import msgspec
 
-from trainctl.node_agent import edits, planner, portions, shares
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.commits import Half, Tally
 from trainctl.node_agent.conductor.deadlines import Waits
@@ -17,9 +16,10 @@ from trainctl.node_agent.conductor.pending import EXPIRED, Desk
 from trainctl.node_agent.conductor.periodic import Agenda
 from trainctl.node_agent.conductor.rendezvous import Formation
 from trainctl.node_agent.conductor.state import Book, CannotGoOnError
-from trainctl.node_agent.portions import Facts
-from trainctl.node_agent.rates import Rates
-from trainctl.node_agent.settings import Settings
+from trainctl.node_agent.planning import edits, plans, ranges, share_edits
+from trainctl.node_agent.planning.durable import Settings
+from trainctl.node_agent.planning.share_edits import Facts
+from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 
@@ -82,13 +82,13 @@ class Course:
         """Ranks that were lost and are there again; one that doesn't fit any more stays out."""
         for rank in self._formation.returning:
             label = self._book.settings.label(rank)
-            if self._formation.silent_seconds(now).get(rank, 0.0) > portions.AWAY_SECONDS:
+            if self._formation.silent_seconds(now).get(rank, 0.0) > share_edits.AWAY_SECONDS:
                 self._formation.ranks[rank].forget()  # gone once more: it is back when it says so
                 continue
             try:
-                edit = portions.take_back(self._book.settings, rank, self.facts(now), self._book.config)
+                edit = share_edits.take_back(self._book.settings, rank, self.facts(now), self._book.config)
             except InvalidInputError as error:
-                self._book.keep(settings=portions.give_up(self._book.settings, rank))
+                self._book.keep(settings=share_edits.give_up(self._book.settings, rank))
                 self._book.happen("rank", "error", f"{label} cannot join again: {error.problem}", self.planned_step)
                 continue
             self._take_settings(edit.settings)
@@ -107,7 +107,7 @@ class Course:
         carried = [id for id, command in durable.carried.items() if command.step == step]
         self._book.keep(seq=durable.seq + 1)
         ids = list(dict.fromkeys([*durable.paused_ids, *carried]))
-        return planner.train(self._book.run, self._book.durable, self._book.config, step, self._planned_cursor, ids)
+        return plans.train(self._book.run, self._book.durable, self._book.config, step, self._planned_cursor, ids)
 
     def hold_next_plan(self, now: float) -> None:
         """While paused the next plan is journaled at once, and with it the commands in it are applied."""
@@ -126,13 +126,13 @@ class Course:
         ids = [command.id for command in commands]
         match kind:
             case "measure":
-                self._issue(planner.measure(*where), now)
+                self._issue(plans.measure(*where), now)
             case "sync":
-                self._issue(planner.sync(*where), now)
+                self._issue(plans.sync(*where), now)
             case "evaluate":
-                self._issue(planner.evaluate(*where, self._formation.any_ready().held_out, ids), now)
+                self._issue(plans.evaluate(*where, self._formation.any_ready().held_out, ids), now)
             case _:
-                self._issue(planner.checkpoint(*where, ids), now)
+                self._issue(plans.checkpoint(*where, ids), now)
 
     def _issue(self, plan: m.StepPlan, now: float) -> None:
         if plan.kind == "train":
@@ -163,7 +163,7 @@ class Course:
     def _take_settings(self, settings: Settings) -> None:
         if settings.global_batch != self._book.settings.global_batch:
             mean_weight = self._formation.any_ready().mean_weight
-            self._book.keep(divisor=shares.divisor(settings.global_batch, mean_weight))
+            self._book.keep(divisor=ranges.divisor(settings.global_batch, mean_weight))
         self._book.keep(settings=settings)
 
     # ------------------------------------------------------------ what ranks say
@@ -253,9 +253,9 @@ class Course:
         self._book.conclude(self._book.progress.step)
         if half is not None and plan is not None:
             self._book.keep(seq=self._book.durable.seq + 1)
-            self._issue(planner.finishing(plan, self._book.durable, *half), now)
+            self._issue(plans.finishing(plan, self._book.durable, *half), now)
         elif plan is not None and self._book.durable.retracted == plan.step:
             self._book.keep(seq=self._book.durable.seq + 1)
-            self._issue(planner.again(plan, self._book.durable), now)
+            self._issue(plans.again(plan, self._book.durable), now)
         else:
             self.agenda.schedule_first()

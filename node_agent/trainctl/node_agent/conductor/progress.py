@@ -6,7 +6,7 @@ was down or an agent that was stopped makes nobody hang.
 
 import dataclasses
 
-from trainctl.node_agent import durations
+from trainctl.node_agent.planning import estimates
 from trainctl.protocol import messages as m
 
 WORKING_PHASES = ("data", "forward", "backward", "optimizer", "commit", "evaluate", "checkpoint")
@@ -74,12 +74,12 @@ class Standstills:
         """From when on a standstill at a plan of this kind is a hang. `usual_seconds`: of a step, 0 if not known."""
         is_first = (rank, kind) not in self._done
         least_seconds = self._least_seconds * (FIRST_TIMES if is_first else 1.0)
-        write_seconds = WRITE_TIMES * durations.write_seconds(parameters) if kind == "checkpoint" else 0.0
+        write_seconds = WRITE_TIMES * estimates.write_seconds(parameters) if kind == "checkpoint" else 0.0
         return max(least_seconds, LONGEST_TIMES * max(usual_seconds, self._longest_seconds), write_seconds)
 
     def load_limit_seconds(self, parameters: int) -> float:
         """From when on a standstill while it loads is a hang."""
-        return max(self._load_seconds, LOAD_TIMES * durations.write_seconds(parameters))
+        return max(self._load_seconds, LOAD_TIMES * estimates.write_seconds(parameters))
 
     def kind(self, rank: int) -> str:
         """The kind of plan that its phase belongs to."""

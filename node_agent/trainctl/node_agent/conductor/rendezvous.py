@@ -8,10 +8,10 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Literal
 
-from trainctl.node_agent import durations, engines, shares
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import rows
 from trainctl.node_agent.conductor.state import Book, CannotGoOnError, NobodyLeftError, Stage
+from trainctl.node_agent.planning import compatibility, estimates, ranges
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 
@@ -221,7 +221,7 @@ class Formation:
         self._source = able[0] if self._behind else None
         # Whoever is being given a state may be left with parts of two.
         self._book.keep(members=tuple(rank for rank in self._book.durable.members if rank not in self._behind))
-        divisor = shares.divisor(self._book.settings.global_batch, self.any_ready().mean_weight)
+        divisor = ranges.divisor(self._book.settings.global_batch, self.any_ready().mean_weight)
         self.engine = self._choose_engine()
         self._book.persist(generation=self._book.durable.generation.next(), divisor=divisor)
         for at in self.ranks.values():
@@ -239,7 +239,7 @@ class Formation:
             return "none"
         settings, ready = self._book.settings, self.ready
         try:
-            return engines.choose(
+            return compatibility.choose(
                 self._book.config.group, {settings.label(rank): ready[rank] for rank in self.live if rank in ready}
             )
         except InvalidInputError as error:
@@ -256,7 +256,7 @@ class Formation:
     def _tell_form(self, now: float) -> None:
         """Drained ranks are told too: they find themselves not in it, and idle."""
         durable, progress = self._book.durable, self._book.progress
-        level_seconds = durations.level_seconds(self.any_ready().parameters)
+        level_seconds = estimates.level_seconds(self.any_ready().parameters)
         deadline_seconds = JOIN_SECONDS + (level_seconds if self._behind else 0.0)
         endpoints = tuple(at.endpoints for at in self.live.values() if at.endpoints is not None)
         form = m.Form(

@@ -3,10 +3,10 @@
 from collections.abc import Collection
 from math import inf
 
-from trainctl.node_agent import portions
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.rendezvous import Formation
 from trainctl.node_agent.conductor.state import Book, CannotGoOnError
+from trainctl.node_agent.planning import share_edits
 
 STARTS = 5
 """So many starts without a step that the rank took part in, and it is given up."""
@@ -40,7 +40,7 @@ class Attendance:
     def lose(self, rank: int, why: str) -> None:
         """Its samples go to the others, and nothing that it says of this generation counts."""
         book, label = self._book, self._book.settings.label(rank)
-        edit = portions.lose(book.settings, rank)
+        edit = share_edits.lose(book.settings, rank)
         book.persist(settings=edit.settings, members=tuple(other for other in book.durable.members if other != rank))
         self._formation.ranks[rank].forget()
         self._formation.ranks[rank].why = why
@@ -50,7 +50,7 @@ class Attendance:
     def halve(self, rank: int, memory: str) -> None:
         """It died for want of memory, and comes back with half its micro-batch. `memory`: what says so."""
         book = self._book
-        edit, label = portions.halve(book.settings, rank), book.settings.label(rank)
+        edit, label = share_edits.halve(book.settings, rank), book.settings.label(rank)
         if edit.settings is book.settings:
             text = f"{label} is out of memory at a micro-batch of {edit.before}: {memory}"
             book.decide(d.Happened("rank", "error", "auto", text, book.progress.step))
@@ -80,7 +80,7 @@ class Attendance:
                 f"{label}: its trainer was started {STARTS} times and hung each time while it loaded; the last time it"
             )
             raise CannotGoOnError(f"{text} {why}")
-        self._book.persist(settings=portions.give_up(self._book.settings, rank))
+        self._book.persist(settings=share_edits.give_up(self._book.settings, rank))
         text = f"{label} failed: started {STARTS} times without taking part in a step; the last time it {why}"
         self._book.happen("rank", "error", text)
 
@@ -112,7 +112,7 @@ class Attendance:
         for rank in given_up:
             self._starts.pop(rank, None)
             self._due[rank] = now
-            book.persist(settings=portions.expect(book.settings, rank))
+            book.persist(settings=share_edits.expect(book.settings, rank))
         return "started again, and joins when it has loaded" if given_up else ""
 
     def is_loading(self, rank: int) -> bool:
@@ -133,7 +133,7 @@ class Attendance:
     def patience_seconds(self, rank: int) -> float:
         """How long a trainer may say nothing; the longest while it loads for the first time."""
         if self._formation.ranks[rank].ready is not None:
-            return portions.AWAY_SECONDS
+            return share_edits.AWAY_SECONDS
         if self.loads_first(rank):
             return min(self._book.config.run.load_seconds, self._book.config.group.unreachable_seconds)
         if self.is_loading(rank):

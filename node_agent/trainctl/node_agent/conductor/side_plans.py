@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping
 
-from trainctl.node_agent import portions
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.state import Book
-from trainctl.node_agent.rates import Rates
+from trainctl.node_agent.planning import share_edits
+from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
 from trainctl.protocol.apportionment import apportion
 
@@ -41,7 +41,7 @@ def measurement(book: Book, rates: Rates, reports: Reports) -> None:
         return
     for rank, rate in seen.items():
         rates.measured(rank, rate)
-    edit = portions.edit(book.settings, apportion(book.settings.global_batch, seen))
+    edit = share_edits.edit(book.settings, apportion(book.settings.global_batch, seen))
     book.persist(settings=edit.settings)
     timed = ", ".join(f"{book.settings.label(rank)} {rate:,.3g}/s" for rank, rate in seen.items())
     text = f"rebalance {edit.before} → {edit.after}: first shares by measured samples per second, {timed}"

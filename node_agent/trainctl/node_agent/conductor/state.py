@@ -8,7 +8,7 @@ import msgspec
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.pending import SIDE_KINDS
-from trainctl.node_agent.settings import Carried, Durable, Settings
+from trainctl.node_agent.planning.durable import Carried, Durable, Settings
 from trainctl.protocol import messages as m
 from trainctl.protocol.runfile import RunFile
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from trainctl.node_agent import portions
-from trainctl.node_agent.portions import Edit, Facts
-from trainctl.node_agent.schedule import LrRule, rate
-from trainctl.node_agent.settings import RankSetting, Settings
+from trainctl.node_agent.planning import share_edits
+from trainctl.node_agent.planning.durable import RankSetting, Settings
+from trainctl.node_agent.planning.lr_schedule import LrRule, rate
+from trainctl.node_agent.planning.share_edits import Edit, Facts
 from trainctl.protocol import verbs
 from trainctl.protocol.apportionment import apportion
 from trainctl.protocol.errors import InvalidInputError
@@ -43,11 +43,11 @@ def _edited(settings: Settings, args: verbs.Args, node: str | None, step: int, c
         case verbs.SetLr():
             return _learning_rate(settings, args, step, config)
         case verbs.Rebalance():
-            return portions.rebalance(settings, args, facts)
+            return share_edits.rebalance(settings, args, facts)
         case verbs.Drain():
-            return portions.drain(settings, node, facts)
+            return share_edits.drain(settings, node, facts)
         case verbs.Admit():
-            return portions.admit(settings, node, facts, config)
+            return share_edits.admit(settings, node, facts, config)
         case _:
             raise InvalidInputError("verb", f"{type(args).__name__} doesn't edit the settings")
 
@@ -55,10 +55,10 @@ def _edited(settings: Settings, args: verbs.Args, node: str | None, step: int, c
 def _resize(settings: Settings, args: verbs.ResizeBatch, node: str | None) -> Edit:
     of_node = [rank for rank, setting in settings.ranks.items() if node in (None, setting.node)]
     if not of_node:
-        raise InvalidInputError("node", portions.unknown_node(settings, node))
+        raise InvalidInputError("node", share_edits.unknown_node(settings, node))
     chosen = [rank for rank in of_node if rank in settings.live]
     if not chosen:
-        raise InvalidInputError("node", portions.why_no_share(settings, of_node[0]))
+        raise InvalidInputError("node", share_edits.why_no_share(settings, of_node[0]))
     for rank in chosen:
         share = settings.ranks[rank].share
         if args.micro > share:
@@ -81,7 +81,7 @@ def _micros(ranks: Mapping[int, RankSetting], chosen: Sequence[int]) -> str:
 
 def _global_batch(settings: Settings, args: verbs.SetGlobalBatch, config: RunFile) -> Edit:
     weights = {rank: float(setting.share) for rank, setting in settings.live.items()}
-    ranks = portions.with_shares(settings, apportion(args.value, weights))
+    ranks = share_edits.with_shares(settings, apportion(args.value, weights))
     lr = settings.lr.scaled(args.value / settings.global_batch) if args.schedule == "scale" else settings.lr
     if args.schedule == "scale":
         _check_rate(lr, "schedule", config)

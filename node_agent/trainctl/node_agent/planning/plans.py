@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from trainctl.node_agent import shares
-from trainctl.node_agent.schedule import rate
-from trainctl.node_agent.settings import Durable
+from trainctl.node_agent.planning import ranges as shares
+from trainctl.node_agent.planning.durable import Durable
+from trainctl.node_agent.planning.lr_schedule import rate
 from trainctl.protocol.apportionment import spread
 from trainctl.protocol.messages import Generation, PlanKind, Range, RankWork, StepPlan
 from trainctl.protocol.runfile import RunFile

@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from trainctl.node_agent import engines
 from trainctl.node_agent.conductor import rows
-from trainctl.node_agent.settings import RankSetting, Settings
+from trainctl.node_agent.planning import compatibility
+from trainctl.node_agent.planning.durable import RankSetting, Settings
 from trainctl.protocol import splits, verbs
 from trainctl.protocol.apportionment import Speed, apportion, quickest
 from trainctl.protocol.errors import InvalidInputError
@@ -225,7 +225,7 @@ def _check_can_join(settings: Settings, back: Collection[int], facts: Facts, con
     if difference is not None:
         raise InvalidInputError("node", difference)
     try:
-        engines.choose(config.group, ready)
+        compatibility.choose(config.group, ready)
     except InvalidInputError as error:
         raise InvalidInputError("node", str(error)) from None
 

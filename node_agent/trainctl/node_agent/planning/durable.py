@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from trainctl.node_agent.schedule import LrRule
+from trainctl.node_agent.planning.lr_schedule import LrRule
 from trainctl.protocol.messages import Generation
 
 
