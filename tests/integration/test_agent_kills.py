@@ -17,7 +17,7 @@ import pytest
 import zmq
 from tests.integration.conftest import AgentProcess, keep_processes, until, wait_for_step
 
-from trainctl.node_agent.session import DURABLE_KEY
+from trainctl.node_agent.runs.session import DURABLE_KEY
 from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import make_command

@@ -13,8 +13,6 @@ import zmq
 from tests.node_agent.simulated_ranks import RUN, SimRank, SimWorld
 from tests.node_agent.simulation import config, durable
 
-from trainctl.node_agent import openings
-from trainctl.node_agent.commands import CommandOffice
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.state import Progress
@@ -22,7 +20,9 @@ from trainctl.node_agent.copies import Copies
 from trainctl.node_agent.ledger import AgentLedger, JournaledCommand
 from trainctl.node_agent.ports import Look
 from trainctl.node_agent.publisher import Publisher
-from trainctl.node_agent.session import Session
+from trainctl.node_agent.runs import restore
+from trainctl.node_agent.runs.command_journal import CommandOffice
+from trainctl.node_agent.runs.session import Session
 from trainctl.protocol import messages as m
 from trainctl.protocol.codec import decode_order
 from trainctl.protocol.paths import RunPaths
@@ -109,21 +109,21 @@ class JournaledAgent:
         self.replies: list[m.CommandReply] = []
         self.life, self.kills = Life(), 0
         kept = durable(tuple("abcd"[:ranks]), 12)
-        recorder = openings.make_directory(self.paths, config(steps, 12))
-        openings._keep(recorder, kept)
+        recorder = restore.make_directory(self.paths, config(steps, 12))
+        restore._keep(recorder, kept)
         conductor = Conductor(RUN, config(steps, 12), kept, Progress())
-        self._begin(openings.Opening(conductor, self.paths, recorder, None), add=True)
+        self._begin(restore.Opening(conductor, self.paths, recorder, None), add=True)
         for rank in self.ranks.values():
             rank.load()
 
-    def _begin(self, opening: openings.Opening | None, *, add: bool = False) -> None:
+    def _begin(self, opening: restore.Opening | None, *, add: bool = False) -> None:
         self.ledger = AgentLedger(self._ledger_path)
         if add:
             self.ledger.add_run(RUN, RUN, self.paths.directory, 0.0)
         self.office = CommandOffice(self.ledger, self._answer, self._start_run, lambda run: False)
         if opening is None:
             open_ids = frozenset(row.id for row in self.ledger.open_commands())
-            opening = openings.surviving_run(self.paths, open_ids)
+            opening = restore.surviving_run(self.paths, open_ids)
         ports = {rank: SimPort(at) for rank, at in self.ranks.items()}
         publisher = Publisher(self.context.socket(zmq.XPUB), "b" * 16)
         self.recorder = opening.recorder

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import msgspec
 from tests.node_agent.simulated_ranks import RUN, TORN, SimRank, SimWorld
 
-from trainctl.node_agent import openings
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.in_flight import LEAST_REDUCE_SECONDS
 from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
+from trainctl.node_agent.runs import restore
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile, verbs
 from trainctl.protocol.apportionment import apportion
@@ -507,7 +507,7 @@ class Simulation:
         copy = self.random.choice([*late, self._copy()])
         self._copies.clear()
         recent = [plan for plan in copy.plans if plan.kind == "train"]
-        self.journal = openings.taken_over(copy.journal, self.journal.generation.term + 1, recent)
+        self.journal = restore.taken_over(copy.journal, self.journal.generation.term + 1, recent)
         # Plans that only the old lead had are nowhere any more.
         self.plans = [plan for plan in self.plans if plan.seq <= copy.seq]
         self.commits = list(copy.commits)

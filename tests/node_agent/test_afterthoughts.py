@@ -8,11 +8,11 @@ import pytest
 from tests.node_agent.records import FIRST, part, plan, rows, step
 from tests.node_agent.simulation import durable
 
-from trainctl.node_agent.afterthoughts import Afterthoughts
-from trainctl.node_agent.commands import CommandOffice
 from trainctl.node_agent.ledger import AgentLedger, FollowedRun, JournaledCommand, digest_of
 from trainctl.node_agent.recorder import RunRecorder
-from trainctl.node_agent.session import Session
+from trainctl.node_agent.runs.command_journal import CommandOffice
+from trainctl.node_agent.runs.late_notes import Afterthoughts
+from trainctl.node_agent.runs.session import Session
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.paths import RunPaths

@@ -11,12 +11,12 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from trainctl.node_agent import premises
 from trainctl.node_agent.access import LIVE, REQUESTS, AccessList, Rights
 from trainctl.node_agent.audit import MOST_ENTRIES, Audit, Subject
 from trainctl.node_agent.door import Door
 from trainctl.node_agent.ledger import MAX_REFUSALS, AgentLedger
-from trainctl.node_agent.premises import Grounds
+from trainctl.node_agent.runs import preflight
+from trainctl.node_agent.runs.preflight import Grounds
 from trainctl.protocol import examples, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.cluster import Cluster, NodeEntry
@@ -329,6 +329,6 @@ def test_gradients_off_loopback_need_a_trusted_network(
     grounds = Grounds("tcp://10.0.0.7:7474", Cluster(trusted_networks=networks))
     if problem:
         with pytest.raises(InvalidInputError, match=r"config: nodes\.studio\.interface: .*" + problem):
-            premises.check_network(config, "studio", "config", grounds)
+            preflight.check_network(config, "studio", "config", grounds)
     else:
-        premises.check_network(config, "studio", "config", grounds)
+        preflight.check_network(config, "studio", "config", grounds)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from trainctl.node_agent import sources
-from trainctl.node_agent.going_back import Way, absent
 from trainctl.node_agent.recorder import RunRecorder
-from trainctl.node_agent.sources import Source
+from trainctl.node_agent.runs import checkpoint_source
+from trainctl.node_agent.runs.checkpoint_source import Source
+from trainctl.node_agent.runs.recovery import Way, absent
 from trainctl.protocol.paths import RunPaths
 
 WAY = Way({0: "a", 1: "b", 2: "c"}, Source(40, "b"), 300.0)
@@ -50,12 +50,12 @@ def written(tmp_path, *by: tuple[str, int]) -> RunPaths:
 
 def test_the_newest_of_those_in_reach(tmp_path):
     paths = written(tmp_path, ("b", 20), ("c", 20), ("b", 40))
-    assert sources.find(paths, "a") == Source(40, "b")
-    assert sources.find(paths, "a", {"b"}) == Source(20, "c")
-    assert sources.find(paths, "a", {"b", "c"}) == Source()
+    assert checkpoint_source.find(paths, "a") == Source(40, "b")
+    assert checkpoint_source.find(paths, "a", {"b"}) == Source(20, "c")
+    assert checkpoint_source.find(paths, "a", {"b", "c"}) == Source()
 
 
 def test_none_of_a_history_that_the_run_has_gone_back_behind(tmp_path):
     paths = written(tmp_path, ("b", 40), ("c", 30))
-    assert sources.find(paths, "a") == Source(30, "c")
-    assert sources.find(paths, "a", {"c"}) == Source()
+    assert checkpoint_source.find(paths, "a") == Source(30, "c")
+    assert checkpoint_source.find(paths, "a", {"c"}) == Source()

@@ -186,7 +186,7 @@ def test_a_priority_that_is_not_permitted_begins_nothing_and_says_so(keep: Calla
 def test_a_node_refuses_a_priority_that_it_may_not_give() -> None:
     code = """if True:
         import os
-        from trainctl.node_agent.premises import check_priority
+        from trainctl.node_agent.runs.preflight import check_priority
         from trainctl.protocol.errors import InvalidInputError
         own = os.getpriority(os.PRIO_PROCESS, 0)
         check_priority(own, "nodes.box.priority"), check_priority(19, "nodes.box.priority")

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from trainctl.node_agent.launch import Launch
+from trainctl.node_agent.runs.launch import Launch
 from trainctl.protocol import messages as m
 
 RUN = "r-20260101-000000-0000"

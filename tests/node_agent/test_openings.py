@@ -7,9 +7,9 @@ import pytest
 from tests.node_agent.records import part, plan, step
 from tests.node_agent.simulation import config
 
-from trainctl.node_agent import openings
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
-from trainctl.node_agent.sources import Source
+from trainctl.node_agent.runs import restore
+from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths
 
@@ -18,7 +18,7 @@ WITHOUT_A = Settings(2, 24, {0: RankSetting("a", 0, 4, out="drained"), 1: RankSe
 BACK = msgspec.structs.replace(ALL, plan_version=3)
 
 
-def live(recorder: openings.RunRecorder, n: int, versions: dict[int, int], until: int) -> None:
+def live(recorder: restore.RunRecorder, n: int, versions: dict[int, int], until: int) -> None:
     """A life of the run in generation 1.n: each step planned with a version, those up to `until` committed."""
     generation = m.Generation(1, n)
     for number, version in versions.items():
@@ -34,20 +34,20 @@ def paths(tmp_path: Path) -> RunPaths:
     """In its first life rank 0 was drained from step 3 on; it went back behind that, with both ranks, to step 4."""
     made = RunPaths(tmp_path / "run-1")
     nodes = {"a": {"backend": "torch"}, "b": {"backend": "torch"}}
-    with openings.make_directory(made, config(100, 24, nodes=nodes)) as recorder:
+    with restore.make_directory(made, config(100, 24, nodes=nodes)) as recorder:
         for settings in (ALL, WITHOUT_A, BACK):
-            key = openings.settings_key(settings.plan_version)
+            key = restore.settings_key(settings.plan_version)
             recorder.set_meta(key, msgspec.json.encode(settings).decode())
         live(recorder, 1, {1: 1, 2: 1, 3: 2, 4: 2, 5: 2, 6: 2}, until=5)
         recorder.retract_after(2)
         live(recorder, 2, {3: 3, 4: 3}, until=4)
-        openings._keep(recorder, Durable(BACK, m.Generation(1, 2), 204))
+        restore._keep(recorder, Durable(BACK, m.Generation(1, 2), 204))
     return made
 
 
 @pytest.mark.parametrize("after", [2, 3, 4])
 def test_the_life_that_was_gone_back_behind_has_no_say(paths: RunPaths, after: int) -> None:
-    opening = openings.old_run(paths, "c", ("a", "b", "c"), Source(after, "b"), None)
+    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(after, "b"), None)
     opening.recorder.close()
     ranks = opening.conductor.durable.settings.ranks
     assert {rank: (setting.share, setting.out) for rank, setting in ranks.items()} == {0: (12, ""), 1: (12, "")}
@@ -56,11 +56,11 @@ def test_the_life_that_was_gone_back_behind_has_no_say(paths: RunPaths, after: i
 
 def test_what_came_after_the_step_is_undone_with_it(paths: RunPaths) -> None:
     drained = msgspec.structs.replace(WITHOUT_A, plan_version=4)
-    with openings.RunRecorder(paths) as recorder:
-        recorder.set_meta(openings.settings_key(4), msgspec.json.encode(drained).decode())
+    with restore.RunRecorder(paths) as recorder:
+        recorder.set_meta(restore.settings_key(4), msgspec.json.encode(drained).decode())
         live(recorder, 3, {5: 3, 6: 4}, until=6)
-        openings._keep(recorder, Durable(drained, m.Generation(1, 3), 306))
-    opening = openings.old_run(paths, "c", ("a", "b", "c"), Source(4, "b"), None)
+        restore._keep(recorder, Durable(drained, m.Generation(1, 3), 306))
+    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(4, "b"), None)
     opening.recorder.close()
     assert opening.conductor.durable.settings.ranks[0].share == 12
     assert any("undone" in notice for notice in opening.notices)

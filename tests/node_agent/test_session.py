@@ -15,7 +15,7 @@ from trainctl.node_agent.copies import Copies
 from trainctl.node_agent.ports import Look
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.recorder import RunRecorder
-from trainctl.node_agent.session import Session
+from trainctl.node_agent.runs.session import Session
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
 from trainctl.protocol.paths import RunPaths

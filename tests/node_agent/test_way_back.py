@@ -1,6 +1,6 @@
 """How often, and how soon, a run whose ranks were all lost is taken up again."""
 
-from trainctl.node_agent.way_back import WayBack
+from trainctl.node_agent.runs.way_back import WayBack
 
 
 class Clock:

@@ -17,11 +17,9 @@ import zmq.asyncio
 from trainctl.node_agent import binding, leash
 from trainctl.node_agent.access import REQUESTS
 from trainctl.node_agent.advertisement import Advertisement
-from trainctl.node_agent.afterthoughts import Afterthoughts
 from trainctl.node_agent.alerts.office import AlertOffice
 from trainctl.node_agent.audit import Audit
 from trainctl.node_agent.door import Door
-from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.place import Place
 from trainctl.node_agent.follower import Follower
@@ -35,6 +33,8 @@ from trainctl.node_agent.readings import HostReader
 from trainctl.node_agent.reception import Reception
 from trainctl.node_agent.referrals import Referrals
 from trainctl.node_agent.resumption import Resumption
+from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.late_notes import Afterthoughts
 from trainctl.node_agent.services.wakefulness import Wakefulness
 from trainctl.node_agent.succession import Succession
 from trainctl.node_agent.trainer_link import TrainerLink

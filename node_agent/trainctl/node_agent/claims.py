@@ -7,8 +7,8 @@ from typing import Protocol
 import msgspec
 
 from trainctl.node_agent.copies import far
-from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.peers import Peers
+from trainctl.node_agent.runs.context import Equipment
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
 

@@ -5,11 +5,11 @@ from typing import Protocol
 
 import msgspec
 
-from trainctl.node_agent import openings
 from trainctl.node_agent.ended_run import EndedRun
-from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.hosting import NO_RANK, Hosting
 from trainctl.node_agent.ledger import FollowedRun
+from trainctl.node_agent.runs import restore
+from trainctl.node_agent.runs.context import Equipment
 from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
@@ -44,7 +44,7 @@ class Consents:
         if followed is not None and followed.run == run:
             kept = followed.generation.term
         else:
-            kept = openings.kept_term(RunPaths(row.directory)) if row is not None else 0
+            kept = restore.kept_term(RunPaths(row.directory)) if row is not None else 0
         return max(kept, self._ledger.consented_term(run))
 
     async def answer(self, claimant: str, address: str, claim: m.PeerClaim) -> m.PeerConsent:
@@ -117,5 +117,5 @@ class Consents:
         return said, items, ""
 
     def _own_rank(self, paths: RunPaths) -> int:
-        ranks = openings.kept_ranks(paths).items()
+        ranks = restore.kept_ranks(paths).items()
         return next((rank for rank, node in ranks if node == self._node), NO_RANK)

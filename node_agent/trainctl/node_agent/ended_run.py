@@ -7,7 +7,7 @@ from typing import Self
 from trainctl.node_agent import copies
 from trainctl.node_agent.ledger import KnownRun
 from trainctl.node_agent.recorder import RunRecorder
-from trainctl.node_agent.session import DURABLE_KEY
+from trainctl.node_agent.runs.session import DURABLE_KEY
 from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths
 

@@ -11,13 +11,13 @@ from typing import Protocol
 
 import msgspec
 
-from trainctl.node_agent import openings
 from trainctl.node_agent.consents import Consents
-from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.followed import Followed
 from trainctl.node_agent.hosting import NO_RANK, Hosting
 from trainctl.node_agent.ledger import FollowedRun, KnownRun
 from trainctl.node_agent.ports import Ending
+from trainctl.node_agent.runs import restore
+from trainctl.node_agent.runs.context import Equipment
 from trainctl.node_agent.succession import LetGo
 from trainctl.node_agent.talks import Answer, Order, Say, Talks
 from trainctl.protocol import messages as m
@@ -115,7 +115,7 @@ class Follower:
         agent can't let go of the run at this moment."""
         told = hello.generation
         if told is not None and hello.run is not None and hello.run == self._conducting.run:
-            if told.term <= openings.kept_term(self._paths(hello.run)):
+            if told.term <= restore.kept_term(self._paths(hello.run)):
                 return True  # as far as is known here it is this agent that conducts
             try:
                 await self.step_down(hello.lead, hello.address)

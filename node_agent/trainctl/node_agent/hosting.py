@@ -7,12 +7,12 @@ import shutil
 import time
 from collections.abc import Callable
 
-from trainctl.node_agent import openings, premises, sources
 from trainctl.node_agent.copies import HANDED_OVER_KEY
-from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.followed import Followed
 from trainctl.node_agent.ledger import FollowedRun, KnownRun
 from trainctl.node_agent.recorder import RunRecorder
+from trainctl.node_agent.runs import checkpoint_source, preflight, restore
+from trainctl.node_agent.runs.context import Equipment
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
@@ -50,7 +50,7 @@ class Hosting:
             config = runfile.parse(wanted.config, "config")
             if self._node not in config.nodes:
                 raise InvalidInputError("config: nodes", f"{self._node} is not in it")
-            await asyncio.to_thread(premises.check_on, config, self._node, grounds=self._own.grounds)
+            await asyncio.to_thread(preflight.check_on, config, self._node, grounds=self._own.grounds)
             self._begin(known, config, wanted)
         except InvalidInputError as error:
             return error.where, error.problem
@@ -71,14 +71,14 @@ class Hosting:
             raise InvalidInputError("run", f"{known.run!r} is no run id")
         paths, row = RunPaths(runs_directory(self._own.directory) / known.run), self.row(known.run)
         own = row is not None and self._ledger.followed(known.run) is None
-        if own and wanted.generation.term <= openings.kept_term(paths):
+        if own and wanted.generation.term <= restore.kept_term(paths):
             raise InvalidInputError("resume", f"{known.run} is a run of {self._node}'s own; take it up there")
         if wanted.generation.term < (newer := self._ledger.consented_term(known.run)):
             text = f"{self._node} has consented to another's conducting {known.run} in term {newer}; say --node"
             raise InvalidInputError("resume", f"{text} {known.lead} to have {known.lead} take it up in a newer one")
         self._ledger.saw(wanted.generation)
-        checkpoint = sources.whole(paths, wanted.resume_step) if wanted.resume_step is not None else None
-        recorder = openings.make_directory(paths, config, resumable=False)
+        checkpoint = checkpoint_source.whole(paths, wanted.resume_step) if wanted.resume_step is not None else None
+        recorder = restore.make_directory(paths, config, resumable=False)
         if recorder.meta(HANDED_OVER_KEY):
             recorder.set_meta(HANDED_OVER_KEY, "", own=True)  # whoever asks for a rank has begun to conduct it
         try:

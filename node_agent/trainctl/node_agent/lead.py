@@ -8,19 +8,19 @@ from pathlib import Path
 
 import msgspec
 
-from trainctl.node_agent import openings
-from trainctl.node_agent.commands import Answer, CommandOffice
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.copies import beyond
-from trainctl.node_agent.equipment import Equipment
-from trainctl.node_agent.going_back import GoingBack
-from trainctl.node_agent.launch import Launch
 from trainctl.node_agent.ledger import KnownRun
 from trainctl.node_agent.neighbours import Neighbours
 from trainctl.node_agent.peers import Peers
 from trainctl.node_agent.ports import end_rank
 from trainctl.node_agent.resumption import Taken
-from trainctl.node_agent.session import Session
+from trainctl.node_agent.runs import restore
+from trainctl.node_agent.runs.command_journal import Answer, CommandOffice
+from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.launch import Launch
+from trainctl.node_agent.runs.recovery import GoingBack
+from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.succession import LetGo
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile, verbs
@@ -101,7 +101,7 @@ class Lead:
             self._ledger.set_run_state(given_up, "failed", self._going_back.reason)
         return run
 
-    async def _old(self, command: m.Command, args: verbs.StartRun) -> openings.Opening:
+    async def _old(self, command: m.Command, args: verbs.StartRun) -> restore.Opening:
         run = self.launch.hosting = args.resume or ""  # no other node is agreed with meanwhile that it takes it up
         taken = await self.agree(command, args)
         opening = await self.launch.old(run, command.id, command.by, taken.without)
@@ -109,7 +109,7 @@ class Lead:
             opening.conductor.ranks[rank].why = "was out of reach when the run was taken up"
         return opening._replace(notices=(*taken.notices, *opening.notices))
 
-    async def _begin(self, opened: Callable[[], Awaitable[openings.Opening]]) -> str:
+    async def _begin(self, opened: Callable[[], Awaitable[restore.Opening]]) -> str:
         self.is_beginning = True
         try:
             opening = await opened()
@@ -167,7 +167,7 @@ class Lead:
                 await session.feed(d.RankSilent(rank, f"the agent of {before} is gone, and another one was promoted"))
         return session.conductor.progress.step
 
-    async def _go_on(self, opening: openings.Opening, known: KnownRun) -> Session:
+    async def _go_on(self, opening: restore.Opening, known: KnownRun) -> Session:
         session = self._open(opening, known.started_at)
         await session.watch_trainers()
         await self.office.conduct_again(session)
@@ -192,7 +192,7 @@ class Lead:
         self._going_back.forget()
         self.superseded = ""
         known = next(row for row in self._ledger.runs() if row.run == run)
-        ranks = openings.kept_ranks(RunPaths(known.directory))
+        ranks = restore.kept_ranks(RunPaths(known.directory))
         if session is not None:
             text = f"{successor} conducts the run from here on"
             session.note(d.Happened("agent", "info", "auto", text, session.conductor.progress.step))
@@ -220,7 +220,7 @@ class Lead:
         if hosted is not None:
             session.copies.begin(node, hosted)
 
-    def _open(self, opening: openings.Opening, started_at: float) -> Session:
+    def _open(self, opening: restore.Opening, started_at: float) -> Session:
         self.session = self.launch.session(opening, started_at, self.office.end)
         run = self.session.run
         self.office.session, self.last_run, self.superseded = self.session, run, ""

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from trainctl.node_agent.alerts.office import AlertOffice
 from trainctl.node_agent.audience import Audience
-from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.examination import Examination
 from trainctl.node_agent.follower import Follower
 from trainctl.node_agent.hosting import NO_RANK
@@ -13,6 +12,7 @@ from trainctl.node_agent.lead import Lead
 from trainctl.node_agent.ledger import FollowedRun
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.requests import LiveRun
+from trainctl.node_agent.runs.context import Equipment
 from trainctl.protocol import messages as m
 from trainctl.protocol.keyring import Keyring
 from trainctl.protocol.keys import default_folder

@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
-from trainctl.node_agent import openings, sources
 from trainctl.node_agent.claims import Claim
 from trainctl.node_agent.ended_run import EndedRun
-from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.followed import Followed
-from trainctl.node_agent.launch import Launch
 from trainctl.node_agent.ledger import KnownRun
 from trainctl.node_agent.peers import Peers
+from trainctl.node_agent.runs import checkpoint_source, restore
+from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.launch import Launch
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
@@ -66,10 +66,10 @@ class Resumption:
             missed = await self._check_reach(row, out, old_lead_is_off=args.old_lead_is_off)
             claim = Claim(self._own, self._leading.peers, ended, lead, self.check_free, resume=True)
             term = await claim.consented(args.old_lead_is_off)
-        openings.own(ended.paths, term)
+        restore.own(ended.paths, term)
         self._own.ledger.saw(m.Generation(term, 0))
         self._own.ledger.unfollow(run)
-        without = [rank for rank, where in openings.kept_ranks(ended.paths).items() if where in out]
+        without = [rank for rank, where in restore.kept_ranks(ended.paths).items() if where in out]
         said = f"{node} conducts the run from here on, in term {term}; before it {lead} did"
         return Taken(without, tuple(text for text in (said if lead != node else "", missed) if text))
 
@@ -88,14 +88,14 @@ class Resumption:
         where an older one has to do. Raises InvalidInputError."""
         paths, node = RunPaths(row.directory), self._own.node
         self._leading.launch.check_take_over(paths)
-        for other in openings.kept_ranks(paths).values():
+        for other in restore.kept_ranks(paths).values():
             if other != node and other not in out and not self._leading.peers.is_open(other):
                 why = self._leading.peers.links[other].line.why
                 raise InvalidInputError("resume", f"{other} has a rank of {row.run} and is out of reach: {why}")
-        newest = await asyncio.to_thread(sources.find, paths, node)
+        newest = await asyncio.to_thread(checkpoint_source.find, paths, node)
         if newest.node not in out:
             return ""
-        there = await asyncio.to_thread(sources.find, paths, node, out)
+        there = await asyncio.to_thread(checkpoint_source.find, paths, node, out)
         text = f"the newest checkpoint, step-{newest.step}, is on {newest.node}, which is out of reach"
         if not there.step:
             raise InvalidInputError("resume", f"{text}, and there is no other; resume when {newest.node} is back")

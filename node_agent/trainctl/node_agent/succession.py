@@ -3,15 +3,15 @@
 import contextlib
 from typing import NamedTuple, Protocol
 
-from trainctl.node_agent import openings
 from trainctl.node_agent.claims import Claim
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.followed import Followed
-from trainctl.node_agent.launch import Launch
 from trainctl.node_agent.ledger import FollowedRun, KnownRun
 from trainctl.node_agent.peers import Peers
-from trainctl.node_agent.session import DURABLE_KEY
+from trainctl.node_agent.runs import restore
+from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.launch import Launch
+from trainctl.node_agent.runs.session import DURABLE_KEY
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
@@ -90,7 +90,7 @@ class Succession:
     async def _consented(self, followed: Followed, old_lead_is_off: bool) -> int:
         """The term in which the run that is followed may be conducted here. Raises InvalidInputError."""
         lead, term = followed.known.lead, followed.generation.term
-        self._own.ledger.saw(m.Generation(openings.kept_term(followed.paths), 0))
+        self._own.ledger.saw(m.Generation(restore.kept_term(followed.paths), 0))
 
         def still() -> None:
             if self._following.followed is not followed or followed.wanted is not None:

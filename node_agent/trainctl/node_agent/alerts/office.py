@@ -12,7 +12,7 @@ from trainctl.node_agent.alerts.hooks import Call, Hooks
 from trainctl.node_agent.alerts.machines import Scene
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.publisher import Publisher
-from trainctl.node_agent.session import Session
+from trainctl.node_agent.runs.session import Session
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
 from trainctl.protocol.alerting import AlertHooks, AlertsTable

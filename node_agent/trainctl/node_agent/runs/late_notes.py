@@ -7,7 +7,7 @@ from typing import Protocol
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.ledger import AgentLedger, JournaledCommand, KnownRun
 from trainctl.node_agent.recorder import RunRecorder
-from trainctl.node_agent.session import Session
+from trainctl.node_agent.runs.session import Session
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError, RefusedError

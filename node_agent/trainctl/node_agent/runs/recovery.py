@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainctl.node_agent import openings, sources
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.peers import Peers
-from trainctl.node_agent.session import Session
-from trainctl.node_agent.sources import Source
-from trainctl.node_agent.way_back import WayBack
+from trainctl.node_agent.runs import checkpoint_source, restore
+from trainctl.node_agent.runs.checkpoint_source import Source
+from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.session import Session
+from trainctl.node_agent.runs.way_back import WayBack
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
@@ -129,7 +129,11 @@ class GoingBack:
         """Raises _NothingInReachError if no other checkpoint is in reach."""
         paths = self._paths(run)
         out = set(absent.values())
-        older = await asyncio.to_thread(sources.find, paths, self._own.node, out) if paths is not None else Source()
+        older = (
+            await asyncio.to_thread(checkpoint_source.find, paths, self._own.node, out)
+            if paths is not None
+            else Source()
+        )
         if not older.step:
             raise _NothingInReachError(f"{given_up}, and no other is in reach; resume the run when it is back")
 
@@ -151,7 +155,7 @@ class GoingBack:
 
 def _look(paths: RunPaths, node: str) -> Way:
     limit_seconds = runfile.read(paths.run_file).group.unreachable_seconds
-    return Way(openings.kept_ranks(paths), sources.find(paths, node), limit_seconds)
+    return Way(restore.kept_ranks(paths), checkpoint_source.find(paths, node), limit_seconds)
 
 
 def absent(way: Way, out_seconds: Mapping[str, float]) -> Absent:

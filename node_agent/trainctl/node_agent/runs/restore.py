@@ -12,15 +12,15 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import tomli_w
 
-from trainctl.node_agent import premises
 from trainctl.node_agent.conductor import rows as results
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning import ranges, share_edits
 from trainctl.node_agent.planning.durable import Carried, Durable, RankSetting, Settings
 from trainctl.node_agent.recorder import LastState, RunRecorder
-from trainctl.node_agent.session import DURABLE_KEY, settings_key
-from trainctl.node_agent.sources import Source
+from trainctl.node_agent.runs import preflight
+from trainctl.node_agent.runs.checkpoint_source import Source
+from trainctl.node_agent.runs.session import DURABLE_KEY, settings_key
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
 from trainctl.protocol.apportionment import apportion
@@ -47,7 +47,7 @@ class Opening(NamedTuple):
 
 def new_run(
     config: RunFile, node: str, node_dir: Path, starter: str, by: str, term: int = 1,
-    grounds: premises.Grounds = premises.Grounds(),  # noqa: B008
+    grounds: preflight.Grounds = preflight.Grounds(),  # noqa: B008
 ) -> Opening:  # fmt: skip
     """Make a run directory and the conductor of its first generation. Raises InvalidInputError; leaves nothing then.
 
@@ -56,7 +56,7 @@ def new_run(
     by `by`; it is applied when the first step commits.
     """
     if node in config.nodes:
-        premises.check_on(config, node, grounds=grounds)
+        preflight.check_on(config, node, grounds=grounds)
     settings = _first_settings(config)
     run = f"{config.run.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     paths = RunPaths(runs_directory(node_dir) / run)
@@ -107,7 +107,7 @@ def own(paths: RunPaths, term: int) -> None:
 
 def old_run(
     paths: RunPaths, node: str, cluster: Sequence[str], source: Source, starter: str | None, by: str = "auto",
-    *, without: Collection[int] = (), term: int = 1, grounds: premises.Grounds = premises.Grounds(),  # noqa: B008
+    *, without: Collection[int] = (), term: int = 1, grounds: preflight.Grounds = preflight.Grounds(),  # noqa: B008
 ) -> Opening:  # fmt: skip
     """Take an ended run up again from a checkpoint, or from the start if it has none.
 
@@ -118,9 +118,9 @@ def old_run(
     the first step to be done again was planned with, so that it is the same step; what commands changed later is undone
     with the steps they changed it at. Raises InvalidInputError; changes nothing then.
     """
-    config = premises.with_nodes(runfile.read(paths.run_file), node, cluster)
+    config = preflight.with_nodes(runfile.read(paths.run_file), node, cluster)
     if node in config.nodes:
-        premises.check_on(config, node, str(paths.run_file), grounds)
+        preflight.check_on(config, node, str(paths.run_file), grounds)
     step = source.step
     if step >= config.run.steps:
         raise InvalidInputError("resume", f"{paths.directory.name} has done all its {config.run.steps} steps")

@@ -5,16 +5,16 @@ import shutil
 import time
 from collections.abc import Callable, Collection
 
-from trainctl.node_agent import openings, premises, sources
 from trainctl.node_agent.claims import next_term
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.copies import Copies
-from trainctl.node_agent.equipment import Equipment
 from trainctl.node_agent.ledger import KnownRun
 from trainctl.node_agent.peers import Peers
 from trainctl.node_agent.ports import RankPort, RemoteRank, end_rank
-from trainctl.node_agent.session import CommandEnding, Session
-from trainctl.node_agent.sources import Source
+from trainctl.node_agent.runs import checkpoint_source, preflight, restore
+from trainctl.node_agent.runs.checkpoint_source import Source
+from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.session import CommandEnding, Session
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
@@ -41,11 +41,11 @@ class Launch:
         """It hosts its rank from here on; the trainers whose end it told of before were of an earlier life."""
         self.early = [(who, said) for who, said in self.early if who != node or isinstance(said, m.PeerAnswer)]
 
-    async def new(self, config: runfile.RunFile, command: m.Command) -> openings.Opening:
+    async def new(self, config: runfile.RunFile, command: m.Command) -> restore.Opening:
         """Raises InvalidInputError or RefusedError; leaves nothing then, on any node."""
-        config = premises.with_nodes(config, self._own.node, tuple(self._own.cluster.nodes))
+        config = preflight.with_nodes(config, self._own.node, tuple(self._own.cluster.nodes))
         opening = await asyncio.to_thread(
-            openings.new_run,
+            restore.new_run,
             config,
             self._own.node,
             self._own.directory,
@@ -67,27 +67,27 @@ class Launch:
 
     async def old(
         self, run: str, starter: str | None, by: str = "auto", without: Collection[int] = ()
-    ) -> openings.Opening:
+    ) -> restore.Opening:
         """From its newest checkpoint. `without`: ranks that are lost from the beginning, and join when their nodes are
         in reach again. Raises InvalidInputError or RefusedError."""
         known = next((row for row in self._ledger.runs() if row.run == run), None)
         if known is None:
             raise InvalidInputError("resume", f"no run {run!r} on this node")
         paths, cluster = RunPaths(known.directory), tuple(self._own.cluster.nodes)
-        config = premises.with_nodes(runfile.read(paths.run_file), self._own.node, cluster)
-        ranks = await asyncio.to_thread(openings.kept_ranks, paths) or dict(enumerate(config.nodes))
+        config = preflight.with_nodes(runfile.read(paths.run_file), self._own.node, cluster)
+        ranks = await asyncio.to_thread(restore.kept_ranks, paths) or dict(enumerate(config.nodes))
         for rank, node in ranks.items():
             if node == self._own.node and self._own.host.find(paths, rank) is not None:
                 raise InvalidInputError("resume", f"a trainer of {run} is still running; wait for its end")
         term = self._term(paths)
-        generation = max(self._ledger.generation or openings.FIRST_GENERATION, m.Generation(term, 0))
+        generation = max(self._ledger.generation or restore.FIRST_GENERATION, m.Generation(term, 0))
         out = {ranks[rank] for rank in without}
-        source = await asyncio.to_thread(sources.find, paths, self._own.node, out)
+        source = await asyncio.to_thread(checkpoint_source.find, paths, self._own.node, out)
         hosted = {rank: node for rank, node in ranks.items() if rank not in without}
         await self._host(run, hosted, config, generation, source, call_off=known.state)
         try:
             return await asyncio.to_thread(
-                openings.old_run,
+                restore.old_run,
                 paths,
                 self._own.node,
                 cluster,
@@ -105,7 +105,7 @@ class Launch:
     def _term(self, paths: RunPaths) -> int:
         """In which a run is taken up again: the one that it was led in here, or a newer one of this node's own if nodes
         have been heard of newer ones since. It counts as seen from here on."""
-        kept = openings.kept_term(paths)
+        kept = restore.kept_term(paths)
         if not kept or kept < self._ledger.term:
             kept = next_term(self._ledger.term, self._own.node, self._peers.links)
         self._ledger.saw(m.Generation(kept, 0))
@@ -123,7 +123,7 @@ class Launch:
             if node in self._peers.links:
                 await end_rank(self._peers.links[node], known.run, rank, known.state, reason)
 
-    def session(self, opening: openings.Opening, started_at: float, on_command_end: CommandEnding) -> Session:
+    def session(self, opening: restore.Opening, started_at: float, on_command_end: CommandEnding) -> Session:
         """The session of a run that has been opened, with its ranks wherever they are."""
         conductor, links = opening.conductor, self._peers.links
         run, ranks = conductor.run, conductor.durable.settings.ranks
@@ -144,12 +144,12 @@ class Launch:
             on_command_end, self._ledger.saw, copies,
         )  # fmt: skip
 
-    def surviving(self, known: KnownRun, term: int = 0) -> openings.Opening:
+    def surviving(self, known: KnownRun, term: int = 0) -> restore.Opening:
         """A run whose trainers live, from `term` on. Raises InvalidInputError if its record doesn't allow it."""
         carried = frozenset(row.id for row in self._ledger.open_commands())
-        return openings.surviving_run(RunPaths(known.directory), carried, term)
+        return restore.surviving_run(RunPaths(known.directory), carried, term)
 
-    def check_nodes(self, opening: openings.Opening) -> None:
+    def check_nodes(self, opening: restore.Opening) -> None:
         """Raises InvalidInputError if it has a rank on a node that this agent's cluster hasn't; it is closed then."""
         for setting in opening.conductor.durable.settings.ranks.values():
             if setting.node != self._own.node and setting.node not in self._peers.links:
@@ -160,7 +160,7 @@ class Launch:
     def check_take_over(self, paths: RunPaths) -> None:
         """Raises InvalidInputError if a run in whose record this is can't be conducted here."""
         runfile.read(paths.run_file)
-        for node in openings.kept_ranks(paths).values():
+        for node in restore.kept_ranks(paths).values():
             if node != self._own.node and node not in self._peers.links:
                 raise InvalidInputError("--cluster", f"{paths.directory.name} has a rank on {node}, which isn't in it")
 
