@@ -8,7 +8,7 @@ from tests.integration.conftest import until, wait_for_end, wait_for_step
 from tests.integration.greeter import claim
 from tests.integration.succession import promote, view_at
 
-from trainctl.node_agent.followed import RECLAIM_SECONDS
+from trainctl.node_agent.roles.followed_run import RECLAIM_SECONDS
 
 
 def test_who_handed_over_one_run_follows_another_for_as_long_as_that_takes(cluster, run_config):

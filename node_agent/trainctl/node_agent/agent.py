@@ -22,9 +22,7 @@ from trainctl.node_agent.audit import Audit
 from trainctl.node_agent.door import Door
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.place import Place
-from trainctl.node_agent.follower import Follower
 from trainctl.node_agent.host import TrainerHost
-from trainctl.node_agent.lead import Lead
 from trainctl.node_agent.ledger import AgentLedger
 from trainctl.node_agent.outlook import Outlook
 from trainctl.node_agent.processes import ProcessMeter
@@ -32,11 +30,13 @@ from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.readings import HostReader
 from trainctl.node_agent.reception import Reception
 from trainctl.node_agent.referrals import Referrals
-from trainctl.node_agent.resumption import Resumption
+from trainctl.node_agent.roles.adoption import Resumption
+from trainctl.node_agent.roles.follower import Follower
+from trainctl.node_agent.roles.lead import Lead
+from trainctl.node_agent.roles.transfer import Succession
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.node_agent.runs.late_notes import Afterthoughts
 from trainctl.node_agent.services.wakefulness import Wakefulness
-from trainctl.node_agent.succession import Succession
 from trainctl.node_agent.trainer_link import TrainerLink
 from trainctl.node_agent.warden import Warden, new_live_socket
 from trainctl.protocol import messages as m

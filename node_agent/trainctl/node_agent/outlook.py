@@ -6,12 +6,12 @@ from pathlib import Path
 from trainctl.node_agent.alerts.office import AlertOffice
 from trainctl.node_agent.audience import Audience
 from trainctl.node_agent.examination import Examination
-from trainctl.node_agent.follower import Follower
-from trainctl.node_agent.hosting import NO_RANK
-from trainctl.node_agent.lead import Lead
 from trainctl.node_agent.ledger import FollowedRun
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.requests import LiveRun
+from trainctl.node_agent.roles.follower import Follower
+from trainctl.node_agent.roles.lead import Lead
+from trainctl.node_agent.roles.rank_hosting import NO_RANK
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.protocol import messages as m
 from trainctl.protocol.keyring import Keyring

@@ -8,10 +8,10 @@ import zmq
 
 from trainctl.node_agent import requests
 from trainctl.node_agent.door import Door
-from trainctl.node_agent.follower import Follower
-from trainctl.node_agent.lead import Lead
 from trainctl.node_agent.referrals import Referrals
 from trainctl.node_agent.requests import Surroundings
+from trainctl.node_agent.roles.follower import Follower
+from trainctl.node_agent.roles.lead import Lead
 from trainctl.node_agent.turnstile import Turnstile
 from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m

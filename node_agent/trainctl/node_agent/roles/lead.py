@@ -11,17 +11,17 @@ import msgspec
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.copies import beyond
 from trainctl.node_agent.ledger import KnownRun
-from trainctl.node_agent.neighbours import Neighbours
 from trainctl.node_agent.peers import Peers
 from trainctl.node_agent.ports import end_rank
-from trainctl.node_agent.resumption import Taken
+from trainctl.node_agent.roles.adoption import Taken
+from trainctl.node_agent.roles.peer_events import Neighbours
+from trainctl.node_agent.roles.transfer import LetGo
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.command_journal import Answer, CommandOffice
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.runs.recovery import GoingBack
 from trainctl.node_agent.runs.session import Session
-from trainctl.node_agent.succession import LetGo
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile, verbs
 from trainctl.protocol.errors import InvalidInputError, RefusedError

@@ -6,8 +6,8 @@ from typing import Protocol
 import msgspec
 
 from trainctl.node_agent.ended_run import EndedRun
-from trainctl.node_agent.hosting import NO_RANK, Hosting
 from trainctl.node_agent.ledger import FollowedRun
+from trainctl.node_agent.roles.rank_hosting import NO_RANK, Hosting
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.protocol import codec

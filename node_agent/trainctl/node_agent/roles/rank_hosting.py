@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 
 from trainctl.node_agent.copies import HANDED_OVER_KEY
-from trainctl.node_agent.followed import Followed
 from trainctl.node_agent.ledger import FollowedRun, KnownRun
 from trainctl.node_agent.recorder import RunRecorder
+from trainctl.node_agent.roles.followed_run import Followed
 from trainctl.node_agent.runs import checkpoint_source, preflight, restore
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.protocol import messages as m

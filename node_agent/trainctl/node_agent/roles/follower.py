@@ -11,15 +11,15 @@ from typing import Protocol
 
 import msgspec
 
-from trainctl.node_agent.consents import Consents
-from trainctl.node_agent.followed import Followed
-from trainctl.node_agent.hosting import NO_RANK, Hosting
 from trainctl.node_agent.ledger import FollowedRun, KnownRun
 from trainctl.node_agent.ports import Ending
+from trainctl.node_agent.roles.followed_run import Followed
+from trainctl.node_agent.roles.inbound_links import Answer, Order, Say, Talks
+from trainctl.node_agent.roles.rank_hosting import NO_RANK, Hosting
+from trainctl.node_agent.roles.transfer import LetGo
+from trainctl.node_agent.roles.votes import Consents
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.context import Equipment
-from trainctl.node_agent.succession import LetGo
-from trainctl.node_agent.talks import Answer, Order, Say, Talks
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError
 from trainctl.protocol.paths import RunPaths, runs_directory

@@ -3,11 +3,11 @@
 import contextlib
 from typing import NamedTuple, Protocol
 
-from trainctl.node_agent.claims import Claim
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.followed import Followed
 from trainctl.node_agent.ledger import FollowedRun, KnownRun
 from trainctl.node_agent.peers import Peers
+from trainctl.node_agent.roles.election import Claim
+from trainctl.node_agent.roles.followed_run import Followed
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.node_agent.runs.launch import Launch

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
-from trainctl.node_agent.claims import Claim
 from trainctl.node_agent.ended_run import EndedRun
-from trainctl.node_agent.followed import Followed
 from trainctl.node_agent.ledger import KnownRun
 from trainctl.node_agent.peers import Peers
+from trainctl.node_agent.roles.election import Claim
+from trainctl.node_agent.roles.followed_run import Followed
 from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.node_agent.runs.launch import Launch
