@@ -13,7 +13,7 @@ from tests.integration.conftest import wait_for_step
 from tests.tui import run_directory
 from tests.tui.cli_calls import call
 
-from trainctl.node_agent.ledger import AgentLedger
+from trainctl.node_agent.records.agent_db import AgentLedger
 from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.version import PROTOCOL_VERSION

@@ -16,10 +16,10 @@ from tests.node_agent.simulation import config, durable
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.state import Progress
-from trainctl.node_agent.copies import Copies
-from trainctl.node_agent.ledger import AgentLedger, JournaledCommand
 from trainctl.node_agent.ports import Look
 from trainctl.node_agent.publisher import Publisher
+from trainctl.node_agent.records.agent_db import AgentLedger, JournaledCommand
+from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.command_journal import CommandOffice
 from trainctl.node_agent.runs.session import Session

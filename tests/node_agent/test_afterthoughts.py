@@ -8,8 +8,8 @@ import pytest
 from tests.node_agent.records import FIRST, part, plan, rows, step
 from tests.node_agent.simulation import durable
 
-from trainctl.node_agent.ledger import AgentLedger, FollowedRun, JournaledCommand, digest_of
-from trainctl.node_agent.recorder import RunRecorder
+from trainctl.node_agent.records.agent_db import AgentLedger, FollowedRun, JournaledCommand, digest_of
+from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.runs.command_journal import CommandOffice
 from trainctl.node_agent.runs.late_notes import Afterthoughts
 from trainctl.node_agent.runs.session import Session

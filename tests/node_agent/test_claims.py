@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainctl.node_agent.ledger import AgentLedger
+from trainctl.node_agent.records.agent_db import AgentLedger
 from trainctl.node_agent.roles.election import Claim, next_term
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError

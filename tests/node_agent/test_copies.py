@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trainctl.node_agent import copies
-from trainctl.node_agent.copies import Copies
-from trainctl.node_agent.recorder import RunRecorder
+from trainctl.node_agent.records import replication
+from trainctl.node_agent.records.replication import Copies
+from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
@@ -52,7 +52,7 @@ class Node:
         assert len(codec.encode(message)) <= codec.CONTROL_FRAME_BYTES
         for item in codec.decode_to_peer(codec.encode(message)).items:
             kept = codec.decode_kept(item)
-            copies.keep(self.recorder, kept)
+            replication.keep(self.recorder, kept)
             self.commands += [kept] if isinstance(kept, m.KeptCommand) else []
         return True
 
@@ -64,7 +64,7 @@ class Node:
         with RecordReader(self.paths) as reader:
             steps, _ = reader.steps(0, 10_000)
             events, _ = reader.events(0, 10_000)
-            own = {key: value for key, value in reader.metas().items() if key not in copies.OWN_KEYS}
+            own = {key: value for key, value in reader.metas().items() if key not in replication.OWN_KEYS}
             series = [reader.series(metric, None, 0, None, 50) for metric in ("loss", "tokens_per_second")]
             parts = [reader.rank_steps(step.step) for step in steps]
             return steps, parts, events, own, reader.evaluations(), series
@@ -96,7 +96,7 @@ class Lead:
     def rest(self) -> None:
         recorder = self.node.recorder
         recorder.set_meta("conductor", str(self.chance.random()))
-        recorder.set_meta(copies.VIEW_KEY, "its own", own=True)
+        recorder.set_meta(replication.VIEW_KEY, "its own", own=True)
         recorder.evaluation(self.step, 2.0 + self.step, 2.5, 100.0, 0.5)
         recorder.drifts(self.step, 2.0, {0: 0.0, 1: 1e-7})
 
@@ -146,7 +146,7 @@ async def test_a_copy_comes_to_the_lead_s_record_whenever_the_line_is_cut(nodes,
 async def test_what_a_replaced_lead_had_made_alone_does_not_stand_in_its_copy(nodes):
     ours, theirs = nodes
     old = Lead(theirs, 1, 1)
-    theirs.recorder.on_kept = lambda item: copies.keep(ours.recorder, item)
+    theirs.recorder.on_kept = lambda item: replication.keep(ours.recorder, item)
     for _ in range(5):
         old.commit()
         old.happen()
@@ -171,18 +171,18 @@ async def test_what_a_replaced_lead_had_made_alone_does_not_stand_in_its_copy(no
 def test_a_claimant_gets_what_a_record_has_beyond_its_own_unless_that_is_much(nodes):
     ours, theirs = nodes
     lead = Lead(ours, 1, 3)
-    ours.recorder.on_kept = lambda item: copies.keep(theirs.recorder, item)
+    ours.recorder.on_kept = lambda item: replication.keep(theirs.recorder, item)
     lead.commit()
     ours.recorder.on_kept = lambda _: None
-    assert copies.beyond(theirs.recorder, theirs.paths, theirs.hosted, ours.hosted) == []
+    assert replication.beyond(theirs.recorder, theirs.paths, theirs.hosted, ours.hosted) == []
     lead.commit()
     lead.happen()
     lead.rest()
-    assert copies.beyond(theirs.recorder, theirs.paths, theirs.hosted, ours.hosted) == []
-    for item in copies.beyond(ours.recorder, ours.paths, ours.hosted, theirs.hosted):
-        copies.keep(theirs.recorder, item)
+    assert replication.beyond(theirs.recorder, theirs.paths, theirs.hosted, ours.hosted) == []
+    for item in replication.beyond(ours.recorder, ours.paths, ours.hosted, theirs.hosted):
+        replication.keep(theirs.recorder, item)
     assert theirs.contents()[:4] == ours.contents()[:4]
-    for _ in range(copies.PAGE_STEPS + 1):
+    for _ in range(replication.PAGE_STEPS + 1):
         lead.commit()
     with pytest.raises(RefusedError, match=r"goes to step 103, that of rank 1's to step 2: promote the former"):
-        copies.beyond(ours.recorder, ours.paths, ours.hosted, theirs.hosted)
+        replication.beyond(ours.recorder, ours.paths, ours.hosted, theirs.hosted)

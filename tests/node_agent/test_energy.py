@@ -6,7 +6,7 @@ import pytest
 
 from trainctl.node_agent.energy import Energy, EnergyMeter, counted, drawn_watts
 from trainctl.node_agent.readings import HostReader
-from trainctl.node_agent.recorder import RunRecorder
+from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths
 

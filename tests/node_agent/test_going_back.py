@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainctl.node_agent.recorder import RunRecorder
+from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.runs import checkpoint_source
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.recovery import Way, absent

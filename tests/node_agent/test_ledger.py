@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.node_agent.processes import kill_after, python
 
-from trainctl.node_agent.ledger import AgentLedger, digest_of
+from trainctl.node_agent.records.agent_db import AgentLedger, digest_of
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 
@@ -152,7 +152,7 @@ def test_what_is_no_ledger_is_refused_in_a_line(tmp_path: Path) -> None:
 ACCEPTER = """
     import sys
     from pathlib import Path
-    from trainctl.node_agent.ledger import AgentLedger
+    from trainctl.node_agent.records.agent_db import AgentLedger
     from trainctl.protocol import messages as m
 
     ledger, number = AgentLedger(Path(sys.argv[1])), int(sys.argv[2])

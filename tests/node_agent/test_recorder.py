@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.node_agent.records import FIRST, check_rollups, part, plan, reading, rollups, rows, step
 
-from trainctl.node_agent import recorder as recorder_module
-from trainctl.node_agent.recorder import RunRecorder
+from trainctl.node_agent.records import run_db as recorder_module
+from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.metrics import RUN_RANK

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.node_agent.processes import kill_after, python
 from tests.node_agent.records import FIRST, check_rollups, part, rows, step
 
-from trainctl.node_agent import recorder as recorder_module
-from trainctl.node_agent.recorder import RunRecorder
+from trainctl.node_agent.records import run_db as recorder_module
+from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.reader import RecordReader
 
@@ -64,7 +64,7 @@ def test_rollups_equal_the_rows_whatever_happens(actions: list[tuple[str, int, f
 WRITER = """
     import sys
     from pathlib import Path
-    from trainctl.node_agent.recorder import RunRecorder
+    from trainctl.node_agent.records.run_db import RunRecorder
     from trainctl.protocol import messages as m
     from trainctl.protocol.paths import RunPaths
 
@@ -105,7 +105,7 @@ def test_killing_the_writer_ten_times_loses_nothing_it_acknowledged(paths: RunPa
 REFUSED = """
     import resource, sys
     from pathlib import Path
-    from trainctl.node_agent.recorder import RETRY_SECONDS, RunRecorder
+    from trainctl.node_agent.records.run_db import RETRY_SECONDS, RunRecorder
     from trainctl.protocol import messages as m
     from trainctl.protocol.paths import RunPaths
 

@@ -9,7 +9,7 @@ import pytest
 from tests.node_agent import records
 from tests.tui.cli_calls import assert_one_line, call
 
-from trainctl.node_agent.recorder import RunRecorder
+from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.paths import RunPaths

@@ -16,7 +16,7 @@ from tests.node_agent import records
 from tests.tui import event_files, run_directory
 from tests.tui.cli_calls import COMMAND, DEADLINE_SECONDS, ENVIRONMENT, assert_one_line, call, call_process, wait_until
 
-from trainctl.node_agent.recorder import RunRecorder
+from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.reader import RecordReader

@@ -17,7 +17,7 @@ from tests.tui import run_directory
 from tests.tui.driving import body, until
 from textual.pilot import Pilot
 
-from trainctl.node_agent.recorder import RunRecorder
+from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.paths import RunPaths

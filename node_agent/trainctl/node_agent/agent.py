@@ -23,12 +23,12 @@ from trainctl.node_agent.door import Door
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.place import Place
 from trainctl.node_agent.host import TrainerHost
-from trainctl.node_agent.ledger import AgentLedger
 from trainctl.node_agent.outlook import Outlook
 from trainctl.node_agent.processes import ProcessMeter
 from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.readings import HostReader
 from trainctl.node_agent.reception import Reception
+from trainctl.node_agent.records.agent_db import AgentLedger
 from trainctl.node_agent.referrals import Referrals
 from trainctl.node_agent.roles.adoption import Resumption
 from trainctl.node_agent.roles.follower import Follower

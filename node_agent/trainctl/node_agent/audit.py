@@ -3,7 +3,7 @@
 import time
 from typing import NamedTuple
 
-from trainctl.node_agent.ledger import AgentLedger
+from trainctl.node_agent.records.agent_db import AgentLedger
 
 FLUSH_SECONDS = 1.0
 SAME_SECONDS = 60.0

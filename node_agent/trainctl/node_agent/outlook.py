@@ -6,8 +6,8 @@ from pathlib import Path
 from trainctl.node_agent.alerts.office import AlertOffice
 from trainctl.node_agent.audience import Audience
 from trainctl.node_agent.examination import Examination
-from trainctl.node_agent.ledger import FollowedRun
 from trainctl.node_agent.publisher import Publisher
+from trainctl.node_agent.records.agent_db import FollowedRun
 from trainctl.node_agent.requests import LiveRun
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from trainctl.node_agent import recording as r
-from trainctl.node_agent.copies import VIEW_KEY
+from trainctl.node_agent.records.replication import VIEW_KEY
 from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
-from trainctl.node_agent.ended_run import EndedRun
-from trainctl.node_agent.ledger import KnownRun
 from trainctl.node_agent.peers import Peers
+from trainctl.node_agent.records.agent_db import KnownRun
+from trainctl.node_agent.records.ended import EndedRun
 from trainctl.node_agent.roles.election import Claim
 from trainctl.node_agent.roles.followed_run import Followed
 from trainctl.node_agent.runs import checkpoint_source, restore

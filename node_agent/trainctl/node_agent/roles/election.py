@@ -6,8 +6,8 @@ from typing import Protocol
 
 import msgspec
 
-from trainctl.node_agent.copies import far
 from trainctl.node_agent.peers import Peers
+from trainctl.node_agent.records.replication import far
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from trainctl.node_agent import copies
 from trainctl.node_agent.conductor.views import same_but_progress
-from trainctl.node_agent.copies import GENERATION_KEY, HANDED_OVER_KEY, VIEW_KEY
-from trainctl.node_agent.ledger import FollowedRun
 from trainctl.node_agent.ports import Ending, RankPort
-from trainctl.node_agent.recorder import RunRecorder
+from trainctl.node_agent.records import replication
+from trainctl.node_agent.records.agent_db import FollowedRun
+from trainctl.node_agent.records.replication import GENERATION_KEY, HANDED_OVER_KEY, VIEW_KEY
+from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.paths import RunPaths
@@ -84,12 +84,12 @@ class Followed:
 
     def keep(self, items: Sequence[bytes]) -> list[m.KeptCommand]:
         """Keep what its lead has kept; the commands among it, which are the agent's to keep. Raises ProtocolError."""
-        return copies.keep_all(self.recorder, items)
+        return replication.keep_all(self.recorder, items)
 
     def beyond(self, other: m.HostedRank) -> list[m.Kept]:
         """What its record has and another node's, which is about to conduct the run, has not. Raises RefusedError if
         that is much."""
-        return copies.beyond(self.recorder, self.paths, self.hosted, other)
+        return replication.beyond(self.recorder, self.paths, self.hosted, other)
 
     def follow(self, lead: str, address: str) -> None:
         """Another node's agent conducts the run from here on, or the same one elsewhere."""

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import msgspec
 
-from trainctl.node_agent.ledger import FollowedRun, KnownRun
 from trainctl.node_agent.ports import Ending
+from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
 from trainctl.node_agent.roles.followed_run import Followed
 from trainctl.node_agent.roles.inbound_links import Answer, Order, Say, Talks
 from trainctl.node_agent.roles.rank_hosting import NO_RANK, Hosting

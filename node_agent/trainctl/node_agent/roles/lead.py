@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.copies import beyond
-from trainctl.node_agent.ledger import KnownRun
 from trainctl.node_agent.peers import Peers
 from trainctl.node_agent.ports import end_rank
+from trainctl.node_agent.records.agent_db import KnownRun
+from trainctl.node_agent.records.replication import beyond
 from trainctl.node_agent.roles.adoption import Taken
 from trainctl.node_agent.roles.peer_events import Neighbours
 from trainctl.node_agent.roles.transfer import LetGo

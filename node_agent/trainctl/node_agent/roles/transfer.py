@@ -4,8 +4,8 @@ import contextlib
 from typing import NamedTuple, Protocol
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.ledger import FollowedRun, KnownRun
 from trainctl.node_agent.peers import Peers
+from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
 from trainctl.node_agent.roles.election import Claim
 from trainctl.node_agent.roles.followed_run import Followed
 from trainctl.node_agent.runs import restore

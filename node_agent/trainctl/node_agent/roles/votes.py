@@ -5,8 +5,8 @@ from typing import Protocol
 
 import msgspec
 
-from trainctl.node_agent.ended_run import EndedRun
-from trainctl.node_agent.ledger import FollowedRun
+from trainctl.node_agent.records.agent_db import FollowedRun
+from trainctl.node_agent.records.ended import EndedRun
 from trainctl.node_agent.roles.rank_hosting import NO_RANK, Hosting
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.context import Equipment

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.ledger import AgentLedger, JournaledCommand, digest_of
+from trainctl.node_agent.records.agent_db import AgentLedger, JournaledCommand, digest_of
 from trainctl.node_agent.runs.session import Session
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs

@@ -8,9 +8,9 @@ from typing import Any
 
 from trainctl.node_agent.door import Door
 from trainctl.node_agent.host import TrainerHost
-from trainctl.node_agent.ledger import AgentLedger
 from trainctl.node_agent.ports import LocalRank
 from trainctl.node_agent.publisher import Publisher
+from trainctl.node_agent.records.agent_db import AgentLedger
 from trainctl.node_agent.runs.preflight import Grounds
 from trainctl.node_agent.trainer_link import TrainerLink
 from trainctl.protocol import sockets

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.ledger import AgentLedger, JournaledCommand, KnownRun
-from trainctl.node_agent.recorder import RunRecorder
+from trainctl.node_agent.records.agent_db import AgentLedger, JournaledCommand, KnownRun
+from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.runs.session import Session
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Collection
 
 from trainctl.node_agent.conductor.conductor import Conductor
-from trainctl.node_agent.copies import Copies
-from trainctl.node_agent.ledger import KnownRun
 from trainctl.node_agent.peers import Peers
 from trainctl.node_agent.ports import RankPort, RemoteRank, end_rank
+from trainctl.node_agent.records.agent_db import KnownRun
+from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.roles.election import next_term
 from trainctl.node_agent.runs import checkpoint_source, preflight, restore
 from trainctl.node_agent.runs.checkpoint_source import Source

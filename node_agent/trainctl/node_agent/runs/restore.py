@@ -17,7 +17,7 @@ from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning import ranges, share_edits
 from trainctl.node_agent.planning.durable import Carried, Durable, RankSetting, Settings
-from trainctl.node_agent.recorder import LastState, RunRecorder
+from trainctl.node_agent.records.run_db import LastState, RunRecorder
 from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.session import DURABLE_KEY, settings_key

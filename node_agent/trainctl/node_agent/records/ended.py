@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from trainctl.node_agent import copies
-from trainctl.node_agent.ledger import KnownRun
-from trainctl.node_agent.recorder import RunRecorder
+from trainctl.node_agent.records import replication
+from trainctl.node_agent.records.agent_db import KnownRun
+from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.runs.session import DURABLE_KEY
 from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths
@@ -44,8 +44,8 @@ class EndedRun:
 
     def keep(self, items: Sequence[bytes]) -> list[m.KeptCommand]:
         """Keep what another node has kept; the commands among it, which are the agent's. Raises ProtocolError."""
-        return copies.keep_all(self._recorder, items)
+        return replication.keep_all(self._recorder, items)
 
     def beyond(self, other: m.HostedRank) -> list[m.Kept]:
         """What this record has and a claimant's hasn't. Raises RefusedError if that is much."""
-        return copies.beyond(self._recorder, self.paths, self.hosted, other)
+        return replication.beyond(self._recorder, self.paths, self.hosted, other)

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from trainctl.node_agent import record_writes as writes
-from trainctl.node_agent.ballast import Ballast
+from trainctl.node_agent.records import statements as writes
+from trainctl.node_agent.records.ballast import Ballast
 from trainctl.protocol import checkpoints
 from trainctl.protocol import messages as m
 from trainctl.protocol.codec import decode_order
