@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from trainctl.node_agent import binding, keeper
-from trainctl.node_agent.host import TrainerHost
-from trainctl.node_agent.ports import LocalRank, Look
+from trainctl.node_agent import binding
+from trainctl.node_agent.trainers import shim
+from trainctl.node_agent.trainers.rank_ports import LocalRank, Look
+from trainctl.node_agent.trainers.supervisor import TrainerHost
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.paths import RunPaths
 
@@ -18,8 +19,8 @@ from trainctl.protocol.paths import RunPaths
 def rank(tmp_path: Path) -> LocalRank:
     """One whose trainer, this process, is seen once."""
     paths = RunPaths(tmp_path)
-    known = {"pid": os.getpid(), "keeper_pid": 1, "start_time": keeper.start_time(os.getpid()), "started_at": 0.0}
-    keeper.write_record(paths.process(0), {**known, "boot_id": keeper.boot_id(), "command": ["x"]})
+    known = {"pid": os.getpid(), "keeper_pid": 1, "start_time": shim.start_time(os.getpid()), "started_at": 0.0}
+    shim.write_record(paths.process(0), {**known, "boot_id": shim.boot_id(), "command": ["x"]})
     return LocalRank(TrainerHost(), _Link(), paths, "a", 0)  # type: ignore[arg-type]
 
 
@@ -41,8 +42,8 @@ def test_a_trainer_that_cannot_be_looked_at_is_as_it_was(rank, monkeypatch):
         none_left(patch)
         assert rank.look() == Look(os.getpid())
         with pytest.raises(OSError, match="Too many open files"):
-            keeper.start_time(os.getpid())
-    assert keeper.start_time(2**22 + 1) is None
+            shim.start_time(os.getpid())
+    assert shim.start_time(2**22 + 1) is None
 
 
 async def test_none_is_started_beside_one_that_cannot_be_looked_at(rank, monkeypatch):

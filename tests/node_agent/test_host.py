@@ -13,8 +13,8 @@ import psutil
 import pytest
 from tests.node_agent.processes import ENVIRONMENT, wait_for
 
-from trainctl.node_agent import keeper
-from trainctl.node_agent.host import HostedTrainer, TrainerHost
+from trainctl.node_agent.trainers import shim
+from trainctl.node_agent.trainers.supervisor import HostedTrainer, TrainerHost
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.paths import RunPaths
 
@@ -46,7 +46,7 @@ def alive(host: TrainerHost, paths: RunPaths, rank: int = 0) -> HostedTrainer:
 
 def record(paths: RunPaths, rank: int, pid: int, **changes: object) -> None:
     known = {
-        "pid": pid, "start_time": keeper.start_time(pid), "boot_id": keeper.boot_id(), "command": ["x"],
+        "pid": pid, "start_time": shim.start_time(pid), "boot_id": shim.boot_id(), "command": ["x"],
         "started_at": 1000.0, "keeper_pid": 1, **changes,
     }  # fmt: skip
     paths.process(rank).write_text(json.dumps(known))
@@ -112,7 +112,7 @@ def test_nothing_is_left_of_trainers_that_ended(paths: RunPaths) -> None:
 
 def test_a_trainer_outlives_a_killed_agent_and_the_next_one_finds_it(paths: RunPaths) -> None:
     agent_code = (
-        "import sys; from pathlib import Path; from trainctl.node_agent.host import TrainerHost;"
+        "import sys; from pathlib import Path; from trainctl.node_agent.trainers.supervisor import TrainerHost;"
         "from trainctl.protocol.paths import RunPaths; paths = RunPaths(Path(sys.argv[1])); host = TrainerHost();"
         "host.start(paths, 0, ['sleep', '60'])\n"
         "while host.find(paths, 0).pid is None: pass\n"

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from tests.node_agent.processes import ENVIRONMENT, wait_for
 
-from trainctl.node_agent import keeper
+from trainctl.node_agent.trainers import shim
 
 PR_CAPBSET_DROP, CAP_SYS_NICE = 24, 23
 
@@ -27,7 +27,7 @@ class Kept:
     def __init__(self, folder: Path, *command: str, options: tuple[str, ...] = (), **popen: Any) -> None:
         self.record, self.log = folder / "rank-0.process.json", folder / "rank-0.log"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "trainctl.node_agent.keeper", "--record", str(self.record), "--log", str(self.log),
+            [sys.executable, "-m", "trainctl.node_agent.trainers.shim", "--record", str(self.record), "--log", str(self.log),
              *options, "--", *command],
             env=ENVIRONMENT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **popen,
         )  # fmt: skip
@@ -68,7 +68,7 @@ def test_who_runs_and_how_it_ended(keep: Callable[..., Kept], tmp_path: Path) ->
     code = "import json; print(json.load(open('rank-0.process.json'))['pid']); import sys; sys.exit(3)"
     known = keep("/bin/sh", "-c", f'cd {tmp_path} && exec {sys.executable} -c "{code}"').ended()
     assert known["exit_status"] == 3 and known["command"][0] == "/bin/sh"
-    assert known["boot_id"] == keeper.boot_id() != ""
+    assert known["boot_id"] == shim.boot_id() != ""
     assert began_at <= known["started_at"] <= known["ended_at"] <= time.time()
     # The command itself read its own pid in the record: it was written before the command began.
     assert (tmp_path / "rank-0.log").read_text() == f"from before\n{known['pid']}\n"
@@ -79,7 +79,7 @@ def test_while_it_runs_the_record_names_it_and_has_no_end(keep: Callable[..., Ke
     known = kept.running()
     assert set(known) == {"pid", "start_time", "boot_id", "command", "started_at", "keeper_pid"}
     assert known["keeper_pid"] == kept.process.pid
-    assert keeper.start_time(known["pid"]) == known["start_time"] is not None
+    assert shim.start_time(known["pid"]) == known["start_time"] is not None
     wait_for(lambda: psutil.Process(known["pid"]).cmdline() == ["sleep", "60"])
     assert os.getsid(known["pid"]) == kept.process.pid != os.getsid(0)
     os.kill(known["pid"], signal.SIGKILL)
@@ -120,7 +120,7 @@ def test_the_command_reads_nothing_and_its_signals_are_as_a_shell_gives_them(kee
 
 def test_a_command_that_is_not_there(keep: Callable[..., Kept]) -> None:
     kept = keep("/no/such/program")
-    assert kept.ended()["exit_status"] == keeper.CANNOT_EXECUTE
+    assert kept.ended()["exit_status"] == shim.CANNOT_EXECUTE
     assert kept.log.read_text() == "keeper: /no/such/program: No such file or directory\n"
 
 
@@ -133,15 +133,15 @@ def test_without_a_record_the_command_never_begins(keep: Callable[..., Kept], tm
 
 
 def test_start_time_of_the_living_the_dead_and_the_undead() -> None:
-    assert keeper.start_time(os.getpid()) is not None
+    assert shim.start_time(os.getpid()) is not None
     child = subprocess.Popen(["sleep", "60"])
-    assert keeper.start_time(child.pid) is not None
+    assert shim.start_time(child.pid) is not None
     child.kill()
     # A killed child that nobody has waited for is a zombie: its pid exists, and it is dead.
-    wait_for(lambda: keeper.start_time(child.pid) is None)
+    wait_for(lambda: shim.start_time(child.pid) is None)
     assert psutil.pid_exists(child.pid)
     child.wait(10)
-    assert keeper.start_time(child.pid) is None
+    assert shim.start_time(child.pid) is None
 
 
 def test_a_name_with_parentheses_and_spaces_is_no_obstacle(tmp_path: Path) -> None:
@@ -149,8 +149,8 @@ def test_a_name_with_parentheses_and_spaces_is_no_obstacle(tmp_path: Path) -> No
     odd.symlink_to("/bin/sleep")
     child = subprocess.Popen([str(odd), "60"])
     try:
-        began = wait_for(lambda: keeper.start_time(child.pid))
-        assert began == pytest.approx(keeper.start_time(os.getpid()), abs=360_000)  # within the hour, in ticks
+        began = wait_for(lambda: shim.start_time(child.pid))
+        assert began == pytest.approx(shim.start_time(os.getpid()), abs=360_000)  # within the hour, in ticks
     finally:
         child.kill()
         child.wait(10)
@@ -238,17 +238,17 @@ def test_a_log_does_not_grow_without_end_while_the_command_writes_on(keep: Calla
 def test_only_the_end_of_a_log_far_over_its_limit_is_kept(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     log.write_text("".join(f"{number:07}\n" for number in range(1000)))
-    keeper.bound_log(log, 8000)
+    shim.bound_log(log, 8000)
     assert log.stat().st_size == 8000  # at its limit: nothing is done
-    keeper.bound_log(log, 79)
+    shim.bound_log(log, 79)
     kept = log.with_name("rank-0.log.1").read_text().splitlines()
     assert kept == [f"{number:07}" for number in range(991, 1000)] and log.read_text() == ""
-    keeper.bound_log(tmp_path / "none.log", 10)  # not there: nothing to bound
+    shim.bound_log(tmp_path / "none.log", 10)  # not there: nothing to bound
 
 
 def test_a_log_is_bounded_where_its_end_cannot_be_kept(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     log.write_text("x" * 100)
     log.with_name("rank-0.log.1.new").mkdir()  # as good as a disk without room
-    keeper.bound_log(log, 10)
+    shim.bound_log(log, 10)
     assert log.read_text() == ""

@@ -16,13 +16,13 @@ from tests.node_agent.simulation import Simulation, check_ledger
 from tests.node_agent.test_attendance import go_on
 from tests.node_agent.test_conductor_groups import group, texts
 
-from trainctl.node_agent import ports
-from trainctl.node_agent.host import TrainerHost
-from trainctl.node_agent.memory_deaths import Held, Kills, recognised
-from trainctl.node_agent.oom_kills import WINDOW_SECONDS, OomKills, count_file, read_count
 from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.durable import RankSetting, Settings
-from trainctl.node_agent.trainer_link import TrainerLink
+from trainctl.node_agent.trainers import rank_ports
+from trainctl.node_agent.trainers.ipc import TrainerLink
+from trainctl.node_agent.trainers.memory_deaths import Held, Kills, recognised
+from trainctl.node_agent.trainers.oom import WINDOW_SECONDS, OomKills, count_file, read_count
+from trainctl.node_agent.trainers.supervisor import TrainerHost
 from trainctl.protocol.paths import RunPaths
 
 GROWN, SAME = Kills(2, 3), Kills(2, 2)
@@ -256,11 +256,11 @@ def test_a_trainer_that_the_kernel_kills_for_memory_is_told_from_one_that_is_kil
     os.mkfifo(gate)
     paths, host = RunPaths(tmp_path / "run-1"), TrainerHost()
 
-    async def main() -> ports.Ending:
+    async def main() -> rank_ports.Ending:
         context = zmq.asyncio.Context()
         link = TrainerLink(context, tmp_path / "trainers.sock")
         host.start(paths, 0, [sys.executable, "-c", HUNGRY, str(cap), str(gate)], ENVIRONMENT)
-        port = ports.LocalRank(host, link, paths, "a", 0)
+        port = rank_ports.LocalRank(host, link, paths, "a", 0)
         wait_for(lambda: "in" in host.log_tail(paths, 0, 5))
         pid = wait_for(lambda: port.look().pid)
         if by_hand:

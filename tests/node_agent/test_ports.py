@@ -8,9 +8,9 @@ import zmq
 import zmq.asyncio
 from tests.node_agent.processes import ENVIRONMENT, wait_for
 
-from trainctl.node_agent import ports
-from trainctl.node_agent.host import TrainerHost
-from trainctl.node_agent.trainer_link import TrainerLink
+from trainctl.node_agent.trainers import rank_ports
+from trainctl.node_agent.trainers.ipc import TrainerLink
+from trainctl.node_agent.trainers.supervisor import TrainerHost
 from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths
@@ -26,17 +26,17 @@ while True:
 
 
 def test_a_trainer_that_was_told_to_leave_and_hangs_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(ports, "LEAVE_SECONDS", 0.5)
+    monkeypatch.setattr(rank_ports, "LEAVE_SECONDS", 0.5)
     (tmp_path / "run-1").mkdir()
     paths, host = RunPaths(tmp_path / "run-1"), TrainerHost()
     alive = codec.encode(m.Alive(run="run-1", rank=0, generation=None, step=3, phase="forward"))
 
-    async def main() -> tuple[ports.LocalRank, float]:
+    async def main() -> tuple[rank_ports.LocalRank, float]:
         context = zmq.asyncio.Context()
         link = TrainerLink(context, tmp_path / "trainers.sock")
         host.start(paths, 0, [sys.executable, "-c", HUNG, link.endpoint, alive.hex()], ENVIRONMENT)
         assert await asyncio.wait_for(link.receive(), 20) is not None
-        port = ports.LocalRank(host, link, paths, "a", 0)
+        port = rank_ports.LocalRank(host, link, paths, "a", 0)
         wait_for(lambda: port.look().pid)
         told = time.monotonic()
         assert await port.tell(m.Leave(run="run-1", reason="stopped"))

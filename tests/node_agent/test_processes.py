@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 from tests.node_agent.test_host import alive, wait_for
 
-from trainctl.node_agent.host import TrainerHost
 from trainctl.node_agent.processes import ProcessMeter
+from trainctl.node_agent.trainers.supervisor import TrainerHost
 from trainctl.protocol.paths import RunPaths
 
 CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"

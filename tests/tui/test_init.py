@@ -5,13 +5,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.tui.cli_calls import assert_one_line, call, call_json
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui import init_files, init_probe, init_work, new_files
 from trainctl.tui.init_files import Answers
 from trainctl.tui.init_probe import Interface, Machine, Model
-
-from .cli_calls import assert_one_line, call, call_json
 
 LOOPBACK = Interface("lo", "127.0.0.1", "127.0.0.0/8", True)
 CABLE = Interface("en5", "10.0.7.1", "10.0.7.0/24", False)

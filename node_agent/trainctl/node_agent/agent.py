@@ -22,7 +22,6 @@ from trainctl.node_agent.audit import Audit
 from trainctl.node_agent.door import Door
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.place import Place
-from trainctl.node_agent.host import TrainerHost
 from trainctl.node_agent.outlook import Outlook
 from trainctl.node_agent.processes import ProcessMeter
 from trainctl.node_agent.publisher import Publisher
@@ -37,7 +36,8 @@ from trainctl.node_agent.roles.transfer import Succession
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.node_agent.runs.late_notes import Afterthoughts
 from trainctl.node_agent.services.wakefulness import Wakefulness
-from trainctl.node_agent.trainer_link import TrainerLink
+from trainctl.node_agent.trainers.ipc import TrainerLink
+from trainctl.node_agent.trainers.supervisor import TrainerHost
 from trainctl.node_agent.warden import Warden, new_live_socket
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile, sockets

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import psutil
 
-from trainctl.node_agent import keeper
+from trainctl.node_agent.trainers import shim
 from trainctl.protocol.messages import ProcessReading
 
 MOST_PROCESSES = 32
@@ -68,9 +68,9 @@ def _tree(file: Path) -> Iterator[_Known]:
     """A trainer, its keeper, and what it has started; nothing if the trainer is not the one in the file any more."""
     told = json.loads(file.read_text(encoding="utf-8"))
     pid, rank = told["pid"], int(file.name.split(".")[0].removeprefix("rank-"))
-    if told["boot_id"] != keeper.boot_id() or told["start_time"] is None or "exit_status" in told:
+    if told["boot_id"] != shim.boot_id() or told["start_time"] is None or "exit_status" in told:
         return
-    if keeper.start_time(pid) != told["start_time"]:
+    if shim.start_time(pid) != told["start_time"]:
         return
     trainer = psutil.Process(pid)
     yield _Known(trainer, "trainer", rank)

@@ -11,7 +11,6 @@ from typing import Protocol
 
 import msgspec
 
-from trainctl.node_agent.ports import Ending
 from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
 from trainctl.node_agent.roles.followed_run import Followed
 from trainctl.node_agent.roles.inbound_links import Answer, Order, Say, Talks
@@ -20,6 +19,7 @@ from trainctl.node_agent.roles.transfer import LetGo
 from trainctl.node_agent.roles.votes import Consents
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.trainers.rank_ports import Ending
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError
 from trainctl.protocol.paths import RunPaths, runs_directory

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from trainctl.node_agent.memory_deaths import Kills
+from trainctl.node_agent.trainers.memory_deaths import Kills
 
 WINDOW_SECONDS = 10.0
 """A kill is counted at once, and the process may take a while to be gone: so far back its count is compared."""

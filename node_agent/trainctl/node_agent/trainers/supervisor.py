@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainctl.node_agent import keeper
+from trainctl.node_agent.trainers import shim
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.paths import RunPaths
 
@@ -54,7 +54,7 @@ class TrainerHost:
             raise RefusedError(f"rank {rank} of {run_paths.directory.name} runs already, pid {running.pid}")
         record, log = run_paths.process(rank), run_paths.log(rank)
         # By its path, so that it needs nothing of `env`; -P keeps this folder's names off its import path.
-        command = [sys.executable, "-P", keeper.__file__, "--record", str(record), "--log", str(log)]
+        command = [sys.executable, "-P", shim.__file__, "--record", str(record), "--log", str(log)]
         command += ["--", *argv] if nice is None else ["--nice", str(nice), "--", *argv]
         try:
             record.unlink(missing_ok=True)
@@ -89,7 +89,7 @@ class TrainerHost:
             status = known.get("exit_status") if known is not None else None
             if known is None or isinstance(status, int):
                 return status
-            if _lives(known) or keeper.start_time(known["keeper_pid"]) is None or time.monotonic() > deadline:
+            if _lives(known) or shim.start_time(known["keeper_pid"]) is None or time.monotonic() > deadline:
                 return None
             time.sleep(0.005)
 
@@ -145,7 +145,7 @@ def _read(run_paths: RunPaths, rank: int) -> dict[str, Any] | None:
     try:
         known = json.loads(run_paths.process(rank).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno in keeper.NO_DESCRIPTORS:
+        if isinstance(error, OSError) and error.errno in shim.NO_DESCRIPTORS:
             raise
         return None
     kinds = {"pid": int, "keeper_pid": int, "started_at": int | float, "boot_id": str, "command": list}
@@ -154,9 +154,9 @@ def _read(run_paths: RunPaths, rank: int) -> dict[str, Any] | None:
 
 
 def _lives(known: dict[str, Any]) -> bool:
-    if "exit_status" in known or known["boot_id"] != keeper.boot_id():
+    if "exit_status" in known or known["boot_id"] != shim.boot_id():
         return False
-    began = keeper.start_time(known["pid"])
+    began = shim.start_time(known["pid"])
     return began is not None and began == known.get("start_time")
 
 

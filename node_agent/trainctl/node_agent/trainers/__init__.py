@@ -1,0 +1,1 @@
+"""Trainer processes: started under a shim, supervised, adopted by a restarted agent, and why they died."""
