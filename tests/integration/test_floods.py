@@ -186,7 +186,7 @@ SUBSCRIBER = """
 """
 PUBLISHER = """
     import os, sys, time, psutil, zmq
-    from trainctl.node_agent.publisher import Publisher
+    from trainctl.node_agent.transport.publisher import Publisher
     from trainctl.protocol import examples, sockets
 
     socket = sockets.new_socket(zmq.Context(), zmq.XPUB)

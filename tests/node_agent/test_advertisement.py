@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import zeroconf
 
-from trainctl.node_agent.advertisement import Advertisement
+from trainctl.node_agent.transport.mdns import Advertisement
 from trainctl.protocol import cluster, discovery
 from trainctl.protocol.cluster import Cluster
 from trainctl.tui import discovering

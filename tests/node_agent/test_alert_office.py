@@ -12,7 +12,7 @@ import zmq
 from tests.node_agent.test_session import Told
 
 from trainctl.node_agent.alerts.office import AlertOffice
-from trainctl.node_agent.publisher import Publisher
+from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
 from trainctl.protocol.alerting import AlertHooks, AlertsTable

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from trainctl.node_agent import binding
 from trainctl.node_agent.trainers import shim
 from trainctl.node_agent.trainers.rank_ports import LocalRank, Look
 from trainctl.node_agent.trainers.supervisor import TrainerHost
+from trainctl.node_agent.transport import bind
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.paths import RunPaths
 
@@ -58,5 +58,5 @@ def test_as_many_files_may_be_open_as_the_system_allows(monkeypatch):
     for limit in limits:
         monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: limit)
         monkeypatch.setattr(resource, "setrlimit", lambda _, pair: wanted.append(pair))
-        binding.allow_open_files()
+        bind.allow_open_files()
     assert wanted == [(65_536, resource.RLIM_INFINITY), (4096, 4096)]

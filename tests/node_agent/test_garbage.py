@@ -13,7 +13,7 @@ import zmq
 import zmq.asyncio
 from tests.protocol.mutations import Mutator
 
-from trainctl.node_agent.peer_link import PeerLink
+from trainctl.node_agent.transport.peer_link import PeerLink
 from trainctl.protocol import client as c
 from trainctl.protocol import codec, examples, sockets
 from trainctl.protocol import messages as m

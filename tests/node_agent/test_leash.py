@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .processes import ENVIRONMENT
+from tests.node_agent.processes import ENVIRONMENT
 
 COMMAND = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", "here", "--listen", "tcp://127.0.0.1:0"]
 

@@ -12,9 +12,9 @@ import pytest
 import zmq
 from tests.integration import rawzmtp
 
-from trainctl.node_agent import listeners
-from trainctl.node_agent.listeners import MOST_BYTES, MOST_SAID
-from trainctl.node_agent.publisher import Publisher
+from trainctl.node_agent.transport import subscriber_limits
+from trainctl.node_agent.transport.publisher import Publisher
+from trainctl.node_agent.transport.subscriber_limits import MOST_BYTES, MOST_SAID
 from trainctl.protocol import examples, sockets
 
 EVENT: Any = examples.EXAMPLES["published by an agent"]["event"]
@@ -110,7 +110,7 @@ def test_others_hear_on_and_memory_stays_small(place: Place) -> None:
 
 
 def test_those_who_have_gone_are_forgotten(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listeners, "MOST_KNOWN", 4)
+    monkeypatch.setattr(subscriber_limits, "MOST_KNOWN", 4)
     known = place.publisher._listeners._said
     for _ in range(12):
         with rawzmtp.shaken(place.address, b"SUB") as made:

@@ -11,11 +11,11 @@ from tests.node_agent.simulation import config, durable
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.state import Progress
-from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.trainers.rank_ports import Look
+from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
 from trainctl.protocol.paths import RunPaths

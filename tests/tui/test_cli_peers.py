@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+from tests.tui.cli_calls import assert_one_line, call, call_json
 
 from trainctl.protocol import codec, examples
 from trainctl.tui import calls
-
-from .cli_calls import assert_one_line, call, call_json
 
 
 @contextmanager

@@ -14,9 +14,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from trainctl.node_agent import binding, leash
 from trainctl.node_agent.access import REQUESTS
-from trainctl.node_agent.advertisement import Advertisement
 from trainctl.node_agent.alerts.office import AlertOffice
 from trainctl.node_agent.audit import Audit
 from trainctl.node_agent.door import Door
@@ -24,7 +22,6 @@ from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.place import Place
 from trainctl.node_agent.outlook import Outlook
 from trainctl.node_agent.processes import ProcessMeter
-from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.readings import HostReader
 from trainctl.node_agent.reception import Reception
 from trainctl.node_agent.records.agent_db import AgentLedger
@@ -38,6 +35,9 @@ from trainctl.node_agent.runs.late_notes import Afterthoughts
 from trainctl.node_agent.services.wakefulness import Wakefulness
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.supervisor import TrainerHost
+from trainctl.node_agent.transport import bind, parent_watch
+from trainctl.node_agent.transport.mdns import Advertisement
+from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.node_agent.warden import Warden, new_live_socket
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile, sockets
@@ -87,12 +87,12 @@ class Agent:
         if not re.fullmatch(runfile.NAME_PATTERN, node):
             raise InvalidInputError("--name", f"{node!r} is no node name: lower-case letters, digits, '.', '_' and '-'")
         if options.leashed:
-            leash.check()
+            parent_watch.check()
         self._options = options
-        listen = binding.numeric(listen)
-        live = binding.numeric(live) if live is not None else binding.port_after(listen)
+        listen = bind.numeric(listen)
+        live = bind.numeric(live) if live is not None else bind.port_after(listen)
         self._keys = options.keys or KeyFolder()
-        self._uses_keys = binding.needs_keys(node, listen, live, cluster, self._keys, required=options.require_keys)
+        self._uses_keys = bind.needs_keys(node, listen, live, cluster, self._keys, required=options.require_keys)
         self.node, self._cluster, self._wanted = node, cluster, (listen, live)
         self.directory = node_directory(node, state_root)
         self._door: Door | None = None
@@ -102,7 +102,7 @@ class Agent:
     # ------------------------------------------------------------ life
 
     async def __aenter__(self) -> "Agent":
-        self._lock = binding.lock(self.directory)
+        self._lock = bind.lock(self.directory)
         self._ledger = AgentLedger(self.directory / "agent.db")
         self._context = zmq.asyncio.Context()
         self._audit = Audit(self._ledger)
@@ -125,9 +125,9 @@ class Agent:
         if self._door is not None:
             sockets.secure_server(self._control, self._door.pair, REQUESTS)
             self._door.watch(self._context, self._control, REQUESTS)
-        self.address = binding.bind(self._control, self._wanted[0])
+        self.address = bind.bind(self._control, self._wanted[0])
         live: zmq.asyncio.Socket = new_live_socket(self._context, self._door)
-        self.live_address = binding.bind(live, self._wanted[1])
+        self.live_address = bind.bind(live, self._wanted[1])
         self._link = TrainerLink(self._context, runtime_directory(self.directory) / "trainers.sock")
         self._exporter = Exporter(self._options.metrics) if self._options.metrics is not None else None
         return live
@@ -280,7 +280,7 @@ class Agent:
 
     async def _heed_leash(self) -> None:
         """Leave a while after the run has ended, so that whoever watches it hears how."""
-        await leash.let_go()
+        await parent_watch.let_go()
         idle_since: float | None = None
         async for _ in _every(WATCH_SECONDS):
             if self._is_busy:

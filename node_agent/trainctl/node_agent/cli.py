@@ -144,11 +144,11 @@ async def _serve(
     name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks,
     metrics: Place | None, *, leash: bool, advertise: bool, require_keys: bool, stall_seconds: float,
 ) -> None:  # fmt: skip
-    from trainctl.node_agent import binding
     from trainctl.node_agent.agent import Agent, Options
     from trainctl.node_agent.services.supervision import at_work
+    from trainctl.node_agent.transport import bind
 
-    binding.allow_open_files()
+    bind.allow_open_files()
     options = Options(leash, hooks, metrics, advertise, require_keys=require_keys)
     async with Agent(name, listen, live, state, cluster, options) as agent, at_work(agent, stall_seconds):
         _say_bound(name, agent.address, agent.live_address, agent.metrics_url)

@@ -6,13 +6,13 @@ from pathlib import Path
 from trainctl.node_agent.alerts.office import AlertOffice
 from trainctl.node_agent.audience import Audience
 from trainctl.node_agent.examination import Examination
-from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.records.agent_db import FollowedRun
 from trainctl.node_agent.requests import LiveRun
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
 from trainctl.node_agent.roles.rank_hosting import NO_RANK
 from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.keyring import Keyring
 from trainctl.protocol.keys import default_folder

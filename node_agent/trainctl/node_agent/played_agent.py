@@ -8,11 +8,12 @@ from typing import Any, Protocol
 
 import zmq
 
-from trainctl.node_agent import binding, requests
+from trainctl.node_agent import requests
 from trainctl.node_agent.audience import Audience
 from trainctl.node_agent.examination import Examination
-from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.requests import LiveRun
+from trainctl.node_agent.transport import bind
+from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, VersionError
@@ -41,8 +42,8 @@ class PlayedAgent:
     ) -> None:  # fmt: skip
         """Binds both sockets. Raises InvalidInputError if `listen` can't be."""
         self.node, self._played, self._control, self._live = node, played, control, live
-        self.address = binding.bind(control, listen)
-        self.live_address = binding.bind(live, "tcp://127.0.0.1:0")
+        self.address = bind.bind(control, listen)
+        self.live_address = bind.bind(live, "tcp://127.0.0.1:0")
         self.publisher, self.audience = Publisher(live, boot), Audience()
         self.examination = Examination(node, default_folder(), state_root())
         self.mute = False

@@ -18,7 +18,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from trainctl.node_agent import leash, played_machine
+from trainctl.node_agent import played_machine
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.place import Place
 from trainctl.node_agent.played_agent import PlayedAgent
@@ -28,6 +28,7 @@ from trainctl.node_agent.records.replication import VIEW_KEY
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.requests import LiveRun
 from trainctl.node_agent.story import Scene, Story
+from trainctl.node_agent.transport import parent_watch
 from trainctl.protocol import loglines, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
@@ -58,7 +59,7 @@ class Player:
             raise InvalidInputError("--nodes", f"{nodes} is not from 1 to {MOST_NODES}")
         sockets.check_bind(listen)
         if leashed:
-            leash.check()
+            parent_watch.check()
         self.paths = RunPaths(folder.absolute())
         self.story = Story(recording, self.paths.directory.name, nodes, seed=seed, faults=faults)
         self._alerts = PlayedAlerts(self.story)
@@ -131,7 +132,7 @@ class Player:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
         work: list[Any] = [agent.serve() for agent in self.agents]
-        work += [self._beat(), self._stopping.wait()] + ([leash.let_go()] if self._leashed else [])
+        work += [self._beat(), self._stopping.wait()] + ([parent_watch.let_go()] if self._leashed else [])
         tasks = [asyncio.ensure_future(item) for item in work]
         playing = asyncio.ensure_future(self._play())
         try:

@@ -11,8 +11,8 @@ import msgspec
 from trainctl.node_agent import elsewhere
 from trainctl.node_agent.audience import Audience
 from trainctl.node_agent.examination import Examination
-from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.records.replication import VIEW_KEY
+from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import Client
 from trainctl.protocol.errors import InvalidInputError, TrainctlError

@@ -6,11 +6,11 @@ from typing import Any
 
 import zmq
 
-from trainctl.node_agent import binding
 from trainctl.node_agent.access import LIVE
 from trainctl.node_agent.audit import Audit
 from trainctl.node_agent.door import Door
-from trainctl.node_agent.publisher import Publisher
+from trainctl.node_agent.transport import bind
+from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import sockets
 from trainctl.protocol.errors import InvalidInputError
 
@@ -49,7 +49,7 @@ class Warden:
         """The old socket lets go of the address a moment after it is closed; until then this is tried again."""
         socket = new_live_socket(self._context, self._door)
         try:
-            binding.bind(socket, address)
+            bind.bind(socket, address)
         except InvalidInputError:
             self._door.leave(LIVE)
             socket.close(linger=0)

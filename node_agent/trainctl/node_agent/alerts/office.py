@@ -11,8 +11,8 @@ from trainctl.node_agent.alerts.evaluator import Change, Evaluator, Raised
 from trainctl.node_agent.alerts.hooks import Call, Hooks
 from trainctl.node_agent.alerts.machines import Scene
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.runs.session import Session
+from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
 from trainctl.protocol.alerting import AlertHooks, AlertsTable

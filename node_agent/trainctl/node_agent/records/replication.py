@@ -8,8 +8,8 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from trainctl.node_agent.peer_link import PeerLink
 from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.transport.peer_link import PeerLink
 from trainctl.protocol import checkpoints, codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
-from trainctl.node_agent.peers import Peers
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.ended import EndedRun
 from trainctl.node_agent.roles.election import Claim
@@ -12,6 +11,7 @@ from trainctl.node_agent.roles.followed_run import Followed
 from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.node_agent.runs.launch import Launch
+from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError

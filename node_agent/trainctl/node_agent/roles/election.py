@@ -6,9 +6,9 @@ from typing import Protocol
 
 import msgspec
 
-from trainctl.node_agent.peers import Peers
 from trainctl.node_agent.records.replication import far
 from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
-from trainctl.node_agent.conversation import Numbers
+from trainctl.node_agent.transport.sequencing import Numbers
 from trainctl.protocol import messages as m
 
 Say = Callable[[bytes, m.FromPeer], Awaitable[None]]

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.peers import Peers
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.replication import beyond
 from trainctl.node_agent.roles.adoption import Taken
@@ -22,6 +21,7 @@ from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.runs.recovery import GoingBack
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.trainers.rank_ports import end_rank
+from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile, verbs
 from trainctl.protocol.errors import InvalidInputError, RefusedError

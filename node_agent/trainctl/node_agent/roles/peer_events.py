@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.peers import Peers
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.trainers.rank_ports import end_rank
+from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 
 

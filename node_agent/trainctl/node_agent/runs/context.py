@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from trainctl.node_agent.door import Door
-from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.records.agent_db import AgentLedger
 from trainctl.node_agent.runs.preflight import Grounds
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.rank_ports import LocalRank
 from trainctl.node_agent.trainers.supervisor import TrainerHost
+from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import sockets
 from trainctl.protocol.cluster import Cluster
 from trainctl.protocol.errors import InvalidInputError

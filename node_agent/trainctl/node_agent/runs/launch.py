@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Collection
 
 from trainctl.node_agent.conductor.conductor import Conductor
-from trainctl.node_agent.peers import Peers
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.roles.election import next_term
@@ -15,6 +14,7 @@ from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.node_agent.runs.session import CommandEnding, Session
 from trainctl.node_agent.trainers.rank_ports import RankPort, RemoteRank, end_rank
+from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
 from trainctl.protocol.errors import InvalidInputError, RefusedError

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import msgspec
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.peers import Peers
 from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.runs.way_back import WayBack
+from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
 from trainctl.protocol.errors import InvalidInputError, RefusedError

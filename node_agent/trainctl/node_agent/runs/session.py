@@ -11,10 +11,10 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import rows, views
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.planning.durable import Durable
-from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.records.replication import VIEW_KEY, Copies
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.trainers.rank_ports import RankPort
+from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.paths import RunPaths

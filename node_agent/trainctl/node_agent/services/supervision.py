@@ -11,11 +11,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Protocol
 
-from trainctl.node_agent.publisher import Publisher
 from trainctl.node_agent.services import agent_log
 from trainctl.node_agent.services.agent_log import log
 from trainctl.node_agent.services.notify import Notifier, from_environment
 from trainctl.node_agent.services.stall import StallGuard
+from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
 

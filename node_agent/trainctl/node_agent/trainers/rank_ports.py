@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
-from trainctl.node_agent.peer_link import PeerLink
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.memory_deaths import recognised
 from trainctl.node_agent.trainers.oom import OomKills
 from trainctl.node_agent.trainers.supervisor import GRACE_SECONDS, TrainerHost
+from trainctl.node_agent.transport.peer_link import PeerLink
 from trainctl.protocol import loglines, runfile
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError

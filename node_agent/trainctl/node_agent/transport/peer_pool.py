@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from trainctl.node_agent.peer_link import CredentialsFor, LeadEnd, PeerLink
 from trainctl.node_agent.trainers.rank_ports import end_rank
+from trainctl.node_agent.transport.peer_link import CredentialsFor, LeadEnd, PeerLink
 from trainctl.protocol import codec, runfile
 from trainctl.protocol import messages as m
 from trainctl.protocol.cluster import NodeEntry

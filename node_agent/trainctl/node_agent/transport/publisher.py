@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from trainctl.node_agent.listeners import Listeners
+from trainctl.node_agent.transport.subscriber_limits import Listeners
 from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 

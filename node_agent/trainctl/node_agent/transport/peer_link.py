@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 import zmq
 
-from trainctl.node_agent.conversation import Line
+from trainctl.node_agent.transport.sequencing import Line
 from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError

@@ -1,0 +1,1 @@
+"""Sockets between agents, the live publisher, and multicast DNS."""
