@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.node_agent import records
 
+from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.exporter import catalogue, place
 from trainctl.node_agent.exporter.readings import Histogram, readings
 from trainctl.node_agent.exporter.scene import Scene
 from trainctl.node_agent.exporter.totals import Totals, after
-from trainctl.node_agent.requests import LiveRun
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainctl.node_agent.turnstile import Turnstile
+from trainctl.node_agent.clients.fair_queue import Turnstile
 
 
 def test_one_client_s_requests_are_limited_and_so_are_all() -> None:

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import zmq
 
-from trainctl.node_agent import requests
-from trainctl.node_agent.audience import Audience
-from trainctl.node_agent.examination import Examination
-from trainctl.node_agent.requests import LiveRun
+from trainctl.node_agent.clients import queries
+from trainctl.node_agent.clients.doctor import Examination
+from trainctl.node_agent.clients.presence import Audience
+from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.transport import bind
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import codec, sockets
@@ -88,11 +88,11 @@ class PlayedAgent:
             run = self._played.live.view.run
             return m.CommandReply(rid=request.rid, id=request.id, state="rejected", reason=NO_COMMANDS, run=run)
         refusals: tuple[tuple[type[InvalidInputError], Any], ...] = (
-            (requests.UnknownRunError, "unknown-run"), (requests.UnknownRankError, "unknown-rank"),
+            (queries.UnknownRunError, "unknown-run"), (queries.UnknownRankError, "unknown-rank"),
             (InvalidInputError, "malformed"),
         )  # fmt: skip
         try:
-            return await requests.answer(request, self)
+            return await queries.answer(request, self)
         except InvalidInputError as error:
             code = next(code for kind, code in refusals if isinstance(error, kind))
             return m.Refusal(rid=request.rid, code=code, text=str(error))

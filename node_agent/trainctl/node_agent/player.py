@@ -19,6 +19,7 @@ import zmq
 import zmq.asyncio
 
 from trainctl.node_agent import played_machine
+from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.place import Place
 from trainctl.node_agent.played_agent import PlayedAgent
@@ -26,7 +27,6 @@ from trainctl.node_agent.played_alerts import PlayedAlerts
 from trainctl.node_agent.recording import Happened, Recording
 from trainctl.node_agent.records.replication import VIEW_KEY
 from trainctl.node_agent.records.run_db import RunRecorder
-from trainctl.node_agent.requests import LiveRun
 from trainctl.node_agent.story import Scene, Story
 from trainctl.node_agent.transport import parent_watch
 from trainctl.protocol import loglines, sockets

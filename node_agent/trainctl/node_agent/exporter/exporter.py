@@ -3,10 +3,10 @@
 import time
 from typing import Any
 
+from trainctl.node_agent.clients.queries import Surroundings
 from trainctl.node_agent.exporter import totals
 from trainctl.node_agent.exporter.place import Place
 from trainctl.node_agent.exporter.scene import take
-from trainctl.node_agent.requests import Surroundings
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.exporter.catalogue import STEP_BUCKETS_SECONDS
 from trainctl.node_agent.exporter.scene import Scene
 from trainctl.node_agent.exporter.totals import PHASES, RunTotals
-from trainctl.node_agent.requests import LiveRun
 from trainctl.protocol import messages as m
 
 

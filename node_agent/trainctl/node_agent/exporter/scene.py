@@ -3,8 +3,8 @@
 import time
 from typing import NamedTuple
 
+from trainctl.node_agent.clients.queries import LiveRun, Surroundings
 from trainctl.node_agent.exporter.totals import Totals
-from trainctl.node_agent.requests import LiveRun, Surroundings
 from trainctl.protocol import messages as m
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import zmq
 
-from trainctl.node_agent import requests
+from trainctl.node_agent.clients import queries
+from trainctl.node_agent.clients.fair_queue import Turnstile
+from trainctl.node_agent.clients.queries import Surroundings
+from trainctl.node_agent.clients.redirects import Referrals
 from trainctl.node_agent.door import Door
-from trainctl.node_agent.referrals import Referrals
-from trainctl.node_agent.requests import Surroundings
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
-from trainctl.node_agent.turnstile import Turnstile
 from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, ProtocolError, RefusedError, VersionError
@@ -106,10 +106,10 @@ class Reception:
 
     async def _answer_to(self, request: m.ClientRequest) -> m.AgentReply:
         try:
-            return await requests.answer(request, self._around)
-        except requests.UnknownRunError as error:
+            return await queries.answer(request, self._around)
+        except queries.UnknownRunError as error:
             return m.Refusal(rid=request.rid, code="unknown-run", text=str(error))
-        except requests.UnknownRankError as error:
+        except queries.UnknownRankError as error:
             return m.Refusal(rid=request.rid, code="unknown-rank", text=str(error))
         except InvalidInputError as error:
             return m.Refusal(rid=request.rid, code="malformed", text=str(error))

@@ -4,10 +4,10 @@ import time
 from pathlib import Path
 
 from trainctl.node_agent.alerts.office import AlertOffice
-from trainctl.node_agent.audience import Audience
-from trainctl.node_agent.examination import Examination
+from trainctl.node_agent.clients.doctor import Examination
+from trainctl.node_agent.clients.presence import Audience
+from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.records.agent_db import FollowedRun
-from trainctl.node_agent.requests import LiveRun
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
 from trainctl.node_agent.roles.rank_hosting import NO_RANK

@@ -8,9 +8,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from trainctl.node_agent import elsewhere
-from trainctl.node_agent.audience import Audience
-from trainctl.node_agent.examination import Examination
+from trainctl.node_agent.clients import proxy
+from trainctl.node_agent.clients.doctor import Examination
+from trainctl.node_agent.clients.presence import Audience
 from trainctl.node_agent.records.replication import VIEW_KEY
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
@@ -137,7 +137,7 @@ async def _as_ended(kept: m.RunView | None, around: Surroundings) -> m.RunView |
     if kept is None:
         return None
     state, reason = around.ended_as(kept.run)
-    return await elsewhere.view(msgspec.structs.replace(kept, state=state, reason=reason or kept.reason), around)
+    return await proxy.view(msgspec.structs.replace(kept, state=state, reason=reason or kept.reason), around)
 
 
 def _snapshot_of(
@@ -209,7 +209,7 @@ def _gap(request: m.GapRequest, around: Surroundings) -> m.GapFill:
 async def _runs(request: m.RunsRequest, around: Surroundings) -> m.Runs:
     rows = around.run_summaries()
     summaries = await asyncio.to_thread(lambda: [_summary(*row) for row in rows])
-    return m.Runs(rid=request.rid, runs=tuple(await elsewhere.summaries(summaries, around)))
+    return m.Runs(rid=request.rid, runs=tuple(await proxy.summaries(summaries, around)))
 
 
 def _summary(run: str, name: str, directory: str, state: m.RunState, started_at: float) -> m.RunSummary:

@@ -1,0 +1,1 @@
+"""The request socket: routing, fair queueing, queries and redirects to the lead."""
