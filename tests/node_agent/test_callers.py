@@ -1,6 +1,6 @@
 """Who is answered: the connection that asked, whatever identity others take and whichever descriptor is used again."""
 
-from trainctl.node_agent.callers import Callers
+from trainctl.node_agent.auth.connections import Callers
 
 ANNA, BOB = b"\0\0\0\0\x01", b"\0\0\0\0\x02"
 

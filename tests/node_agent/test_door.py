@@ -11,9 +11,9 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from trainctl.node_agent.access import LIVE, REQUESTS, AccessList, Rights
-from trainctl.node_agent.audit import MOST_ENTRIES, Audit, Subject
-from trainctl.node_agent.door import Door
+from trainctl.node_agent.auth.audit import MOST_ENTRIES, Audit, Subject
+from trainctl.node_agent.auth.authenticator import Door
+from trainctl.node_agent.auth.roles import LIVE, REQUESTS, AccessList, Rights
 from trainctl.node_agent.records.agent_db import MAX_REFUSALS, AgentLedger
 from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.runs.preflight import Grounds

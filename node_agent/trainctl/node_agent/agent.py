@@ -14,13 +14,14 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from trainctl.node_agent.access import REQUESTS
 from trainctl.node_agent.alerts.office import AlertOffice
-from trainctl.node_agent.audit import Audit
+from trainctl.node_agent.auth.audit import Audit
+from trainctl.node_agent.auth.authenticator import Door
+from trainctl.node_agent.auth.revocation import Warden, new_live_socket
+from trainctl.node_agent.auth.roles import REQUESTS
 from trainctl.node_agent.clients.query_context import Outlook
 from trainctl.node_agent.clients.redirects import Referrals
 from trainctl.node_agent.clients.router import Reception
-from trainctl.node_agent.door import Door
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.place import Place
 from trainctl.node_agent.processes import ProcessMeter
@@ -38,7 +39,6 @@ from trainctl.node_agent.trainers.supervisor import TrainerHost
 from trainctl.node_agent.transport import bind, parent_watch
 from trainctl.node_agent.transport.mdns import Advertisement
 from trainctl.node_agent.transport.publisher import Publisher
-from trainctl.node_agent.warden import Warden, new_live_socket
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile, sockets
 from trainctl.protocol.alerting import AlertHooks

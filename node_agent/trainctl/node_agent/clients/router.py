@@ -6,11 +6,11 @@ from typing import Any
 
 import zmq
 
+from trainctl.node_agent.auth.authenticator import Door
 from trainctl.node_agent.clients import queries
 from trainctl.node_agent.clients.fair_queue import Turnstile
 from trainctl.node_agent.clients.queries import Surroundings
 from trainctl.node_agent.clients.redirects import Referrals
-from trainctl.node_agent.door import Door
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
 from trainctl.protocol import codec, sockets

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from trainctl.node_agent.door import Door
+from trainctl.node_agent.auth.authenticator import Door
 from trainctl.node_agent.records.agent_db import AgentLedger
 from trainctl.node_agent.runs.preflight import Grounds
 from trainctl.node_agent.trainers.ipc import TrainerLink

@@ -10,10 +10,10 @@ import zmq.asyncio
 import zmq.auth
 from zmq.auth.base import Authenticator
 
-from trainctl.node_agent.access import LIVE, REQUESTS, AccessList, Rights, what
-from trainctl.node_agent.audit import Audit, Subject
-from trainctl.node_agent.callers import Callers
-from trainctl.node_agent.connection_log import ConnectionLog
+from trainctl.node_agent.auth.audit import Audit, Subject
+from trainctl.node_agent.auth.connection_log import ConnectionLog
+from trainctl.node_agent.auth.connections import Callers
+from trainctl.node_agent.auth.roles import LIVE, REQUESTS, AccessList, Rights, what
 from trainctl.protocol import messages as m
 from trainctl.protocol import sockets
 from trainctl.protocol.cluster import Cluster
