@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trainctl.node_agent.energy import Energy, EnergyMeter, counted, drawn_watts
-from trainctl.node_agent.readings import HostReader
+from trainctl.node_agent.readings.energy import Energy, EnergyMeter, counted, drawn_watts
+from trainctl.node_agent.readings.host import HostReader
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths

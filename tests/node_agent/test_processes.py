@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 from tests.node_agent.test_host import alive, wait_for
 
-from trainctl.node_agent.processes import ProcessMeter
+from trainctl.node_agent.readings.processes import ProcessMeter
 from trainctl.node_agent.trainers.supervisor import TrainerHost
 from trainctl.protocol.paths import RunPaths
 

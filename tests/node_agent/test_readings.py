@@ -9,9 +9,9 @@ import psutil
 import pytest
 from tests.node_agent.processes import wait_for
 
-from trainctl.node_agent import devices
-from trainctl.node_agent.devices import AppleReader, NvidiaReader, Readings, SensorReader, Watch, parse_macmon
-from trainctl.node_agent.readings import CpuMeter, HostReader
+from trainctl.node_agent.readings import devices
+from trainctl.node_agent.readings.devices import AppleReader, NvidiaReader, Readings, SensorReader, Watch, parse_macmon
+from trainctl.node_agent.readings.host import CpuMeter, HostReader
 from trainctl.protocol.messages import GpuReading
 
 SINCE_ACTIVE_RATIO = {

@@ -24,8 +24,8 @@ from trainctl.node_agent.clients.redirects import Referrals
 from trainctl.node_agent.clients.router import Reception
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.place import Place
-from trainctl.node_agent.processes import ProcessMeter
-from trainctl.node_agent.readings import HostReader
+from trainctl.node_agent.readings.host import HostReader
+from trainctl.node_agent.readings.processes import ProcessMeter
 from trainctl.node_agent.records.agent_db import AgentLedger
 from trainctl.node_agent.roles.adoption import Resumption
 from trainctl.node_agent.roles.follower import Follower

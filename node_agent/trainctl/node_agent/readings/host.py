@@ -10,8 +10,8 @@ from typing import Self
 import msgspec
 import psutil
 
-from trainctl.node_agent.devices import Watch, watch_devices
-from trainctl.node_agent.energy import Energy, EnergyMeter, counted, drawn_watts
+from trainctl.node_agent.readings.devices import Watch, watch_devices
+from trainctl.node_agent.readings.energy import Energy, EnergyMeter, counted, drawn_watts
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import HostReading
 from trainctl.protocol.paths import RunPaths

@@ -1,0 +1,1 @@
+"""Readings of this machine: CPU, memory, disk, devices, energy and our own processes."""
