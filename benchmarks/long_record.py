@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from trainctl.node_agent import recording as recordings
 from trainctl.node_agent.records import statements as writes
 from trainctl.node_agent.records.run_db import RunRecorder
-from trainctl.node_agent.story import Story
+from trainctl.node_agent.replay import format as recordings
+from trainctl.node_agent.replay.timeline import Story
 from trainctl.protocol.metrics import rebuild_rollups
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.reader import RecordReader

@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from trainctl.node_agent import recording as r
-from trainctl.node_agent.played_alerts import PlayedAlerts
-from trainctl.node_agent.played_machine import reading
-from trainctl.node_agent.story import Story
+from trainctl.node_agent.replay import format as r
+from trainctl.node_agent.replay.alerts import PlayedAlerts
+from trainctl.node_agent.replay.readings import reading
+from trainctl.node_agent.replay.timeline import Story
 from trainctl.protocol import examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from trainctl.node_agent import recording as recordings
 from trainctl.node_agent.records.run_db import RunRecorder
-from trainctl.node_agent.story import Story
+from trainctl.node_agent.replay import format as recordings
+from trainctl.node_agent.replay.timeline import Story
 from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths
 

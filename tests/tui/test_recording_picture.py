@@ -10,10 +10,10 @@ from tests.tui.driving import body, until
 from tests.tui.recorded import CLOCK, CONNECTED, Recorded, app_of
 from textual.pilot import Pilot
 
-from trainctl.node_agent import played_machine
-from trainctl.node_agent import recording as recordings
-from trainctl.node_agent.played_alerts import PlayedAlerts
-from trainctl.node_agent.story import Story
+from trainctl.node_agent.replay import format as recordings
+from trainctl.node_agent.replay import readings
+from trainctl.node_agent.replay.alerts import PlayedAlerts
+from trainctl.node_agent.replay.timeline import Story
 from trainctl.protocol import messages as m
 from trainctl.tui.app import TrainctlApp
 from trainctl.tui.replay_source import ReplaySource
@@ -49,7 +49,7 @@ async def _app(tmp_path: Path) -> TrainctlApp:
     run = msgspec.structs.replace(snapshot.run, recording=True, directory="/runs/demo-recording", steps=300)
     story = Story(recordings.read(recordings.shipped()), run.run, 8)
     hosts: list[m.HostReading] = [
-        played_machine.reading(story.recording, story.script, node, rank, STEP, STEP, snapshot.at)
+        readings.reading(story.recording, story.script, node, rank, STEP, STEP, snapshot.at)
         for rank, node in enumerate(story.nodes)
     ]
     seen = msgspec.structs.replace(snapshot, run=run, alerts=_alerts(story, run, snapshot.at))

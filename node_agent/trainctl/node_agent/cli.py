@@ -190,8 +190,8 @@ def play(
     leash: Annotated[bool, typer.Option("--leash", hidden=True, help="Leave once standard input has ended.")] = False,
 ) -> None:
     """Play a recorded run as a cluster on loopback, with scripted faults; it takes no commands."""
-    from trainctl.node_agent import recording as recordings
-    from trainctl.node_agent.player import Pace, Player, passing_folder
+    from trainctl.node_agent.replay import format as recordings
+    from trainctl.node_agent.replay.player import Pace, Player, passing_folder
 
     played = recordings.read(recording or recordings.shipped())
     pace = Pace(rate, speed, steps, begin, readings)
@@ -216,8 +216,8 @@ def record(
     output: Annotated[Path, typer.Argument(help="The recording to write.")],
 ) -> None:
     """Make a recording, which `play` plays, from a finished run."""
-    from trainctl.node_agent import recording as recordings
-    from trainctl.node_agent.recording_maker import of_run
+    from trainctl.node_agent.replay import format as recordings
+    from trainctl.node_agent.replay.capture import of_run
 
     body = recordings.packed(of_run(run_directory))
     output.write_bytes(body)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainctl.node_agent.recording import Happened, Part, Recording, Step
-from trainctl.node_agent.script import Script
+from trainctl.node_agent.replay.faults import Script
+from trainctl.node_agent.replay.format import Happened, Part, Recording, Step
 from trainctl.protocol import messages as m
 
 SPREAD = 0.15

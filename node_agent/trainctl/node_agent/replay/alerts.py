@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from trainctl.node_agent import played_machine
 from trainctl.node_agent.alerts.evaluator import Change, Evaluator, Raised
 from trainctl.node_agent.alerts.machines import Scene as Look
-from trainctl.node_agent.recording import Happened
-from trainctl.node_agent.story import Scene, Story
+from trainctl.node_agent.replay import readings
+from trainctl.node_agent.replay.format import Happened
+from trainctl.node_agent.replay.timeline import Scene, Story
 from trainctl.protocol import messages as m
 from trainctl.protocol.alerting import AlertsTable
 
@@ -31,7 +31,7 @@ class PlayedAlerts:
         self._seconds += scene.step.step_seconds
         for rank, node in enumerate(story.nodes):
             if node not in silent:
-                found = played_machine.reading(story.recording, story.script, node, rank, step, step, at)
+                found = readings.reading(story.recording, story.script, node, rank, step, step, at)
                 self._evaluator.heard(found, self._seconds)
         self._evaluator.heard(scene.step, self._seconds)
         for part in scene.parts:

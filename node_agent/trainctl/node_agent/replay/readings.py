@@ -2,8 +2,8 @@
 
 import random
 
-from trainctl.node_agent.recording import Machine, Recording
-from trainctl.node_agent.script import Script
+from trainctl.node_agent.replay.faults import Script
+from trainctl.node_agent.replay.format import Machine, Recording
 from trainctl.protocol import messages as m
 
 UNREAD = Machine(None, None, None, None, None)

@@ -18,16 +18,16 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from trainctl.node_agent import played_machine
 from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.place import Place
-from trainctl.node_agent.played_agent import PlayedAgent
-from trainctl.node_agent.played_alerts import PlayedAlerts
-from trainctl.node_agent.recording import Happened, Recording
 from trainctl.node_agent.records.replication import VIEW_KEY
 from trainctl.node_agent.records.run_db import RunRecorder
-from trainctl.node_agent.story import Scene, Story
+from trainctl.node_agent.replay import readings as played_machine
+from trainctl.node_agent.replay.agent import PlayedAgent
+from trainctl.node_agent.replay.alerts import PlayedAlerts
+from trainctl.node_agent.replay.format import Happened, Recording
+from trainctl.node_agent.replay.timeline import Scene, Story
 from trainctl.node_agent.transport import parent_watch
 from trainctl.protocol import loglines, sockets
 from trainctl.protocol import messages as m

@@ -7,7 +7,7 @@ All are placed by the recording's length and happen once.
 import math
 from typing import NamedTuple
 
-from trainctl.node_agent.recording import Happened
+from trainctl.node_agent.replay.format import Happened
 
 HOT, LOST, SPIKE, AWAY = (0.22, 0.36), (0.46, 0.56), 0.68, (0.80, 0.83)
 """Where each begins and ends, as parts of the recording; the jump has only a beginning."""

@@ -1,0 +1,1 @@
+"""A recorded run played by real agents, with scripted faults."""
