@@ -11,7 +11,7 @@ import pytest
 import zmq
 from tests.node_agent.test_session import Told
 
-from trainctl.node_agent.alerts.office import AlertOffice
+from trainctl.node_agent.alerts.service import AlertOffice
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol import verbs
@@ -159,7 +159,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         clocks = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
-        monkeypatch.setattr("trainctl.node_agent.alerts.office.time", clocks)
+        monkeypatch.setattr("trainctl.node_agent.alerts.service.time", clocks)
 
     def second(self, agent: Agent, session: Any, reading: m.HostReading) -> None:
         self.now += 1.0

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainctl.node_agent.alerts.conditions import Scene
 from trainctl.node_agent.alerts.evaluator import Change, Cleared, Evaluator, Raised
-from trainctl.node_agent.alerts.gate import Gate, Rule
 from trainctl.node_agent.alerts.hooks import BURST, PER_SECONDS, Budget
-from trainctl.node_agent.alerts.machines import Scene
+from trainctl.node_agent.alerts.hysteresis import Gate, Rule
 from trainctl.protocol import messages as m
 from trainctl.protocol.alerting import KINDS, AlertsTable
 
@@ -400,7 +400,7 @@ def test_an_acknowledged_alert_stays_open() -> None:
 
 def test_every_kind_has_a_rule_and_a_place_on_the_wire() -> None:
     table = AlertsTable()
-    from trainctl.node_agent.alerts.gate import rules
+    from trainctl.node_agent.alerts.hysteresis import rules
 
     assert set(rules(table)) == set(KINDS) == set(m.AlertKind.__args__)  # type: ignore[attr-defined]
     assert msgspec.convert({"off": list(KINDS)}, AlertsTable).off == tuple(KINDS)

@@ -14,7 +14,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from trainctl.node_agent.alerts.office import AlertOffice
+from trainctl.node_agent.alerts.service import AlertOffice
 from trainctl.node_agent.auth.audit import Audit
 from trainctl.node_agent.auth.authenticator import Door
 from trainctl.node_agent.auth.revocation import Warden, new_live_socket

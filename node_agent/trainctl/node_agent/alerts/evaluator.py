@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from trainctl.node_agent.alerts import machines
+from trainctl.node_agent.alerts import conditions
+from trainctl.node_agent.alerts.conditions import Scene, StallWatch
 from trainctl.node_agent.alerts.findings import Finding
-from trainctl.node_agent.alerts.gate import Gate, rules
-from trainctl.node_agent.alerts.losses import LossWatch
-from trainctl.node_agent.alerts.machines import Scene, StallWatch
-from trainctl.node_agent.alerts.paces import PaceWatch
+from trainctl.node_agent.alerts.hysteresis import Gate, rules
+from trainctl.node_agent.alerts.loss_curve import LossWatch
+from trainctl.node_agent.alerts.slow_ranks import PaceWatch
 from trainctl.protocol import messages as m
 from trainctl.protocol.alerting import KINDS, AlertsTable
 
@@ -96,7 +96,7 @@ class Evaluator:
                 view = self._ranks.get(message.rank)
                 device = view.device if view is not None else None
                 found = self._paces.part(message, self._hosts.get(message.node), device)
-                self._judge([*self._instead_of_clock(found), *machines.memory(message, self._table)], now)
+                self._judge([*self._instead_of_clock(found), *conditions.memory(message, self._table)], now)
             case m.HostReading():
                 self._read(message, now)
 
@@ -105,7 +105,7 @@ class Evaluator:
                    if view.node == reading.node and view.state in ("run", "late")}  # fmt: skip
         if reading.node in self._hosts or len(self._hosts) < 64:
             self._hosts[reading.node] = reading
-        self._judge([*self._paces.reading(reading, working), *machines.disk(reading, self._table)], now)
+        self._judge([*self._paces.reading(reading, working), *conditions.disk(reading, self._table)], now)
 
     def _instead_of_clock(self, found: list[Finding]) -> list[Finding]:
         """A slower rank is told of once: not beside the lower clock that makes it so."""
@@ -116,7 +116,7 @@ class Evaluator:
 
     def lead_silent(self, node: str, lead: str, silent_seconds: float, now: float, at: float) -> list[Change]:
         """For a follower: how long its lead has said nothing."""
-        self._judge([machines.lead_silent(node, lead, silent_seconds, self._table)], now)
+        self._judge([conditions.lead_silent(node, lead, silent_seconds, self._table)], now)
         return self.turned(now, at)
 
     def look(self, scene: Scene, now: float, at: float) -> list[Change]:
@@ -125,7 +125,7 @@ class Evaluator:
         for rank, view in self._ranks.items():
             if view.state in OUT_STATES:
                 self._paces.forget(rank)
-        self._judge([self._stalls.look(scene, now), *machines.nodes(scene)], now)
+        self._judge([self._stalls.look(scene, now), *conditions.nodes(scene)], now)
         for id, alert in self._open.items():
             gone = self._ranks.get(alert.rank) if alert.rank is not None else None
             if alert.rank is not None and (gone is None or (alert.kind in BY_STEP and gone.state in OUT_STATES)):

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from trainctl.node_agent.alerts.office import AlertOffice
+from trainctl.node_agent.alerts.service import AlertOffice
 from trainctl.node_agent.clients.doctor import Examination
 from trainctl.node_agent.clients.presence import Audience
 from trainctl.node_agent.clients.queries import LiveRun

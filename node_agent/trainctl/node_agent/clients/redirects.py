@@ -1,6 +1,6 @@
 """Which commands are for another node's agent: about a run that it conducts, or for that node by name."""
 
-from trainctl.node_agent.alerts.office import AlertOffice
+from trainctl.node_agent.alerts.service import AlertOffice
 from trainctl.node_agent.clients.query_context import Outlook
 from trainctl.node_agent.records.agent_db import FollowedRun
 from trainctl.node_agent.roles.follower import Follower

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from trainctl.node_agent.alerts.conditions import Scene as Look
 from trainctl.node_agent.alerts.evaluator import Change, Evaluator, Raised
-from trainctl.node_agent.alerts.machines import Scene as Look
 from trainctl.node_agent.replay import readings
 from trainctl.node_agent.replay.format import Happened
 from trainctl.node_agent.replay.timeline import Scene, Story

@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
+from trainctl.node_agent.alerts.conditions import Scene
 from trainctl.node_agent.alerts.evaluator import Change, Evaluator, Raised
 from trainctl.node_agent.alerts.hooks import Call, Hooks
-from trainctl.node_agent.alerts.machines import Scene
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.transport.publisher import Publisher
