@@ -10,10 +10,10 @@ import pytest
 from tests.node_agent import records
 
 from trainctl.node_agent.clients.queries import LiveRun
-from trainctl.node_agent.exporter import catalogue, place
-from trainctl.node_agent.exporter.readings import Histogram, readings
-from trainctl.node_agent.exporter.scene import Scene
-from trainctl.node_agent.exporter.totals import Totals, after
+from trainctl.node_agent.exporter import catalogue, listen_address
+from trainctl.node_agent.exporter.counters import Totals, after
+from trainctl.node_agent.exporter.samples import Histogram, readings
+from trainctl.node_agent.exporter.snapshot import Scene
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 
@@ -164,13 +164,13 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
     ],
 )
 def test_only_where_it_is_trusted(text: str, trusted: tuple[str, ...], fine: bool) -> None:
-    asked = place.parse(text, "--metrics")
-    place.check(asked, "--metrics", trusted, anyone=True)
+    asked = listen_address.parse(text, "--metrics")
+    listen_address.check(asked, "--metrics", trusted, anyone=True)
     if fine:
-        place.check(asked, "--metrics", trusted)
+        listen_address.check(asked, "--metrics", trusted)
         return
     with pytest.raises(InvalidInputError, match=r"without a key: use 127.0.0.1:9474, .* --metrics-for-anyone"):
-        place.check(asked, "--metrics", trusted)
+        listen_address.check(asked, "--metrics", trusted)
 
 
 @pytest.mark.parametrize(
@@ -178,4 +178,4 @@ def test_only_where_it_is_trusted(text: str, trusted: tuple[str, ...], fine: boo
 )
 def test_what_is_no_place_is_named(text: str) -> None:
     with pytest.raises(InvalidInputError, match=r"--metrics: .* is no IP-ADDRESS:PORT, such as 127.0.0.1:9474"):
-        place.parse(text, "--metrics")
+        listen_address.parse(text, "--metrics")

@@ -23,7 +23,7 @@ from trainctl.node_agent.clients.query_context import Outlook
 from trainctl.node_agent.clients.redirects import Referrals
 from trainctl.node_agent.clients.router import Reception
 from trainctl.node_agent.exporter.exporter import Exporter
-from trainctl.node_agent.exporter.place import Place
+from trainctl.node_agent.exporter.listen_address import Place
 from trainctl.node_agent.readings.host import HostReader
 from trainctl.node_agent.readings.processes import ProcessMeter
 from trainctl.node_agent.records.agent_db import AgentLedger

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from trainctl.node_agent.exporter.place import EXAMPLE, Place, check, parse
+from trainctl.node_agent.exporter.listen_address import EXAMPLE, Place, check, parse
 from trainctl.node_agent.services import commands
 from trainctl.protocol.alerting import AlertHooks, check_command, check_webhook
 from trainctl.protocol.cluster import Cluster, read_default

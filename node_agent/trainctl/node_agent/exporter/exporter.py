@@ -4,9 +4,9 @@ import time
 from typing import Any
 
 from trainctl.node_agent.clients.queries import Surroundings
-from trainctl.node_agent.exporter import totals
-from trainctl.node_agent.exporter.place import Place
-from trainctl.node_agent.exporter.scene import take
+from trainctl.node_agent.exporter import counters
+from trainctl.node_agent.exporter.listen_address import Place
+from trainctl.node_agent.exporter.snapshot import take
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
@@ -19,7 +19,7 @@ class Exporter:
     def __init__(self, place: Place) -> None:
         self._server = _server(place)
         self._around: Surroundings | None = None
-        self._totals, self._started_at = totals.Totals(), time.time()
+        self._totals, self._started_at = counters.Totals(), time.time()
 
     def attend(self, around: Surroundings, publisher: Publisher) -> None:
         """Serve this agent, and count what it publishes from here on."""
@@ -39,7 +39,7 @@ class Exporter:
 
         def heard(message: m.Live) -> None:
             before(message)
-            self._totals = totals.after(self._totals, message)
+            self._totals = counters.after(self._totals, message)
 
         publisher.on_publish = heard
 

@@ -14,9 +14,9 @@ from prometheus_client.exposition import MetricsHandler
 from prometheus_client.registry import Collector
 
 from trainctl.node_agent.exporter.catalogue import SPECS, Spec
-from trainctl.node_agent.exporter.place import Place
-from trainctl.node_agent.exporter.readings import Histogram, Reading, readings
-from trainctl.node_agent.exporter.scene import Scene
+from trainctl.node_agent.exporter.listen_address import Place
+from trainctl.node_agent.exporter.samples import Histogram, Reading, readings
+from trainctl.node_agent.exporter.snapshot import Scene
 from trainctl.protocol.errors import InvalidInputError
 
 MOST_CONNECTIONS = 16

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.exporter.catalogue import STEP_BUCKETS_SECONDS
-from trainctl.node_agent.exporter.scene import Scene
-from trainctl.node_agent.exporter.totals import PHASES, RunTotals
+from trainctl.node_agent.exporter.counters import PHASES, RunTotals
+from trainctl.node_agent.exporter.snapshot import Scene
 from trainctl.protocol import messages as m
 
 

@@ -4,7 +4,7 @@ import time
 from typing import NamedTuple
 
 from trainctl.node_agent.clients.queries import LiveRun, Surroundings
-from trainctl.node_agent.exporter.totals import Totals
+from trainctl.node_agent.exporter.counters import Totals
 from trainctl.protocol import messages as m
 
 
