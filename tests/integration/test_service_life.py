@@ -20,9 +20,9 @@ from tests.integration.conftest import NODE, AgentProcess, until, wait_for_end, 
 from tests.node_agent.processes import ENVIRONMENT
 
 from trainctl.node_agent.services import systemd
-from trainctl.node_agent.services.machine import own_command
-from trainctl.node_agent.services.service import Service
-from trainctl.node_agent.services.stall import EXIT_STATUS
+from trainctl.node_agent.services.manager import own_command
+from trainctl.node_agent.services.model import Service
+from trainctl.node_agent.services.watchdog import EXIT_STATUS
 from trainctl.protocol.errors import TrainctlError
 
 STALL_SECONDS = 7

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from trainctl.node_agent.services import launchd, systemd
-from trainctl.node_agent.services.report import step_line
-from trainctl.node_agent.services.service import Call, Folder, Remove, Service, State, UntilFails, Write
+from trainctl.node_agent.services.model import Call, Folder, Remove, Service, State, UntilFails, Write
+from trainctl.node_agent.services.output import step_line
 
 FILE = Path("/somewhere/of/ours")
 RUNS = State(loaded=True, enabled=True, running=True, pid=7, detail="active (running)")

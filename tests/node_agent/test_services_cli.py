@@ -14,9 +14,9 @@ from tests.node_agent.managers import Managers
 from tests.node_agent.processes import ENVIRONMENT
 
 from trainctl.node_agent import cli
-from trainctl.node_agent.services import machine as machines
-from trainctl.node_agent.services.machine import Machine, ManagerError, NoManagerError, carry_out
-from trainctl.node_agent.services.service import Call, Folder, Service, UntilFails
+from trainctl.node_agent.services import manager as machines
+from trainctl.node_agent.services.manager import Machine, ManagerError, NoManagerError, carry_out
+from trainctl.node_agent.services.model import Call, Folder, Service, UntilFails
 
 RELOAD, ENABLE = "systemctl --user daemon-reload", "systemctl --user enable trainctl-agent.service"
 START, RESTART, STOP = (f"systemctl --user {verb} trainctl-agent.service" for verb in ("start", "restart", "stop"))

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 from tests.node_agent.processes import ENVIRONMENT, wait_for
 
-from trainctl.node_agent.services import agent_log, stall, wakefulness
-from trainctl.node_agent.services.notify import from_environment
-from trainctl.node_agent.services.stall import Stall
+from trainctl.node_agent.services import agent_log, caffeinate, watchdog
+from trainctl.node_agent.services.caffeinate import Wakefulness, to_begin
+from trainctl.node_agent.services.sd_notify import from_environment
 from trainctl.node_agent.services.supervision import supervised
-from trainctl.node_agent.services.wakefulness import Wakefulness, to_begin
+from trainctl.node_agent.services.watchdog import Stall
 from trainctl.protocol import messages as m
 from trainctl.protocol.loglines import read
 
@@ -120,7 +120,7 @@ STALLS = """
 import asyncio, os, sys, time
 from pathlib import Path
 from trainctl.node_agent.services import agent_log
-from trainctl.node_agent.services.notify import Notifier
+from trainctl.node_agent.services.sd_notify import Notifier
 from trainctl.node_agent.services.supervision import supervised
 
 async def main(folder, limit, stall):
@@ -150,7 +150,7 @@ def test_a_loop_that_stands_still_ends_the_process_and_says_where(tmp_path: Path
         [sys.executable, "-c", STALLS, str(tmp_path), "0.4", way], env=ENVIRONMENT, capture_output=True, text=True,
         timeout=50, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (stall.EXIT_STATUS, "turned\n")
+    assert (done.returncode, done.stdout) == (watchdog.EXIT_STATUS, "turned\n")
     assert time.monotonic() - began < 40
     if way == "sleep_soundly":  # else the log can't be had, which is no reason to stay
         text = agent_log.path(tmp_path).read_text()
@@ -260,11 +260,11 @@ def test_caffeinate_is_there_as_long_as_the_trainer_and_once(notes: Path) -> Non
 def test_what_another_agent_has_started_is_not_started_again_and_what_cannot_be_is_not_tried_on(
     notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wakefulness, "_commands_there", lambda: [wakefulness.command(os.getpid())])
+    monkeypatch.setattr(caffeinate, "_commands_there", lambda: [caffeinate.command(os.getpid())])
     after_restart = Wakefulness("darwin")
     after_restart.keep([os.getpid()])
     assert after_restart.held == {os.getpid(): None}
-    monkeypatch.setattr(wakefulness, "_commands_there", list)
+    monkeypatch.setattr(caffeinate, "_commands_there", list)
     monkeypatch.setenv("PATH", "/nowhere")
     without = Wakefulness("darwin")
     without.keep([os.getpid()])

@@ -33,7 +33,7 @@ from trainctl.node_agent.roles.lead import Lead
 from trainctl.node_agent.roles.transfer import Succession
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.node_agent.runs.late_notes import Afterthoughts
-from trainctl.node_agent.services.wakefulness import Wakefulness
+from trainctl.node_agent.services.caffeinate import Wakefulness
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.supervisor import TrainerHost
 from trainctl.node_agent.transport import bind, parent_watch

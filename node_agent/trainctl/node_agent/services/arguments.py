@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import typer
 
-from trainctl.node_agent.services.service import Manager
+from trainctl.node_agent.services.model import Manager
 from trainctl.protocol import cluster, paths, sockets
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import NAME_PATTERN

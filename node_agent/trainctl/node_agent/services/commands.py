@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from trainctl.node_agent.services import arguments, launchd, report
-from trainctl.node_agent.services.machine import (
+from trainctl.node_agent.services import arguments, launchd, output
+from trainctl.node_agent.services.manager import (
     SETTLE_SECONDS,
     Found,
     Machine,
@@ -20,7 +20,7 @@ from trainctl.node_agent.services.machine import (
     home_of,
     own_command,
 )
-from trainctl.node_agent.services.service import Call, Manager, Scope, Service, State, Step
+from trainctl.node_agent.services.model import Call, Manager, Scope, Service, State, Step
 from trainctl.protocol import environment
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, TrainctlError
 
@@ -77,22 +77,22 @@ def install(
 
 
 def _install(machine: Machine, service: Service, *, dry_run: bool, json: bool) -> None:
-    said = report.remarks(service, machine, launchd.LACKS)
+    said = output.remarks(service, machine, launchd.LACKS)
     found = _guess(machine, said) if dry_run else machine.look()
     steps = machine.install_steps(service, found)
     if dry_run:
-        text = report.plan_text(steps) or "nothing to do: it is installed like this, and runs"
-        _say(text, said, json=json, changed=bool(steps), dry_run=True, **report.plan_fields(steps))
+        text = output.plan_text(steps) or "nothing to do: it is installed like this, and runs"
+        _say(text, said, json=json, changed=bool(steps), dry_run=True, **output.plan_fields(steps))
         return
     failed = _begin(machine, service, steps)
     said += [step.else_say for step in failed if isinstance(step, Call)]
-    done = [report.step_line(step) for step in steps if step not in failed]
+    done = [output.step_line(step) for step in steps if step not in failed]
     found = machine.settled(SETTLE_SECONDS if steps else 0.0)
-    fields = report.status_fields(machine, found)
+    fields = output.status_fields(machine, found)
     if not fields["running"]:
         raise ManagerError(f"installed, but not running ({found.state.detail}); see {_where_it_says(machine, service)}")
     head = "installed" if done else "nothing changed: it was installed like this, and runs"
-    _say(f"{head}\n{report.status_text(fields)}", said, json=json, changed=bool(done), steps=done, **fields)
+    _say(f"{head}\n{output.status_text(fields)}", said, json=json, changed=bool(done), steps=done, **fields)
 
 
 def _guess(machine: Machine, said: list[str]) -> Found:
@@ -125,15 +125,15 @@ def uninstall(user: User = False, manager: Named = "", dry_run: Dry = False, jso
         steps, own = machine.uninstall_steps(found), found.own(machine.manager)
         state = own.logs.parent.parent if own else None
         if dry_run:
-            text = report.plan_text(steps) or f"nothing to do: no {found.file}"
-            _say(text, [], json=json, changed=bool(steps), dry_run=True, **report.plan_fields(steps))
+            text = output.plan_text(steps) or f"nothing to do: no {found.file}"
+            _say(text, [], json=json, changed=bool(steps), dry_run=True, **output.plan_fields(steps))
             return
         if steps:
             machine.check_allowed()
             carry_out(steps)
         text = f"removed {found.file}" if steps else f"nothing changed: no {found.file}"
         said = [f"left in place: runs and logs in {state}, and keys" if state else "runs, logs and keys stay in place"]
-        done = [report.step_line(step) for step in steps]
+        done = [output.step_line(step) for step in steps]
         _say(text, said, json=json, changed=bool(steps), steps=done, file=str(found.file), state=str(state or ""))
 
 
@@ -144,12 +144,12 @@ def status(user: User = False, manager: Named = "", json: Json = False) -> None:
     """
     with _Told(json):
         machine = _machine(user, manager)
-        fields = report.status_fields(machine, machine.look())
+        fields = output.status_fields(machine, machine.look())
         other = Machine("system" if user else "user", machine.manager)
         said = []
         if not fields["installed"] and other.file.exists():
             said.append(f"there is a service of the {'machine' if user else 'user'}: {other.file}")
-        _say(report.status_text(fields), said, json=json, **fields)
+        _say(output.status_text(fields), said, json=json, **fields)
         if not fields["running"]:
             raise typer.Exit(NOT_RUNNING if fields["installed"] else NOT_INSTALLED)
 
@@ -210,7 +210,7 @@ def _variables(env: list[str]) -> dict[str, str]:
 
 def _where_it_says(machine: Machine, service: Service) -> Path | str:
     if machine.manager == "systemd":
-        return f"{service.logs / report.AGENT_LOG}, or journalctl -u {machine.service}"
+        return f"{service.logs / output.AGENT_LOG}, or journalctl -u {machine.service}"
     return service.logs / launchd.BOOT_LOG
 
 

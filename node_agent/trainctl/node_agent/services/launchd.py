@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from xml.parsers.expat import ExpatError
 
-from trainctl.node_agent.services.service import (
+from trainctl.node_agent.services.model import (
     OPEN_FILES,
     STOP_SECONDS,
     Call,

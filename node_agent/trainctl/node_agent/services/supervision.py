@@ -13,8 +13,8 @@ from typing import IO, Protocol
 
 from trainctl.node_agent.services import agent_log
 from trainctl.node_agent.services.agent_log import log
-from trainctl.node_agent.services.notify import Notifier, from_environment
-from trainctl.node_agent.services.stall import StallGuard
+from trainctl.node_agent.services.sd_notify import Notifier, from_environment
+from trainctl.node_agent.services.watchdog import StallGuard
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError

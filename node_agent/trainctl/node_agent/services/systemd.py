@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from trainctl.node_agent.services.service import (
+from trainctl.node_agent.services.model import (
     OPEN_FILES,
     STOP_SECONDS,
     WATCHDOG_SECONDS,

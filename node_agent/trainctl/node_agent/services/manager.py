@@ -13,7 +13,7 @@ from typing import NamedTuple
 import psutil
 
 from trainctl.node_agent.services import launchd, systemd
-from trainctl.node_agent.services.service import (
+from trainctl.node_agent.services.model import (
     Call,
     Folder,
     Installed,

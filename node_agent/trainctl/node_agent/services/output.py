@@ -5,8 +5,8 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
-from trainctl.node_agent.services.machine import Found, Machine
-from trainctl.node_agent.services.service import Call, Folder, Remove, Service, Step, UntilFails, Write
+from trainctl.node_agent.services.manager import Found, Machine
+from trainctl.node_agent.services.model import Call, Folder, Remove, Service, Step, UntilFails, Write
 
 AGENT_LOG = "agent.log"
 
