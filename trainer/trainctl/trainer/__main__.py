@@ -12,11 +12,11 @@ from pathlib import Path
 
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.statuspage import StatusWriter
-from trainctl.trainer import logs
 from trainctl.trainer.backend import first_line
+from trainctl.trainer.common import logs
+from trainctl.trainer.common.logs import log
 from trainctl.trainer.control import Control
 from trainctl.trainer.ledger import Ledger
-from trainctl.trainer.logs import log
 from trainctl.trainer.runtime import Failures, likely_engine, load_trainer
 from trainctl.trainer.standby import early_standby
 from trainctl.trainer.step import Identity

@@ -29,7 +29,7 @@ from trainctl.protocol.checkpoints import (
 )
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backend import State, first_line, model_config
-from trainctl.trainer.whole import is_left_by_dead, part_of, remove_parts, sync
+from trainctl.trainer.common.atomic_folder import is_left_by_dead, part_of, remove_parts, sync
 
 _CARRIED_FILES = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",

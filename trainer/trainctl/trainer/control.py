@@ -23,9 +23,9 @@ from trainctl.protocol.errors import InvalidInputError, ProtocolError, TrainctlE
 from trainctl.protocol.sockets import new_socket, split
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer.backend import first_line
+from trainctl.trainer.common.logs import log
 from trainctl.trainer.group_orders import GroupOrders
 from trainctl.trainer.ledger import Ledger, OutdatedError
-from trainctl.trainer.logs import log
 from trainctl.trainer.orders import Broken, Order, Orphaned
 from trainctl.trainer.outbox import Outbox
 from trainctl.trainer.step import Identity

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from trainctl.protocol import messages as m
-from trainctl.trainer import logs
 from trainctl.trainer.backend import first_line
+from trainctl.trainer.common import logs
 from trainctl.trainer.formation import Formation
 from trainctl.trainer.group import ReducerGroup, Solo
 from trainctl.trainer.ledger import Ledger

@@ -9,7 +9,7 @@ from pathlib import Path
 from trainctl.protocol.codec import encode
 from trainctl.protocol.messages import Report
 from trainctl.protocol.record import RANK_SCHEMA, RANK_STEP_COLUMNS, REPORTS_KEPT, open_for_writing
-from trainctl.trainer.logs import log
+from trainctl.trainer.common.logs import log
 
 _GROUP_SECONDS = 0.25
 _RETRY_SECONDS = 5.0

@@ -12,14 +12,15 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.statuspage import StatusWriter
-from trainctl.trainer import digest, engines, levelling, logs
+from trainctl.trainer import digest, engines, levelling
 from trainctl.trainer.backend import Backend, first_line, load
+from trainctl.trainer.common import logs
+from trainctl.trainer.common.logs import log
 from trainctl.trainer.control import Control
 from trainctl.trainer.dataset import Dataset, open_dataset
 from trainctl.trainer.formation import Formation
 from trainctl.trainer.group import Group
 from trainctl.trainer.ledger import AbandonedError, Ledger
-from trainctl.trainer.logs import log
 from trainctl.trainer.metrics import MetricsWriter
 from trainctl.trainer.orders import Broken, Joined, Joining, Order, Orphaned
 from trainctl.trainer.reducer_process import GroupError

@@ -1,0 +1,1 @@
+"""What the other folders share: logs, atomic folders, model files and errors. Imports only protocol."""
