@@ -23,7 +23,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
 from trainctl.protocol.blocking import BlockingClient
 from trainctl.trainer import demo_assets
-from trainctl.trainer.backend import load
+from trainctl.trainer.backends.protocol import load
 from trainctl.trainer.dataset import open_dataset
 from trainctl.trainer.permutation import positions_of, samples_at
 

@@ -29,11 +29,11 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.record import open_for_reading
 from trainctl.protocol.sockets import new_socket
 from trainctl.protocol.statuspage import StatusWriter
-from trainctl.trainer.backend import Backend, Memory
+from trainctl.trainer.backends.host_memory import HostMemory
+from trainctl.trainer.backends.protocol import Backend, Memory
 from trainctl.trainer.batch import Batch, from_blocks
 from trainctl.trainer.control import Control
 from trainctl.trainer.dataset import Dataset
-from trainctl.trainer.host_memory import HostMemory
 from trainctl.trainer.ledger import Ledger
 from trainctl.trainer.metrics import MetricsWriter
 from trainctl.trainer.permutation import Indices

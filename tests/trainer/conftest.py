@@ -31,7 +31,7 @@ from trainctl.protocol.runfile import GroupTable
 from trainctl.protocol.sockets import new_socket
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer import demo_assets
-from trainctl.trainer.backend import Backend, load
+from trainctl.trainer.backends.protocol import Backend, load
 from trainctl.trainer.control import Control
 from trainctl.trainer.dataset import Dataset, open_dataset
 from trainctl.trainer.formation import Formation

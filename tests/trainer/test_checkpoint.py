@@ -14,7 +14,7 @@ import pytest
 from trainctl.protocol import checkpoints
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer import checkpoint, digest
-from trainctl.trainer.backend import State
+from trainctl.trainer.backends.protocol import State
 
 NewRig = Callable[..., Any]
 SameBits = Callable[[dict[str, Any], dict[str, Any]], bool]
@@ -184,7 +184,7 @@ def test_a_process_killed_while_writing_leaves_no_checkpoint(run_python: Callabl
         import os, sys, numpy as np
         from pathlib import Path
         from trainctl.trainer import checkpoint
-        from trainctl.trainer.backend import State
+        from trainctl.trainer.backends.protocol import State
         array = {{"w": np.zeros(2, np.float32)}}
         loop = checkpoint.LoopState(step=7, cursor=0, updates=0, loss_scale=1.0, loss_scale_good_steps=0, seed=0,
                                     samples=1, layout_digest="", data_digest="")
@@ -312,7 +312,7 @@ def test_a_process_killed_while_replacing_leaves_one_or_the_other(
         import os, sys, numpy as np
         from pathlib import Path
         from trainctl.trainer import checkpoint
-        from trainctl.trainer.backend import State
+        from trainctl.trainer.backends.protocol import State
         count, rename = 0, Path.rename
         def stopping(path, target):
             global count

@@ -12,7 +12,7 @@ from tests.trainer.line import DEADLINE_SECONDS, WHO, Line
 from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.statuspage import StatusWriter
-from trainctl.trainer.backend import Backend
+from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.group import Solo, Tail
 from trainctl.trainer.ledger import Ledger
 from trainctl.trainer.orders import Joined

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tests.trainer.curves import G, losses, worst
 
-from trainctl.trainer import torch_backend
-from trainctl.trainer.backend import Backend
+from trainctl.trainer.backends import torch_backend
+from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.batch import Batch
 from trainctl.trainer.permutation import samples_at
 

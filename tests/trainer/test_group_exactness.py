@@ -10,7 +10,7 @@ from tests.trainer.curves import STEPS, worst
 from tests.trainer.ranks import Ranks
 
 from trainctl.protocol import messages as m
-from trainctl.trainer.backend import Backend
+from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.group import ReducerGroup, Tail
 
 ENGINES = ("gloo", "ring")

@@ -12,7 +12,7 @@ from tests.trainer.curves import worst
 from tests.trainer.ranks import DEADLINE_SECONDS, Rank, Ranks
 
 from trainctl.protocol import messages as m
-from trainctl.trainer.backend import Backend
+from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.group import ReducerGroup, Tail
 from trainctl.trainer.ledger import AbandonedError
 from trainctl.trainer.reducer_process import GroupError

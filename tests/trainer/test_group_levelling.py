@@ -10,7 +10,7 @@ from tests.trainer.ranks import G, Rank, Ranks
 
 from trainctl.protocol import messages as m
 from trainctl.trainer import demo_assets
-from trainctl.trainer.backend import State
+from trainctl.trainer.backends.protocol import State
 from trainctl.trainer.group_orders import GroupOrders
 from trainctl.trainer.reducer_process import GroupError
 from trainctl.trainer.step import Identity

@@ -13,7 +13,7 @@ import pytest
 from trainctl.protocol import digests, runfile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer import demo_assets, digest
-from trainctl.trainer.backend import Backend, choose, load
+from trainctl.trainer.backends.protocol import Backend, choose, load
 
 RunFileWriter = Callable[..., runfile.RunFile]
 Loader = Callable[[Path, str], Backend]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.statuspage import StatusWriter
-from trainctl.trainer.backend import first_line
+from trainctl.trainer.backends.protocol import first_line
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.control import Control

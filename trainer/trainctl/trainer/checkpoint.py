@@ -28,7 +28,7 @@ from trainctl.protocol.checkpoints import (
     verify,
 )
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.backend import State, first_line, model_config
+from trainctl.trainer.backends.protocol import State, first_line, model_config
 from trainctl.trainer.common.atomic_folder import is_left_by_dead, part_of, remove_parts, sync
 
 _CARRIED_FILES = (

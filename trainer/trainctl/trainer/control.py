@@ -22,7 +22,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, TrainctlError
 from trainctl.protocol.sockets import new_socket, split
 from trainctl.protocol.statuspage import StatusWriter
-from trainctl.trainer.backend import first_line
+from trainctl.trainer.backends.protocol import first_line
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.group_orders import GroupOrders
 from trainctl.trainer.ledger import Ledger, OutdatedError

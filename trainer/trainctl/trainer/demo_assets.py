@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.errors import TrainctlError
-from trainctl.trainer.backend import first_line
+from trainctl.trainer.backends.protocol import first_line
 from trainctl.trainer.common.atomic_folder import make_folder
 from trainctl.trainer.packing import BYTES_BEGIN, BYTES_END, BYTES_PAD
 from trainctl.trainer.permutation import mix

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from trainctl.protocol.messages import Form
-from trainctl.trainer.backend import Array, Backend
+from trainctl.trainer.backends.protocol import Array, Backend
 from trainctl.trainer.channel import Join, Reduce
 from trainctl.trainer.ledger import AbandonedError
 from trainctl.trainer.reducer_process import GroupError, ReducerProcess

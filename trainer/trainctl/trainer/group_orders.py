@@ -4,7 +4,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from trainctl.protocol import messages as m
-from trainctl.trainer.backend import first_line
+from trainctl.trainer.backends.protocol import first_line
 from trainctl.trainer.common import logs
 from trainctl.trainer.formation import Formation
 from trainctl.trainer.group import ReducerGroup, Solo

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from trainctl.protocol.messages import Form, Generation
-from trainctl.trainer.backend import STATE_PARTS, Array, Backend
+from trainctl.trainer.backends.loss_scale import LossScale
+from trainctl.trainer.backends.protocol import STATE_PARTS, Array, Backend
 from trainctl.trainer.group import Group
 from trainctl.trainer.ledger import Ledger
-from trainctl.trainer.loss_scale import LossScale
 
 
 def level(group: Group, form: Form, rank: int, backend: Backend, scale: LossScale, ledger: Ledger) -> None:

@@ -23,7 +23,7 @@ from trainctl.protocol.digests import data_files, files_digests
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import FileDigest
 from trainctl.protocol.runfile import RunFile
-from trainctl.trainer.backend import first_line, model_config, vocabulary_size
+from trainctl.trainer.backends.protocol import first_line, model_config, vocabulary_size
 from trainctl.trainer.common.atomic_folder import make_folder
 
 BYTES_BEGIN, BYTES_END, BYTES_PAD = 256, 257, 258

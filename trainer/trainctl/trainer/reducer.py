@@ -19,7 +19,7 @@ from typing import NoReturn, assert_never
 
 from trainctl.protocol.messages import Engine
 from trainctl.trainer import engines
-from trainctl.trainer.backend import first_line
+from trainctl.trainer.backends.protocol import first_line
 from trainctl.trainer.channel import Answer, Channel, Done, Failed, Fork, Join, Order, Prepare, Reduce, Release
 from trainctl.trainer.shared_buffer import SharedBuffer
 

@@ -13,7 +13,7 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer import digest, engines, levelling
-from trainctl.trainer.backend import Backend, first_line, load
+from trainctl.trainer.backends.protocol import Backend, first_line, load
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.control import Control

@@ -7,10 +7,10 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.runfile import RunFile
 from trainctl.trainer import checkpoint
-from trainctl.trainer.backend import Backend
+from trainctl.trainer.backends.loss_scale import LossScale
+from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.dataset import Dataset
 from trainctl.trainer.ledger import Ledger
-from trainctl.trainer.loss_scale import LossScale
 
 
 class Saver:

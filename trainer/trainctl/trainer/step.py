@@ -15,13 +15,13 @@ import msgspec
 from trainctl.protocol.errors import ProtocolError
 from trainctl.protocol.messages import FromTrainer, RankWork, Report, Soon, StepPlan
 from trainctl.protocol.statuspage import StatusWriter
-from trainctl.trainer.backend import Backend
+from trainctl.trainer.backends.loss_scale import LossScale
+from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.batch import Batch
 from trainctl.trainer.dataset import Dataset
 from trainctl.trainer.group import Group, Solo, Tail
 from trainctl.trainer.ledger import HalfBatch, Ledger
 from trainctl.trainer.levelling import take_lowest
-from trainctl.trainer.loss_scale import LossScale
 from trainctl.trainer.permutation import Indices, samples_at
 from trainctl.trainer.pieces import Pieces, Sums
 from trainctl.trainer.stopwatch import Stopwatch

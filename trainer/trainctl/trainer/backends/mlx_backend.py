@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import NodeTable, OptimizerTable, RunFile
-from trainctl.trainer.backend import Array, BackendName, Memory, Part, first_line, model_config
+from trainctl.trainer.backends.base import ModelParts
+from trainctl.trainer.backends.host_memory import HostMemory
+from trainctl.trainer.backends.protocol import Array, BackendName, Memory, Part, first_line, model_config
 from trainctl.trainer.batch import Batch
-from trainctl.trainer.host_memory import HostMemory
-from trainctl.trainer.parts import ModelParts
 
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # float32 means float32: promised tolerances are below TF32's
 

@@ -133,10 +133,10 @@ def load(config: RunFile, node: NodeTable, where: str) -> Backend:
     """
     name = choose(node.backend, where)
     if name == "mlx":
-        from trainctl.trainer.mlx_backend import load_mlx
+        from trainctl.trainer.backends.mlx_backend import load_mlx
 
         return load_mlx(config, node, where)
-    from trainctl.trainer.torch_backend import load_torch
+    from trainctl.trainer.backends.torch_backend import load_torch
 
     return load_torch(config, node, where)
 

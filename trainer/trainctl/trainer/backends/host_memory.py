@@ -6,7 +6,7 @@ import time
 
 import psutil
 
-from trainctl.trainer.backend import Memory
+from trainctl.trainer.backends.protocol import Memory
 
 _STALE_SECONDS = 0.5
 

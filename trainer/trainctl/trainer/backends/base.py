@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.trainer.backend import Array, DeviceMemoryError, Part, State, check_state, first_line
+from trainctl.trainer.backends.protocol import Array, DeviceMemoryError, Part, State, check_state, first_line
 
 _SURE_NORM = 1e18
 """Below it no square has overflowed float32."""
