@@ -23,8 +23,8 @@ from sides import SEQUENCE, WARM_STEPS, run_config
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
 from trainctl.trainer.backends.torch_backend import read_model
-from trainctl.trainer.dataset import open_dataset
-from trainctl.trainer.permutation import positions_of, samples_at
+from trainctl.trainer.data.dataset import open_dataset
+from trainctl.trainer.data.permutation import positions_of, samples_at
 
 
 def main() -> int:

@@ -24,8 +24,8 @@ from trainctl.protocol import runfile
 from trainctl.protocol.blocking import BlockingClient
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.protocol import load
-from trainctl.trainer.dataset import open_dataset
-from trainctl.trainer.permutation import positions_of, samples_at
+from trainctl.trainer.data.dataset import open_dataset
+from trainctl.trainer.data.permutation import positions_of, samples_at
 
 BAR = 0.97
 NODE = "bench"

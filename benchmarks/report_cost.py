@@ -31,12 +31,12 @@ from trainctl.protocol.sockets import new_socket
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer.backends.host_memory import HostMemory
 from trainctl.trainer.backends.protocol import Backend, Memory
-from trainctl.trainer.batch import Batch, from_blocks
 from trainctl.trainer.control import Control
-from trainctl.trainer.dataset import Dataset
+from trainctl.trainer.data.batch import Batch, from_blocks
+from trainctl.trainer.data.dataset import Dataset
+from trainctl.trainer.data.permutation import Indices
 from trainctl.trainer.ledger import Ledger
 from trainctl.trainer.metrics import MetricsWriter
-from trainctl.trainer.permutation import Indices
 from trainctl.trainer.step import Executor, Identity, Settings
 from trainctl.trainer.stopwatch import Stopwatch
 

@@ -12,7 +12,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer.backends.protocol import load
-from trainctl.trainer.dataset import Dataset, open_dataset
+from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.ledger import Ledger
 from trainctl.trainer.step import Executor, Identity, Settings
 

@@ -13,10 +13,10 @@ import pytest
 
 from trainctl.protocol import runfile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.batch import collate
-from trainctl.trainer.dataset import Dataset, open_dataset
+from trainctl.trainer.data.batch import collate
+from trainctl.trainer.data.dataset import Dataset, open_dataset
+from trainctl.trainer.data.packing import BYTES_END
 from trainctl.trainer.demo_assets import llama_config, make_model
-from trainctl.trainer.packing import BYTES_END
 
 RunFileWriter = Callable[..., runfile.RunFile]
 
@@ -173,7 +173,7 @@ def test_trainers_that_make_a_pack_at_once_share_it(run_file: RunFileWriter, tmp
 import sys
 from pathlib import Path
 from trainctl.protocol import runfile
-from trainctl.trainer.dataset import open_dataset
+from trainctl.trainer.data.dataset import open_dataset
 print("loaded", flush=True)
 sys.stdin.readline()
 print(open_dataset(runfile.read(Path(sys.argv[1])), Path(sys.argv[2]), "run.toml").digest)

@@ -11,8 +11,8 @@ from tests.trainer.curves import G, losses, worst
 
 from trainctl.trainer.backends import torch_backend
 from trainctl.trainer.backends.protocol import Backend
-from trainctl.trainer.batch import Batch
-from trainctl.trainer.permutation import samples_at
+from trainctl.trainer.data.batch import Batch
+from trainctl.trainer.data.permutation import samples_at
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "trainer" / "losses.json"
 Curve = Callable[..., list[float]]

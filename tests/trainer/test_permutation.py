@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainctl.protocol.messages import Range
-from trainctl.trainer.permutation import permute, positions_of, ranges_of, samples_at
+from trainctl.trainer.data.permutation import permute, positions_of, ranges_of, samples_at
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "trainer" / "permutation.json"
 MASK = (1 << 64) - 1

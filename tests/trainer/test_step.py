@@ -10,7 +10,7 @@ import pytest
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError, TrainctlError
 from trainctl.trainer.backends.protocol import Backend, DeviceMemoryError
-from trainctl.trainer.batch import Batch
+from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.group import Solo, Tail
 from trainctl.trainer.ledger import AbandonedError, FenceAnswer, Ledger, OutdatedError
 
@@ -328,7 +328,7 @@ def test_torch_running_out_of_real_memory_is_replayed(run_python: Callable[[str]
         import numpy as np, os, torch, sys
         from pathlib import Path
         from trainctl.trainer.backends.protocol import DeviceMemoryError
-        from trainctl.trainer.batch import from_blocks
+        from trainctl.trainer.data.batch import from_blocks
         from trainctl.trainer.backends.host_memory import limit_process
         from trainctl.trainer.backends.torch_backend import TorchBackend, read_model
         from trainctl.protocol.runfile import OptimizerTable

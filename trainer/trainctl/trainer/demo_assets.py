@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from trainctl.protocol.errors import TrainctlError
 from trainctl.trainer.backends.protocol import first_line
 from trainctl.trainer.common.atomic_folder import make_folder
-from trainctl.trainer.packing import BYTES_BEGIN, BYTES_END, BYTES_PAD
-from trainctl.trainer.permutation import mix
+from trainctl.trainer.data.packing import BYTES_BEGIN, BYTES_END, BYTES_PAD
+from trainctl.trainer.data.permutation import mix
 
 _SEED = 0x7472616E  # "tran"
 _SPREAD = 0.02

@@ -15,7 +15,7 @@ import numpy as np
 
 from trainctl.protocol.errors import ProtocolError
 from trainctl.protocol.messages import Form, Generation, Range, Report, StepPlan
-from trainctl.trainer.permutation import Indices, ranges_of
+from trainctl.trainer.data.permutation import Indices, ranges_of
 
 KEPT_REPORTS = 8
 """Reports repeated in the answer to a fence: more than an agent can have missed, since it plans one step ahead."""

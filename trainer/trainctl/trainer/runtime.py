@@ -17,7 +17,7 @@ from trainctl.trainer.backends.protocol import Backend, first_line, load
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.control import Control
-from trainctl.trainer.dataset import Dataset, open_dataset
+from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.formation import Formation
 from trainctl.trainer.group import Group
 from trainctl.trainer.ledger import AbandonedError, Ledger

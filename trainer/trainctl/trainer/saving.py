@@ -9,7 +9,7 @@ from trainctl.protocol.runfile import RunFile
 from trainctl.trainer import checkpoint
 from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.backends.protocol import Backend
-from trainctl.trainer.dataset import Dataset
+from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.ledger import Ledger
 
 

@@ -17,12 +17,12 @@ from trainctl.protocol.messages import FromTrainer, RankWork, Report, Soon, Step
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.backends.protocol import Backend
-from trainctl.trainer.batch import Batch
-from trainctl.trainer.dataset import Dataset
+from trainctl.trainer.data.batch import Batch
+from trainctl.trainer.data.dataset import Dataset
+from trainctl.trainer.data.permutation import Indices, samples_at
 from trainctl.trainer.group import Group, Solo, Tail
 from trainctl.trainer.ledger import HalfBatch, Ledger
 from trainctl.trainer.levelling import take_lowest
-from trainctl.trainer.permutation import Indices, samples_at
 from trainctl.trainer.pieces import Pieces, Sums
 from trainctl.trainer.stopwatch import Stopwatch
 

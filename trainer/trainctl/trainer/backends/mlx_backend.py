@@ -20,7 +20,7 @@ from trainctl.protocol.runfile import NodeTable, OptimizerTable, RunFile
 from trainctl.trainer.backends.base import ModelParts
 from trainctl.trainer.backends.host_memory import HostMemory
 from trainctl.trainer.backends.protocol import Array, BackendName, Memory, Part, first_line, model_config
-from trainctl.trainer.batch import Batch
+from trainctl.trainer.data.batch import Batch
 
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # float32 means float32: promised tolerances are below TF32's
 

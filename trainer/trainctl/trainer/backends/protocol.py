@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import NodeTable, RunFile
-from trainctl.trainer.batch import Batch
+from trainctl.trainer.data.batch import Batch
 
 Array = NDArray[np.float32]
 BackendName = Literal["torch", "mlx"]

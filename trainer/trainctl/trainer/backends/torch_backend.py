@@ -18,7 +18,7 @@ from trainctl.protocol.runfile import NodeTable, OptimizerTable, RunFile
 from trainctl.trainer.backends.base import ModelParts
 from trainctl.trainer.backends.host_memory import HostMemory, limit_process
 from trainctl.trainer.backends.protocol import Array, BackendName, Memory, Part, first_line, model_config
-from trainctl.trainer.batch import Batch
+from trainctl.trainer.data.batch import Batch
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "failed to allocate", "bad allocation")

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import RunFile
-from trainctl.trainer.batch import Batch, Tokens, collate, from_blocks
-from trainctl.trainer.packing import Pack, open_pack
-from trainctl.trainer.permutation import Indices, permute
+from trainctl.trainer.data.batch import Batch, Tokens, collate, from_blocks
+from trainctl.trainer.data.packing import Pack, open_pack
+from trainctl.trainer.data.permutation import Indices, permute
 
 HELD_OUT_KEY = 0x68656C64  # "held"
 

@@ -1,0 +1,1 @@
+"""Samples: packing, the memory-mapped dataset, the permutation of positions, and batches."""
