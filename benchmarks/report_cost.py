@@ -35,10 +35,10 @@ from trainctl.trainer.control import Control
 from trainctl.trainer.data.batch import Batch, from_blocks
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices
-from trainctl.trainer.ledger import Ledger
 from trainctl.trainer.metrics import MetricsWriter
-from trainctl.trainer.step import Executor, Identity, Settings
-from trainctl.trainer.stopwatch import Stopwatch
+from trainctl.trainer.step.executor import Executor, Identity, Settings
+from trainctl.trainer.step.progress import Ledger
+from trainctl.trainer.step.stopwatch import Stopwatch
 
 Micros = NDArray[np.float64]
 MEDIAN_BAR, P99_BAR = 10.0, 100.0

@@ -13,8 +13,8 @@ from trainctl.protocol import runfile
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer.backends.protocol import load
 from trainctl.trainer.data.dataset import Dataset, open_dataset
-from trainctl.trainer.ledger import Ledger
-from trainctl.trainer.step import Executor, Identity, Settings
+from trainctl.trainer.step.executor import Executor, Identity, Settings
+from trainctl.trainer.step.progress import Ledger
 
 ALONE = Identity("alone", "here", 0)
 GENERATION = m.Generation(1, 1)

@@ -35,10 +35,10 @@ from trainctl.trainer.backends.protocol import Backend, load
 from trainctl.trainer.control import Control
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.formation import Formation
-from trainctl.trainer.ledger import Ledger
 from trainctl.trainer.shared_buffer import Layout
 from trainctl.trainer.standby import standby_here
-from trainctl.trainer.step import Executor, Identity, Settings
+from trainctl.trainer.step.executor import Executor, Identity, Settings
+from trainctl.trainer.step.progress import Ledger
 
 GENERATION = m.Generation(1, 1)
 G = 12

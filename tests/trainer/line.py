@@ -8,7 +8,7 @@ import zmq
 from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 from trainctl.trainer.control import Control
-from trainctl.trainer.step import Identity
+from trainctl.trainer.step.executor import Identity
 
 DEADLINE_SECONDS = 30.0
 WHO = Identity("r", "here", 0)

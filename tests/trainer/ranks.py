@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 import psutil
 
 from trainctl.protocol import messages as m
-from trainctl.trainer import digest, levelling
+from trainctl.trainer import digest
 from trainctl.trainer.formation import Formation
 from trainctl.trainer.group import ReducerGroup
-from trainctl.trainer.ledger import FenceAnswer
 from trainctl.trainer.reducer_process import ReducerProcess
 from trainctl.trainer.shared_buffer import Layout
 from trainctl.trainer.standby import Standby
+from trainctl.trainer.step import state_transfer
+from trainctl.trainer.step.progress import FenceAnswer
 
 DEADLINE_SECONDS = 60.0
 G = 12
@@ -67,7 +68,7 @@ class Rank:
         if form.source is not None:
             rig = self.rig
             scale = rig.executor.loss_scale
-            levelling.level(self.group, form, self.number, rig.backend, scale, rig.ledger)
+            state_transfer.level(self.group, form, self.number, rig.backend, scale, rig.ledger)
         self.group.formed()
         self.rig.executor.group = self.group
 

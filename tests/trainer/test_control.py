@@ -14,9 +14,9 @@ from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.group import Solo, Tail
-from trainctl.trainer.ledger import Ledger
 from trainctl.trainer.orders import Joined
 from trainctl.trainer.runtime import Trainer
+from trainctl.trainer.step.progress import Ledger
 
 FIRST, SECOND, THIRD = (m.Generation(1, n) for n in (1, 2, 3))
 

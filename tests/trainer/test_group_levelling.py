@@ -13,7 +13,7 @@ from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.protocol import State
 from trainctl.trainer.group_orders import GroupOrders
 from trainctl.trainer.reducer_process import GroupError
-from trainctl.trainer.step import Identity
+from trainctl.trainer.step.executor import Identity
 
 NewRanks = Callable[..., Ranks]
 SameState = Callable[[State, State], bool]

@@ -14,9 +14,9 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.runfile import GroupTable
 from trainctl.trainer.formation import Formation
 from trainctl.trainer.group import ReducerGroup
-from trainctl.trainer.ledger import AbandonedError, Ledger
 from trainctl.trainer.orders import Joined, Joining, Order
 from trainctl.trainer.shared_buffer import Layout
+from trainctl.trainer.step.progress import AbandonedError, Ledger
 
 FIRST, SECOND, THIRD = (m.Generation(1, n) for n in (1, 2, 3))
 

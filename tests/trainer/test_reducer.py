@@ -24,10 +24,10 @@ from trainctl.trainer.channel import Reduce
 from trainctl.trainer.forked import ForkStandby
 from trainctl.trainer.formation import Formation, find_interface
 from trainctl.trainer.group import ReducerGroup
-from trainctl.trainer.ledger import AbandonedError
 from trainctl.trainer.reducer_process import GroupError, ReducerProcess
 from trainctl.trainer.shared_buffer import Layout
 from trainctl.trainer.standby import SpawnStandby, Standby
+from trainctl.trainer.step.progress import AbandonedError
 
 NewRanks = Callable[..., Ranks]
 SHARES, MICROS = (6, 4, 2), (4, 3, 2)

@@ -12,7 +12,7 @@ from trainctl.protocol.errors import ProtocolError, TrainctlError
 from trainctl.trainer.backends.protocol import Backend, DeviceMemoryError
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.group import Solo, Tail
-from trainctl.trainer.ledger import AbandonedError, FenceAnswer, Ledger, OutdatedError
+from trainctl.trainer.step.progress import AbandonedError, FenceAnswer, Ledger, OutdatedError
 
 G = 12
 FIRST, SECOND, THIRD, FOURTH = (m.Generation(1, n) for n in (1, 2, 3, 4))

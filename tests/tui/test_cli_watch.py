@@ -10,13 +10,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.tui.cli_calls import DEADLINE_SECONDS, started
+from tests.tui.scripted import Scripted, scripted
 
 from trainctl.protocol import examples
 from trainctl.protocol import messages as m
 from trainctl.tui import follow
-
-from .cli_calls import DEADLINE_SECONDS, started
-from .scripted import Scripted, scripted
 
 SHOWN: dict[str, Any] = examples.EXAMPLES["published by an agent"]
 VIEW, STEP, EVENT = SHOWN["run-view"], SHOWN["step-committed"], SHOWN["event"]

@@ -16,10 +16,10 @@ from trainctl.trainer.backends.protocol import first_line
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.control import Control
-from trainctl.trainer.ledger import Ledger
 from trainctl.trainer.runtime import Failures, likely_engine, load_trainer
 from trainctl.trainer.standby import early_standby
-from trainctl.trainer.step import Identity
+from trainctl.trainer.step.executor import Identity
+from trainctl.trainer.step.progress import Ledger
 from trainctl.trainer.termination import Termination
 
 

@@ -25,10 +25,10 @@ from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer.backends.protocol import first_line
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.group_orders import GroupOrders
-from trainctl.trainer.ledger import Ledger, OutdatedError
 from trainctl.trainer.orders import Broken, Order, Orphaned
 from trainctl.trainer.outbox import Outbox
-from trainctl.trainer.step import Identity
+from trainctl.trainer.step.executor import Identity
+from trainctl.trainer.step.progress import Ledger, OutdatedError
 
 _ALIVE_SECONDS = 1.0
 _FENCE_RETRY_MILLISECONDS = 20

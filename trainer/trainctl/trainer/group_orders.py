@@ -8,10 +8,10 @@ from trainctl.trainer.backends.protocol import first_line
 from trainctl.trainer.common import logs
 from trainctl.trainer.formation import Formation
 from trainctl.trainer.group import ReducerGroup, Solo
-from trainctl.trainer.ledger import Ledger
 from trainctl.trainer.orders import Joined, Joining, Order
 from trainctl.trainer.reducer_process import GroupError
-from trainctl.trainer.step import Identity
+from trainctl.trainer.step.executor import Identity
+from trainctl.trainer.step.progress import Ledger
 
 
 class GroupOrders:

@@ -15,7 +15,7 @@ import psutil
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import Engine
 from trainctl.trainer.channel import Channel, Failed, Join, Prepare, Reduce
-from trainctl.trainer.ledger import AbandonedError
+from trainctl.trainer.step.progress import AbandonedError
 
 REAP_SECONDS = 10.0
 LOOK_SECONDS = 1.0

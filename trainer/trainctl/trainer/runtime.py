@@ -12,7 +12,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.statuspage import StatusWriter
-from trainctl.trainer import digest, engines, levelling
+from trainctl.trainer import digest, engines
 from trainctl.trainer.backends.protocol import Backend, first_line, load
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.logs import log
@@ -20,14 +20,15 @@ from trainctl.trainer.control import Control
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.formation import Formation
 from trainctl.trainer.group import Group
-from trainctl.trainer.ledger import AbandonedError, Ledger
 from trainctl.trainer.metrics import MetricsWriter
 from trainctl.trainer.orders import Broken, Joined, Joining, Order, Orphaned
 from trainctl.trainer.reducer_process import GroupError
 from trainctl.trainer.saving import Saver
 from trainctl.trainer.shared_buffer import Layout
 from trainctl.trainer.standby import Standby
-from trainctl.trainer.step import Executor, Identity, Settings
+from trainctl.trainer.step import state_transfer
+from trainctl.trainer.step.executor import Executor, Identity, Settings
+from trainctl.trainer.step.progress import AbandonedError, Ledger
 
 
 class Trainer:
@@ -147,7 +148,7 @@ class Trainer:
             joined = time.perf_counter()
             if form.source is not None:
                 scale = self._executor.loss_scale
-                levelling.level(group, form, self._who.rank, self._backend, scale, self._ledger)
+                state_transfer.level(group, form, self._who.rank, self._backend, scale, self._ledger)
             group.formed()
         except (AbandonedError, GroupError) as error:
             group.close()

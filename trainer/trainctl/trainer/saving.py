@@ -10,7 +10,7 @@ from trainctl.trainer import checkpoint
 from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.data.dataset import Dataset
-from trainctl.trainer.ledger import Ledger
+from trainctl.trainer.step.progress import Ledger
 
 
 class Saver:

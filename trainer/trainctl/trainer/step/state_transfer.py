@@ -14,7 +14,7 @@ from trainctl.protocol.messages import Form, Generation
 from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.backends.protocol import STATE_PARTS, Array, Backend
 from trainctl.trainer.group import Group
-from trainctl.trainer.ledger import Ledger
+from trainctl.trainer.step.progress import Ledger
 
 
 def level(group: Group, form: Form, rank: int, backend: Backend, scale: LossScale, ledger: Ledger) -> None:

@@ -21,10 +21,10 @@ from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices, samples_at
 from trainctl.trainer.group import Group, Solo, Tail
-from trainctl.trainer.ledger import HalfBatch, Ledger
-from trainctl.trainer.levelling import take_lowest
-from trainctl.trainer.pieces import Pieces, Sums
-from trainctl.trainer.stopwatch import Stopwatch
+from trainctl.trainer.step.micro_batches import Pieces, Sums
+from trainctl.trainer.step.progress import HalfBatch, Ledger
+from trainctl.trainer.step.state_transfer import take_lowest
+from trainctl.trainer.step.stopwatch import Stopwatch
 
 _CLIP_EPSILON = 1e-6
 """Added to the norm before dividing, as torch.nn.utils.clip_grad_norm_ does."""
