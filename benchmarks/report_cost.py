@@ -31,11 +31,11 @@ from trainctl.protocol.sockets import new_socket
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer.backends.host_memory import HostMemory
 from trainctl.trainer.backends.protocol import Backend, Memory
-from trainctl.trainer.control import Control
+from trainctl.trainer.control.step_record import MetricsWriter
+from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.batch import Batch, from_blocks
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices
-from trainctl.trainer.metrics import MetricsWriter
 from trainctl.trainer.step.executor import Executor, Identity, Settings
 from trainctl.trainer.step.progress import Ledger
 from trainctl.trainer.step.stopwatch import Stopwatch

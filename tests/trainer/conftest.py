@@ -32,7 +32,7 @@ from trainctl.protocol.sockets import new_socket
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.protocol import Backend, load
-from trainctl.trainer.control import Control
+from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.formation import Formation
 from trainctl.trainer.shared_buffer import Layout

@@ -7,7 +7,7 @@ import zmq
 
 from trainctl.protocol import codec
 from trainctl.protocol import messages as m
-from trainctl.trainer.control import Control
+from trainctl.trainer.control.thread import Control
 from trainctl.trainer.step.executor import Identity
 
 DEADLINE_SECONDS = 30.0

@@ -12,9 +12,9 @@ from tests.trainer.ranks import pid_of
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.runfile import GroupTable
+from trainctl.trainer.control.inbox import Joined, Joining, Order
 from trainctl.trainer.formation import Formation
 from trainctl.trainer.group import ReducerGroup
-from trainctl.trainer.orders import Joined, Joining, Order
 from trainctl.trainer.shared_buffer import Layout
 from trainctl.trainer.step.progress import AbandonedError, Ledger
 

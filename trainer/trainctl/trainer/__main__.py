@@ -15,7 +15,7 @@ from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer.backends.protocol import first_line
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.logs import log
-from trainctl.trainer.control import Control
+from trainctl.trainer.control.thread import Control
 from trainctl.trainer.runtime import Failures, likely_engine, load_trainer
 from trainctl.trainer.standby import early_standby
 from trainctl.trainer.step.executor import Identity

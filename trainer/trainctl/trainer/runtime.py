@@ -16,12 +16,12 @@ from trainctl.trainer import digest, engines
 from trainctl.trainer.backends.protocol import Backend, first_line, load
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.logs import log
-from trainctl.trainer.control import Control
+from trainctl.trainer.control.inbox import Broken, Joined, Joining, Order, Orphaned
+from trainctl.trainer.control.step_record import MetricsWriter
+from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.formation import Formation
 from trainctl.trainer.group import Group
-from trainctl.trainer.metrics import MetricsWriter
-from trainctl.trainer.orders import Broken, Joined, Joining, Order, Orphaned
 from trainctl.trainer.reducer_process import GroupError
 from trainctl.trainer.saving import Saver
 from trainctl.trainer.shared_buffer import Layout

@@ -24,9 +24,9 @@ from trainctl.protocol.sockets import new_socket, split
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer.backends.protocol import first_line
 from trainctl.trainer.common.logs import log
-from trainctl.trainer.group_orders import GroupOrders
-from trainctl.trainer.orders import Broken, Order, Orphaned
-from trainctl.trainer.outbox import Outbox
+from trainctl.trainer.control.group_handler import GroupOrders
+from trainctl.trainer.control.inbox import Broken, Order, Orphaned
+from trainctl.trainer.control.outbox import Outbox
 from trainctl.trainer.step.executor import Identity
 from trainctl.trainer.step.progress import Ledger, OutdatedError
 
