@@ -32,11 +32,11 @@ from trainctl.protocol.sockets import new_socket
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.protocol import Backend, load
+from trainctl.trainer.collective.membership import Formation
+from trainctl.trainer.collective.shared_buffer import Layout
+from trainctl.trainer.collective.standby import standby_here
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.dataset import Dataset, open_dataset
-from trainctl.trainer.formation import Formation
-from trainctl.trainer.shared_buffer import Layout
-from trainctl.trainer.standby import standby_here
 from trainctl.trainer.step.executor import Executor, Identity, Settings
 from trainctl.trainer.step.progress import Ledger
 

@@ -3,8 +3,8 @@
 from tests.conftest import SHARED_PIDS
 
 from trainctl.protocol.messages import Engine
-from trainctl.trainer.forked import ForkStandby
-from trainctl.trainer.reducer_process import ReducerProcess
+from trainctl.trainer.collective.fork_client import ForkStandby
+from trainctl.trainer.collective.reducer_process import ReducerProcess
 
 
 class ForkServers:

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 import psutil
 
 from trainctl.protocol import messages as m
-from trainctl.trainer import digest
-from trainctl.trainer.formation import Formation
-from trainctl.trainer.group import ReducerGroup
-from trainctl.trainer.reducer_process import ReducerProcess
-from trainctl.trainer.shared_buffer import Layout
-from trainctl.trainer.standby import Standby
+from trainctl.trainer.collective import digest
+from trainctl.trainer.collective.group import ReducerGroup
+from trainctl.trainer.collective.membership import Formation
+from trainctl.trainer.collective.reducer_process import ReducerProcess
+from trainctl.trainer.collective.shared_buffer import Layout
+from trainctl.trainer.collective.standby import Standby
 from trainctl.trainer.step import state_transfer
 from trainctl.trainer.step.progress import FenceAnswer
 

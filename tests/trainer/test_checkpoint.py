@@ -13,8 +13,9 @@ import pytest
 
 from trainctl.protocol import checkpoints
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer import checkpoint, digest
+from trainctl.trainer import checkpoint
 from trainctl.trainer.backends.protocol import State
+from trainctl.trainer.collective import digest
 
 NewRig = Callable[..., Any]
 SameBits = Callable[[dict[str, Any], dict[str, Any]], bool]

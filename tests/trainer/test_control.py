@@ -13,8 +13,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer.backends.protocol import Backend
+from trainctl.trainer.collective.group import Solo, Tail
 from trainctl.trainer.control.inbox import Joined
-from trainctl.trainer.group import Solo, Tail
 from trainctl.trainer.runtime import Trainer
 from trainctl.trainer.step.progress import Ledger
 

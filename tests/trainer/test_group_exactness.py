@@ -11,7 +11,7 @@ from tests.trainer.ranks import Ranks
 
 from trainctl.protocol import messages as m
 from trainctl.trainer.backends.protocol import Backend
-from trainctl.trainer.group import ReducerGroup, Tail
+from trainctl.trainer.collective.group import ReducerGroup, Tail
 
 ENGINES = ("gloo", "ring")
 MIXES = {

@@ -13,8 +13,8 @@ from tests.trainer.ranks import DEADLINE_SECONDS, Rank, Ranks
 
 from trainctl.protocol import messages as m
 from trainctl.trainer.backends.protocol import Backend
-from trainctl.trainer.group import ReducerGroup, Tail
-from trainctl.trainer.reducer_process import GroupError
+from trainctl.trainer.collective.group import ReducerGroup, Tail
+from trainctl.trainer.collective.reducer_process import GroupError
 from trainctl.trainer.step.progress import AbandonedError
 
 NewRanks = Callable[..., Ranks]

@@ -11,8 +11,8 @@ from tests.trainer.ranks import G, Rank, Ranks
 from trainctl.protocol import messages as m
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.protocol import State
+from trainctl.trainer.collective.reducer_process import GroupError
 from trainctl.trainer.control.group_handler import GroupOrders
-from trainctl.trainer.reducer_process import GroupError
 from trainctl.trainer.step.executor import Identity
 
 NewRanks = Callable[..., Ranks]

@@ -12,10 +12,10 @@ from tests.trainer.ranks import pid_of
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.runfile import GroupTable
+from trainctl.trainer.collective.group import ReducerGroup
+from trainctl.trainer.collective.membership import Formation
+from trainctl.trainer.collective.shared_buffer import Layout
 from trainctl.trainer.control.inbox import Joined, Joining, Order
-from trainctl.trainer.formation import Formation
-from trainctl.trainer.group import ReducerGroup
-from trainctl.trainer.shared_buffer import Layout
 from trainctl.trainer.step.progress import AbandonedError, Ledger
 
 FIRST, SECOND, THIRD = (m.Generation(1, n) for n in (1, 2, 3))

@@ -22,9 +22,9 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.runfile import GroupTable
 from trainctl.protocol.sockets import new_socket
-from trainctl.trainer.formation import Formation
-from trainctl.trainer.group import ReducerGroup
-from trainctl.trainer.shared_buffer import Layout
+from trainctl.trainer.collective.group import ReducerGroup
+from trainctl.trainer.collective.membership import Formation
+from trainctl.trainer.collective.shared_buffer import Layout
 
 G = 12
 DEADLINE_SECONDS = 60.0

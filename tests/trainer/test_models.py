@@ -12,8 +12,9 @@ import pytest
 
 from trainctl.protocol import digests, runfile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer import demo_assets, digest
+from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.protocol import Backend, choose, load
+from trainctl.trainer.collective import digest
 
 RunFileWriter = Callable[..., runfile.RunFile]
 Loader = Callable[[Path, str], Backend]

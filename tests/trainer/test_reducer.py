@@ -20,13 +20,13 @@ from tests.trainer.ranks import DEADLINE_SECONDS, Ranks, pid_of
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.runfile import GroupTable
-from trainctl.trainer.channel import Reduce
-from trainctl.trainer.forked import ForkStandby
-from trainctl.trainer.formation import Formation, find_interface
-from trainctl.trainer.group import ReducerGroup
-from trainctl.trainer.reducer_process import GroupError, ReducerProcess
-from trainctl.trainer.shared_buffer import Layout
-from trainctl.trainer.standby import SpawnStandby, Standby
+from trainctl.trainer.collective.channel import Reduce
+from trainctl.trainer.collective.fork_client import ForkStandby
+from trainctl.trainer.collective.group import ReducerGroup
+from trainctl.trainer.collective.membership import Formation, find_interface
+from trainctl.trainer.collective.reducer_process import GroupError, ReducerProcess
+from trainctl.trainer.collective.shared_buffer import Layout
+from trainctl.trainer.collective.standby import SpawnStandby, Standby
 from trainctl.trainer.step.progress import AbandonedError
 
 NewRanks = Callable[..., Ranks]
@@ -43,10 +43,10 @@ def holder() -> Iterator[Callable[..., "tuple[subprocess.Popen[str], list[int]]"
         import threading, time
         from trainctl.protocol import messages as m
         from trainctl.protocol.runfile import GroupTable
-        from trainctl.trainer.channel import Reduce
-        from trainctl.trainer.formation import Formation
-        from trainctl.trainer.shared_buffer import Layout
-        from trainctl.trainer.standby import standby_here
+        from trainctl.trainer.collective.channel import Reduce
+        from trainctl.trainer.collective.membership import Formation
+        from trainctl.trainer.collective.shared_buffer import Layout
+        from trainctl.trainer.collective.standby import standby_here
 
         generation, standby = m.Generation(1, 1), standby_here()
         def made(engine, ranks):
@@ -272,7 +272,7 @@ def test_the_first_fork_server_is_the_trainer_forked_and_one_that_dies_is_replac
     said = run_python("""
         import gc, os, psutil
         from tests.trainer.ranks import pid_of
-        from trainctl.trainer.standby import early_standby
+        from trainctl.trainer.collective.standby import early_standby
         standby = early_standby("ring")
         server = standby._server.process
         this, forked = psutil.Process(), psutil.Process(server.pid)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainctl.trainer.channel import Reduce
-from trainctl.trainer.reducer import Reducer
-from trainctl.trainer.shared_buffer import Layout, SharedBuffer, read_tail, tail_words, write_tail
+from trainctl.trainer.collective.channel import Reduce
+from trainctl.trainer.collective.reducer import Reducer
+from trainctl.trainer.collective.shared_buffer import Layout, SharedBuffer, read_tail, tail_words, write_tail
 
 FINITE = st.floats(min_value=-3e38, max_value=3e38).filter(lambda value: value == 0 or abs(value) > 1e-20)
 

@@ -10,8 +10,8 @@ import pytest
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError, TrainctlError
 from trainctl.trainer.backends.protocol import Backend, DeviceMemoryError
+from trainctl.trainer.collective.group import Solo, Tail
 from trainctl.trainer.data.batch import Batch
-from trainctl.trainer.group import Solo, Tail
 from trainctl.trainer.step.progress import AbandonedError, FenceAnswer, Ledger, OutdatedError
 
 G = 12

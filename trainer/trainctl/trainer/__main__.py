@@ -13,11 +13,11 @@ from pathlib import Path
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer.backends.protocol import first_line
+from trainctl.trainer.collective.standby import early_standby
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.runtime import Failures, likely_engine, load_trainer
-from trainctl.trainer.standby import early_standby
 from trainctl.trainer.step.executor import Identity
 from trainctl.trainer.step.progress import Ledger
 from trainctl.trainer.termination import Termination

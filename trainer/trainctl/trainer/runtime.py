@@ -12,20 +12,20 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.statuspage import StatusWriter
-from trainctl.trainer import digest, engines
 from trainctl.trainer.backends.protocol import Backend, first_line, load
+from trainctl.trainer.collective import digest, engines
+from trainctl.trainer.collective.group import Group
+from trainctl.trainer.collective.membership import Formation
+from trainctl.trainer.collective.reducer_process import GroupError
+from trainctl.trainer.collective.shared_buffer import Layout
+from trainctl.trainer.collective.standby import Standby
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.control.inbox import Broken, Joined, Joining, Order, Orphaned
 from trainctl.trainer.control.step_record import MetricsWriter
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.dataset import Dataset, open_dataset
-from trainctl.trainer.formation import Formation
-from trainctl.trainer.group import Group
-from trainctl.trainer.reducer_process import GroupError
 from trainctl.trainer.saving import Saver
-from trainctl.trainer.shared_buffer import Layout
-from trainctl.trainer.standby import Standby
 from trainctl.trainer.step import state_transfer
 from trainctl.trainer.step.executor import Executor, Identity, Settings
 from trainctl.trainer.step.progress import AbandonedError, Ledger

@@ -84,6 +84,6 @@ def _tree(file: Path) -> Iterator[_Known]:
 def _role(child: psutil.Process, trainer: int) -> str:
     """What a trainer's descendant is for: what makes reducers, or stands by as one, is its child."""
     words = " ".join(child.cmdline())
-    if "trainctl.trainer.forkserver" in words:
+    if "trainctl.trainer.collective.forkserver" in words:
         return "standby" if child.ppid() == trainer else "reducer"
-    return "reducer" if "trainctl.trainer.reducer" in words else "helper"
+    return "reducer" if "trainctl.trainer.collective.reducer" in words else "helper"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
-from trainctl.trainer.group import Group, ReducerGroup
+from trainctl.trainer.collective.group import Group, ReducerGroup
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from trainctl.protocol.messages import FromTrainer, RankWork, Report, Soon, Step
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.backends.protocol import Backend
+from trainctl.trainer.collective.group import Group, Solo, Tail
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices, samples_at
-from trainctl.trainer.group import Group, Solo, Tail
 from trainctl.trainer.step.micro_batches import Pieces, Sums
 from trainctl.trainer.step.progress import HalfBatch, Ledger
 from trainctl.trainer.step.state_transfer import take_lowest

@@ -10,10 +10,10 @@ import threading
 import time
 
 from trainctl.protocol.messages import Engine
-from trainctl.trainer.channel import Born, Channel, Fork, Gone, Prepare, Release
-from trainctl.trainer.forkserver import ENVIRONMENT
-from trainctl.trainer.offshoot import Offshoot, branch_off
-from trainctl.trainer.reducer_process import REAP_SECONDS, GroupError, ReducerProcess, is_stopped, start
+from trainctl.trainer.collective.channel import Born, Channel, Fork, Gone, Prepare, Release
+from trainctl.trainer.collective.fork_self import Offshoot, branch_off
+from trainctl.trainer.collective.forkserver import ENVIRONMENT
+from trainctl.trainer.collective.reducer_process import REAP_SECONDS, GroupError, ReducerProcess, is_stopped, start
 
 
 class _Server:
@@ -171,7 +171,7 @@ class ForkStandby:
             self._server.close()
             self._server = None
         if self._server is None:
-            self._server = _Server(*start("trainctl.trainer.forkserver", {**os.environ, **ENVIRONMENT}))
+            self._server = _Server(*start("trainctl.trainer.collective.forkserver", {**os.environ, **ENVIRONMENT}))
         self._server.prepare(engine)
         return self._server
 

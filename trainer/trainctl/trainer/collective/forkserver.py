@@ -1,6 +1,6 @@
 """The process that makes a trainer's reducers on Linux: it imports an engine once, and forks when a group is formed.
 
-    python -m trainctl.trainer.forkserver --channel FD
+    python -m trainctl.trainer.collective.forkserver --channel FD
 
 or forked itself from a trainer that begins (see offshoot.py).
 
@@ -19,8 +19,8 @@ import sys
 from typing import NoReturn
 
 from trainctl.protocol.messages import Engine
-from trainctl.trainer import engines, reducer
-from trainctl.trainer.channel import Born, Channel, Fork, Gone, Order, Prepare, Release, close_all
+from trainctl.trainer.collective import engines, reducer
+from trainctl.trainer.collective.channel import Born, Channel, Fork, Gone, Order, Prepare, Release, close_all
 
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """To be started with: libraries that make threads as they are imported make none."""
@@ -85,7 +85,9 @@ class ForkServer:
 
 def main() -> NoReturn:
     """Serve until the trainer lets go, or ends."""
-    parser = argparse.ArgumentParser(prog="python -m trainctl.trainer.forkserver", description="Forks reducers.")
+    parser = argparse.ArgumentParser(
+        prog="python -m trainctl.trainer.collective.forkserver", description="Forks reducers."
+    )
     parser.add_argument("--channel", type=int, required=True, metavar="FD", help="of a connected socket")
     serve(Channel(socket.socket(fileno=parser.parse_args().channel)))
 

@@ -16,9 +16,16 @@ import numpy as np
 
 from trainctl.protocol.messages import Form
 from trainctl.trainer.backends.protocol import Array, Backend
-from trainctl.trainer.channel import Join, Reduce
-from trainctl.trainer.reducer_process import GroupError, ReducerProcess
-from trainctl.trainer.shared_buffer import WORD_BYTES, Layout, SharedBuffer, read_tail, tail_words, write_tail
+from trainctl.trainer.collective.channel import Join, Reduce
+from trainctl.trainer.collective.reducer_process import GroupError, ReducerProcess
+from trainctl.trainer.collective.shared_buffer import (
+    WORD_BYTES,
+    Layout,
+    SharedBuffer,
+    read_tail,
+    tail_words,
+    write_tail,
+)
 from trainctl.trainer.step.progress import AbandonedError
 
 _DIGEST_WORDS = 8  # SHA-256

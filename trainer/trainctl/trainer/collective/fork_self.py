@@ -15,9 +15,9 @@ import time
 from typing import NoReturn
 
 from trainctl.protocol.messages import Engine
-from trainctl.trainer import forkserver
-from trainctl.trainer.channel import Channel
-from trainctl.trainer.reducer_process import GroupError
+from trainctl.trainer.collective import forkserver
+from trainctl.trainer.collective.channel import Channel
+from trainctl.trainer.collective.reducer_process import GroupError
 
 _POLL_SECONDS = 0.002
 

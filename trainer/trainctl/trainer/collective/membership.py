@@ -12,10 +12,10 @@ import psutil
 
 from trainctl.protocol.messages import Engine, Form, Generation, Offer
 from trainctl.protocol.runfile import GroupTable
-from trainctl.trainer.group import Group, ReducerGroup, Solo
-from trainctl.trainer.reducer_process import GroupError
-from trainctl.trainer.shared_buffer import WORD_BYTES, Layout
-from trainctl.trainer.standby import Standby, standby_here
+from trainctl.trainer.collective.group import Group, ReducerGroup, Solo
+from trainctl.trainer.collective.reducer_process import GroupError
+from trainctl.trainer.collective.shared_buffer import WORD_BYTES, Layout
+from trainctl.trainer.collective.standby import Standby, standby_here
 
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 64

@@ -1,4 +1,4 @@
-"""`python -m trainctl.trainer.reducer`: sums a shared buffer over all ranks by an engine, beside its trainer.
+"""`python -m trainctl.trainer.collective.reducer`: sums a shared buffer over all ranks by an engine, beside its trainer.
 
 It holds nothing that would be missed. Whatever goes wrong ends it, and it ends with its trainer: a thread of its own
 reads the channel and leaves at its end, in the middle of a sum too, since a sum that a dead rank still adds to would
@@ -18,10 +18,21 @@ from queue import SimpleQueue
 from typing import NoReturn, assert_never
 
 from trainctl.protocol.messages import Engine
-from trainctl.trainer import engines
 from trainctl.trainer.backends.protocol import first_line
-from trainctl.trainer.channel import Answer, Channel, Done, Failed, Fork, Join, Order, Prepare, Reduce, Release
-from trainctl.trainer.shared_buffer import SharedBuffer
+from trainctl.trainer.collective import engines
+from trainctl.trainer.collective.channel import (
+    Answer,
+    Channel,
+    Done,
+    Failed,
+    Fork,
+    Join,
+    Order,
+    Prepare,
+    Reduce,
+    Release,
+)
+from trainctl.trainer.collective.shared_buffer import SharedBuffer
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_SECONDS = 1.0
@@ -76,7 +87,9 @@ class Reducer:
 
 def main() -> int:
     """Serve one trainer until it ends, or until something fails."""
-    parser = argparse.ArgumentParser(prog="python -m trainctl.trainer.reducer", description="Sums for one trainer.")
+    parser = argparse.ArgumentParser(
+        prog="python -m trainctl.trainer.collective.reducer", description="Sums for one trainer."
+    )
     parser.add_argument("--channel", type=int, required=True, metavar="FD", help="of a connected socket")
     serve(Channel(socket.socket(fileno=parser.parse_args().channel)))
 

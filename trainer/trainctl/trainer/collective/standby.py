@@ -10,8 +10,8 @@ import threading
 from typing import Protocol
 
 from trainctl.protocol.messages import Engine
-from trainctl.trainer.forked import ForkStandby
-from trainctl.trainer.reducer_process import GroupError, ReducerProcess, Spawned, spawn
+from trainctl.trainer.collective.fork_client import ForkStandby
+from trainctl.trainer.collective.reducer_process import GroupError, ReducerProcess, Spawned, spawn
 
 
 class Standby(Protocol):

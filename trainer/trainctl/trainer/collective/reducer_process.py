@@ -14,7 +14,7 @@ import psutil
 
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import Engine
-from trainctl.trainer.channel import Channel, Failed, Join, Prepare, Reduce
+from trainctl.trainer.collective.channel import Channel, Failed, Join, Prepare, Reduce
 from trainctl.trainer.step.progress import AbandonedError
 
 REAP_SECONDS = 10.0
@@ -137,7 +137,7 @@ class Spawned:
 
 def spawn() -> ReducerProcess:
     """A reducer that has imported nothing. Raises GroupError if no process can be had."""
-    process, channel = start("trainctl.trainer.reducer", dict(os.environ))
+    process, channel = start("trainctl.trainer.collective.reducer", dict(os.environ))
     return ReducerProcess(Spawned(process), channel)
 
 

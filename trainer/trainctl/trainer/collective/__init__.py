@@ -1,0 +1,1 @@
+"""Groups of ranks: membership, the shared buffer, reducer processes and their engines."""
