@@ -13,16 +13,16 @@ import pytest
 
 from trainctl.protocol import checkpoints
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer import checkpoint
 from trainctl.trainer.backends.protocol import State
+from trainctl.trainer.checkpoints import files
 from trainctl.trainer.collective import digest
 
 NewRig = Callable[..., Any]
 SameBits = Callable[[dict[str, Any], dict[str, Any]], bool]
 
 
-def loop_state(rig: Any) -> checkpoint.LoopState:
-    return checkpoint.LoopState(
+def loop_state(rig: Any) -> files.LoopState:
+    return files.LoopState(
         step=rig.ledger.last_step,
         cursor=rig.ledger.cursor,
         updates=rig.backend.export_state().updates,
@@ -36,7 +36,7 @@ def loop_state(rig: Any) -> checkpoint.LoopState:
 
 
 def write(rig: Any, folder: Path) -> Path:
-    checkpoint.write(folder, "r", loop_state(rig), rig.backend.export_state(), Path(rig.config.model.path))
+    files.write(folder, "r", loop_state(rig), rig.backend.export_state(), Path(rig.config.model.path))
     return folder
 
 
@@ -47,12 +47,12 @@ def small(tmp_path: Path, assets: Path) -> Callable[[int], Path]:
     def make(step: int) -> Path:
         array = {"w": np.full(2, step, np.float32)}
         state = State(array, array, array, step, {"torch.cpu": np.arange(3, dtype=np.uint8)})
-        loop = checkpoint.LoopState(
+        loop = files.LoopState(
             step=step, cursor=step, updates=step, loss_scale=1.0, loss_scale_good_steps=0, seed=0, samples=9,
             layout_digest="l", data_digest="d",
         )  # fmt: skip
         folder = tmp_path / "checkpoints" / f"step-{step}"
-        checkpoint.write(folder, "r", loop, state, assets / "model")
+        files.write(folder, "r", loop, state, assets / "model")
         return folder
 
     return make
@@ -69,7 +69,7 @@ def test_a_resumed_torch_run_is_the_run_to_the_byte(
     expected = [straight.train(step, 5).loss_sum for step in range(11, 21)]
 
     resumed = new_rig("torch", model__dtype=dtype)
-    found = checkpoint.read(folder)
+    found = files.read(folder)
     resumed.backend.import_state(found.state)
     resumed.ledger.load(found.loop.step, found.loop.cursor)
     resumed.executor.loss_scale.value = found.loop.loss_scale
@@ -89,7 +89,7 @@ def test_either_backend_continues_the_others_run(
     one = new_rig(writer)
     for step in range(1, 6):
         one.train(step, 6)
-    found = checkpoint.read(write(one, tmp_path / "checkpoints" / "step-5"))
+    found = files.read(write(one, tmp_path / "checkpoints" / "step-5"))
     other = new_rig(reader)
     other.backend.import_state(found.state)
     other.ledger.load(5, found.loop.cursor)
@@ -116,10 +116,10 @@ def test_a_checkpoint_names_what_it_was_made_of(new_rig: NewRig, tmp_path: Path)
     rig = new_rig("torch")
     loop = loop_state(rig)
     good = {key: getattr(loop, key) for key in ("seed", "samples", "layout_digest", "data_digest")}
-    checkpoint.check_fits(loop, **good, where="here")
+    files.check_fits(loop, **good, where="here")
     for key, value in (("seed", 99), ("samples", 1), ("layout_digest", "x"), ("data_digest", "x")):
         with pytest.raises(InvalidInputError, match=r"^here: was written with another"):
-            checkpoint.check_fits(loop, **{**good, key: value}, where="here")
+            files.check_fits(loop, **{**good, key: value}, where="here")
 
 
 def test_a_state_of_another_model_is_refused_by_name(new_rig: NewRig) -> None:
@@ -143,7 +143,7 @@ def test_a_torn_checkpoint_is_refused_by_name(small: Callable[[int], Path], name
     else:
         path.write_bytes(content[:-9] + bytes(255 - byte for byte in content[-9:]))
     with pytest.raises(InvalidInputError, match=r"checkpoint|manifest") as refusal:
-        checkpoint.read(folder)
+        files.read(folder)
     assert name in str(refusal.value)
     assert str(folder) in str(refusal.value)
     assert "\n" not in str(refusal.value)
@@ -171,7 +171,7 @@ def test_a_write_that_fails_leaves_everything_as_it_was(
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "sync", full)
+    monkeypatch.setattr(files, "sync", full)
     for step in (1, 2):
         with pytest.raises(OSError, match="No space"):
             small(step)
@@ -219,16 +219,16 @@ def test_a_process_killed_while_writing_leaves_no_checkpoint(run_python: Callabl
 def test_only_the_last_few_are_kept(small: Callable[[int], Path], tmp_path: Path) -> None:
     for step in (5, 10, 15, 20):
         written = small(step)
-    checkpoint.prune(tmp_path / "checkpoints", 2, written)
+    files.prune(tmp_path / "checkpoints", 2, written)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-15", "step-20"]
-    checkpoint.prune(tmp_path / "checkpoints", 1, tmp_path / "checkpoints" / "step-15")
+    files.prune(tmp_path / "checkpoints", 1, tmp_path / "checkpoints" / "step-15")
     assert (tmp_path / "checkpoints" / "step-15").is_dir(), "never the one just written"
 
 
 def test_a_step_done_again_replaces_its_checkpoint(small: Callable[[int], Path]) -> None:
     first = small(4)
     (first / "state.json").write_text("{}", encoding="utf-8")
-    again = checkpoint.read(small(4))
+    again = files.read(small(4))
     assert again.loop.step == 4
 
 
@@ -238,19 +238,19 @@ def small_of(tmp_path: Path, assets: Path) -> Callable[[float], Path]:
 
     def make(value: float) -> Path:
         array = {"w": np.full(2, value, np.float32)}
-        loop = checkpoint.LoopState(
+        loop = files.LoopState(
             step=4, cursor=4, updates=4, loss_scale=1.0, loss_scale_good_steps=0, seed=0, samples=9,
             layout_digest="l", data_digest="d",
         )  # fmt: skip
         folder = tmp_path / "checkpoints" / "step-4"
-        checkpoint.write(folder, "r", loop, State(array, array, array, 4), assets / "model")
+        files.write(folder, "r", loop, State(array, array, array, 4), assets / "model")
         return folder
 
     return make
 
 
 def value_of(folder: Path) -> float:
-    return float(checkpoint.read(folder).state.weights["w"][0])
+    return float(files.read(folder).state.weights["w"][0])
 
 
 def test_the_same_checkpoint_written_again_is_left_alone(small_of: Callable[[float], Path]) -> None:
@@ -289,14 +289,14 @@ def test_a_replacement_that_cannot_be_made_durable_is_taken_back(
     small_of: Callable[[float], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = small_of(1.0)
-    sync = checkpoint.sync
+    sync = files.sync
 
     def refusing(path: Path) -> None:
         if path == folder.parent:
             raise OSError(5, "Input/output error")
         sync(path)
 
-    monkeypatch.setattr(checkpoint, "sync", refusing)
+    monkeypatch.setattr(files, "sync", refusing)
     with pytest.raises(OSError, match="Input/output"):
         small_of(2.0)
     assert value_of(folder) == 1.0
@@ -331,7 +331,7 @@ def test_a_process_killed_while_replacing_leaves_one_or_the_other(
     assert found is not None
     assert value_of(found) == value
     assert len([*folder.parent.iterdir()]) > 1, "it died half-way"
-    checkpoint.tidy(folder.parent)
+    files.tidy(folder.parent)
     assert [path.name for path in folder.parent.iterdir()] == ["step-4"]
     assert value_of(folder) == value
 
@@ -344,7 +344,7 @@ def test_leftovers_of_dead_writers_go_when_older_checkpoints_do(
     for name in (f".step-7.{dead_pid}.part", f".step-3.{dead_pid}.old", ".step-1.gone", living):
         (folder / name).mkdir()
         (folder / name / "model.safetensors").write_bytes(b"x")
-    checkpoint.prune(folder, 2, written)
+    files.prune(folder, 2, written)
     assert sorted(path.name for path in folder.iterdir()) == [living, "step-3"]
 
 

@@ -13,6 +13,7 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.statuspage import StatusWriter
 from trainctl.trainer.backends.protocol import Backend, first_line, load
+from trainctl.trainer.checkpoints.saver import Saver
 from trainctl.trainer.collective import digest, engines
 from trainctl.trainer.collective.group import Group
 from trainctl.trainer.collective.membership import Formation
@@ -25,7 +26,6 @@ from trainctl.trainer.control.inbox import Broken, Joined, Joining, Order, Orpha
 from trainctl.trainer.control.step_record import MetricsWriter
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.dataset import Dataset, open_dataset
-from trainctl.trainer.saving import Saver
 from trainctl.trainer.step import state_transfer
 from trainctl.trainer.step.executor import Executor, Identity, Settings
 from trainctl.trainer.step.progress import AbandonedError, Ledger

@@ -6,9 +6,9 @@ from pathlib import Path
 from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.runfile import RunFile
-from trainctl.trainer import checkpoint
 from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.backends.protocol import Backend
+from trainctl.trainer.checkpoints import files
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.step.progress import Ledger
 
@@ -38,7 +38,7 @@ class Saver:
             self._ledger.load(0, 0)
         else:
             self._take_up(folder)
-        checkpoint.tidy(self._paths.checkpoints)  # not earlier: `folder` may be one that has to be put back
+        files.tidy(self._paths.checkpoints)  # not earlier: `folder` may be one that has to be put back
 
     def write(self) -> m.CheckpointInfo:
         """Of the last committed step; older ones beyond keep_last go. Raises OSError."""
@@ -46,14 +46,14 @@ class Saver:
         state = self._backend.export_state()
         folder = self._paths.checkpoint(self._ledger.last_step)
         model = Path(self._config.model.path)
-        manifest = checkpoint.write(folder, self._run, self._loop_state(state.updates), state, model)
-        checkpoint.prune(self._paths.checkpoints, self._config.checkpoint.keep_last, folder)
+        manifest = files.write(folder, self._run, self._loop_state(state.updates), state, model)
+        files.prune(self._paths.checkpoints, self._config.checkpoint.keep_last, folder)
         spent = time.perf_counter() - begun
         return m.CheckpointInfo(str(folder), self._ledger.last_step, manifest.size_bytes, spent)
 
     def _take_up(self, folder: Path) -> None:
-        found = checkpoint.read(folder)
-        checkpoint.check_fits(
+        found = files.read(folder)
+        files.check_fits(
             found.loop,
             seed=self._config.run.seed,
             samples=self._dataset.samples,
@@ -66,8 +66,8 @@ class Saver:
         self._scale.good_steps = found.loop.loss_scale_good_steps
         self._ledger.load(found.loop.step, found.loop.cursor)
 
-    def _loop_state(self, updates: int) -> checkpoint.LoopState:
-        return checkpoint.LoopState(
+    def _loop_state(self, updates: int) -> files.LoopState:
+        return files.LoopState(
             step=self._ledger.last_step,
             cursor=self._ledger.cursor,
             updates=updates,
