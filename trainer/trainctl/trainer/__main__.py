@@ -18,9 +18,9 @@ from trainctl.trainer.common import logs
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.runtime import Failures, likely_engine, load_trainer
+from trainctl.trainer.signals import Termination
 from trainctl.trainer.step.executor import Identity
 from trainctl.trainer.step.progress import Ledger
-from trainctl.trainer.termination import Termination
 
 
 def main() -> int:
