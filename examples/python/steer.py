@@ -14,9 +14,9 @@ import uuid
 from typing import Any
 
 from trainctl.protocol import messages as m
-from trainctl.protocol import verbs
 from trainctl.protocol.blocking import BlockingClient
 from trainctl.protocol.errors import ExpiredError, TrainctlError, UnreachableError
+from trainctl.protocol.messages import verbs
 
 TRIES = 3
 

@@ -16,7 +16,7 @@ from tests.tui.cli_calls import call
 from trainctl.node_agent.records.agent_db import AgentLedger
 from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
-from trainctl.protocol.version import PROTOCOL_VERSION
+from trainctl.protocol.messages.version import PROTOCOL_VERSION
 from trainctl.tui import model as md
 
 SOME_ID = str(uuid.UUID(int=5))

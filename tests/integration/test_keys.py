@@ -14,7 +14,7 @@ from tests.conftest import SHARED_PIDS
 from tests.integration.clusters import free_addresses
 from tests.integration.conftest import AgentProcess, until
 
-from trainctl.protocol import codec, examples, sockets, verbs
+from trainctl.protocol import codec, examples, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.blocking import BlockingClient
 from trainctl.protocol.client import Connection, make_command
@@ -22,6 +22,7 @@ from trainctl.protocol.cluster import Cluster
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError
 from trainctl.protocol.keyring import Keyring
 from trainctl.protocol.keys import KeyFolder, KeyPair
+from trainctl.protocol.messages import verbs
 from trainctl.protocol.record import open_for_reading
 from trainctl.tui import cli
 

@@ -19,8 +19,9 @@ from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
 from trainctl.node_agent.runs import restore
 from trainctl.protocol import messages as m
-from trainctl.protocol import runfile, verbs
+from trainctl.protocol import runfile
 from trainctl.protocol.apportionment import apportion
+from trainctl.protocol.messages import verbs
 
 TICK_SECONDS = 15.0
 IN_FLIGHT_SECONDS = 0.025

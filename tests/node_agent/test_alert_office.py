@@ -14,9 +14,9 @@ from tests.node_agent.test_session import Told
 from trainctl.node_agent.alerts.service import AlertOffice
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
-from trainctl.protocol import verbs
 from trainctl.protocol.alerting import AlertHooks, AlertsTable
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import verbs
 from trainctl.protocol.paths import RunPaths
 
 HOOKS = AlertHooks(command=(sys.executable,))

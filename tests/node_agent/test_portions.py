@@ -8,9 +8,9 @@ from tests.node_agent.test_engines import LINUX, LINUX_TORCH
 from trainctl.node_agent.planning import edits
 from trainctl.node_agent.planning.durable import RankSetting, Settings
 from trainctl.node_agent.planning.share_edits import Edit, Facts
-from trainctl.protocol import verbs
 from trainctl.protocol.apportionment import Speed
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import verbs
 
 
 def group(**counts: int) -> Settings:

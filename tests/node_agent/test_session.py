@@ -17,7 +17,7 @@ from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.trainers.rank_ports import Look
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
-from trainctl.protocol import verbs
+from trainctl.protocol.messages import verbs
 from trainctl.protocol.paths import RunPaths
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from trainctl.protocol import codec, docs, examples, verbs
+from trainctl.protocol import codec, docs, examples
 from trainctl.protocol import messages as m
+from trainctl.protocol.messages import verbs
 
 ROOT = Path(__file__).resolve().parents[2]
 WIRE = ROOT / "tests" / "golden" / "wire"

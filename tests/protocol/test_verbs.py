@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import verbs
 
 GOOD: dict[str, dict[str, Any]] = {
     "start-run": {"resume": "sft-1b-1"},

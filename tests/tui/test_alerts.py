@@ -11,8 +11,8 @@ from tests.tui.test_pictures import still
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
-from trainctl.protocol import verbs
 from trainctl.protocol.client import Connection
+from trainctl.protocol.messages import verbs
 from trainctl.tui import alerts_view, control, header, output
 from trainctl.tui import model as md
 from trainctl.tui.app import TrainctlApp

@@ -353,7 +353,7 @@ def test_help_is_there(main: Main, words: list[str]) -> None:
 
 
 def test_help_of_send_names_every_verb_and_argument(main: Main) -> None:
-    from trainctl.protocol.verbs import VERBS
+    from trainctl.protocol.messages.verbs import VERBS
 
     _, out, _ = main("send", "--help")
     words = "".join(out.split())  # a line may break at a verb's hyphen

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.tui.recorded import CLOCK, CONNECTED, run_view, shrunk, snapshot
 
 from trainctl.protocol import messages as m
-from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import verbs
 from trainctl.tui import control as c
 from trainctl.tui import format as f
 from trainctl.tui import model as md

@@ -21,9 +21,9 @@ from tests.tui.recorded import (
 from textual.pilot import Pilot
 from textual.screen import ModalScreen
 
-from trainctl.protocol import verbs
 from trainctl.protocol.client import Connection
 from trainctl.protocol.errors import VersionError
+from trainctl.protocol.messages import verbs
 from trainctl.tui.app import TrainctlApp
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.glyphs import ASCII

@@ -7,7 +7,7 @@ from tests.tui.recorded import source_of
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
-from trainctl.protocol import verbs
+from trainctl.protocol.messages import verbs
 from trainctl.tui.app import TrainctlApp
 from trainctl.tui.bottom import Bottom
 from trainctl.tui.calls import Order

@@ -16,7 +16,7 @@ from trainctl.node_agent.planning.durable import RankSetting, Settings
 from trainctl.node_agent.planning.lr_schedule import LrRule
 from trainctl.node_agent.planning.share_edits import Facts
 from trainctl.protocol import messages as m
-from trainctl.protocol import verbs
+from trainctl.protocol.messages import verbs
 from trainctl.tui import undo
 from trainctl.tui.calls import make_order
 

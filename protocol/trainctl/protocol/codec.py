@@ -8,7 +8,7 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError, VersionError
-from trainctl.protocol.version import PROTOCOL_VERSION
+from trainctl.protocol.messages.version import PROTOCOL_VERSION
 
 CONTROL_FRAME_BYTES = 64 * 1024
 """Largest frame an agent takes from a client."""

@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
-from trainctl.protocol import docs, examples, generated, verbs
+from trainctl.protocol import docs, examples, generated
 from trainctl.protocol import messages as m
-from trainctl.protocol.version import PROTOCOL_VERSION
+from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages.version import PROTOCOL_VERSION
 
 DEFAULT_PATH = Path("docs/protocol.schema.json")
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -8,8 +8,8 @@ from textual.containers import Vertical
 from textual.suggester import SuggestFromList
 from textual.widgets import Input
 
-from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import verbs
 from trainctl.tui import control, typed
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, fit, folded, groups, line, spread, width

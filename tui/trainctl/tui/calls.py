@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from trainctl.protocol import messages as m
-from trainctl.protocol import verbs
 from trainctl.protocol.errors import (
     ExpiredError,
     InvalidInputError,
@@ -17,6 +16,7 @@ from trainctl.protocol.errors import (
     TrainctlError,
     UnreachableError,
 )
+from trainctl.protocol.messages import verbs
 from trainctl.tui import pace
 
 if TYPE_CHECKING:

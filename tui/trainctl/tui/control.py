@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainctl.protocol import messages as m
-from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import verbs
 from trainctl.tui import format as f
 from trainctl.tui.calls import Order
 from trainctl.tui.glyphs import Glyphs

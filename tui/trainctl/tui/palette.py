@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from textual.binding import Binding
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
-from trainctl.protocol import verbs
+from trainctl.protocol.messages import verbs
 from trainctl.tui.themes import THEMES
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import verbs
 from trainctl.tui.places import run_file
 
 

@@ -14,9 +14,9 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
-from trainctl.protocol import verbs
 from trainctl.protocol.alerting import AlertHooks, AlertsTable
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import verbs
 
 ALERTS_KEY = "alerts"
 """Where a run's record keeps what is open; the run's other nodes keep it too."""

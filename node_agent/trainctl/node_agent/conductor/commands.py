@@ -7,8 +7,8 @@ from trainctl.node_agent.conductor.rendezvous import Formation
 from trainctl.node_agent.conductor.state import Book
 from trainctl.node_agent.planning import edits
 from trainctl.node_agent.planning.durable import Settings
-from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import verbs
 
 
 class Orders:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.protocol import messages as m
-from trainctl.protocol import verbs
+from trainctl.protocol.messages import verbs
 
 # ---------------------------------------------------------------- events in
 

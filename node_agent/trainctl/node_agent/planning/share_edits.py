@@ -12,10 +12,10 @@ import msgspec
 from trainctl.node_agent.conductor import rows
 from trainctl.node_agent.planning import compatibility
 from trainctl.node_agent.planning.durable import RankSetting, Settings
-from trainctl.protocol import splits, verbs
+from trainctl.protocol import splits
 from trainctl.protocol.apportionment import Speed, apportion, quickest
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages import Ready
+from trainctl.protocol.messages import Ready, verbs
 from trainctl.protocol.runfile import RunFile
 
 AWAY_SECONDS = 5.0

@@ -13,8 +13,8 @@ from trainctl.node_agent.runs.context import Equipment
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
-from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import verbs
 from trainctl.protocol.paths import RunPaths
 
 

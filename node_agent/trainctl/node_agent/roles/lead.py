@@ -23,8 +23,9 @@ from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.trainers.rank_ports import end_rank
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
-from trainctl.protocol import runfile, verbs
+from trainctl.protocol import runfile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.messages import verbs
 from trainctl.protocol.paths import RunPaths
 
 ENDING_SECONDS = 10.0

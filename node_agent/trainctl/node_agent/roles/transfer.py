@@ -13,8 +13,8 @@ from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.runs.session import DURABLE_KEY
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
-from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import verbs
 
 LAG_STEPS = 8
 """So many steps may be planned and not known to be committed: what ranks repeat of their reports bridges them."""

@@ -11,8 +11,8 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.records.agent_db import AgentLedger, JournaledCommand, digest_of
 from trainctl.node_agent.runs.session import Session
 from trainctl.protocol import messages as m
-from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.messages import verbs
 
 Answer = Callable[[bytes, m.CommandReply], Awaitable[None]]
 StartRun = Callable[[m.Command, verbs.StartRun], Awaitable[str]]

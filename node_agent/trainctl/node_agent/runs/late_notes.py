@@ -9,8 +9,8 @@ from trainctl.node_agent.records.agent_db import AgentLedger, JournaledCommand, 
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.runs.session import Session
 from trainctl.protocol import messages as m
-from trainctl.protocol import verbs
 from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.messages import verbs
 from trainctl.protocol.paths import RunPaths
 
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from trainctl.protocol.alerting import AlertKind, AlertSeverity
-from trainctl.protocol.version import PROTOCOL_VERSION
+from trainctl.protocol.messages.version import PROTOCOL_VERSION
 
 MAX_COUNT = 2**63 - 1
 """Largest integer that the record can hold."""
