@@ -24,11 +24,11 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.record import open_for_reading
-from trainctl.protocol.sockets import new_socket
 from trainctl.protocol.statuspage import StatusWriter
+from trainctl.protocol.wire import codec
+from trainctl.protocol.wire.sockets import new_socket
 from trainctl.trainer.backends.host_memory import HostMemory
 from trainctl.trainer.backends.protocol import Backend, Memory
 from trainctl.trainer.control.step_record import MetricsWriter

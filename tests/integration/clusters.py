@@ -10,9 +10,9 @@ from tests.integration.conftest import AgentProcess, until, wait_for_end
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.blocking import BlockingClient
-from trainctl.protocol.codec import decode_order
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.record import open_for_reading
+from trainctl.protocol.wire.codec import decode_order
 
 NODES = ("alpha", "beta", "gamma")
 FOREVER = 100_000

@@ -18,9 +18,9 @@ import zmq
 from tests.integration import rawzmtp
 from tests.protocol.mutations import Mutator
 
-from trainctl.protocol import sockets
-from trainctl.protocol.codec import CONTROL_FRAME_BYTES
 from trainctl.protocol.keys import KeyFolder
+from trainctl.protocol.wire import sockets
+from trainctl.protocol.wire.codec import CONTROL_FRAME_BYTES
 
 BATCH_BYTES = 32_768
 HANG_UPS_EVERY = 500

@@ -2,8 +2,8 @@
 
 import zmq
 
-from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
+from trainctl.protocol.wire import codec, sockets
 
 LEAD = "omega"
 

@@ -18,11 +18,11 @@ import zmq
 from tests.integration.conftest import AgentProcess, keep_processes, until, wait_for_step
 
 from trainctl.node_agent.runs.session import DURABLE_KEY
-from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import make_command
-from trainctl.protocol.codec import decode_order
 from trainctl.protocol.record import open_for_reading
+from trainctl.protocol.wire import codec, sockets
+from trainctl.protocol.wire.codec import decode_order
 
 KILLS = int(os.environ.get("TRAINCTL_KILLS", "3"))
 KILLS_BESIDE, SENDS = max(2, KILLS // 20), 5 * max(10, KILLS)

@@ -14,9 +14,9 @@ from tests.tui import run_directory
 from tests.tui.cli_calls import call
 
 from trainctl.node_agent.records.agent_db import AgentLedger
-from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages.version import PROTOCOL_VERSION
+from trainctl.protocol.wire import codec, sockets
 from trainctl.tui import model as md
 
 SOME_ID = str(uuid.UUID(int=5))

@@ -9,8 +9,8 @@ from tests.integration.clusters import Cluster, on
 from tests.integration.conftest import until
 from tests.integration.greeter import LEAD, Greeter
 
-from trainctl.protocol import codec
 from trainctl.protocol import messages as m
+from trainctl.protocol.wire import codec
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ import zmq
 from tests.integration.terminals import TRAINCTL, Terminal, needs_tmux
 from tests.tui.recorded import run_view, snapshot
 
-from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError
+from trainctl.protocol.wire import codec
 
 pytestmark = needs_tmux
 

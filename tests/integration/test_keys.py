@@ -14,7 +14,7 @@ from tests.conftest import SHARED_PIDS
 from tests.integration.clusters import free_addresses
 from tests.integration.conftest import AgentProcess, until
 
-from trainctl.protocol import codec, examples, sockets
+from trainctl.protocol import examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.blocking import BlockingClient
 from trainctl.protocol.client import Connection, make_command
@@ -24,6 +24,7 @@ from trainctl.protocol.keyring import Keyring
 from trainctl.protocol.keys import KeyFolder, KeyPair
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.record import open_for_reading
+from trainctl.protocol.wire import codec, sockets
 from trainctl.tui import cli
 
 NO_NODES = Cluster()

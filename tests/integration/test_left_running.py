@@ -13,8 +13,8 @@ from tests.integration.reference import one_rank_curve
 from trainctl.protocol import messages as m
 from trainctl.protocol.checkpoints import newest_complete
 from trainctl.protocol.client import Connection
-from trainctl.protocol.codec import decode_order
 from trainctl.protocol.record import open_for_reading
+from trainctl.protocol.wire.codec import decode_order
 
 STEPS = 150
 """Of a run that lasts longer than some resizes and kills."""

@@ -9,11 +9,11 @@ import pytest
 from trainctl.node_agent.records import replication
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.records.run_db import RunRecorder
-from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.reader import RecordReader
+from trainctl.protocol.wire import codec
 
 RUN = "r"
 COMMAND = m.KeptCommand(

@@ -17,12 +17,13 @@ from trainctl.node_agent.auth.roles import LIVE, REQUESTS, AccessList, Rights
 from trainctl.node_agent.records.agent_db import MAX_REFUSALS, AgentLedger
 from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.runs.preflight import Grounds
-from trainctl.protocol import examples, sockets
+from trainctl.protocol import examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.cluster import Cluster, NodeEntry
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError
 from trainctl.protocol.keys import KeyFolder, KeyPair
 from trainctl.protocol.runfile import parse
+from trainctl.protocol.wire import sockets
 
 ANNA, BOB, MBP = (KeyPair.new(name) for name in ("anna", "bob", "mbp"))
 IDENTITIES = {ANNA: b"\0anna", BOB: b"\0bob1", MBP: b"\0mbp1"}

@@ -15,7 +15,8 @@ from tests.integration import rawzmtp
 from trainctl.node_agent.transport import subscriber_limits
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.node_agent.transport.subscriber_limits import MOST_BYTES, MOST_SAID
-from trainctl.protocol import examples, sockets
+from trainctl.protocol import examples
+from trainctl.protocol.wire import sockets
 
 EVENT: Any = examples.EXAMPLES["published by an agent"]["event"]
 

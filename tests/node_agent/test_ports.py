@@ -11,9 +11,9 @@ from tests.node_agent.processes import ENVIRONMENT, wait_for
 from trainctl.node_agent.trainers import rank_ports
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.supervisor import TrainerHost
-from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.wire import codec
 
 HUNG = """
 import sys, time, zmq

@@ -10,7 +10,8 @@ from typing import Any
 import msgpack
 import msgspec
 
-from trainctl.protocol import codec, examples
+from trainctl.protocol import examples
+from trainctl.protocol.wire import codec
 
 HUGE_HEADERS = (b"\xdb", b"\xdd", b"\xdf", b"\xc6", b"\xc9")
 """Of a string, an array, a map, bytes and an extension, each followed by four bytes of its length."""

@@ -7,9 +7,9 @@ import zmq
 import zmq.asyncio
 
 from trainctl.protocol import client as c
-from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import UnreachableError
+from trainctl.protocol.wire import codec
 
 
 async def deaf(socket: zmq.asyncio.Socket, times: int) -> None:

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.protocol import strategies
 
-from trainctl.protocol import codec, examples
+from trainctl.protocol import examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError, VersionError
+from trainctl.protocol.wire import codec
 
 KINDS = [(talk, kind) for talk in examples.UNIONS for kind in examples.types_of(talk)]
 ALL = list(examples.DECODERS.values())

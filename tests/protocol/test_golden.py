@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from trainctl.protocol import codec, docs, examples
+from trainctl.protocol import docs, examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
+from trainctl.protocol.wire import codec
 
 ROOT = Path(__file__).resolve().parents[2]
 WIRE = ROOT / "tests" / "golden" / "wire"

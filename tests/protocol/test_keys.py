@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import zmq
 
-from trainctl.protocol import cluster, handshake, keyring, keys, sockets
+from trainctl.protocol import cluster, keyring, keys
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError
 from trainctl.protocol.keyring import Credentials, Keyring
 from trainctl.protocol.keys import KeyFolder, KeyPair
+from trainctl.protocol.wire import handshake, sockets
 
 STUDIO, MBP = KeyPair.new("studio"), KeyPair.new("mbp")
 

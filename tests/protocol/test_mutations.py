@@ -10,9 +10,10 @@ import tracemalloc
 import pytest
 from tests.protocol.mutations import Mutator
 
-from trainctl.protocol import codec, examples
+from trainctl.protocol import examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError
+from trainctl.protocol.wire import codec
 
 FRAMES = int(os.environ.get("TRAINCTL_FRAMES", "2500"))
 

@@ -13,9 +13,10 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainctl.protocol import paths, sockets, statuspage
+from trainctl.protocol import paths, statuspage
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
 from trainctl.protocol.runfile import NAME_PATTERN
+from trainctl.protocol.wire import sockets
 
 # ---------------------------------------------------------------- paths
 

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from tests.protocol import strategies
 
-from trainctl.protocol import codec, docs, examples, meanings, schema
+from trainctl.protocol import docs, examples, meanings, schema
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
+from trainctl.protocol.wire import codec
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT: dict[str, Any] = schema.schema()

@@ -23,8 +23,9 @@ import zmq.asyncio
 from tests.integration import rawzmtp
 from zmq.utils.monitor import recv_monitor_message
 
-from trainctl.protocol import codec, examples, sockets
+from trainctl.protocol import examples
 from trainctl.protocol.errors import ProtocolError
+from trainctl.protocol.wire import codec, sockets
 
 ROOMS = [Path(__file__).parents[2] / room / "trainctl" for room in ("protocol", "trainer", "node_agent", "tui")]
 

@@ -28,8 +28,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.runfile import GroupTable
-from trainctl.protocol.sockets import new_socket
 from trainctl.protocol.statuspage import StatusWriter
+from trainctl.protocol.wire.sockets import new_socket
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.protocol import Backend, load
 from trainctl.trainer.collective.membership import Formation

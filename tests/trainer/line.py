@@ -5,8 +5,8 @@ from typing import TypeVar
 
 import zmq
 
-from trainctl.protocol import codec
 from trainctl.protocol import messages as m
+from trainctl.protocol.wire import codec
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.step.executor import Identity
 

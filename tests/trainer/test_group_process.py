@@ -17,11 +17,12 @@ import pytest
 import zmq
 from tests.trainer.fork_servers import ForkServers
 
-from trainctl.protocol import codec, loglines
+from trainctl.protocol import loglines
 from trainctl.protocol import messages as m
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.runfile import GroupTable
-from trainctl.protocol.sockets import new_socket
+from trainctl.protocol.wire import codec
+from trainctl.protocol.wire.sockets import new_socket
 from trainctl.trainer.collective.group import ReducerGroup
 from trainctl.trainer.collective.membership import Formation
 from trainctl.trainer.collective.shared_buffer import Layout

@@ -16,13 +16,14 @@ import psutil
 import pytest
 import zmq
 
-from trainctl.protocol import checkpoints, codec, loglines
+from trainctl.protocol import checkpoints, loglines
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.record import open_for_reading
-from trainctl.protocol.sockets import new_socket
 from trainctl.protocol.statuspage import read_status
+from trainctl.protocol.wire import codec
+from trainctl.protocol.wire.sockets import new_socket
 
 G = 12
 FIRST, SECOND, THIRD = (m.Generation(1, n) for n in (1, 2, 3))

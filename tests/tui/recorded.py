@@ -15,11 +15,11 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
-from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import Connection
 from trainctl.protocol.errors import RefusedError, UnreachableError
 from trainctl.protocol.metrics import AXIS_METRICS
+from trainctl.protocol.wire import codec
 from trainctl.protocol.zoom import choose
 from trainctl.tui.app import TrainctlApp
 from trainctl.tui.clock import Clock

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import zmq
 
-from trainctl.protocol import codec, examples
+from trainctl.protocol import examples
 from trainctl.protocol import messages as m
+from trainctl.protocol.wire import codec
 
 Answer = Callable[[m.ClientRequest], list[m.AgentReply | bytes]]
 SNAPSHOT: Any = examples.EXAMPLES["agent to client"]["snapshot"]

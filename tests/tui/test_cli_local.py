@@ -336,7 +336,7 @@ def test_which_agent_is_meant(
 
 
 def test_the_default_address_is_where_agents_listen() -> None:
-    from trainctl.protocol.sockets import DEFAULT_PORT, split
+    from trainctl.protocol.wire.sockets import DEFAULT_PORT, split
 
     assert split(calls.DEFAULT_ADDRESS).port == DEFAULT_PORT
 

@@ -10,7 +10,8 @@ import pytest
 import zmq
 from tests.tui.cli_calls import assert_one_line, call, call_json
 
-from trainctl.protocol import codec, examples
+from trainctl.protocol import examples
+from trainctl.protocol.wire import codec
 from trainctl.tui import calls
 
 

@@ -40,12 +40,13 @@ from trainctl.node_agent.transport import bind, parent_watch
 from trainctl.node_agent.transport.mdns import Advertisement
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
-from trainctl.protocol import runfile, sockets
+from trainctl.protocol import runfile
 from trainctl.protocol.alerting import AlertHooks
 from trainctl.protocol.cluster import Cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.keys import KeyFolder
 from trainctl.protocol.paths import node_directory, runtime_directory
+from trainctl.protocol.wire import sockets
 
 BEAT_SECONDS = 1.0
 PROCESSES_SECONDS = 5.0

@@ -17,7 +17,7 @@ from trainctl.protocol.alerting import AlertHooks, check_command, check_webhook
 from trainctl.protocol.cluster import Cluster, read_default
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.paths import node_name
-from trainctl.protocol.sockets import DEFAULT_PORT
+from trainctl.protocol.wire.sockets import DEFAULT_PORT
 
 app = typer.Typer(
     name="trainctl-agent", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,

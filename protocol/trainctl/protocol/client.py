@@ -17,9 +17,7 @@ from typing import Any, Literal, Self, TypeVar
 import zmq
 import zmq.asyncio
 
-from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
-from trainctl.protocol.attachment import Attachment, Gap
 from trainctl.protocol.errors import (
     ExpiredError,
     InvalidInputError,
@@ -30,10 +28,12 @@ from trainctl.protocol.errors import (
     UnreachableError,
     VersionError,
 )
-from trainctl.protocol.handshake import HandshakeWatch
 from trainctl.protocol.keyring import Keyring, current
 from trainctl.protocol.live_queue import LiveQueue
 from trainctl.protocol.paths import user_name
+from trainctl.protocol.wire import codec, sockets
+from trainctl.protocol.wire.attachment import Attachment, Gap
+from trainctl.protocol.wire.handshake import HandshakeWatch
 
 DEFAULT_TIMEOUT_SECONDS = 5.0
 START_SECONDS = 20.0

@@ -9,11 +9,12 @@ import msgspec
 import platformdirs
 from msgspec import Meta
 
-from trainctl.protocol import sockets, tomlfile
+from trainctl.protocol import tomlfile
 from trainctl.protocol.alerting import AlertHooks, check_webhook
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.keys import Key
 from trainctl.protocol.runfile import NAME_PATTERN
+from trainctl.protocol.wire import sockets
 
 
 class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,10 +17,11 @@ from typing import Any
 import msgspec
 from msgspec import inspect as shape
 
-from trainctl.protocol import codec, examples, generated, meanings, prose
+from trainctl.protocol import examples, generated, meanings, prose
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.version import HISTORY, PROTOCOL_VERSION
+from trainctl.protocol.wire import codec
 
 DEFAULT_PATH = Path("docs/protocol.md")
 Comments = dict[str, dict[str, str]]

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from trainctl.protocol import codec
 from trainctl.protocol import messages as m
+from trainctl.protocol.wire import codec
 
 UNIONS: dict[str, Any] = {
     "client to agent": m.ClientRequest,

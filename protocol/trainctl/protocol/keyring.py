@@ -4,10 +4,11 @@ import os
 import socket
 from typing import Literal, NamedTuple
 
-from trainctl.protocol import cluster, sockets
+from trainctl.protocol import cluster
 from trainctl.protocol.cluster import Cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.keys import KeyFolder, KeyPair, Role, check_public
+from trainctl.protocol.wire import sockets
 
 
 class Credentials(NamedTuple):

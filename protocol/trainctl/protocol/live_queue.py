@@ -6,10 +6,10 @@ from typing import Any
 
 import zmq
 
-from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError, VersionError
 from trainctl.protocol.keyring import Credentials
+from trainctl.protocol.wire import codec, sockets
 
 MOST_WAITING = 4096
 """Messages that wait here at most; what comes beyond waits in the socket, which drops when it is full in turn."""

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
 from trainctl.protocol.metrics import EVALUATION_METRIC, LIVE_RANK_STEPS, RUN_RANK, WITHOUT_ROLLUPS, Evaluation
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.record import open_for_reading
+from trainctl.protocol.wire import codec
 from trainctl.protocol.zoom import choose, pieces, series_query
 
 _STEP_COLUMNS = (

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import zmq
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.sockets import new_socket
+from trainctl.protocol.wire.sockets import new_socket
 
 HUNG_SECONDS = 5.0
 """An agent's heartbeats come each second."""

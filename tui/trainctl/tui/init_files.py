@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tomli_w
 
-from trainctl.protocol import sockets
+from trainctl.protocol.wire import sockets
 from trainctl.tui.init_probe import Machine, Model
 
 STEPS, BATCH, LEARNING_RATE = 1000, 32, 3e-4

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from trainctl.protocol import cluster, keys, sockets
+from trainctl.protocol import cluster, keys
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.wire import sockets
 from trainctl.tui import init_files, init_probe, new_files, places
 from trainctl.tui.init_files import Answers
 from trainctl.tui.init_probe import Machine

@@ -171,7 +171,7 @@ def _check_room(config: runfile.RunFile, cluster: ClusterFile, where: str) -> No
 
 def is_local(address: str) -> bool:
     """Whether the agent at `address` sees this machine's files. Raises InvalidInputError for a bad address."""
-    from trainctl.protocol import sockets  # ZeroMQ: not for `--help`
+    from trainctl.protocol.wire import sockets  # ZeroMQ: not for `--help`
 
     parts = sockets.split(address)
     return parts.scheme == "ipc" or sockets.is_loopback(parts.hostname or "")

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from trainctl.protocol.handshake import MECHANISM_MISMATCH
+from trainctl.protocol.wire.handshake import MECHANISM_MISMATCH
 
 _EVENTS = (
     zmq.EVENT_ACCEPTED

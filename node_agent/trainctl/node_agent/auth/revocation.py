@@ -11,8 +11,8 @@ from trainctl.node_agent.auth.authenticator import Door
 from trainctl.node_agent.auth.roles import LIVE
 from trainctl.node_agent.transport import bind
 from trainctl.node_agent.transport.publisher import Publisher
-from trainctl.protocol import sockets
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.wire import sockets
 
 LOOK_SECONDS = 0.25
 """How often the list of keys is looked at, besides for each message."""

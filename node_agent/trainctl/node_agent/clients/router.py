@@ -13,9 +13,9 @@ from trainctl.node_agent.clients.queries import Surroundings
 from trainctl.node_agent.clients.redirects import Referrals
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
-from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, ProtocolError, RefusedError, VersionError
+from trainctl.protocol.wire import codec, sockets
 
 MOST_ASKED, MOST_ASKED_BY_ALL = 64, 1024
 """Requests of one client, and of all, that may be under way or wait; what is asked beyond is refused, to be asked

@@ -4,8 +4,8 @@ import ipaddress
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from trainctl.protocol import sockets
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.wire import sockets
 
 EXAMPLE = "127.0.0.1:9474"
 

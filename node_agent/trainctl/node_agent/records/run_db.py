@@ -16,12 +16,12 @@ from trainctl.node_agent.records import statements as writes
 from trainctl.node_agent.records.ballast import Ballast
 from trainctl.protocol import checkpoints
 from trainctl.protocol import messages as m
-from trainctl.protocol.codec import decode_order
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, VersionError
 from trainctl.protocol.metrics import Evaluation, add_missing_rollups
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.reader import RecordReader
 from trainctl.protocol.record import RUN_SCHEMA, open_for_writing, set_durable
+from trainctl.protocol.wire.codec import decode_order
 
 HOST_EVERY_SECONDS = 10.0
 HOST_KEPT_SECONDS = 7 * 86400.0

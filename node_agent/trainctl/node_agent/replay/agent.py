@@ -14,11 +14,11 @@ from trainctl.node_agent.clients.presence import Audience
 from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.transport import bind
 from trainctl.node_agent.transport.publisher import Publisher
-from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, VersionError
 from trainctl.protocol.keys import default_folder
 from trainctl.protocol.paths import RunPaths, state_root
+from trainctl.protocol.wire import codec, sockets
 
 NO_COMMANDS = "a recording takes no commands"
 

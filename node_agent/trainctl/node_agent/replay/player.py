@@ -29,10 +29,11 @@ from trainctl.node_agent.replay.alerts import PlayedAlerts
 from trainctl.node_agent.replay.format import Happened, Recording
 from trainctl.node_agent.replay.timeline import Scene, Story
 from trainctl.node_agent.transport import parent_watch
-from trainctl.protocol import loglines, sockets
+from trainctl.protocol import loglines
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.wire import sockets
 
 MOST_NODES = 64
 

@@ -10,10 +10,10 @@ from trainctl.node_agent.records.ended import EndedRun
 from trainctl.node_agent.roles.rank_hosting import NO_RANK, Hosting
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.context import Equipment
-from trainctl.protocol import codec
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.wire import codec
 
 HandOver = Callable[[str, str, int], Awaitable[None]]
 """Follow the claimant at an address, which conducts this agent's run in a term from here on. Raises RefusedError."""

@@ -13,11 +13,11 @@ from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.rank_ports import LocalRank
 from trainctl.node_agent.trainers.supervisor import TrainerHost
 from trainctl.node_agent.transport.publisher import Publisher
-from trainctl.protocol import sockets
 from trainctl.protocol.cluster import Cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.keyring import Credentials
 from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.wire import sockets
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,10 +12,11 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from trainctl.protocol import runfile, sockets
+from trainctl.protocol import runfile
 from trainctl.protocol.cluster import Cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import RunFile
+from trainctl.protocol.wire import sockets
 
 
 class Grounds(NamedTuple):

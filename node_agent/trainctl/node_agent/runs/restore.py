@@ -24,12 +24,12 @@ from trainctl.node_agent.runs.session import DURABLE_KEY, settings_key
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
 from trainctl.protocol.apportionment import apportion
-from trainctl.protocol.codec import decode_answer
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.paths import RunPaths, runs_directory
 from trainctl.protocol.reader import RecordReader
 from trainctl.protocol.record import open_for_reading
 from trainctl.protocol.runfile import RunFile
+from trainctl.protocol.wire.codec import decode_answer
 
 T = TypeVar("T")
 FIRST_GENERATION = m.Generation(1, 0)

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import typer
 
 from trainctl.node_agent.services.model import Manager
-from trainctl.protocol import cluster, paths, sockets
+from trainctl.protocol import cluster, paths
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import NAME_PATTERN
+from trainctl.protocol.wire import sockets
 
 STALL_OPTION = "--exit-if-stalled"
 STALL_SECONDS = 30

@@ -9,10 +9,10 @@ from typing import Any
 
 import zmq
 
-from trainctl.protocol import sockets
 from trainctl.protocol.cluster import Cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.keys import KeyFolder
+from trainctl.protocol.wire import sockets
 
 MOST_OPEN_FILES = 65536
 OPEN_MAX = 10_240

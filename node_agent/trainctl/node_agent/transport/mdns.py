@@ -6,7 +6,8 @@ import socket
 import sys
 from typing import Any
 
-from trainctl.protocol import discovery, sockets
+from trainctl.protocol import discovery
+from trainctl.protocol.wire import sockets
 
 LEAVE_SECONDS = 3.0
 """How long an agent that ends waits for its last word to go out."""

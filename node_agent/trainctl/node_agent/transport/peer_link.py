@@ -11,11 +11,11 @@ import msgspec
 import zmq
 
 from trainctl.node_agent.transport.sequencing import Line
-from trainctl.protocol import codec, sockets
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
-from trainctl.protocol.handshake import HandshakeWatch
 from trainctl.protocol.keyring import Credentials
+from trainctl.protocol.wire import codec, sockets
+from trainctl.protocol.wire.handshake import HandshakeWatch
 
 PING_SECONDS = 1.0
 PAUSE_SECONDS = 0.3

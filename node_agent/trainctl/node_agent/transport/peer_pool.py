@@ -8,11 +8,12 @@ import msgspec
 
 from trainctl.node_agent.trainers.rank_ports import end_rank
 from trainctl.node_agent.transport.peer_link import CredentialsFor, LeadEnd, PeerLink
-from trainctl.protocol import codec, runfile
 from trainctl.protocol import messages as m
+from trainctl.protocol import runfile
 from trainctl.protocol.cluster import NodeEntry
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.runfile import RunFile
+from trainctl.protocol.wire import codec
 
 TOUCH_SECONDS = 3.0
 """A conversation that is lost and begun anew within so long is no loss of the node."""

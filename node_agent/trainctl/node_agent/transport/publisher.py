@@ -9,8 +9,8 @@ import msgspec
 import zmq
 
 from trainctl.node_agent.transport.subscriber_limits import Listeners
-from trainctl.protocol import codec
 from trainctl.protocol import messages as m
+from trainctl.protocol.wire import codec
 
 KEPT_MESSAGES = 10_000
 """How many live messages can be asked for again; past that a client attaches anew, from the record."""

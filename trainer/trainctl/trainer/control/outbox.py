@@ -11,8 +11,8 @@ from collections import deque
 from contextlib import suppress
 from queue import SimpleQueue
 
-from trainctl.protocol import codec
 from trainctl.protocol.messages import FromTrainer
+from trainctl.protocol.wire import codec
 
 
 class Outbox:

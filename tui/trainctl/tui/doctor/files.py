@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from trainctl.protocol import sockets
+from trainctl.protocol.wire import sockets
 from trainctl.tui.doctor.group import shell_copy
 from trainctl.tui.doctor.scene import Finding, Hashed, Scene
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from ipaddress import IPv4Interface
 
 from trainctl.protocol import messages as m
-from trainctl.protocol import sockets
+from trainctl.protocol.wire import sockets
 from trainctl.tui.doctor.machines import quoted
 from trainctl.tui.doctor.scene import Finding, Level, Look, Scene, Subject, Trouble
 

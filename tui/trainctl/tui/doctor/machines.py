@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from trainctl.protocol import messages as m
-from trainctl.protocol import sockets
+from trainctl.protocol.wire import sockets
 from trainctl.tui.doctor.scene import Finding, Level, Look
 
 GB = 1e9

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from trainctl.protocol.codec import CONTROL_FRAME_BYTES, FRAME_BYTES
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
 from trainctl.protocol.keys import KeyPair
+from trainctl.protocol.wire.codec import CONTROL_FRAME_BYTES, FRAME_BYTES
 
 DEFAULT_PORT = 7474
 """Where an agent listens for requests; it publishes on the port after."""

@@ -1,0 +1,1 @@
+"""Bytes on a socket: the codec with its size caps, socket options, handshakes and the attach rule."""
