@@ -21,7 +21,7 @@ from typing import Any
 
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
-from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.protocol import load
 from trainctl.trainer.data.dataset import open_dataset

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainctl.protocol.client import Client
+from trainctl.protocol.client.client import Client
 from trainctl.trainer import demo_assets
 from trainctl.tui.app import TrainctlApp
 from trainctl.tui.dialogs import CommandDialog

@@ -84,7 +84,7 @@ class Cluster:
             for node in self._nodes:
                 self._agents.append(self._start_agent(node))
             unless_begun.pop_all()
-        from trainctl.protocol.blocking import BlockingClient  # ZeroMQ: not for the workers of the other side
+        from trainctl.protocol.client.blocking import BlockingClient  # ZeroMQ: not for the workers of the other side
 
         self.client = BlockingClient(addresses[self._nodes[0]], by="bench").__enter__()
         return self

@@ -9,7 +9,7 @@ from tests.conftest import SHARED_PIDS
 from tests.integration.conftest import AgentProcess, until, wait_for_end
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.record import open_for_reading
 from trainctl.protocol.wire.codec import decode_order

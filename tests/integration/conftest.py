@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import SHARED_PIDS, our_processes
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.paths import RunPaths
 from trainctl.trainer import demo_assets
 

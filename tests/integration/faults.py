@@ -18,7 +18,7 @@ from tests.integration.clusters import NODES, Cluster
 from tests.integration.conftest import until
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.statuspage import Status, read_status
 
 Victim = Literal["trainer", "reducer", "follower agent", "lead agent"]

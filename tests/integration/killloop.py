@@ -26,7 +26,7 @@ from tests.integration.faults import (
 )
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.statuspage import Status
 
 HELD_SECONDS = (2.0, 8.0)

@@ -16,7 +16,7 @@ from tests.integration.conftest import AgentProcess, until
 from tests.node_agent.processes import ENVIRONMENT
 
 from trainctl.protocol import cluster
-from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.keyring import Keyring
 from trainctl.protocol.keys import KeyFolder
 from trainctl.protocol.paths import runtime_directory

@@ -21,7 +21,7 @@ DESK, STRANGER = "desk", "stranger"
 PORT = 7474
 LOOK = """
 import sys, msgspec
-from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.client.blocking import BlockingClient
 with BlockingClient(sys.argv[1], timeout_seconds=30) as client:
     for _ in sys.stdin:
         print(msgspec.json.encode(client.snapshot(0)).decode(), flush=True)

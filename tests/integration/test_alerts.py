@@ -10,7 +10,7 @@ from tests.integration.clusters import TORCH, free_addresses
 from tests.integration.conftest import AgentProcess, until, wait_for_end, wait_for_step
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.tui.cli import main
 
 NODES = ("alpha", "beta")

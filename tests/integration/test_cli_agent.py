@@ -27,7 +27,7 @@ from tests.tui.cli_calls import (
     wait_until,
 )
 
-from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.trainer.demo_assets import llama_config, make_model
 
 RUN_FILE = """

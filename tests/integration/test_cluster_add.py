@@ -13,7 +13,7 @@ from tests.integration.sshd import PYTHON, LoopbackSshd
 from tests.tui.cli_calls import assert_one_line, call, call_json
 
 from trainctl.protocol import cluster, keys
-from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.keyring import Keyring
 from trainctl.tui.joining import there, wheel
 

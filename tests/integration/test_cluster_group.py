@@ -15,8 +15,8 @@ from tests.integration.folding import EDITS, applied_commands, check_edits, chec
 
 from trainctl.protocol import loglines
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Client, Connection
-from trainctl.protocol.cluster_client import attach_cluster
+from trainctl.protocol.client.client import Client, Connection
+from trainctl.protocol.client.cluster import attach_cluster
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.reader import RecordReader
 from trainctl.tui.source import ClusterSource

@@ -8,7 +8,7 @@ from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_
 
 from trainctl.protocol import checkpoints
 from trainctl.protocol import messages as m
-from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.reader import RecordReader
 
 

@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Client
+from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import ExpiredError
 from trainctl.protocol.record import open_for_reading
 from trainctl.protocol.wire.codec import decode_order

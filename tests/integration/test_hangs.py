@@ -13,7 +13,7 @@ from tests.integration.clusters import FOREVER, Cluster, have_back, on
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
 from tests.integration.exactness import check_ledger
 
-from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.client.blocking import BlockingClient
 
 NODES = ("alpha", "beta")
 EVERY = 5

@@ -16,8 +16,8 @@ from tests.integration.conftest import AgentProcess, until
 
 from trainctl.protocol import examples
 from trainctl.protocol import messages as m
-from trainctl.protocol.blocking import BlockingClient
-from trainctl.protocol.client import Connection, make_command
+from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.client.client import Connection, make_command
 from trainctl.protocol.cluster import Cluster
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError
 from trainctl.protocol.keyring import Keyring

@@ -12,7 +12,7 @@ from tests.integration.reference import one_rank_curve
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.checkpoints import newest_complete
-from trainctl.protocol.client import Connection
+from trainctl.protocol.client.client import Connection
 from trainctl.protocol.record import open_for_reading
 from trainctl.protocol.wire.codec import decode_order
 

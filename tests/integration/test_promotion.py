@@ -20,7 +20,7 @@ from tests.integration.succession import check_watched, power_off, promote, resu
 from tests.integration.test_faults import was_lost as given_up
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.reader import RecordReader
 
 STEPS = 120

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.clusters import FOREVER, Cluster, free_addresses, on
 from tests.integration.conftest import AgentProcess, until, wait_for_end, wait_for_step
 
-from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.client.blocking import BlockingClient
 
 
 @pytest.fixture

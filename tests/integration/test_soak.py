@@ -22,7 +22,7 @@ from tests.integration.soak import MB, Meter, Process, Reading, not_flat, summar
 from tests.integration.test_faults import ALL, MIXES, SEED, TOLERANCE, table, was_lost
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.client.blocking import BlockingClient
 
 WANTED = os.environ.get("TRAINCTL_SOAK", "")
 STEPS = int(WANTED or "60")

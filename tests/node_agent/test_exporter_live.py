@@ -21,7 +21,7 @@ from tests.node_agent.test_exporter import queries
 from trainctl.node_agent.agent import Agent, Options
 from trainctl.node_agent.exporter import server
 from trainctl.node_agent.exporter.listen_address import Place
-from trainctl.protocol.client import Client
+from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import InvalidInputError
 
 DEADLINE_SECONDS = 60.0

@@ -14,11 +14,11 @@ import zmq.asyncio
 from tests.protocol.mutations import Mutator
 
 from trainctl.node_agent.transport.peer_link import PeerLink
-from trainctl.protocol import client as c
 from trainctl.protocol import examples
 from trainctl.protocol import messages as m
+from trainctl.protocol.client import client as c
+from trainctl.protocol.client.live_queue import LiveQueue
 from trainctl.protocol.errors import ProtocolError, RefusedError, VersionError
-from trainctl.protocol.live_queue import LiveQueue
 from trainctl.protocol.wire import codec, sockets
 
 FRAMES = int(os.environ.get("TRAINCTL_FRAMES", "2000"))

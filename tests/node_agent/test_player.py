@@ -13,8 +13,8 @@ from tests.conftest import SHARED_PIDS
 
 from trainctl.protocol import loglines
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Client
-from trainctl.protocol.cluster_client import attach_cluster
+from trainctl.protocol.client.client import Client
+from trainctl.protocol.client.cluster import attach_cluster
 
 DEADLINE_SECONDS = 60.0
 

@@ -6,8 +6,8 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from trainctl.protocol import client as c
 from trainctl.protocol import messages as m
+from trainctl.protocol.client import client as c
 from trainctl.protocol.errors import UnreachableError
 from trainctl.protocol.wire import codec
 

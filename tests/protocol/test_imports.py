@@ -57,7 +57,9 @@ def test_the_full_screen_starts_without_the_screens_it_does_not_show() -> None:
     assert not loaded & {"trainctl.tui.dialogs", "trainctl.tui.charts.plot", "pydantic", "sqlite3"}
 
 
-@pytest.mark.parametrize("module", ["trainctl.node_agent.cli", "trainctl.node_agent.agent", "trainctl.protocol.client"])
+@pytest.mark.parametrize(
+    "module", ["trainctl.node_agent.cli", "trainctl.node_agent.agent", "trainctl.protocol.client.client"]
+)
 def test_what_does_not_compute_loads_no_backend(module: str) -> None:
     assert not loaded_by(module) & {"torch", "mlx", "transformers", "textual"}
 

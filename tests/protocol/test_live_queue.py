@@ -10,10 +10,11 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from trainctl.protocol import examples, live_queue
+from trainctl.protocol import examples
 from trainctl.protocol import messages as m
+from trainctl.protocol.client import live_queue
+from trainctl.protocol.client.live_queue import AT_ONCE, LiveQueue
 from trainctl.protocol.errors import VersionError
-from trainctl.protocol.live_queue import AT_ONCE, LiveQueue
 from trainctl.protocol.wire import codec, sockets
 
 EVENT: Any = examples.EXAMPLES["published by an agent"]["event"]

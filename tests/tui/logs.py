@@ -4,7 +4,7 @@ import msgspec
 from tests.tui.recorded import CLOCK, NOW, Recorded, source_of
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Connection
+from trainctl.protocol.client.client import Connection
 from trainctl.protocol.loglines import write
 
 

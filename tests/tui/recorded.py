@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Connection
+from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import RefusedError, UnreachableError
 from trainctl.protocol.metrics import AXIS_METRICS
 from trainctl.protocol.wire import codec

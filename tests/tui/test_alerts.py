@@ -11,7 +11,7 @@ from tests.tui.test_pictures import still
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Connection
+from trainctl.protocol.client.client import Connection
 from trainctl.protocol.messages import verbs
 from trainctl.tui import alerts_view, control, header, output
 from trainctl.tui import model as md

@@ -18,7 +18,7 @@ from textual import events
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from trainctl.protocol.client import Connection
+from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.app import TrainctlApp
 from trainctl.tui.bottom import Bottom

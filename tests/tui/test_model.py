@@ -21,7 +21,7 @@ from tests.tui.recorded import (
 )  # fmt: skip
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Connection
+from trainctl.protocol.client.client import Connection
 from trainctl.tui import model as md
 
 VIEW = run_view(1)

@@ -28,7 +28,7 @@ from tests.tui.recorded import (
 )
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Connection
+from trainctl.protocol.client.client import Connection
 from trainctl.tui import bars, events_panel, fleet, fleet_cells, fleet_rows, header, overview, pace
 from trainctl.tui import lines as ln
 from trainctl.tui import model as md

@@ -29,7 +29,7 @@ from textual.command import CommandList, CommandPalette
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Connection
+from trainctl.protocol.client.client import Connection
 from trainctl.tui.glyphs import ASCII
 
 Compare = Callable[..., bool]

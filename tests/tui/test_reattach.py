@@ -9,7 +9,7 @@ from tests.tui.recorded import CLOCK, NOW, committed, host, rank_step, run_view,
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Connection
+from trainctl.protocol.client.client import Connection
 from trainctl.tui import fleet_rows, laps
 from trainctl.tui import lines as ln
 from trainctl.tui import model as md

@@ -17,7 +17,7 @@ from textual._compositor import Compositor
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Connection
+from trainctl.protocol.client.client import Connection
 from trainctl.tui import model as md
 from trainctl.tui.app import TrainctlApp
 from trainctl.tui.clock import Clock

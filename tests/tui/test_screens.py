@@ -21,7 +21,7 @@ from tests.tui.recorded import (
 from textual.pilot import Pilot
 from textual.screen import ModalScreen
 
-from trainctl.protocol.client import Connection
+from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import VersionError
 from trainctl.protocol.messages import verbs
 from trainctl.tui.app import TrainctlApp

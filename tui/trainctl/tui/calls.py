@@ -20,7 +20,7 @@ from trainctl.protocol.messages import verbs
 from trainctl.tui import pace
 
 if TYPE_CHECKING:
-    from trainctl.protocol.client import Client
+    from trainctl.protocol.client.client import Client
 
 LOOK_SECONDS = 3.0
 """How long the agents of a cluster have to say whether they conduct a run."""
@@ -41,7 +41,7 @@ def call(
 ) -> T:
     """`work` with a connected client, to its end; with `lead`, one of the agent that conducts the active run, where the
     one at `address` only hosts a rank of it. Raises as the client does."""
-    from trainctl.protocol.client import Client  # ZeroMQ: not for `--help`
+    from trainctl.protocol.client.client import Client  # ZeroMQ: not for `--help`
 
     seconds = answer_seconds or ANSWER_SECONDS
 
@@ -70,7 +70,7 @@ def find_run(addresses: Sequence[str], run: str) -> str:
 
     async def knows(address: str) -> tuple[bool, bool]:
         """Whether the agent knows the run, and has led it."""
-        from trainctl.protocol.client import Client
+        from trainctl.protocol.client.client import Client
 
         try:
             async with Client(address, timeout_seconds=LOOK_SECONDS) as client:
@@ -131,7 +131,7 @@ async def _find_lead(addresses: Sequence[str]) -> str:
 
 async def _look(address: str, refused: list[TrainctlError] | None = None) -> m.Snapshot | None:
     """What an agent says; None if it says nothing, and where that is for want of keys, why it doesn't in `refused`."""
-    from trainctl.protocol.client import Client
+    from trainctl.protocol.client.client import Client
 
     try:
         async with Client(address, timeout_seconds=LOOK_SECONDS) as client:

@@ -52,7 +52,7 @@ def mirror(
 
 @contextlib.contextmanager
 def _source(ctx: typer.Context, run: str, connect: str | None, cluster: Path | None) -> Iterator["Source"]:
-    from trainctl.protocol.blocking import BlockingClient
+    from trainctl.protocol.client.blocking import BlockingClient
     from trainctl.tui.mirror.sources import AgentSource, DirectorySource
 
     if connect is None and cluster is None:

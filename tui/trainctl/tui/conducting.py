@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Self
 from trainctl.protocol import messages as m
 
 if TYPE_CHECKING:
-    from trainctl.protocol.client import Client
-    from trainctl.protocol.cluster_client import Item
+    from trainctl.protocol.client.client import Client
+    from trainctl.protocol.client.cluster import Item
 
 
 async def conducting(client: "Client") -> "AsyncGenerator[Item, None]":
     """What `Client.attach` gives, of the agent that `client` is connected to until another one conducts, then of that
     one, which a Snapshot begins; not that a line is being made, which says nothing once there was one."""
-    from trainctl.protocol.client import Connection  # ZeroMQ: not for `--help`
-    from trainctl.protocol.cluster_client import attach_cluster
+    from trainctl.protocol.client.client import Connection  # ZeroMQ: not for `--help`
+    from trainctl.protocol.client.cluster import attach_cluster
 
     conducts = ""
     items = attach_cluster(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Client, Connection
+from trainctl.protocol.client.client import Client, Connection
 from trainctl.protocol.errors import TrainctlError
 from trainctl.tui.demo_agents import Agents, StartError, last_line
 from trainctl.tui.demo_folder import Session

@@ -9,7 +9,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.reader import RecordReader
 
 if TYPE_CHECKING:
-    from trainctl.protocol.client import Client
+    from trainctl.protocol.client.client import Client
 
 What = Literal["steps", "ranks", "events", "hosts"]
 Row = tuple[Any, ...]

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Connection
+from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import TrainctlError
 from trainctl.tui import model as md
 from trainctl.tui.clock import Clock

@@ -14,7 +14,7 @@ from trainctl.tui import output, piped
 from trainctl.tui.conducting import Records, conducting
 
 if TYPE_CHECKING:
-    from trainctl.protocol.client import Client, Connection
+    from trainctl.protocol.client.client import Client, Connection
 
 STEPS_PAGE = 500
 EVENTS_PAGE = 200

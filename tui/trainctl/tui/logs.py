@@ -12,7 +12,7 @@ from trainctl.protocol.errors import InvalidInputError, UnreachableError
 from trainctl.tui import output
 
 if TYPE_CHECKING:
-    from trainctl.protocol.client import Client
+    from trainctl.protocol.client.client import Client
 
 POLL_SECONDS = 0.5
 """How often a followed log is asked for more; the protocol publishes no logs."""

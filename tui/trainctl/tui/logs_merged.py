@@ -12,7 +12,7 @@ from trainctl.tui import output
 from trainctl.tui.lines import clean
 
 if TYPE_CHECKING:
-    from trainctl.protocol.client import Client
+    from trainctl.protocol.client.client import Client
 
 POLL_SECONDS = 0.5
 MOST_LINES = 100_000

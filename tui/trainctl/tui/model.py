@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Connection
+from trainctl.protocol.client.client import Connection
 from trainctl.tui import foresight, pace
 from trainctl.tui import series as s
 from trainctl.tui.changes import changed_step

@@ -1,7 +1,7 @@
 """What is known of one node and its rank, as lines of labelled words: its state, its part, its agent, its machine."""
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Connection
+from trainctl.protocol.client.client import Connection
 from trainctl.tui import energy
 from trainctl.tui import fleet_cells as c
 from trainctl.tui import format as f

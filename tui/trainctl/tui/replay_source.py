@@ -14,7 +14,7 @@ from typing import Any, Self
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Connection
+from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.metrics import RANK_SERIES, RUN_SERIES
 from trainctl.protocol.paths import RunPaths

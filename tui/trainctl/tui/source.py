@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Client, Connection
-from trainctl.protocol.cluster_client import attach_cluster
+from trainctl.protocol.client.client import Client, Connection
+from trainctl.protocol.client.cluster import attach_cluster
 from trainctl.protocol.errors import RefusedError, TrainctlError, UnreachableError
 
 Item = m.Snapshot | m.NodeView | m.Live | m.Heartbeat | Connection

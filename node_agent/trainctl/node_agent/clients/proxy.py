@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Client
+from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.keyring import Keyring
 

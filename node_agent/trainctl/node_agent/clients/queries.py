@@ -14,7 +14,7 @@ from trainctl.node_agent.clients.presence import Audience
 from trainctl.node_agent.records.replication import VIEW_KEY
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Client
+from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.keyring import Keyring
 from trainctl.protocol.metrics import RANK_SERIES, RUN_SERIES

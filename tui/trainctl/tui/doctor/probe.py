@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from trainctl.protocol import facts, keys, paths, runfile
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Client
+from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import NotAuthorisedError, TrainctlError, UnreachableError, VersionError
 from trainctl.protocol.runfile import RunFile
 from trainctl.protocol.wire import sockets

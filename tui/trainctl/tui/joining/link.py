@@ -10,7 +10,7 @@ import time
 from typing import NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import Client
+from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import UnreachableError
 from trainctl.protocol.keyring import Keyring
 from trainctl.protocol.wire import sockets

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.blocking import BlockingClient
+from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.paths import RunPaths
 from trainctl.protocol.reader import RecordReader

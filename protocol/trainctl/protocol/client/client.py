@@ -18,6 +18,7 @@ import zmq
 import zmq.asyncio
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.client.live_queue import LiveQueue
 from trainctl.protocol.errors import (
     ExpiredError,
     InvalidInputError,
@@ -29,7 +30,6 @@ from trainctl.protocol.errors import (
     VersionError,
 )
 from trainctl.protocol.keyring import Keyring, current
-from trainctl.protocol.live_queue import LiveQueue
 from trainctl.protocol.paths import user_name
 from trainctl.protocol.wire import codec, sockets
 from trainctl.protocol.wire.attachment import Attachment, Gap

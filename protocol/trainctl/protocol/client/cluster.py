@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 import zmq.asyncio
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import DEFAULT_TIMEOUT_SECONDS, Client, Connection
+from trainctl.protocol.client.client import DEFAULT_TIMEOUT_SECONDS, Client, Connection
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.keyring import Keyring, current
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import DEFAULT_TIMEOUT_SECONDS, Client, Connection
+from trainctl.protocol.client.client import DEFAULT_TIMEOUT_SECONDS, Client, Connection
 from trainctl.protocol.keyring import Keyring
 
 T = TypeVar("T")

@@ -1,0 +1,1 @@
+"""Clients of an agent: asyncio, blocking, and one that follows a whole cluster."""
