@@ -17,10 +17,10 @@ from trainctl.node_agent.records import statements as writes
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.replay import format as recordings
 from trainctl.node_agent.replay.timeline import Story
-from trainctl.protocol.metrics import rebuild_rollups
-from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.reader import RecordReader
-from trainctl.protocol.record import ROLLUP_LEVELS, RUN_SCHEMA, open_for_writing
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.rollups import rebuild_rollups
+from trainctl.protocol.record.schema import ROLLUP_LEVELS, RUN_SCHEMA, open_for_writing
 
 STEP_SECONDS = 0.5
 BLOCK = 2 * ROLLUP_LEVELS[-1]

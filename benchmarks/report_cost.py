@@ -25,8 +25,8 @@ import zmq
 from numpy.typing import NDArray
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.record import open_for_reading
-from trainctl.protocol.statuspage import StatusWriter
+from trainctl.protocol.record.schema import open_for_reading
+from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire import codec
 from trainctl.protocol.wire.sockets import new_socket
 from trainctl.trainer.backends.host_memory import HostMemory

@@ -10,8 +10,8 @@ from tests.integration.conftest import AgentProcess, until, wait_for_end
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
-from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.record import open_for_reading
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire.codec import decode_order
 
 NODES = ("alpha", "beta", "gamma")

@@ -18,7 +18,7 @@ from tests.conftest import SHARED_PIDS, our_processes
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer import demo_assets
 
 STEP_SECONDS_LIMIT = 60.0

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from tests.integration.clusters import NODES, Cluster, plans_of
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.reader import RecordReader
+from trainctl.protocol.record.reader import RecordReader
 
 
 def check_ledger(cluster: Cluster, run: str, last: int, was_lost: Iterable[str], lead: str = NODES[0]) -> None:

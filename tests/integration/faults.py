@@ -19,7 +19,7 @@ from tests.integration.conftest import until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
-from trainctl.protocol.statuspage import Status, read_status
+from trainctl.protocol.record.status_page import Status, read_status
 
 Victim = Literal["trainer", "reducer", "follower agent", "lead agent"]
 Phase = Literal["forward", "backward", "reduce", "commit", "checkpoint", "regroup"]

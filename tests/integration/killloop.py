@@ -27,7 +27,7 @@ from tests.integration.faults import (
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
-from trainctl.protocol.statuspage import Status
+from trainctl.protocol.record.status_page import Status
 
 HELD_SECONDS = (2.0, 8.0)
 """For so long, at random, a service's watchdog bears with an agent that stands still. A follower's ranks are lost after

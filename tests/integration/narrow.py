@@ -19,7 +19,7 @@ from trainctl.protocol import cluster
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.keyring import Keyring
 from trainctl.protocol.keys import KeyFolder
-from trainctl.protocol.paths import runtime_directory
+from trainctl.protocol.record.paths import runtime_directory
 
 DESCRIPTORS = 256
 

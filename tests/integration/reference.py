@@ -10,7 +10,7 @@ from typing import Any
 from trainctl.node_agent.planning import lr_schedule, ranges
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
-from trainctl.protocol.statuspage import StatusWriter
+from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.protocol import load
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.step.executor import Executor, Identity, Settings

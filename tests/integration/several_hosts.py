@@ -14,7 +14,7 @@ from tests.integration.conftest import until
 from tests.integration.namespaces import LAN, Network
 
 from trainctl.protocol.keys import KeyFolder
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 
 NODES = ("alpha", "beta", "gamma")
 DESK, STRANGER = "desk", "stranger"

@@ -20,7 +20,7 @@ from tests.integration.conftest import AgentProcess, keep_processes, until, wait
 from trainctl.node_agent.runs.session import DURABLE_KEY
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import make_command
-from trainctl.protocol.record import open_for_reading
+from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire import codec, sockets
 from trainctl.protocol.wire.codec import decode_order
 

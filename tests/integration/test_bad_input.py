@@ -108,7 +108,7 @@ def test_a_frame_over_the_cap_ends_that_connection_and_nothing_else(one_agent):
 
 
 def test_garbage_on_the_trainers_socket_changes_nothing(live):
-    from trainctl.protocol.paths import runtime_directory
+    from trainctl.protocol.record.paths import runtime_directory
 
     with live.client() as client:
         context = zmq.Context()

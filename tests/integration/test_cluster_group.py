@@ -13,12 +13,12 @@ from tests.integration.clusters import FOREVER, NODES, Cluster, on, plans_of
 from tests.integration.conftest import keep_processes, until, wait_for_end, wait_for_step
 from tests.integration.folding import EDITS, applied_commands, check_edits, check_steps
 
-from trainctl.protocol import loglines
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client, Connection
 from trainctl.protocol.client.cluster import attach_cluster
 from trainctl.protocol.errors import RefusedError
-from trainctl.protocol.reader import RecordReader
+from trainctl.protocol.record import log_format
+from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.source import ClusterSource
 
 SAMPLES = 12
@@ -265,5 +265,5 @@ async def test_each_rank_s_log_and_processes_are_seen_through_any_agent(group):
         logs = [await source.log(node, run, rank, -65_536, 65_536) for rank, node in enumerate(NODES)]
     assert {view.version for view in views.values()} == {views["beta"].version} and views.keys() == {"beta", "gamma"}
     for rank, part in enumerate(logs):
-        said = [loglines.read(line) for line in part.text.splitlines()]
+        said = [log_format.read(line) for line in part.text.splitlines()]
         assert part.rank == rank and [line.level for line in said if line.text.startswith("ready: ")] != []

@@ -6,10 +6,10 @@ import pytest
 from tests.integration.clusters import FOREVER, NODES, Cluster, have_back, on
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
 
-from trainctl.protocol import checkpoints
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
-from trainctl.protocol.reader import RecordReader
+from trainctl.protocol.record import checkpoints
+from trainctl.protocol.record.reader import RecordReader
 
 
 def newest_step(cluster: Cluster, node: str, run: str) -> int:

@@ -10,7 +10,7 @@ import pytest
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import ExpiredError
-from trainctl.protocol.record import open_for_reading
+from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire.codec import decode_order
 from trainctl.tui.app import TrainctlApp
 from trainctl.tui.dialogs import CommandDialog

@@ -34,7 +34,7 @@ from tests.tui.cli_calls import (
 )
 
 from trainctl.protocol import cluster
-from trainctl.protocol.paths import node_name
+from trainctl.protocol.record.paths import node_name
 from trainctl.protocol.runfile import read
 from trainctl.tui import demo_folder
 

@@ -23,7 +23,7 @@ from tests.integration import rawzmtp
 from tests.integration.narrow import DESCRIPTORS, Keyed, Narrow, answers, flood, warmed
 from tests.node_agent.processes import ENVIRONMENT, python
 
-from trainctl.protocol.record import open_for_reading
+from trainctl.protocol.record.schema import open_for_reading
 
 FRAMES = int(os.environ.get("TRAINCTL_FRAMES", "2500"))
 EVENTS = int(os.environ.get("TRAINCTL_EVENTS", "30000"))

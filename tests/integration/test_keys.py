@@ -23,7 +23,7 @@ from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError
 from trainctl.protocol.keyring import Keyring
 from trainctl.protocol.keys import KeyFolder, KeyPair
 from trainctl.protocol.messages import verbs
-from trainctl.protocol.record import open_for_reading
+from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire import codec, sockets
 from trainctl.tui import cli
 

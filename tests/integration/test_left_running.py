@@ -11,9 +11,9 @@ from tests.integration.conftest import AgentProcess, all_steps, until, wait_for_
 from tests.integration.reference import one_rank_curve
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.checkpoints import newest_complete
 from trainctl.protocol.client.client import Connection
-from trainctl.protocol.record import open_for_reading
+from trainctl.protocol.record.checkpoints import newest_complete
+from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire.codec import decode_order
 
 STEPS = 150

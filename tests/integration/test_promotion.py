@@ -21,7 +21,7 @@ from tests.integration.test_faults import was_lost as given_up
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
-from trainctl.protocol.reader import RecordReader
+from trainctl.protocol.record.reader import RecordReader
 
 STEPS = 120
 SHARES = {"alpha": {"share": 6}, "beta": {"share": 4}, "gamma": {"share": 2}}

@@ -12,10 +12,10 @@ from tests.integration.conftest import AgentProcess, all_steps, keep_processes, 
 from tests.integration.reference import one_rank_curve
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.checkpoints import newest_complete
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.errors import RefusedError
-from trainctl.protocol.reader import RecordReader
+from trainctl.protocol.record.checkpoints import newest_complete
+from trainctl.protocol.record.reader import RecordReader
 
 
 @pytest.fixture(scope="module")

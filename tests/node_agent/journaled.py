@@ -24,8 +24,8 @@ from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.trainers.rank_ports import Look
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
-from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.record import open_for_reading
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire.codec import decode_order
 
 STRIDES = 20_000

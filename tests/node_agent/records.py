@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.metrics import RUN_RANK
-from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.record import ROLLUP_LEVELS
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.rollups import RUN_RANK
+from trainctl.protocol.record.schema import ROLLUP_LEVELS
 
 PHASE_METRICS = ("data_seconds", "forward_seconds", "backward_seconds", "sync_seconds", "optimizer_seconds")
 FIRST = m.Generation(1, 1)

@@ -15,7 +15,7 @@ from trainctl.node_agent.runs.late_notes import Afterthoughts
 from trainctl.node_agent.runs.session import Session
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 
 ID = "8b7c6d5e-0000-4000-8000-000000000001"
 

@@ -17,7 +17,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.alerting import AlertHooks, AlertsTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 
 HOOKS = AlertHooks(command=(sys.executable,))
 

@@ -11,8 +11,8 @@ from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
-from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.reader import RecordReader
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.wire import codec
 
 RUN = "r"

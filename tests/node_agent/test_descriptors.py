@@ -12,7 +12,7 @@ from trainctl.node_agent.trainers.rank_ports import LocalRank, Look
 from trainctl.node_agent.trainers.supervisor import TrainerHost
 from trainctl.node_agent.transport import bind
 from trainctl.protocol.errors import RefusedError
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from trainctl.node_agent.readings.energy import Energy, EnergyMeter, counted, dr
 from trainctl.node_agent.readings.host import HostReader
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.protocol import messages as m
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 
 
 def meter(*readings: tuple[float, float | None], run: str = "run-1") -> EnergyMeter:

@@ -6,7 +6,7 @@ from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.runs import checkpoint_source
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.recovery import Way, absent
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 
 WAY = Way({0: "a", 1: "b", 2: "c"}, Source(40, "b"), 300.0)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from benchmarks import long_record
 
-from trainctl.protocol.metrics import rebuild_rollups
+from trainctl.protocol.record.rollups import rebuild_rollups
 
 STEPS, BLOCK = 5_345, 1_000
 

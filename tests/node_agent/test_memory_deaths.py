@@ -23,7 +23,7 @@ from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.memory_deaths import Held, Kills, recognised
 from trainctl.node_agent.trainers.oom import WINDOW_SECONDS, OomKills, count_file, read_count
 from trainctl.node_agent.trainers.supervisor import TrainerHost
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 
 GROWN, SAME = Kills(2, 3), Kills(2, 2)
 NEAR, FAR = Held(40, 96, 100), Held(40, 60, 100)

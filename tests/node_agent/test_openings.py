@@ -11,7 +11,7 @@ from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.protocol import messages as m
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 
 ALL = Settings(1, 24, {0: RankSetting("a", 12, 4), 1: RankSetting("b", 12, 4)})
 WITHOUT_A = Settings(2, 24, {0: RankSetting("a", 0, 4, out="drained"), 1: RankSetting("b", 24, 4)})

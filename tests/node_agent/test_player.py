@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from tests.conftest import SHARED_PIDS
 
-from trainctl.protocol import loglines
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.client.cluster import attach_cluster
+from trainctl.protocol.record import log_format
 
 DEADLINE_SECONDS = 60.0
 
@@ -71,7 +71,7 @@ async def test_it_is_played_to_the_end_with_its_faults(played: str) -> None:
     assert len(history.series) == 5
     assert "scripted" in texts and "lost" in texts
     lines = log.text.splitlines()
-    assert all(loglines.read(text).at for text in lines)
+    assert all(log_format.read(text).at for text in lines)
     assert ["leaving" in line for line in lines] == [False] * (len(lines) - 1) + [True], "said at the end, not at first"
 
 

@@ -12,7 +12,7 @@ from trainctl.node_agent.trainers import rank_ports
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.supervisor import TrainerHost
 from trainctl.protocol import messages as m
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import codec
 
 HUNG = """

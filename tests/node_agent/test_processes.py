@@ -10,7 +10,7 @@ from tests.node_agent.test_host import alive, wait_for
 
 from trainctl.node_agent.readings.processes import ProcessMeter
 from trainctl.node_agent.trainers.supervisor import TrainerHost
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 
 CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
 

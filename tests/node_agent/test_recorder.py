@@ -12,9 +12,9 @@ from trainctl.node_agent.records import run_db as recorder_module
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.metrics import RUN_RANK
-from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.reader import RecordReader
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.rollups import RUN_RANK
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "state" / "record-v1.sql"
 

@@ -14,8 +14,8 @@ from tests.node_agent.records import FIRST, check_rollups, part, rows, step
 
 from trainctl.node_agent.records import run_db as recorder_module
 from trainctl.node_agent.records.run_db import RunRecorder
-from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.reader import RecordReader
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ WRITER = """
     from pathlib import Path
     from trainctl.node_agent.records.run_db import RunRecorder
     from trainctl.protocol import messages as m
-    from trainctl.protocol.paths import RunPaths
+    from trainctl.protocol.record.paths import RunPaths
 
     recorder = RunRecorder(RunPaths(Path(sys.argv[1])))
     last = recorder.last_state().step
@@ -107,7 +107,7 @@ REFUSED = """
     from pathlib import Path
     from trainctl.node_agent.records.run_db import RETRY_SECONDS, RunRecorder
     from trainctl.protocol import messages as m
-    from trainctl.protocol.paths import RunPaths
+    from trainctl.protocol.record.paths import RunPaths
 
     now = [0.0]
     paths = RunPaths(Path(sys.argv[1]))

@@ -18,7 +18,7 @@ from trainctl.node_agent.trainers.rank_ports import Look
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 
 
 class Port:

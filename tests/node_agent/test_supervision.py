@@ -23,7 +23,7 @@ from trainctl.node_agent.services.sd_notify import from_environment
 from trainctl.node_agent.services.supervision import supervised
 from trainctl.node_agent.services.watchdog import Stall
 from trainctl.protocol import messages as m
-from trainctl.protocol.loglines import read
+from trainctl.protocol.record.log_format import read
 
 
 @pytest.fixture

@@ -4,16 +4,16 @@ import logging
 
 import pytest
 
-from trainctl.protocol import loglines
+from trainctl.protocol.record import log_format
 
 AT = 1763649065.123
 
 
 @pytest.mark.parametrize("text", ["g1.2 joined: 3 ranks", "", "  indented", "größer ✓"])
 def test_what_is_written_is_read_again(text: str) -> None:
-    line = loglines.write(AT, "WARNING", text)
+    line = log_format.write(AT, "WARNING", text)
     assert line.startswith("2025-11-20T14:31:05.123Z WARNING ")
-    assert loglines.read(line) == loglines.LogLine(pytest.approx(AT, abs=1e-3), "WARNING", text)
+    assert log_format.read(line) == log_format.LogLine(pytest.approx(AT, abs=1e-3), "WARNING", text)
 
 
 @pytest.mark.parametrize(
@@ -22,10 +22,10 @@ def test_what_is_written_is_read_again(text: str) -> None:
      "[E1120 14:31:05] gloo: peer closed", "2025-11-20T14:31:05.123Z LOUD x"],
 )  # fmt: skip
 def test_a_line_of_another_form_stays_whole(line: str) -> None:
-    assert loglines.read(line) == loglines.LogLine(None, "", line)
+    assert log_format.read(line) == log_format.LogLine(None, "", line)
 
 
 def test_a_record_of_logging_takes_the_form() -> None:
     record = logging.LogRecord("x", logging.ERROR, "f.py", 1, "rank %s: %s", (0, "no memory"), None)
     record.created = AT
-    assert loglines.Formatter().format(record) == "2025-11-20T14:31:05.123Z ERROR rank 0: no memory"
+    assert log_format.Formatter().format(record) == "2025-11-20T14:31:05.123Z ERROR rank 0: no memory"

@@ -13,8 +13,8 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainctl.protocol import paths, statuspage
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
+from trainctl.protocol.record import paths, status_page
 from trainctl.protocol.runfile import NAME_PATTERN
 from trainctl.protocol.wire import sockets
 
@@ -72,7 +72,7 @@ def test_the_runtime_folder_is_short_private_and_its_node_s_own(
 
 
 def test_the_hash_is_the_same_in_every_process() -> None:
-    code = "from trainctl.protocol.paths import hash_text; print(hash_text('studio'))"
+    code = "from trainctl.protocol.record.paths import hash_text; print(hash_text('studio'))"
     found = {
         subprocess.run(
             [sys.executable, "-c", code],
@@ -167,26 +167,26 @@ async def test_a_long_multipart_message_is_not_kept(sent: int, kept: int) -> Non
 
 def test_what_is_shown_is_read(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.status"
-    assert statuspage.read_status(path) is None
-    writer = statuspage.StatusWriter(path, os.getpid())
-    first = statuspage.read_status(path)
+    assert status_page.read_status(path) is None
+    writer = status_page.StatusWriter(path, os.getpid())
+    first = status_page.read_status(path)
     assert first is not None
     assert first[:5] == (os.getpid(), 0, 0, 0, "starting")
     assert first.changed_at == pytest.approx(time.time(), abs=60)
     writer.show("forward", step=7, generation=(1, 4))
     writer.show("backward")
-    seen = statuspage.read_status(path)
+    seen = status_page.read_status(path)
     assert seen is not None
     assert (seen.pid, seen.term, seen.n, seen.step, seen.phase) == (os.getpid(), 1, 4, 7, "backward")
     writer.close()
-    assert statuspage.read_status(path) is not None
+    assert status_page.read_status(path) is not None
 
 
-@pytest.mark.parametrize("phase", statuspage.PHASES)
+@pytest.mark.parametrize("phase", status_page.PHASES)
 def test_every_phase_has_its_number(tmp_path: Path, phase: str) -> None:
-    writer = statuspage.StatusWriter(tmp_path / "page", 1)
+    writer = status_page.StatusWriter(tmp_path / "page", 1)
     writer.show(phase)
-    seen = statuspage.read_status(tmp_path / "page")
+    seen = status_page.read_status(tmp_path / "page")
     assert seen is not None
     assert seen.phase == phase
     writer.close()
@@ -196,12 +196,12 @@ def test_every_phase_has_its_number(tmp_path: Path, phase: str) -> None:
 def test_a_page_that_is_torn_empty_or_odd_is_none(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "page"
     path.write_bytes(content)
-    assert statuspage.read_status(path) is None
+    assert status_page.read_status(path) is None
 
 
 def test_no_reader_sees_half_an_update(tmp_path: Path) -> None:
     path = tmp_path / "page"
-    writer = statuspage.StatusWriter(path, 1)
+    writer = status_page.StatusWriter(path, 1)
     writer.show("idle", step=0, generation=(0, 0))
     done = threading.Event()
 
@@ -214,7 +214,7 @@ def test_no_reader_sees_half_an_update(tmp_path: Path) -> None:
     thread.start()
     looks = 0
     while not done.is_set() or looks == 0:
-        seen = statuspage.read_status(path)
+        seen = status_page.read_status(path)
         looks += 1
         assert seen is None or seen.step == seen.term == seen.n
     thread.join(timeout=30)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.reader import RecordReader, Totals
-from trainctl.protocol.record import ROLLUP_LEVELS, RUN_SCHEMA, open_for_writing
-from trainctl.protocol.zoom import RAW_STEPS_PER_COLUMN, choose, pieces
+from trainctl.protocol.record.downsampling import RAW_STEPS_PER_COLUMN, choose, pieces
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader, Totals
+from trainctl.protocol.record.schema import ROLLUP_LEVELS, RUN_SCHEMA, open_for_writing
 
 LONG = 200_000
 SPIKE_AT, SPIKE = 123_457, 99.0

@@ -26,9 +26,9 @@ from tests.trainer.ranks import Ranks
 
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.runfile import GroupTable
-from trainctl.protocol.statuspage import StatusWriter
 from trainctl.protocol.wire.sockets import new_socket
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.protocol import Backend, load

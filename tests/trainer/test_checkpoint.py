@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from trainctl.protocol import checkpoints
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.record import checkpoints
 from trainctl.trainer.backends.protocol import State
 from trainctl.trainer.checkpoints import files
 from trainctl.trainer.collective import digest

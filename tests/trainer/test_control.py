@@ -10,8 +10,8 @@ import pytest
 from tests.trainer.line import DEADLINE_SECONDS, WHO, Line
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.statuspage import StatusWriter
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.collective.group import Solo, Tail
 from trainctl.trainer.control.inbox import Joined

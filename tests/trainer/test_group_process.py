@@ -17,9 +17,9 @@ import pytest
 import zmq
 from tests.trainer.fork_servers import ForkServers
 
-from trainctl.protocol import loglines
 from trainctl.protocol import messages as m
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record import log_format
+from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.runfile import GroupTable
 from trainctl.protocol.wire import codec
 from trainctl.protocol.wire.sockets import new_socket
@@ -192,7 +192,7 @@ def test_two_trainers_train_as_one_and_survive_each_other_and_a_signal_ends_one_
         assert len(children[0]) == 2
         agents.processes[0].send_signal(signal.SIGTERM)
         assert agents.processes[0].wait(30) == 143
-    assert loglines.read(agents.log(0).splitlines()[-1])[1:] == ("INFO", "leaving: ended by a signal")
+    assert log_format.read(agents.log(0).splitlines()[-1])[1:] == ("INFO", "leaving: ended by a signal")
     assert not psutil.wait_procs(children[0], timeout=10)[1]
 
 

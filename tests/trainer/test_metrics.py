@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.record import open_for_reading, open_for_writing
+from trainctl.protocol.record.schema import open_for_reading, open_for_writing
 from trainctl.trainer.control.step_record import MetricsWriter
 
 

@@ -16,12 +16,12 @@ import psutil
 import pytest
 import zmq
 
-from trainctl.protocol import checkpoints, loglines
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.record import open_for_reading
-from trainctl.protocol.statuspage import read_status
+from trainctl.protocol.record import checkpoints, log_format
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.schema import open_for_reading
+from trainctl.protocol.record.status_page import read_status
 from trainctl.protocol.wire import codec
 from trainctl.protocol.wire.sockets import new_socket
 
@@ -262,7 +262,7 @@ def test_bad_input_is_one_line_to_both(
     assert process.returncode == 1
     assert names in failed.reason
     assert str(agent.paths.run_file) in failed.reason
-    line = loglines.read(errors.removesuffix("\n"))
+    line = log_format.read(errors.removesuffix("\n"))
     assert (line.level, line.text) == ("ERROR", f"rank 0: {failed.reason}")
 
 
@@ -281,7 +281,7 @@ def test_an_mlx_rank_drops_garbage_trains_and_ends_at_a_term_signal(agent: Agent
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 143
-    lines = [loglines.read(line) for line in errors.splitlines()]
+    lines = [log_format.read(line) for line in errors.splitlines()]
     assert all(line.level for line in lines), errors
     told = [line.text.split(":")[0] for line in lines if line.level != "INFO"]
     assert told == ["dropped a message of the agent"] * 4, errors

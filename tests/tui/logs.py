@@ -5,7 +5,7 @@ from tests.tui.recorded import CLOCK, NOW, Recorded, source_of
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
-from trainctl.protocol.loglines import write
+from trainctl.protocol.record.log_format import write
 
 
 def log_of(place: int, backend: str, device: str, ranks: int) -> str:

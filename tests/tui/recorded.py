@@ -18,9 +18,9 @@ import numpy as np
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import RefusedError, UnreachableError
-from trainctl.protocol.metrics import AXIS_METRICS
+from trainctl.protocol.record.downsampling import choose
+from trainctl.protocol.record.rollups import AXIS_METRICS
 from trainctl.protocol.wire import codec
-from trainctl.protocol.zoom import choose
 from trainctl.tui.app import TrainctlApp
 from trainctl.tui.clock import Clock
 from trainctl.tui.glyphs import UNICODE, Glyphs

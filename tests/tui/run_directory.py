@@ -9,7 +9,7 @@ from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.replay import format as recordings
 from trainctl.node_agent.replay.timeline import Story
 from trainctl.protocol import messages as m
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 
 STEPS, NODES = 160, 3
 BEGAN_AT = 1_763_735_400.0

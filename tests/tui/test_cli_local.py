@@ -14,7 +14,7 @@ import psutil
 import pytest
 from tests.tui.cli_calls import COMMAND, ENVIRONMENT, assert_one_line, call_process, wait_until
 
-from trainctl.protocol import paths
+from trainctl.protocol.record import paths
 from trainctl.tui import calls, cli
 
 NOBODY = "tcp://127.0.0.1:1"

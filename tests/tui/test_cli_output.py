@@ -12,7 +12,7 @@ from tests.tui.recorded import NOW, host, hung, leaving, run_view, shrunk, snaps
 from trainctl.protocol import errors, examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.protocol.loglines import write
+from trainctl.protocol.record.log_format import write
 from trainctl.tui import calls, events_text, follow, logs, logs_merged, output, typed
 from trainctl.tui.demo_folder import run_config
 

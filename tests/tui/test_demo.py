@@ -11,7 +11,7 @@ from tests.tui.recorded import CLOCK, CONNECTED, run_view, snapshot
 from trainctl.protocol import cluster, examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.paths import node_name
+from trainctl.protocol.record.paths import node_name
 from trainctl.tui import demo, demo_folder, demo_pulse, demo_supervisor
 from trainctl.tui import model as md
 

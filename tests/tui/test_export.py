@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.tui import run_directory
 
-from trainctl.protocol.reader import RecordReader
+from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui import cli
 from trainctl.tui.export_rows import COLUMNS
 

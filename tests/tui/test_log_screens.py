@@ -8,7 +8,7 @@ from tests.tui.logs import logging_source
 from tests.tui.recorded import NOW, Recorded, source_of
 from textual.pilot import Pilot
 
-from trainctl.protocol.loglines import write
+from trainctl.protocol.record.log_format import write
 from trainctl.tui import log_feed
 from trainctl.tui.app import TrainctlApp
 from trainctl.tui.dialogs import CommandDialog

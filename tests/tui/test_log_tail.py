@@ -8,7 +8,7 @@ from tests.tui.logs import logs_of_four
 from tests.tui.recorded import CLOCK, NOW, run_view
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.loglines import write
+from trainctl.protocol.record.log_format import write
 from trainctl.tui import log_query as lq
 from trainctl.tui import log_tail as lt
 from trainctl.tui import log_view as lv

@@ -12,7 +12,7 @@ from tests.tui.cli_calls import assert_one_line, call
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 from trainctl.tui.mirror.copying import PAGE, Mirror
 from trainctl.tui.mirror.place import Place, PlaceFile
 from trainctl.tui.mirror.points import Point, Text, flat, prefixes, table

@@ -18,8 +18,8 @@ from tests.tui.cli_calls import COMMAND, DEADLINE_SECONDS, ENVIRONMENT, assert_o
 
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.protocol import messages as m
-from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.reader import RecordReader
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
 
 RUN_FILE = '[run]\nname = "demo"\nsteps = 160\n[batch]\nglobal = 12\n[optimizer]\nlearning_rate = 3e-3\n'
 SECOND = m.Generation(1, 2)

@@ -20,8 +20,8 @@ from textual.pilot import Pilot
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.reader import RecordReader
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui import model as md
 from trainctl.tui import replay_bar, run_folders
 from trainctl.tui.clock import Clock

@@ -45,7 +45,7 @@ from trainctl.protocol.alerting import AlertHooks
 from trainctl.protocol.cluster import Cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.keys import KeyFolder
-from trainctl.protocol.paths import node_directory, runtime_directory
+from trainctl.protocol.record.paths import node_directory, runtime_directory
 from trainctl.protocol.wire import sockets
 
 BEAT_SECONDS = 1.0

@@ -16,7 +16,7 @@ from trainctl.node_agent.services import commands
 from trainctl.protocol.alerting import AlertHooks, check_command, check_webhook
 from trainctl.protocol.cluster import Cluster, read_default
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
-from trainctl.protocol.paths import node_name
+from trainctl.protocol.record.paths import node_name
 from trainctl.protocol.wire.sockets import DEFAULT_PORT
 
 app = typer.Typer(

@@ -19,8 +19,9 @@ import platformdirs
 import tomli_w
 from msgspec import Meta
 
-from trainctl.protocol import paths, tomlfile
+from trainctl.protocol import tomlfile
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.record import paths
 
 Role = Literal["viewer", "operator", "node"]
 """viewer: reads. operator: reads and sends every verb. node: another node's agent, which sends no verbs."""

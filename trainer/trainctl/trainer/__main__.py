@@ -10,8 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
-from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.statuspage import StatusWriter
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.protocol import first_line
 from trainctl.trainer.collective.standby import early_standby
 from trainctl.trainer.common import logs

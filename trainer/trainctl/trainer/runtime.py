@@ -10,8 +10,8 @@ import msgspec
 from trainctl.protocol import digests, runfile
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.statuspage import StatusWriter
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.protocol import Backend, first_line, load
 from trainctl.trainer.checkpoints.saver import Saver
 from trainctl.trainer.collective import digest, engines

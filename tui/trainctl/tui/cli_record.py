@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 from trainctl.tui import calls, output, run_folders
 from trainctl.tui.cli_options import ClusterFile, Connect, address_of, subcommands
 from trainctl.tui.output import has_screen

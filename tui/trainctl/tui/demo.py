@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError
-from trainctl.protocol.paths import node_name
+from trainctl.protocol.record.paths import node_name
 from trainctl.tui import calls, follow, output
 from trainctl.tui.demo_folder import Session, default_folder, run_config, write_run_file
 
@@ -68,7 +68,7 @@ def headless(wanted: Wanted) -> int:
 
 def on_screen(wanted: Wanted) -> int:
     """Train with the full screen in front; leaving it leaves the run going."""
-    from trainctl.protocol.paths import user_name
+    from trainctl.protocol.record.paths import user_name
     from trainctl.tui.running import run_app  # Textual: only for the full screen
 
     with _supervised(wanted) as (demo, supervisor):
@@ -93,7 +93,7 @@ def _farewell(state: "ViewState", address: str) -> str:
 
 def summary(view: m.RunView) -> dict[str, Any]:
     """The figures of a run from its record; those that no step gave are None. Raises InvalidInputError without one."""
-    from trainctl.protocol.reader import RecordReader
+    from trainctl.protocol.record.reader import RecordReader
 
     with RecordReader(Path(view.directory)) as record:
         (first, *_), last, sums = record.steps(limit=1)[0] or (None,), record.last_step(), record.totals()

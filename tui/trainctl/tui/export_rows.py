@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.reader import RecordReader
+from trainctl.protocol.record.reader import RecordReader
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client

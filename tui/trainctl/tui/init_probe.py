@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import psutil
 
-from trainctl.protocol import paths
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.record import paths
 
 BACKENDS = ("torch", "mlx")
 _BYTES_OF_DTYPE = {"float32": 4, "float64": 8}

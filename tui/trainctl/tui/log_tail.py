@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from trainctl.protocol import loglines
 from trainctl.protocol import messages as m
+from trainctl.protocol.record import log_format
 
 MAX_LINES = 5000
 MAX_CHARACTERS = 1000
@@ -116,7 +116,7 @@ def grade(text: str) -> str:
 
 
 def _entries(texts: list[str], file: File, node: str, rank: int, now: float) -> list[Entry]:
-    read = [loglines.read(_visible(text)) for text in texts]
+    read = [log_format.read(_visible(text)) for text in texts]
     at = file.at
     if at is None:
         at = next((line.at for line in read if line.at is not None), now)

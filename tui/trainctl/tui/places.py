@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainctl.protocol import paths, runfile
+from trainctl.protocol import runfile
 from trainctl.protocol.errors import Collected, InvalidInputError
+from trainctl.protocol.record import paths
 
 if TYPE_CHECKING:
     from trainctl.protocol.cluster import Cluster

@@ -16,9 +16,9 @@ import msgspec
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.protocol.metrics import RANK_SERIES, RUN_SERIES
-from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.reader import RecordReader
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.rollups import RANK_SERIES, RUN_SERIES
 from trainctl.tui.playhead import Playhead
 from trainctl.tui.source import Item
 

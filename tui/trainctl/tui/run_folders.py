@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.paths import RunPaths, runs_directory, state_root
+from trainctl.protocol.record.paths import RunPaths, runs_directory, state_root
 
 
 def find(given: str, root: Path | None = None) -> Path:

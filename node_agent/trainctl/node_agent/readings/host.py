@@ -14,8 +14,8 @@ from trainctl.node_agent.readings.devices import Watch, watch_devices
 from trainctl.node_agent.readings.energy import Energy, EnergyMeter, counted, drawn_watts
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import HostReading
-from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.reader import RecordReader
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
 
 RESTART_SECONDS = 120.0
 """What was counted longer ago was of an earlier life of the run."""

@@ -19,7 +19,7 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
-from trainctl.protocol.record import AGENT_SCHEMA, open_for_writing
+from trainctl.protocol.record.schema import AGENT_SCHEMA, open_for_writing
 
 _COMMAND_COLUMNS = (
     "id, digest, verb, args, by, run, node, if_plan, received_at, ttl_seconds, state, step, reason, field, before,"

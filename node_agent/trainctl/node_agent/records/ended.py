@@ -9,7 +9,7 @@ from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.runs.session import DURABLE_KEY
 from trainctl.protocol import messages as m
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 
 
 class EndedRun:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.transport.peer_link import PeerLink
-from trainctl.protocol import checkpoints
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.reader import RecordReader
+from trainctl.protocol.record import checkpoints
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.wire import codec
 
 VIEW_KEY, GENERATION_KEY, HANDED_OVER_KEY = "view", "generation", "handed-over"

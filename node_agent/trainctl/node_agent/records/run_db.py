@@ -14,13 +14,13 @@ from typing import Self
 
 from trainctl.node_agent.records import statements as writes
 from trainctl.node_agent.records.ballast import Ballast
-from trainctl.protocol import checkpoints
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, VersionError
-from trainctl.protocol.metrics import Evaluation, add_missing_rollups
-from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.reader import RecordReader
-from trainctl.protocol.record import RUN_SCHEMA, open_for_writing, set_durable
+from trainctl.protocol.record import checkpoints
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.rollups import Evaluation, add_missing_rollups
+from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_writing, set_durable
 from trainctl.protocol.wire.codec import decode_order
 
 HOST_EVERY_SECONDS = 10.0

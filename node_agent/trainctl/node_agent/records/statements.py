@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.metrics import Evaluation, add_rank_to_rollups, add_run_to_rollups, rebuild_rollups
+from trainctl.protocol.record.rollups import Evaluation, add_rank_to_rollups, add_run_to_rollups, rebuild_rollups
 from trainctl.protocol.wire.codec import encode
 
 Write = Callable[[sqlite3.Connection], None]

@@ -8,9 +8,9 @@ from trainctl.node_agent.records.replication import VIEW_KEY
 from trainctl.node_agent.replay import format as r
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
-from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.reader import RecordReader
-from trainctl.protocol.record import open_for_reading
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire import codec
 
 _PAGE = 500

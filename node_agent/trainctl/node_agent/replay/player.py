@@ -29,10 +29,10 @@ from trainctl.node_agent.replay.alerts import PlayedAlerts
 from trainctl.node_agent.replay.format import Happened, Recording
 from trainctl.node_agent.replay.timeline import Scene, Story
 from trainctl.node_agent.transport import parent_watch
-from trainctl.protocol import loglines
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record import log_format
+from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import sockets
 
 MOST_NODES = 64
@@ -116,7 +116,7 @@ class Player:
     def _log(self, rank: int, at: float, text: str) -> None:
         """A line more in a rank's log, in their form if it isn't."""
         with self.paths.log(rank).open("a") as log:
-            log.write(f"{text if loglines.read(text).level else loglines.write(at, 'INFO', text)}\n")
+            log.write(f"{text if log_format.read(text).level else log_format.write(at, 'INFO', text)}\n")
 
     def _close(self) -> None:
         if self._exporter is not None:

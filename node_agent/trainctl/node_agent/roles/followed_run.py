@@ -14,7 +14,7 @@ from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.trainers.rank_ports import Ending, RankPort
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.runfile import RunFile
 
 RECLAIM_SECONDS = 10.0

@@ -22,7 +22,7 @@ from trainctl.node_agent.runs.context import Equipment
 from trainctl.node_agent.trainers.rank_ports import Ending
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError
-from trainctl.protocol.paths import RunPaths, runs_directory
+from trainctl.protocol.record.paths import RunPaths, runs_directory
 
 
 class Conducting(Protocol):

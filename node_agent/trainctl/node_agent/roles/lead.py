@@ -26,7 +26,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.messages import verbs
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 
 ENDING_SECONDS = 10.0
 LOST_SECONDS = 30.0

@@ -16,7 +16,7 @@ from trainctl.node_agent.runs.context import Equipment
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.protocol.paths import RunPaths, runs_directory
+from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.runfile import RunFile
 
 RUN_PATTERN = r"[a-z0-9][a-z0-9._-]{0,127}"

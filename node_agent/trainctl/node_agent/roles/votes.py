@@ -12,7 +12,7 @@ from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import codec
 
 HandOver = Callable[[str, str, int], Awaitable[None]]

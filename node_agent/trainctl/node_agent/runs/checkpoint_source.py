@@ -4,10 +4,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from trainctl.protocol import checkpoints
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.reader import RecordReader
+from trainctl.protocol.record import checkpoints
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
 
 _PAGE = 500
 

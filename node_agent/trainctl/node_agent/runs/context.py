@@ -16,7 +16,7 @@ from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol.cluster import Cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.keyring import Credentials
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import sockets
 
 

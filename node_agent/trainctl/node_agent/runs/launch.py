@@ -18,7 +18,7 @@ from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 
 COMMANDS_HANDED_ON = 50
 """Of a run's commands, the newest, that its other nodes know the outcome of."""

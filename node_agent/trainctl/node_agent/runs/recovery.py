@@ -16,7 +16,7 @@ from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 
 ABSENT_SECONDS = 10.0
 """How long a run that goes back waits for nodes that it can do without."""

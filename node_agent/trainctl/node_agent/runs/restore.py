@@ -25,9 +25,9 @@ from trainctl.protocol import messages as m
 from trainctl.protocol import runfile
 from trainctl.protocol.apportionment import apportion
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.protocol.paths import RunPaths, runs_directory
-from trainctl.protocol.reader import RecordReader
-from trainctl.protocol.record import open_for_reading
+from trainctl.protocol.record.paths import RunPaths, runs_directory
+from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.runfile import RunFile
 from trainctl.protocol.wire.codec import decode_answer
 

@@ -17,7 +17,7 @@ from trainctl.node_agent.trainers.rank_ports import RankPort
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 
 STALL_SECONDS, CATCH_UP_SECONDS = 2.0, 1.0
 """An agent that has not looked for so long was stopped itself, and then takes so long to hear what it missed."""

@@ -14,7 +14,7 @@ from typing import IO
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.loglines import Formatter
+from trainctl.protocol.record.log_format import Formatter
 
 LIMIT_BYTES = 5_000_000
 KEPT_FILES = 3

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import typer
 
 from trainctl.node_agent.services.model import Manager
-from trainctl.protocol import cluster, paths
+from trainctl.protocol import cluster
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.record import paths
 from trainctl.protocol.runfile import NAME_PATTERN
 from trainctl.protocol.wire import sockets
 

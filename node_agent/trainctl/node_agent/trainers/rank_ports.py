@@ -14,12 +14,13 @@ from trainctl.node_agent.trainers.memory_deaths import recognised
 from trainctl.node_agent.trainers.oom import OomKills
 from trainctl.node_agent.trainers.supervisor import GRACE_SECONDS, TrainerHost
 from trainctl.node_agent.transport.peer_link import PeerLink
-from trainctl.protocol import loglines, runfile
 from trainctl.protocol import messages as m
+from trainctl.protocol import runfile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record import log_format
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.status_page import read_status
 from trainctl.protocol.runfile import NodeTable
-from trainctl.protocol.statuspage import read_status
 
 LEAVE_SECONDS = 60.0
 """A trainer has nothing more to save when it is told to leave; one that is still there so long after it hangs."""
@@ -169,7 +170,7 @@ class LocalRank:
 
 def last_words(tail: Sequence[str]) -> str:
     """What a trainer's log ends with, where that is of its end and not of its work."""
-    last = next((loglines.read(line) for line in reversed(tail) if line.strip()), None)
+    last = next((log_format.read(line) for line in reversed(tail) if line.strip()), None)
     if last is None or (last.level == "INFO" and not last.text.startswith("leaving")):
         return ""
     return last.text.strip()

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainctl.node_agent.trainers import shim
 from trainctl.protocol.errors import RefusedError
-from trainctl.protocol.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths
 
 GRACE_SECONDS = 10.0
 TAIL_BYTES = 65536

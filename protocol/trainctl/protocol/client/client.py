@@ -30,7 +30,7 @@ from trainctl.protocol.errors import (
     VersionError,
 )
 from trainctl.protocol.keyring import Keyring, current
-from trainctl.protocol.paths import user_name
+from trainctl.protocol.record.paths import user_name
 from trainctl.protocol.wire import codec, sockets
 from trainctl.protocol.wire.attachment import Attachment, Gap
 from trainctl.protocol.wire.handshake import HandshakeWatch

@@ -17,7 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol.checkpoints import (
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.record.checkpoints import (
     MANIFEST_NAME,
     SET_ASIDE,
     FileEntry,
@@ -27,7 +28,6 @@ from trainctl.protocol.checkpoints import (
     read_manifest,
     verify,
 )
-from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backends.protocol import State, first_line, model_config
 from trainctl.trainer.common.atomic_folder import is_left_by_dead, part_of, remove_parts, sync
 

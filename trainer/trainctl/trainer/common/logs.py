@@ -4,7 +4,7 @@ record."""
 import logging
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.loglines import Formatter
+from trainctl.protocol.record.log_format import Formatter
 
 log = logging.getLogger("trainctl.trainer")
 

@@ -7,7 +7,7 @@ from collections import deque
 from pathlib import Path
 
 from trainctl.protocol.messages import Report
-from trainctl.protocol.record import RANK_SCHEMA, RANK_STEP_COLUMNS, REPORTS_KEPT, open_for_writing
+from trainctl.protocol.record.schema import RANK_SCHEMA, RANK_STEP_COLUMNS, REPORTS_KEPT, open_for_writing
 from trainctl.protocol.wire.codec import encode
 from trainctl.trainer.common.logs import log
 

@@ -19,7 +19,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, TrainctlError
-from trainctl.protocol.statuspage import StatusWriter
+from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire import codec
 from trainctl.protocol.wire.sockets import new_socket, split
 from trainctl.trainer.backends.protocol import first_line

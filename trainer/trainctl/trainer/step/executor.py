@@ -14,7 +14,7 @@ import msgspec
 
 from trainctl.protocol.errors import ProtocolError
 from trainctl.protocol.messages import FromTrainer, RankWork, Report, Soon, StepPlan
-from trainctl.protocol.statuspage import StatusWriter
+from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.collective.group import Group, Solo, Tail

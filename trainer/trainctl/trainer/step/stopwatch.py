@@ -4,7 +4,7 @@ import time
 from types import TracebackType
 
 from trainctl.protocol.messages import Phases
-from trainctl.protocol.statuspage import StatusWriter
+from trainctl.protocol.record.status_page import StatusWriter
 
 
 class Stopwatch:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.metrics import DRIFT_METRIC, EVALUATION_METRIC
+from trainctl.protocol.record.rollups import DRIFT_METRIC, EVALUATION_METRIC
 from trainctl.tui import series as s
 from trainctl.tui.charts.axis import METRIC_OF, Axis, Kind, axis_of
 from trainctl.tui.charts.catalogue import NOT_FINITE, per_rank

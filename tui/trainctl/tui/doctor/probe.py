@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from trainctl.protocol import facts, keys, paths, runfile
+from trainctl.protocol import facts, keys, runfile
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import NotAuthorisedError, TrainctlError, UnreachableError, VersionError
+from trainctl.protocol.record import paths
 from trainctl.protocol.runfile import RunFile
 from trainctl.protocol.wire import sockets
 from trainctl.tui.doctor.scene import Asset, Hashed, Look, Trouble

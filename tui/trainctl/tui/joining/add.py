@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainctl.protocol import cluster, keys, paths
+from trainctl.protocol import cluster, keys
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, TrainctlError, UnreachableError
 from trainctl.protocol.keyring import Keyring
+from trainctl.protocol.record import paths
 from trainctl.protocol.wire import sockets
 from trainctl.tui.joining import link, wheel
 from trainctl.tui.joining.machine import Install, Machine, find

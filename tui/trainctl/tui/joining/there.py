@@ -18,8 +18,9 @@ from typing import Any
 import psutil
 import tomli_w
 
-from trainctl.protocol import cluster, keys, paths
+from trainctl.protocol import cluster, keys
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.record import paths
 
 START_SECONDS, LEAVE_SECONDS = 30.0, 20.0
 NO_MANAGER = 7

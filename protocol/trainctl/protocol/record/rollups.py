@@ -6,7 +6,7 @@ A value that is missing, NaN or infinite (from 1e300 on) stays in its row but is
 import sqlite3
 from typing import Final, NamedTuple
 
-from trainctl.protocol.record import ROLLUP_LEVELS
+from trainctl.protocol.record.schema import ROLLUP_LEVELS
 
 RUN_RANK: Final = -1
 """The rank under which the rollups keep a metric of the whole run."""

@@ -17,11 +17,11 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
-from trainctl.protocol.metrics import EVALUATION_METRIC, LIVE_RANK_STEPS, RUN_RANK, WITHOUT_ROLLUPS, Evaluation
-from trainctl.protocol.paths import RunPaths
-from trainctl.protocol.record import open_for_reading
+from trainctl.protocol.record.downsampling import choose, pieces, series_query
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.rollups import EVALUATION_METRIC, LIVE_RANK_STEPS, RUN_RANK, WITHOUT_ROLLUPS, Evaluation
+from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire import codec
-from trainctl.protocol.zoom import choose, pieces, series_query
 
 _STEP_COLUMNS = (
     "term, n, step, committed_at, loss, weight, samples, learning_rate, grad_norm, cursor, global_batch, plan_version,"

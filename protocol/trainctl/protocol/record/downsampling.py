@@ -7,7 +7,7 @@ from outside the span read one by one: a spike is in its bucket's maximum at any
 
 from typing import Final, NamedTuple
 
-from trainctl.protocol.metrics import (
+from trainctl.protocol.record.rollups import (
     AXIS_METRICS,
     DRIFT_METRIC,
     EVALUATION_METRIC,
@@ -16,7 +16,7 @@ from trainctl.protocol.metrics import (
     RANK_EXPRESSIONS,
     STEP_EXPRESSIONS,
 )
-from trainctl.protocol.record import ROLLUP_LEVELS
+from trainctl.protocol.record.schema import ROLLUP_LEVELS
 
 RAW_STEPS_PER_COLUMN: Final = 30
 _LEAST_ROLLUPS_PER_COLUMN: Final = 3

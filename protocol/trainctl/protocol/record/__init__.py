@@ -1,0 +1,1 @@
+"""The record of a run: SQLite schema, reader, rollups, downsampling, paths and checkpoint manifests."""
