@@ -21,7 +21,7 @@ import torch.distributed as dist
 from sides import SEQUENCE, WARM_STEPS, run_config
 
 from trainctl.protocol import messages as m
-from trainctl.protocol import runfile
+from trainctl.protocol.config import run_file
 from trainctl.trainer.backends.torch_backend import read_model
 from trainctl.trainer.data.dataset import open_dataset
 from trainctl.trainer.data.permutation import positions_of, samples_at
@@ -54,7 +54,7 @@ class Worker:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._rank, self._world = options.rank, options.world
-        config = runfile.parse(run_config(options.folder, ["bench"], 8, 8))
+        config = run_file.parse(run_config(options.folder, ["bench"], 8, 8))
         self._data = open_dataset(config, options.folder / f"tokens-{options.rank}", "bench")
         model = read_model(Path(config.model.path), "bench").train()
         if self._world > 1:

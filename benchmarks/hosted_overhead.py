@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from trainctl.protocol import messages as m
-from trainctl.protocol import runfile
 from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.config import run_file
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.protocol import load
 from trainctl.trainer.data.dataset import open_dataset
@@ -88,7 +88,7 @@ class Bare:
     """The backend's own loop in this process."""
 
     def __init__(self, raw: dict[str, Any], folder: Path) -> None:
-        self._config = runfile.parse(raw)
+        self._config = run_file.parse(raw)
         self._dataset = open_dataset(self._config, folder / "tokens", "bench")
         self._backend = load(self._config, self._config.nodes[NODE], "bench")
         self._cursor = 0

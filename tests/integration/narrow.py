@@ -15,8 +15,8 @@ from tests.integration.clusters import free_addresses
 from tests.integration.conftest import AgentProcess, until
 from tests.node_agent.processes import ENVIRONMENT
 
-from trainctl.protocol import cluster
 from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.config import cluster_file
 from trainctl.protocol.keyring import Keyring
 from trainctl.protocol.keys import KeyFolder
 from trainctl.protocol.record.paths import runtime_directory
@@ -68,7 +68,7 @@ class Keyed(Narrow):
         file.write_text(f'[nodes.box]\naddress = "{address}"\nkey = "{held.agent().public}"\n')
         super().__init__(folder / "state", "box", file)
         self._folder = folder
-        self._ring = Keyring(held, cluster.read(file))
+        self._ring = Keyring(held, cluster_file.read(file))
 
     def client(self, **options: Any) -> BlockingClient:
         return super().client(keys=self._ring, **options)

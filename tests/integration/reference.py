@@ -9,7 +9,7 @@ from typing import Any
 
 from trainctl.node_agent.planning import lr_schedule, ranges
 from trainctl.protocol import messages as m
-from trainctl.protocol import runfile
+from trainctl.protocol.config import run_file
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.protocol import load
 from trainctl.trainer.data.dataset import Dataset, open_dataset
@@ -23,7 +23,7 @@ GENERATION = m.Generation(1, 1)
 def one_rank_curve(config: dict[str, Any], steps: int | None = None) -> list[m.StepCommitted]:
     """The first steps, or all, of a run file as parsed, on its only node's backend and with its micro-batch. What would
     be times is 0."""
-    run = runfile.parse(config)
+    run = run_file.parse(config)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         status = StatusWriter(folder / "status", os.getpid())
@@ -35,7 +35,7 @@ def one_rank_curve(config: dict[str, Any], steps: int | None = None) -> list[m.S
     return curve
 
 
-def _executor(run: runfile.RunFile, dataset: Dataset, status: StatusWriter) -> Executor:
+def _executor(run: run_file.RunFile, dataset: Dataset, status: StatusWriter) -> Executor:
     ledger = Ledger()
     ledger.load(0, 0)
     assert ledger.form(m.Form(run=ALONE.run, generation=GENERATION, engine="none", ranks=(ALONE.rank,)))
@@ -44,7 +44,7 @@ def _executor(run: runfile.RunFile, dataset: Dataset, status: StatusWriter) -> E
     return Executor(ALONE, settings, load(run, node, "reference"), dataset, ledger, status, lambda message: None)
 
 
-def _plans(run: runfile.RunFile, dataset: Dataset, steps: int) -> Iterator[m.StepPlan]:
+def _plans(run: run_file.RunFile, dataset: Dataset, steps: int) -> Iterator[m.StepPlan]:
     (node,) = run.nodes.values()
     batch, divisor = run.batch.global_, ranges.divisor(run.batch.global_, dataset.mean_weight)
     for step in range(1, steps + 1):

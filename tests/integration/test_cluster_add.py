@@ -12,8 +12,9 @@ from tests.integration.clusters import free_addresses
 from tests.integration.sshd import PYTHON, LoopbackSshd
 from tests.tui.cli_calls import assert_one_line, call, call_json
 
-from trainctl.protocol import cluster, keys
+from trainctl.protocol import keys
 from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.config import cluster_file
 from trainctl.protocol.keyring import Keyring
 from trainctl.tui.joining import there, wheel
 
@@ -44,13 +45,13 @@ class Pair:
 
     def client(self) -> BlockingClient:
         folder = keys.KeyFolder(Path(self.env["TRAINCTL_KEYS"]))
-        return BlockingClient(self.address, keys=Keyring(folder, cluster.read(self.file)), timeout_seconds=20)
+        return BlockingClient(self.address, keys=Keyring(folder, cluster_file.read(self.file)), timeout_seconds=20)
 
 
-def in_folder(folder: Path) -> cluster.Cluster:
+def in_folder(folder: Path) -> cluster_file.Cluster:
     """The cluster of a machine that has no cluster.toml of its own, only added nodes."""
     (folder / "empty.toml").touch()
-    return cluster.read(folder / "empty.toml")
+    return cluster_file.read(folder / "empty.toml")
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,7 @@ def test_a_machine_with_python_alone_becomes_a_node_that_answers(pair: Pair, fir
 def test_keys_are_paired_both_ways_and_the_person_s_file_is_left(pair: Pair, first: dict[str, Any]) -> None:
     config = pair.sshd.home / "config" / "trainctl"
     ours, theirs = keys.KeyFolder(Path(pair.env["TRAINCTL_KEYS"])), keys.KeyFolder(config / "keys")
-    here, away = cluster.read(pair.file), in_folder(config)
+    here, away = cluster_file.read(pair.file), in_folder(config)
     assert here.nodes["away"].key == away.nodes["away"].key == theirs.agent().public
     assert away.nodes["home"].key == ours.agent().public
     found = theirs.authorized().find(ours.user().public)

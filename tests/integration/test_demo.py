@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 from tests.lacking import lacks
 from tests.tui.cli_calls import COMMAND, assert_none_left, end_all, started
 
-from trainctl.protocol import cluster
+from trainctl.protocol.config import cluster_file
 
 STEPS = 8
 TOKENS_PER_STEP = 24 * 128
@@ -39,7 +39,7 @@ class Shown:
             assert process.stderr is not None
             said = [next(line for line in iter(process.stderr.readline, "") if "step 2 " in line)]
             (self.cluster,) = folder.glob("demo-*/cluster.toml")
-            address = next(iter(cluster.read(self.cluster).nodes.values())).address
+            address = next(iter(cluster_file.read(self.cluster).nodes.values())).address
             self.steered = self._steer(address) if not lacks("nodejs") else None
             self.out, err = process.communicate(timeout=170)
         self.err, self.status = "".join([*said, err]), process.returncode
@@ -76,7 +76,7 @@ def test_the_headless_demo_trains_one_model_on_torch_and_mlx_and_prints_one_obje
     assert sum(node["tokens"] for node in result["nodes"]) == STEPS * TOKENS_PER_STEP
     assert sum(node["share"] for node in result["nodes"]) == 24
     assert result["tokens_per_second"] > 0
-    assert list(cluster.read(shown.cluster).nodes) == ["torch-a", "torch-b", "mlx-c"]
+    assert list(cluster_file.read(shown.cluster).nodes) == ["torch-a", "torch-b", "mlx-c"]
     assert Path(result["run_directory"]).is_dir()
     assert "Traceback" not in shown.err
 

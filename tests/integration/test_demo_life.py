@@ -33,9 +33,9 @@ from tests.tui.cli_calls import (
     wait_until,
 )
 
-from trainctl.protocol import cluster
+from trainctl.protocol.config import cluster_file
+from trainctl.protocol.config.run_file import read
 from trainctl.protocol.record.paths import node_name
-from trainctl.protocol.runfile import read
 from trainctl.tui import demo_folder
 
 
@@ -236,7 +236,7 @@ def test_on_the_screen_it_is_steered_and_goes_on_when_the_screen_is_left(folder:
         terminal.keys("4")
         terminal.wait_for(rf"resize-batch.*@{step}\b")
         (session,) = set(sessions(folder)) - before
-        here = ("--connect", next(iter(cluster.read(session / "cluster.toml").nodes.values())).address)
+        here = ("--connect", next(iter(cluster_file.read(session / "cluster.toml").nodes.values())).address)
         assert call_json("send", "pause", *here)["state"] == "applied"  # its steps take the CPU from what is to be seen
         terminal.keys(":")
         terminal.wait_for(r"a verb as on the command line")

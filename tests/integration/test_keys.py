@@ -18,7 +18,7 @@ from trainctl.protocol import examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.client.client import Connection, make_command
-from trainctl.protocol.cluster import Cluster
+from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError
 from trainctl.protocol.keyring import Keyring
 from trainctl.protocol.keys import KeyFolder, KeyPair
@@ -313,9 +313,9 @@ def test_agents_speak_by_keys(guarded: Guarded, tmp_path: Path) -> None:
     try:
         for agent in agents:
             agent.start()
-        from trainctl.protocol import cluster
+        from trainctl.protocol.config import cluster_file
 
-        ring = Keyring(guarded.person("anna"), cluster.read(file))
+        ring = Keyring(guarded.person("anna"), cluster_file.read(file))
         with BlockingClient(agents[0].address, keys=ring) as client:
 
             def peer() -> m.PeerView:

@@ -19,8 +19,8 @@ from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
 from trainctl.node_agent.runs import restore
 from trainctl.protocol import messages as m
-from trainctl.protocol import runfile
 from trainctl.protocol.apportionment import apportion
+from trainctl.protocol.config import run_file
 from trainctl.protocol.messages import verbs
 
 TICK_SECONDS = 15.0
@@ -28,7 +28,7 @@ IN_FLIGHT_SECONDS = 0.025
 """What was kept no longer ago than this may be lost with the machine that kept it."""
 
 
-def config(steps: int = 20, batch: int = 8, **tables: dict) -> runfile.RunFile:
+def config(steps: int = 20, batch: int = 8, **tables: dict) -> run_file.RunFile:
     raw = {
         "run": {"name": RUN, "steps": steps},
         "model": {"path": "/model"},
@@ -38,7 +38,7 @@ def config(steps: int = 20, batch: int = 8, **tables: dict) -> runfile.RunFile:
         "checkpoint": {"at_end": False},
         **tables,
     }
-    return runfile.parse(raw)
+    return run_file.parse(raw)
 
 
 def durable(nodes: tuple[str, ...] = ("a",), batch: int = 8) -> Durable:
@@ -64,7 +64,7 @@ class Copy(NamedTuple):
 class Simulation:
     """Delivers between a conductor and its ranks; a stride is one message delivered or one piece of work done."""
 
-    def __init__(self, run_config: runfile.RunFile, kept: Durable | None = None, seed: int = 0) -> None:
+    def __init__(self, run_config: run_file.RunFile, kept: Durable | None = None, seed: int = 0) -> None:
         self.config = run_config
         self.journal = kept or durable(batch=run_config.batch.global_)
         self.conductor = Conductor(RUN, run_config, self.journal, Progress())

@@ -8,8 +8,9 @@ import pytest
 import zeroconf
 
 from trainctl.node_agent.transport.mdns import Advertisement
-from trainctl.protocol import cluster, discovery
-from trainctl.protocol.cluster import Cluster
+from trainctl.protocol import discovery
+from trainctl.protocol.config import cluster_file
+from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.tui import discovering
 
 PUBLIC = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
@@ -78,7 +79,7 @@ def test_a_stranger_s_words_are_cut_and_made_printable() -> None:
 
 def test_its_standing_is_told_by_the_cluster_file() -> None:
     advert = discovery.Advert("studio", ADDRESS, "0.1.0", "1", discovery.fingerprint(PUBLIC))
-    entry = cluster.NodeEntry(address=ADDRESS)
+    entry = cluster_file.NodeEntry(address=ADDRESS)
     assert discovering.standing(advert, None) == "not in the cluster file"
     assert discovering.standing(advert, Cluster(nodes={"studio": entry})) == "in the cluster file"
     moved = advert._replace(address="tcp://10.0.0.5:1")

@@ -15,7 +15,7 @@ import pytest
 
 from trainctl.node_agent.alerts.hooks import BURST, Call, Hooks, post, run_command
 from trainctl.protocol import messages as m
-from trainctl.protocol.alerting import AlertHooks
+from trainctl.protocol.config.alert_rules import AlertHooks
 
 ALERT = m.AlertView(id="disk:mbp", kind="disk", severity="warning", text="4.2 GB left", raised_at=5.0, node="mbp")
 CALL = Call("raised", 5.0, "studio", "run-1", "run", ALERT)

@@ -14,7 +14,7 @@ from tests.node_agent.test_session import Told
 from trainctl.node_agent.alerts.service import AlertOffice
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
-from trainctl.protocol.alerting import AlertHooks, AlertsTable
+from trainctl.protocol.config.alert_rules import AlertHooks, AlertsTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths

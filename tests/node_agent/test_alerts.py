@@ -14,7 +14,7 @@ from trainctl.node_agent.alerts.evaluator import Change, Cleared, Evaluator, Rai
 from trainctl.node_agent.alerts.hooks import BURST, PER_SECONDS, Budget
 from trainctl.node_agent.alerts.hysteresis import Gate, Rule
 from trainctl.protocol import messages as m
-from trainctl.protocol.alerting import KINDS, AlertsTable
+from trainctl.protocol.config.alert_rules import KINDS, AlertsTable
 
 RUN, GENERATION = "run-1", m.Generation(1, 1)
 NODES = ("studio", "mbp")

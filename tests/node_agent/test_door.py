@@ -19,10 +19,10 @@ from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.runs.preflight import Grounds
 from trainctl.protocol import examples
 from trainctl.protocol import messages as m
-from trainctl.protocol.cluster import Cluster, NodeEntry
+from trainctl.protocol.config.cluster_file import Cluster, NodeEntry
+from trainctl.protocol.config.run_file import parse
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError
 from trainctl.protocol.keys import KeyFolder, KeyPair
-from trainctl.protocol.runfile import parse
 from trainctl.protocol.wire import sockets
 
 ANNA, BOB, MBP = (KeyPair.new(name) for name in ("anna", "bob", "mbp"))

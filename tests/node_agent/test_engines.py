@@ -4,8 +4,8 @@ import pytest
 
 from trainctl.node_agent.planning import compatibility
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.run_file import GroupTable
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.runfile import GroupTable
 
 
 def ready(system: str, *engines_there: str) -> m.Ready:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainctl.protocol import cluster
+from trainctl.protocol.config import cluster_file
 from trainctl.protocol.errors import InvalidInputError
 
 
@@ -19,7 +19,7 @@ def test_nodes_keep_their_order(tmp_path: Path) -> None:
         tmp_path,
         '[nodes.studio]\naddress = "tcp://127.0.0.1:7474"\n[nodes.mbp]\naddress = "tcp://127.0.0.1:7484"\n',
     )
-    found = cluster.read(path)
+    found = cluster_file.read(path)
     assert [(name, entry.address) for name, entry in found.nodes.items()] == [
         ("studio", "tcp://127.0.0.1:7474"),
         ("mbp", "tcp://127.0.0.1:7484"),
@@ -42,11 +42,11 @@ def test_nodes_keep_their_order(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, names: str) -> None:
     with pytest.raises(InvalidInputError, match=names):
-        cluster.read(written(tmp_path, text))
+        cluster_file.read(written(tmp_path, text))
 
 
 def test_without_a_file_there_is_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINCTL_CLUSTER", str(tmp_path / "none.toml"))
-    assert cluster.read_default().nodes == {}
+    assert cluster_file.read_default().nodes == {}
     with pytest.raises(InvalidInputError, match="no such cluster file"):
-        cluster.read(tmp_path / "none.toml")
+        cluster_file.read(tmp_path / "none.toml")

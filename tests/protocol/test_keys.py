@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import zmq
 
-from trainctl.protocol import cluster, keyring, keys
+from trainctl.protocol import keyring, keys
+from trainctl.protocol.config import cluster_file
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError
 from trainctl.protocol.keyring import Credentials, Keyring
 from trainctl.protocol.keys import KeyFolder, KeyPair
@@ -127,7 +128,9 @@ def test_writers_at_once_lose_nothing(folder: KeyFolder) -> None:
 
 def test_a_client_knows_agents_by_the_cluster_file_then_by_what_it_is_given(folder: KeyFolder) -> None:
     folder.make("here")
-    nodes = cluster.Cluster(nodes={"studio": cluster.NodeEntry(address="tcp://127.0.0.1:7001", key=STUDIO.public)})
+    nodes = cluster_file.Cluster(
+        nodes={"studio": cluster_file.NodeEntry(address="tcp://127.0.0.1:7001", key=STUDIO.public)}
+    )
     plain, given = Keyring(folder, nodes), Keyring(folder, nodes, MBP.public)
     assert plain.credentials("tcp://127.0.0.1:7001") == Credentials(folder.user(), STUDIO.public)
     assert plain.credentials("tcp://127.0.0.1:7002") is None
@@ -141,12 +144,12 @@ def test_a_client_knows_agents_by_the_cluster_file_then_by_what_it_is_given(fold
 def test_this_machines_own_agent_is_known(folder: KeyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.make("here")
     monkeypatch.setattr(keyring, "is_own", lambda host: host == "10.9.8.7")
-    found = Keyring(folder, cluster.Cluster()).credentials("tcp://10.9.8.7:7474")
+    found = Keyring(folder, cluster_file.Cluster()).credentials("tcp://10.9.8.7:7474")
     assert found == Credentials(folder.user(), folder.agent().public)
 
 
 def test_a_key_that_was_learned_as_none_stays_off_loopback_refused(folder: KeyFolder) -> None:
-    ring = Keyring(folder, cluster.Cluster(), MBP.public)
+    ring = Keyring(folder, cluster_file.Cluster(), MBP.public)
     ring.learn("tcp://10.9.8.7:1", None)
     with pytest.raises(InvalidInputError):
         ring.credentials("tcp://10.9.8.7:1")
@@ -172,17 +175,17 @@ def test_nodes_of_cluster_d_are_in_the_cluster_and_trust_is_by_network(tmp_path:
     (tmp_path / "cluster.d").mkdir()
     added = tmp_path / "cluster.d" / "b.toml"
     added.write_text(f"[nodes.b]\naddress = 'tcp://10.0.0.2:1'\nkey = '{MBP.public}'\n")
-    found = cluster.read(path)
+    found = cluster_file.read(path)
     assert list(found.nodes) == ["a", "b"]
     assert found.nodes_of(MBP.public) == {"b"}
     assert [found.trusts(at) for at in ("10.0.0.9", "10.0.1.9", "127.0.0.1")] == [True, False, True]
     added.write_text("[nodes.a]\naddress = 'tcp://10.0.0.2:1'\n")
     with pytest.raises(InvalidInputError, match=r"b\.toml: nodes\.a"):
-        cluster.read(path)
+        cluster_file.read(path)
     path.write_text("trusted_networks = ['10.0.0.1/24']\n")
     added.unlink()
     with pytest.raises(InvalidInputError, match="trusted_networks"):
-        cluster.read(path)
+        cluster_file.read(path)
 
 
 # ---------------------------------------------------------------- what a handshake says

@@ -13,9 +13,9 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainctl.protocol.config.run_file import NAME_PATTERN
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
 from trainctl.protocol.record import paths, status_page
-from trainctl.protocol.runfile import NAME_PATTERN
 from trainctl.protocol.wire import sockets
 
 # ---------------------------------------------------------------- paths

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import tomli_w
 
-from trainctl.protocol import runfile
+from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import InvalidInputError, SeveralInvalidError
 
 
@@ -38,7 +38,7 @@ def write(folder: Path, raw: dict[str, Any]) -> Path:
 
 def problem_of(path: Path, overrides: dict[str, str] | None = None) -> str:
     with pytest.raises(InvalidInputError) as caught:
-        runfile.read(path, overrides)
+        run_file.read(path, overrides)
     text = str(caught.value)
     assert "\n" not in text
     assert text.count("Traceback") == 0
@@ -46,7 +46,7 @@ def problem_of(path: Path, overrides: dict[str, str] | None = None) -> str:
 
 
 def test_the_least_there_can_be(tmp_path: Path) -> None:
-    config = runfile.read(write(tmp_path, good()))
+    config = run_file.read(write(tmp_path, good()))
     assert config.batch.global_ == 24
     assert config.batch.micro == 8
     assert config.model.path == str(tmp_path / "model")
@@ -56,9 +56,9 @@ def test_the_least_there_can_be(tmp_path: Path) -> None:
 
 def test_what_it_is_made_of_survives_being_written(tmp_path: Path) -> None:
     raw = with_value(good(), "nodes.studio", {"share": 24, "backend": "mlx", "memory_limit_gb": 1.5})
-    config = runfile.read(write(tmp_path, raw))
-    assert runfile.parse(runfile.to_dict(config)) == config
-    assert tomli_w.dumps(runfile.to_dict(config))
+    config = run_file.read(write(tmp_path, raw))
+    assert run_file.parse(run_file.to_dict(config)) == config
+    assert tomli_w.dumps(run_file.to_dict(config))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_variable_that_a_run_file_may_not_give_is_named(tmp_path: Path, name: 
 
 def test_variables_for_libraries_and_ones_own_are_given(tmp_path: Path) -> None:
     wanted = {"OMP_NUM_THREADS": "2", "MLX_METAL_FAST_SYNCH": "1", "PYTORCH_CUDA_ALLOC_CONF": "a:b", "mine": "ü=$x"}
-    assert runfile.read(write(tmp_path, with_value(good(), "nodes.studio.env", wanted))).nodes["studio"].env == wanted
+    assert run_file.read(write(tmp_path, with_value(good(), "nodes.studio.env", wanted))).nodes["studio"].env == wanted
     many = with_value(good(), "nodes.studio.env", {f"V{number}": "" for number in range(65)})
     assert "nodes.studio.env: 65 variables are over the 64 that fit" in problem_of(write(tmp_path, many))
 
@@ -190,8 +190,8 @@ def test_variables_for_libraries_and_ones_own_are_given(tmp_path: Path) -> None:
 def test_every_field_of_the_run_file_is_tried_above() -> None:
     marks = test_each_bad_field_is_named_with_its_file.pytestmark
     tried = {key for key, _, _ in next(mark for mark in marks if mark.name == "parametrize").args[1]}
-    for table in msgspec.structs.fields(runfile.RunFile):
-        kind = runfile.NodeTable if table.name == "nodes" else table.type
+    for table in msgspec.structs.fields(run_file.RunFile):
+        kind = run_file.NodeTable if table.name == "nodes" else table.type
         prefix = "nodes.studio" if table.name == "nodes" else table.name
         for field in msgspec.structs.fields(kind):
             assert f"{prefix}.{field.encode_name}" in tried
@@ -234,7 +234,7 @@ def test_shares_that_do_not_add_up(tmp_path: Path, shares: dict[str, int], says:
 
 def test_shares_may_leave_a_rest_to_a_node_without_one(tmp_path: Path) -> None:
     raw = good() | {"nodes": {"a": {"share": 20}, "b": {}}}
-    assert runfile.read(write(tmp_path, raw)).nodes["b"].share is None
+    assert run_file.read(write(tmp_path, raw)).nodes["b"].share is None
 
 
 @pytest.mark.parametrize("text", ["[run", "run = ", "\x00", "[run]\nname = 'a'\nname = 'b'"])
@@ -260,7 +260,7 @@ def test_no_file_and_a_folder(tmp_path: Path) -> None:
 
 def test_overrides_are_toml_values_or_else_text(tmp_path: Path) -> None:
     overrides = {"run.steps": "7", "optimizer.learning_rate": "1e-4", "model.dtype": "bfloat16", "nodes.a.share": "24"}
-    config = runfile.read(write(tmp_path, good()), overrides)
+    config = run_file.read(write(tmp_path, good()), overrides)
     assert (config.run.steps, config.optimizer.learning_rate, config.model.dtype) == (7, 1e-4, "bfloat16")
     assert config.nodes["a"].share == 24
 
@@ -288,17 +288,17 @@ def safetensors(
     return len(header).to_bytes(8, "little") + header + bytes(data)
 
 
-def assets(folder: Path) -> runfile.RunFile:
+def assets(folder: Path) -> run_file.RunFile:
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text("{}")
     (folder / "model" / "model.safetensors").write_bytes(safetensors())
     (folder / "data").mkdir()
     (folder / "data" / "a.txt").write_text("text " * 200)
-    return runfile.read(write(folder, with_value(good(), "data.tokenizer", "bytes")))
+    return run_file.read(write(folder, with_value(good(), "data.tokenizer", "bytes")))
 
 
 def test_paths_that_are_in_order(tmp_path: Path) -> None:
-    runfile.check_paths(assets(tmp_path))
+    run_file.check_paths(assets(tmp_path))
 
 
 def _remove_config(folder: Path) -> None:
@@ -348,7 +348,7 @@ def test_what_is_missing_is_named(tmp_path: Path, spoil: Any, field: str, says: 
     config = assets(tmp_path)
     spoil(tmp_path)
     with pytest.raises(InvalidInputError) as caught:
-        runfile.check_paths(config, "run.toml")
+        run_file.check_paths(config, "run.toml")
     assert str(caught.value).startswith(f"run.toml: {field}: ")
     assert says in str(caught.value)
 
@@ -365,7 +365,7 @@ def test_what_is_missing_is_named(tmp_path: Path, spoil: Any, field: str, says: 
 def test_what_does_not_fit_is_named(tmp_path: Path, overrides: dict[str, str], field: str, says: str) -> None:
     assets(tmp_path)
     with pytest.raises(InvalidInputError) as caught:
-        runfile.check_paths(runfile.read(tmp_path / "run.toml", overrides), "run.toml")
+        run_file.check_paths(run_file.read(tmp_path / "run.toml", overrides), "run.toml")
     assert str(caught.value).startswith(f"run.toml: {field}: ")
     assert says in str(caught.value)
 
@@ -373,10 +373,10 @@ def test_what_does_not_fit_is_named(tmp_path: Path, overrides: dict[str, str], f
 GOOD_LINE = '{"tokens": [1, 2, 3], "mask": [0, 1, true]}\n'
 
 
-def sampled(folder: Path, text: str) -> runfile.RunFile:
+def sampled(folder: Path, text: str) -> run_file.RunFile:
     assets(folder)
     (folder / "samples.jsonl").write_text(text)
-    return runfile.read(folder / "run.toml", {"data.path": "samples.jsonl", "data.kind": "samples"})
+    return run_file.read(folder / "run.toml", {"data.path": "samples.jsonl", "data.kind": "samples"})
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def sampled(folder: Path, text: str) -> runfile.RunFile:
     [GOOD_LINE, '{"tokens": [1, 2]}\n\n' + GOOD_LINE, GOOD_LINE * 8 + "not looked at", '{"tokens": [1], "mask": null}'],
 )
 def test_samples_whose_first_lines_are_in_order(tmp_path: Path, text: str) -> None:
-    runfile.check_paths(sampled(tmp_path, text))
+    run_file.check_paths(sampled(tmp_path, text))
 
 
 @pytest.mark.parametrize(
@@ -402,7 +402,7 @@ def test_samples_whose_first_lines_are_in_order(tmp_path: Path, text: str) -> No
 )
 def test_a_sample_that_is_none_is_named_by_its_line(tmp_path: Path, line: str, says: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
-        runfile.check_paths(sampled(tmp_path, GOOD_LINE + line + "\n"), "run.toml")
+        run_file.check_paths(sampled(tmp_path, GOOD_LINE + line + "\n"), "run.toml")
     text = str(caught.value)
     assert text.startswith(f"run.toml: data.path: {tmp_path / 'samples.jsonl'}: line 2: ")
     assert says in text
@@ -412,10 +412,10 @@ def test_a_block_needs_its_last_byte(tmp_path: Path) -> None:
     config = assets(tmp_path)
     text = tmp_path / "data" / "a.txt"
     text.write_bytes(b"x" * config.data.sequence_length)  # and the end token
-    runfile.check_paths(config)
+    run_file.check_paths(config)
     text.write_bytes(b"x" * (config.data.sequence_length - 1))
     with pytest.raises(InvalidInputError, match="fewer than one block"):
-        runfile.check_paths(config)
+        run_file.check_paths(config)
 
 
 def test_everything_wrong_is_told_at_once_by_node_field_and_choice() -> None:
@@ -424,7 +424,7 @@ def test_everything_wrong_is_told_at_once_by_node_field_and_choice() -> None:
     raw["optimizer"]["schedule"] = "square"
     raw["nodes"] = {"mbp": {"share": -1}, "studio": {"shares": 3}}
     with pytest.raises(SeveralInvalidError) as caught:
-        runfile.parse(raw, "r.toml")
+        run_file.parse(raw, "r.toml")
     assert [str(one) for one in caught.value.each] == [
         "r.toml: run.steps: must be a whole number of at least 1",
         "r.toml: optimizer.schedule: 'square' is none of cosine, linear, constant",
@@ -435,7 +435,7 @@ def test_everything_wrong_is_told_at_once_by_node_field_and_choice() -> None:
     raw["optimizer"]["warmup_steps"] = raw["run"]["steps"]
     raw["nodes"] = {"mbp": {"model_path": "x", "env": {"PYTHONPATH": "x"}}}
     with pytest.raises(SeveralInvalidError) as caught:
-        runfile.parse(raw, "r.toml")
+        run_file.parse(raw, "r.toml")
     assert [one.where for one in caught.value.each] == [
         "r.toml: optimizer.warmup_steps", "r.toml: nodes.mbp.env.PYTHONPATH", "r.toml: nodes.mbp.model_path",
     ]  # fmt: skip
@@ -443,5 +443,5 @@ def test_everything_wrong_is_told_at_once_by_node_field_and_choice() -> None:
 
 def test_a_folder_in_the_place_of_the_file_is_named_without_the_librarys_words(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError) as caught:
-        runfile.read(tmp_path)
+        run_file.read(tmp_path)
     assert str(caught.value) == f"{tmp_path}: not a readable TOML file: Is a directory"

@@ -25,10 +25,10 @@ from tests.trainer.line import WHO, Line
 from tests.trainer.ranks import Ranks
 
 from trainctl.protocol import messages as m
-from trainctl.protocol import runfile
+from trainctl.protocol.config import run_file as runfile
+from trainctl.protocol.config.run_file import GroupTable
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.protocol.runfile import GroupTable
 from trainctl.protocol.wire.sockets import new_socket
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.protocol import Backend, load

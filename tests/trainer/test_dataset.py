@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainctl.protocol import runfile
+from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.data.batch import collate
 from trainctl.trainer.data.dataset import Dataset, open_dataset

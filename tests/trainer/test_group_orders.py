@@ -11,7 +11,7 @@ from tests.trainer.line import DEADLINE_SECONDS, Line
 from tests.trainer.ranks import pid_of
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.runfile import GroupTable
+from trainctl.protocol.config.run_file import GroupTable
 from trainctl.trainer.collective.group import ReducerGroup
 from trainctl.trainer.collective.membership import Formation
 from trainctl.trainer.collective.shared_buffer import Layout

@@ -18,9 +18,9 @@ import zmq
 from tests.trainer.fork_servers import ForkServers
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.run_file import GroupTable
 from trainctl.protocol.record import log_format
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.protocol.runfile import GroupTable
 from trainctl.protocol.wire import codec
 from trainctl.protocol.wire.sockets import new_socket
 from trainctl.trainer.collective.group import ReducerGroup

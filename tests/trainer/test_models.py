@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainctl.protocol import digests, runfile
+from trainctl.protocol import digests
+from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.protocol import Backend, choose, load

@@ -19,7 +19,7 @@ from tests.trainer.fork_servers import ForkServers
 from tests.trainer.ranks import DEADLINE_SECONDS, Ranks, pid_of
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.runfile import GroupTable
+from trainctl.protocol.config.run_file import GroupTable
 from trainctl.trainer.collective.channel import Reduce
 from trainctl.trainer.collective.fork_client import ForkStandby
 from trainctl.trainer.collective.group import ReducerGroup
@@ -42,7 +42,7 @@ def holder() -> Iterator[Callable[..., "tuple[subprocess.Popen[str], list[int]]"
     common = """
         import threading, time
         from trainctl.protocol import messages as m
-        from trainctl.protocol.runfile import GroupTable
+        from trainctl.protocol.config.run_file import GroupTable
         from trainctl.trainer.collective.channel import Reduce
         from trainctl.trainer.collective.membership import Formation
         from trainctl.trainer.collective.shared_buffer import Layout

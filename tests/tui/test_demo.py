@@ -8,8 +8,9 @@ import msgspec
 import pytest
 from tests.tui.recorded import CLOCK, CONNECTED, run_view, snapshot
 
-from trainctl.protocol import cluster, examples
+from trainctl.protocol import examples
 from trainctl.protocol import messages as m
+from trainctl.protocol.config import cluster_file
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import node_name
 from trainctl.tui import demo, demo_folder, demo_pulse, demo_supervisor
@@ -122,7 +123,7 @@ def test_which_ranks_a_demo_has(
 def test_a_demo_s_cluster_file_names_every_agent_at_a_port_of_its_own(tmp_path: Path) -> None:
     session = demo_folder.Session.create(tmp_path, keep=False)
     given = session.write_cluster(("torch-a", "torch-b", "mlx-c"), "tcp://127.0.0.1:0")
-    assert {node: entry.address for node, entry in cluster.read(session.cluster_file).nodes.items()} == given
+    assert {node: entry.address for node, entry in cluster_file.read(session.cluster_file).nodes.items()} == given
     assert session.write_cluster(("torch-a", "torch-b"), "tcp://127.0.0.1:7777")["torch-a"] == "tcp://127.0.0.1:7777"
 
 

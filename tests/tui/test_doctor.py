@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from trainctl.protocol import examples, facts, runfile
+from trainctl.protocol import examples, facts
 from trainctl.protocol import messages as m
+from trainctl.protocol.config import run_file
 from trainctl.tui.doctor import judge, variables
 from trainctl.tui.doctor.files import of_files
 from trainctl.tui.doctor.probe import Round
@@ -139,8 +140,8 @@ def test_the_offset_is_that_of_the_round_trip_s_middle() -> None:
 # ---------------------------------------------------------------- with a run file
 
 
-def run_with(**nodes: dict[str, Any]) -> runfile.RunFile:
-    return runfile.parse({
+def run_with(**nodes: dict[str, Any]) -> run_file.RunFile:
+    return run_file.parse({
         "run": {"name": "sft", "steps": 10}, "model": {"path": "/m"}, "data": {"path": "/d"},
         "batch": {"global": 8}, "optimizer": {"learning_rate": 1e-3}, "nodes": nodes,
     })  # fmt: skip

@@ -13,8 +13,8 @@ import typer
 
 from trainctl.node_agent.exporter.listen_address import EXAMPLE, Place, check, parse
 from trainctl.node_agent.services import commands
-from trainctl.protocol.alerting import AlertHooks, check_command, check_webhook
-from trainctl.protocol.cluster import Cluster, read_default
+from trainctl.protocol.config.alert_rules import AlertHooks, check_command, check_webhook
+from trainctl.protocol.config.cluster_file import Cluster, read_default
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.record.paths import node_name
 from trainctl.protocol.wire.sockets import DEFAULT_PORT

@@ -4,8 +4,8 @@ import os
 import socket
 from typing import Literal, NamedTuple
 
-from trainctl.protocol import cluster
-from trainctl.protocol.cluster import Cluster
+from trainctl.protocol.config import cluster_file
+from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.keys import KeyFolder, KeyPair, Role, check_public
 from trainctl.protocol.wire import sockets
@@ -69,7 +69,7 @@ class Keyring:
     def _named(self, address: str) -> str | None:
         if self._nodes is None:
             try:
-                self._nodes = cluster.read_default()
+                self._nodes = cluster_file.read_default()
             except InvalidInputError:
                 self._nodes = Cluster()  # who asks for the cluster is told; an address alone needs no such file
         return next((entry.key for entry in self._nodes.nodes.values() if entry.address == address), None)

@@ -19,7 +19,7 @@ import platformdirs
 import tomli_w
 from msgspec import Meta
 
-from trainctl.protocol import tomlfile
+from trainctl.protocol.config import toml_file
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import paths
 
@@ -115,14 +115,14 @@ class KeyFolder:
             raise InvalidInputError(str(path), "no such key; make this machine's with: trainctl keys new")
         if (mode := path.stat().st_mode & 0o777) & 0o077:
             raise InvalidInputError(str(path), f"others can read this secret (mode {mode:04o}); chmod 600 {path}")
-        return tomlfile.checked(tomlfile.read(path, "key file"), KeyPair, str(path))
+        return toml_file.checked(toml_file.read(path, "key file"), KeyPair, str(path))
 
     def authorized(self) -> Authorized:
         """Whose keys may do what here; nobody's where there is no file."""
         path = self.authorized_path
         if not path.is_file():
             return Authorized()
-        return tomlfile.checked(tomlfile.read(path, "list of keys"), Authorized, str(path))
+        return toml_file.checked(toml_file.read(path, "list of keys"), Authorized, str(path))
 
     def make(self, name: str | None = None) -> tuple[str, ...]:
         """Make what is missing of the two pairs, and authorise a user's pair that was made as operator.

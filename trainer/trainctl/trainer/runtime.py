@@ -7,8 +7,9 @@ from typing import assert_never
 
 import msgspec
 
-from trainctl.protocol import digests, runfile
+from trainctl.protocol import digests
 from trainctl.protocol import messages as m
+from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
@@ -37,7 +38,7 @@ class Trainer:
     def __init__(
         self,
         who: Identity,
-        config: runfile.RunFile,
+        config: run_file.RunFile,
         paths: RunPaths,
         backend: Backend,
         dataset: Dataset,
@@ -56,7 +57,7 @@ class Trainer:
         )
         self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
         self._joined: m.Generation | None = None  # the generation of the executor's group
-        interface = config.nodes.get(who.node, runfile.NodeTable()).interface
+        interface = config.nodes.get(who.node, run_file.NodeTable()).interface
         self._formation = Formation(who.rank, self._layout, config.group, interface, _likely(config), standby)
 
     def resume(self, folder: Path | None) -> None:
@@ -233,17 +234,17 @@ def load_trainer(
 ) -> Trainer:
     """Read the run file, the data and the model. Raises InvalidInputError naming what is wrong and where."""
     where = str(paths.run_file)
-    config = runfile.on_node(runfile.read(paths.run_file), who.node)
+    config = run_file.on_node(run_file.read(paths.run_file), who.node)
     control.orphan_seconds = config.run.orphan_seconds
-    runfile.check_paths(config, where)
+    run_file.check_paths(config, where)
     dataset = open_dataset(config, paths.node_data, where)
     if dataset.left_out:
         log.warning("%s samples have no counted target within data.sequence_length and are left out", dataset.left_out)
-    backend = load(config, config.nodes.get(who.node, runfile.NodeTable()), where)
+    backend = load(config, config.nodes.get(who.node, run_file.NodeTable()), where)
     return Trainer(who, config, paths, backend, dataset, ledger, status, control, standby)
 
 
-def _likely(config: runfile.RunFile) -> m.Engine | None:
+def _likely(config: run_file.RunFile) -> m.Engine | None:
     return engines.likely(config.group.engine) if len(config.nodes) > 1 else None
 
 
@@ -251,7 +252,7 @@ def likely_engine(paths: RunPaths, node: str) -> m.Engine | None:
     """The engine that a run's groups will probably use; None if it has none, or its file can't be read, which
     `load_trainer` tells."""
     try:
-        return _likely(runfile.on_node(runfile.read(paths.run_file), node))
+        return _likely(run_file.on_node(run_file.read(paths.run_file), node))
     except (TrainctlError, OSError):
         return None
 

@@ -1,7 +1,7 @@
 """Alerts as lines: at the head of the Overview's events, in the panel with what is known of each, and why one is so."""
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.alerting import KINDS
+from trainctl.protocol.config.alert_rules import KINDS
 from trainctl.tui import format as f
 from trainctl.tui import lines as ln
 from trainctl.tui.clock import Clock

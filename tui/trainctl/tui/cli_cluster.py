@@ -42,7 +42,7 @@ def add(
     It needs nothing but Python 3.11 or newer there: the program is sent, pip fetches what it depends on. Called again
     it changes only what isn't so yet. Your cluster.toml isn't touched: the node goes to cluster.d/NAME.toml beside it.
     """
-    from trainctl.protocol import cluster as clusters
+    from trainctl.protocol.config import cluster_file as clusters
     from trainctl.tui.joining import add as joining
     from trainctl.tui.joining.machine import Install
     from trainctl.tui.joining.ssh import Target
@@ -86,7 +86,7 @@ def _fields(found: Any) -> dict[str, Any]:
 @group.command(name="list")
 def list_nodes(cluster: ClusterFile = None, json: Json = False) -> int:
     """The nodes of the cluster, where their agents listen, their keys' fingerprints, and the file that names each."""
-    from trainctl.protocol import cluster as clusters
+    from trainctl.protocol.config import cluster_file as clusters
     from trainctl.protocol.discovery import fingerprint
 
     file = cluster or clusters.default_path()
@@ -115,7 +115,7 @@ def remove(
     json: Json = False,
 ) -> int:
     """Forget a node that `cluster add` added: its file in cluster.d is removed; the other machine is left as it is."""
-    from trainctl.protocol import cluster as clusters
+    from trainctl.protocol.config import cluster_file as clusters
 
     file = cluster or clusters.default_path()
     added, known = clusters.added_directory(file) / f"{name}.toml", clusters.read_default(cluster)

@@ -55,11 +55,11 @@ LEVELS: tuple["Level", ...] = ("fail", "warn", "ok")
 
 
 async def _scene(at: "Where", file: Path | None) -> "Scene":
-    from trainctl.protocol import runfile
+    from trainctl.protocol.config import run_file
     from trainctl.tui.doctor import probe
     from trainctl.tui.doctor.scene import Scene
 
-    run = runfile.read(file) if file is not None else None
+    run = run_file.read(file) if file is not None else None
     here = probe.here()
     entries = at.cluster.cluster.nodes if at.cluster is not None else {}
     nodes = [(name, entry.address) for name, entry in entries.items()] or [("", at.addresses[0])]

@@ -60,9 +60,9 @@ def authorize(
 @group.command()
 def revoke(name: KeyName, json: Json = False) -> int:
     """Let a key do nothing here from now on, be it connected or not."""
-    from trainctl.protocol import cluster  # ZeroMQ: not for `--help`
+    from trainctl.protocol.config import cluster_file  # ZeroMQ: not for `--help`
 
-    named = cluster.read_default().nodes.get(name)
+    named = cluster_file.read_default().nodes.get(name)
     public = keys.KeyFolder().revoke(name, named.key if named is not None else None)
     if json:
         output.emit_ok(name=name, public=public)

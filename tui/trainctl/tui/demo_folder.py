@@ -13,7 +13,7 @@ from typing import IO, Any, Self
 import platformdirs
 import tomli_w
 
-from trainctl.protocol import runfile
+from trainctl.protocol.config import run_file
 
 PREFIX = "demo-"
 BYTES_PER_SAMPLE = 128
@@ -132,7 +132,7 @@ def run_config(assets: Path, nodes: Mapping[str, str], steps: int) -> dict[str, 
         "group": {"first_shares": "timed" if len(nodes) > 1 else "even"},
         "nodes": {name: {"backend": backend, **table} for name, backend in nodes.items()},
     }
-    return runfile.to_dict(runfile.parse(raw, "demo"))
+    return run_file.to_dict(run_file.parse(raw, "demo"))
 
 
 def write_run_file(session: Session, config: dict[str, Any]) -> None:

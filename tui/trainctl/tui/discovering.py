@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 from trainctl.protocol import discovery
-from trainctl.protocol.cluster import Cluster
+from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.discovery import Advert
 from trainctl.protocol.errors import InvalidInputError
 

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from trainctl.protocol import cluster, keys
+from trainctl.protocol import keys
+from trainctl.protocol.config import cluster_file as cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.wire import sockets
 from trainctl.tui import init_files, init_probe, new_files, places

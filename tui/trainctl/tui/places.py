@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainctl.protocol import runfile
+from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.errors import Collected, InvalidInputError
 from trainctl.protocol.record import paths
 
 if TYPE_CHECKING:
-    from trainctl.protocol.cluster import Cluster
+    from trainctl.protocol.config.cluster_file import Cluster
 
 
 class ClusterFile(NamedTuple):
@@ -48,7 +48,7 @@ def cluster_file(path: Path | None) -> ClusterFile | None:
 
     Raises InvalidInputError naming the file and the field.
     """
-    from trainctl.protocol import cluster  # ZeroMQ: not for `--help`
+    from trainctl.protocol.config import cluster_file as cluster  # ZeroMQ: not for `--help`
 
     found = path or cluster.default_path()
     read = ClusterFile(found, cluster.read_default(path))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from trainctl.node_agent.alerts.findings import Finding, Said, gigabytes, median, seconds
 from trainctl.protocol import messages as m
-from trainctl.protocol.alerting import AlertsTable
+from trainctl.protocol.config.alert_rules import AlertsTable
 
 WELL_STATES = frozenset({"ready", "run", "paused", "late", "draining", "drained", "done"})
 """Of a rank that isn't lost, or on its way back."""

@@ -16,7 +16,7 @@ from trainctl.node_agent.alerts.hysteresis import Gate, rules
 from trainctl.node_agent.alerts.loss_curve import LossWatch
 from trainctl.node_agent.alerts.slow_ranks import PaceWatch
 from trainctl.protocol import messages as m
-from trainctl.protocol.alerting import KINDS, AlertsTable
+from trainctl.protocol.config.alert_rules import KINDS, AlertsTable
 
 OUT_STATES = frozenset({"lost", "rejoining", "failed", "drained", "done"})
 BY_STEP = frozenset({"throughput", "memory", "clock"})

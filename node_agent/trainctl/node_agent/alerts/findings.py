@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Iterable
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.alerting import AlertKind
+from trainctl.protocol.config.alert_rules import AlertKind
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.alerting import AlertHooks
+from trainctl.protocol.config.alert_rules import AlertHooks
 
 HOOK_SECONDS = 10.0
 """How long a command or a webhook may take; a command is then killed, with all that it started."""

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Final
 
 from trainctl.node_agent.alerts.slow_ranks import BLOCK_STEPS
-from trainctl.protocol.alerting import AlertKind, AlertsTable
+from trainctl.protocol.config.alert_rules import AlertKind, AlertsTable
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from trainctl.node_agent.alerts.findings import Finding, Said, median, number
 from trainctl.protocol import messages as m
-from trainctl.protocol.alerting import AlertsTable
+from trainctl.protocol.config.alert_rules import AlertsTable
 
 WINDOW_STEPS = 100
 """Steps that a loss is compared with, and that skipped ones are counted in."""

@@ -14,7 +14,7 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
-from trainctl.protocol.alerting import AlertHooks, AlertsTable
+from trainctl.protocol.config.alert_rules import AlertHooks, AlertsTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 

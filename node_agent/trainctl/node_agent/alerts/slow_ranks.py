@@ -7,7 +7,7 @@ from statistics import median_low
 
 from trainctl.node_agent.alerts.findings import Finding, Said, arrow, gigahertz, gpu_of, median, seconds
 from trainctl.protocol import messages as m
-from trainctl.protocol.alerting import AlertsTable
+from trainctl.protocol.config.alert_rules import AlertsTable
 
 BLOCK_STEPS = 20
 """Steps whose median is compared."""

@@ -15,7 +15,7 @@ from trainctl.node_agent.auth.connection_log import ConnectionLog
 from trainctl.node_agent.auth.connections import Callers
 from trainctl.node_agent.auth.roles import LIVE, REQUESTS, AccessList, Rights, what
 from trainctl.protocol import messages as m
-from trainctl.protocol.cluster import Cluster
+from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError
 from trainctl.protocol.keyring import Credentials, Keyring
 from trainctl.protocol.keys import KeyFolder

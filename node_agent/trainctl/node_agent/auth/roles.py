@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.cluster import Cluster
+from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.keys import Authorized, KeyFolder, Role
 

@@ -24,8 +24,8 @@ from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.lr_schedule import rate
 from trainctl.node_agent.planning.share_edits import AWAY_SECONDS
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.messages import verbs
-from trainctl.protocol.runfile import RunFile
 
 
 class Conductor:

@@ -10,7 +10,7 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.pending import SIDE_KINDS
 from trainctl.node_agent.planning.durable import Carried, Durable, Settings
 from trainctl.protocol import messages as m
-from trainctl.protocol.runfile import RunFile
+from trainctl.protocol.config.run_file import RunFile
 
 Stage = Literal["loading", "fencing", "offering", "forming", "formed", "leaving", "over"]
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
+from trainctl.protocol.config.run_file import GroupTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Engine, Ready
-from trainctl.protocol.runfile import GroupTable
 
 FIELD = "group.engine"
 _LIBRARIES: dict[Engine, str] = {"gloo": "torch", "ring": "mlx"}

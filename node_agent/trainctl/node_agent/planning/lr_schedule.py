@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from trainctl.protocol.runfile import OptimizerTable
+from trainctl.protocol.config.run_file import OptimizerTable
 
 
 class LrRule(msgspec.Struct, frozen=True):

@@ -8,8 +8,8 @@ from trainctl.node_agent.planning import ranges as shares
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.lr_schedule import rate
 from trainctl.protocol.apportionment import spread
+from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.messages import Generation, PlanKind, Range, RankWork, StepPlan
-from trainctl.protocol.runfile import RunFile
 
 
 def train(run: str, durable: Durable, config: RunFile, step: int, cursor: int, commands: Sequence[str]) -> StepPlan:

@@ -14,9 +14,9 @@ from trainctl.node_agent.planning import compatibility
 from trainctl.node_agent.planning.durable import RankSetting, Settings
 from trainctl.protocol import splits
 from trainctl.protocol.apportionment import Speed, apportion, quickest
+from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Ready, verbs
-from trainctl.protocol.runfile import RunFile
 
 AWAY_SECONDS = 5.0
 """A trainer says a word every second, also while it computes; after this long without one it counts as hung."""

@@ -8,7 +8,7 @@ from trainctl.node_agent.replay import readings
 from trainctl.node_agent.replay.format import Happened
 from trainctl.node_agent.replay.timeline import Scene, Story
 from trainctl.protocol import messages as m
-from trainctl.protocol.alerting import AlertsTable
+from trainctl.protocol.config.alert_rules import AlertsTable
 
 THROUGHPUT_DROP_PERCENT = 42.0
 """Eight ranks on two cores are in each other's way: the usual threshold would call each wave of that a drop."""

@@ -13,9 +13,9 @@ from trainctl.node_agent.records.replication import GENERATION_KEY, HANDED_OVER_
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.trainers.rank_ports import Ending, RankPort
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.protocol.runfile import RunFile
 
 RECLAIM_SECONDS = 10.0
 """A run that was handed over is conducted here again if its claimant has not begun to within so long."""

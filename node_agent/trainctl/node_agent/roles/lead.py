@@ -23,7 +23,7 @@ from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.trainers.rank_ports import end_rank
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
-from trainctl.protocol import runfile
+from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths
@@ -93,7 +93,7 @@ class Lead:
             raise InvalidInputError("run", "another run is just being started, try again in a moment")
         self.check_free()
         if args.config is not None:
-            config = runfile.parse(args.config, "config")
+            config = run_file.parse(args.config, "config")
             run = await self._begin(lambda: self.launch.new(config, command))
         else:
             run = await self._begin(lambda: self._old(command, args))

@@ -14,10 +14,10 @@ from trainctl.node_agent.roles.followed_run import Followed
 from trainctl.node_agent.runs import checkpoint_source, preflight, restore
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.protocol import messages as m
-from trainctl.protocol import runfile
+from trainctl.protocol.config import run_file
+from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths, runs_directory
-from trainctl.protocol.runfile import RunFile
 
 RUN_PATTERN = r"[a-z0-9][a-z0-9._-]{0,127}"
 NO_RANK = -1
@@ -47,7 +47,7 @@ class Hosting:
             return "", ""  # asked again, for the answer was lost
         try:
             self._check_free()
-            config = runfile.parse(wanted.config, "config")
+            config = run_file.parse(wanted.config, "config")
             if self._node not in config.nodes:
                 raise InvalidInputError("config: nodes", f"{self._node} is not in it")
             await asyncio.to_thread(preflight.check_on, config, self._node, grounds=self._own.grounds)
@@ -98,7 +98,7 @@ class Hosting:
     def adopt(self, row: KnownRun, known: FollowedRun) -> None:
         """Follow again what the last agent of this node followed. Raises InvalidInputError if its files are no use."""
         paths = RunPaths(row.directory)
-        config, recorder = runfile.read(paths.run_file), RunRecorder(paths, resumable=False)
+        config, recorder = run_file.read(paths.run_file), RunRecorder(paths, resumable=False)
         try:
             followed = self._followed(known, config, paths, recorder, row.started_at, adopted=True)
         except InvalidInputError:

@@ -13,7 +13,7 @@ from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.rank_ports import LocalRank
 from trainctl.node_agent.trainers.supervisor import TrainerHost
 from trainctl.node_agent.transport.publisher import Publisher
-from trainctl.protocol.cluster import Cluster
+from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.keyring import Credentials
 from trainctl.protocol.record.paths import RunPaths

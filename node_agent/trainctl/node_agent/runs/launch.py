@@ -16,7 +16,7 @@ from trainctl.node_agent.runs.session import CommandEnding, Session
 from trainctl.node_agent.trainers.rank_ports import RankPort, RemoteRank, end_rank
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
-from trainctl.protocol import runfile
+from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 
@@ -41,7 +41,7 @@ class Launch:
         """It hosts its rank from here on; the trainers whose end it told of before were of an earlier life."""
         self.early = [(who, said) for who, said in self.early if who != node or isinstance(said, m.PeerAnswer)]
 
-    async def new(self, config: runfile.RunFile, command: m.Command) -> restore.Opening:
+    async def new(self, config: run_file.RunFile, command: m.Command) -> restore.Opening:
         """Raises InvalidInputError or RefusedError; leaves nothing then, on any node."""
         config = preflight.with_nodes(config, self._own.node, tuple(self._own.cluster.nodes))
         opening = await asyncio.to_thread(
@@ -74,7 +74,7 @@ class Launch:
         if known is None:
             raise InvalidInputError("resume", f"no run {run!r} on this node")
         paths, cluster = RunPaths(known.directory), tuple(self._own.cluster.nodes)
-        config = preflight.with_nodes(runfile.read(paths.run_file), self._own.node, cluster)
+        config = preflight.with_nodes(run_file.read(paths.run_file), self._own.node, cluster)
         ranks = await asyncio.to_thread(restore.kept_ranks, paths) or dict(enumerate(config.nodes))
         for rank, node in ranks.items():
             if node == self._own.node and self._own.host.find(paths, rank) is not None:
@@ -112,7 +112,7 @@ class Launch:
         return kept
 
     async def _host(
-        self, run: str, ranks: dict[int, str], config: runfile.RunFile, generation: m.Generation, source: Source,
+        self, run: str, ranks: dict[int, str], config: run_file.RunFile, generation: m.Generation, source: Source,
         *, call_off: m.RunState,
     ) -> None:  # fmt: skip
         self.hosting, self.early = run, []  # what was said before was of an earlier life of the run
@@ -159,7 +159,7 @@ class Launch:
 
     def check_take_over(self, paths: RunPaths) -> None:
         """Raises InvalidInputError if a run in whose record this is can't be conducted here."""
-        runfile.read(paths.run_file)
+        run_file.read(paths.run_file)
         for node in restore.kept_ranks(paths).values():
             if node != self._own.node and node not in self._peers.links:
                 raise InvalidInputError("--cluster", f"{paths.directory.name} has a rank on {node}, which isn't in it")
@@ -167,6 +167,6 @@ class Launch:
 
 def _hosting_order(conductor: Conductor, rank: int) -> Callable[[str, int], m.PeerHost]:
     return lambda link, seq: m.PeerHost(
-        link=link, seq=seq, run=conductor.run, rank=rank, config=runfile.to_dict(conductor.config),
+        link=link, seq=seq, run=conductor.run, rank=rank, config=run_file.to_dict(conductor.config),
         generation=conductor.durable.generation,
     )  # fmt: skip

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from trainctl.protocol import runfile
-from trainctl.protocol.cluster import Cluster
+from trainctl.protocol.config import run_file
+from trainctl.protocol.config.cluster_file import Cluster
+from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.runfile import RunFile
 from trainctl.protocol.wire import sockets
 
 
@@ -36,19 +36,19 @@ def with_nodes(config: RunFile, node: str, cluster: Sequence[str]) -> RunFile:
     if unknown:
         there = f"there {'is' if len(known) == 1 else 'are'} {', '.join(known)}"
         raise InvalidInputError(f"config: nodes.{unknown[0]}", f"no such node in this cluster; {there}")
-    tables = config.nodes or {name: runfile.NodeTable() for name in known}
+    tables = config.nodes or {name: run_file.NodeTable() for name in known}
     return msgspec.structs.replace(config, nodes=tables)
 
 
 def check_on(config: RunFile, node: str, where: str = "config", grounds: Grounds = Grounds()) -> None:  # noqa: B008
     """Whether a node has the model and the data that the run file wants, and may sum gradients by the interface that it
     names. Raises InvalidInputError by the field."""
-    here = runfile.on_node(config, node)
+    here = run_file.on_node(config, node)
     for field, path in (("model", here.model.path), ("data", here.data.path)):
         if not Path(path).is_absolute():
             problem = f"{path!r} must be absolute: agent and trainer run elsewhere"
             raise InvalidInputError(f"{where}: {field}.path", problem)
-    runfile.check_paths(config, where, node)
+    run_file.check_paths(config, where, node)
     if (priority := config.nodes[node].priority) is not None:
         check_priority(priority, f"{where}: nodes.{node}.priority")
     check_network(config, node, where, grounds)

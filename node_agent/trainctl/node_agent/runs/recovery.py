@@ -14,7 +14,7 @@ from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.runs.way_back import WayBack
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
-from trainctl.protocol import runfile
+from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 
@@ -154,7 +154,7 @@ class GoingBack:
 
 
 def _look(paths: RunPaths, node: str) -> Way:
-    limit_seconds = runfile.read(paths.run_file).group.unreachable_seconds
+    limit_seconds = run_file.read(paths.run_file).group.unreachable_seconds
     return Way(restore.kept_ranks(paths), checkpoint_source.find(paths, node), limit_seconds)
 
 

@@ -22,13 +22,13 @@ from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.session import DURABLE_KEY, settings_key
 from trainctl.protocol import messages as m
-from trainctl.protocol import runfile
 from trainctl.protocol.apportionment import apportion
+from trainctl.protocol.config import run_file
+from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.schema import open_for_reading
-from trainctl.protocol.runfile import RunFile
 from trainctl.protocol.wire.codec import decode_answer
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ def make_directory(paths: RunPaths, config: RunFile, *, resumable: bool = True) 
     made = not paths.directory.exists()
     try:
         paths.logs.mkdir(parents=True, exist_ok=not made)
-        paths.run_file.write_bytes(tomli_w.dumps(runfile.to_dict(config)).encode())
+        paths.run_file.write_bytes(tomli_w.dumps(run_file.to_dict(config)).encode())
         return RunRecorder(paths, resumable=resumable)
     except (OSError, InvalidInputError) as error:
         if made:
@@ -118,7 +118,7 @@ def old_run(
     the first step to be done again was planned with, so that it is the same step; what commands changed later is undone
     with the steps they changed it at. Raises InvalidInputError; changes nothing then.
     """
-    config = preflight.with_nodes(runfile.read(paths.run_file), node, cluster)
+    config = preflight.with_nodes(run_file.read(paths.run_file), node, cluster)
     if node in config.nodes:
         preflight.check_on(config, node, str(paths.run_file), grounds)
     step = source.step
@@ -157,7 +157,7 @@ def old_run(
 def surviving_run(paths: RunPaths, open_commands: frozenset[str], term: int = 0) -> Opening:
     """A run that was active when the agent ended, or is to be conducted by this one from `term` on: its conductor as
     the record left it. Raises InvalidInputError."""
-    config = runfile.read(paths.run_file)
+    config = run_file.read(paths.run_file)
     with _recorder(paths) as recorder:
         durable = _kept(recorder)
         if durable is None:

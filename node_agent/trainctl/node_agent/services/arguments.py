@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import typer
 
 from trainctl.node_agent.services.model import Manager
-from trainctl.protocol import cluster
+from trainctl.protocol.config import cluster_file
+from trainctl.protocol.config.run_file import NAME_PATTERN
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import paths
-from trainctl.protocol.runfile import NAME_PATTERN
 from trainctl.protocol.wire import sockets
 
 STALL_OPTION = "--exit-if-stalled"
@@ -68,7 +68,7 @@ def _check(node: str, values: dict[str, Any]) -> None:
     for name in ("listen", "live"):
         if values[name] is not None:
             sockets.check_bind(values[name])
-    if values["cluster"] is not None and node not in cluster.read(values["cluster"]).nodes:
+    if values["cluster"] is not None and node not in cluster_file.read(values["cluster"]).nodes:
         raise InvalidInputError("--name", f"no node {node!r} in {values['cluster']}")
 
 

@@ -21,7 +21,7 @@ from trainctl.node_agent.services.manager import (
     own_command,
 )
 from trainctl.node_agent.services.model import Call, Manager, Scope, Service, State, Step
-from trainctl.protocol import environment
+from trainctl.protocol.config import env_policy
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, TrainctlError
 
 NOT_RUNNING, NOT_INSTALLED = 3, 4
@@ -199,8 +199,8 @@ def _variables(env: list[str]) -> dict[str, str]:
         name, equals, value = item.partition("=")
         if not equals:
             raise InvalidInputError("--env", f"{item!r} is not of the form NAME=VALUE")
-        environment.check_name(name, "--env")
-        environment.check_value(value, f"--env {name}")
+        env_policy.check_name(name, "--env")
+        env_policy.check_value(value, f"--env {name}")
         made[name] = value
     return made
 

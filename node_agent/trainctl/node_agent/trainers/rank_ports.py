@@ -15,12 +15,12 @@ from trainctl.node_agent.trainers.oom import OomKills
 from trainctl.node_agent.trainers.supervisor import GRACE_SECONDS, TrainerHost
 from trainctl.node_agent.transport.peer_link import PeerLink
 from trainctl.protocol import messages as m
-from trainctl.protocol import runfile
+from trainctl.protocol.config import run_file
+from trainctl.protocol.config.run_file import NodeTable
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record import log_format
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import read_status
-from trainctl.protocol.runfile import NodeTable
 
 LEAVE_SECONDS = 60.0
 """A trainer has nothing more to save when it is told to leave; one that is still there so long after it hangs."""
@@ -83,7 +83,7 @@ class LocalRank:
 
     def _wanted(self) -> NodeTable:
         try:
-            return runfile.read(self._paths.run_file).nodes.get(self._node, NodeTable())
+            return run_file.read(self._paths.run_file).nodes.get(self._node, NodeTable())
         except InvalidInputError as error:
             raise RefusedError(f"rank {self._rank} cannot be started: {error}") from None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import zmq
 
-from trainctl.protocol.cluster import Cluster
+from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.keys import KeyFolder
 from trainctl.protocol.wire import sockets

@@ -9,10 +9,10 @@ import msgspec
 from trainctl.node_agent.trainers.rank_ports import end_rank
 from trainctl.node_agent.transport.peer_link import CredentialsFor, LeadEnd, PeerLink
 from trainctl.protocol import messages as m
-from trainctl.protocol import runfile
-from trainctl.protocol.cluster import NodeEntry
+from trainctl.protocol.config import run_file
+from trainctl.protocol.config.cluster_file import NodeEntry
+from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.runfile import RunFile
 from trainctl.protocol.wire import codec
 
 TOUCH_SECONDS = 3.0
@@ -77,7 +77,7 @@ class Peers:
         `resume_step` gives the step of the checkpoint that a node is to load, if it is to load one.
         Where one refuses or says nothing in time, the others are told that the run is in the state `call_off`.
         """
-        raw = runfile.to_dict(config)
+        raw = run_file.to_dict(config)
         asked = {rank: node for rank, node in ranks.items() if node in self.links}
         orders = {
             node: m.PeerHost(

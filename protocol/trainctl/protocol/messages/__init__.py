@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from trainctl.protocol.alerting import AlertKind, AlertSeverity
+from trainctl.protocol.config.alert_rules import AlertKind, AlertSeverity
 from trainctl.protocol.messages.version import PROTOCOL_VERSION
 
 MAX_COUNT = 2**63 - 1

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from trainctl.protocol import problems
-from trainctl.protocol.alerting import AlertKind
+from trainctl.protocol.config import validation_errors
+from trainctl.protocol.config.alert_rules import AlertKind
 from trainctl.protocol.errors import InvalidInputError
 
 MAX_SAMPLES = 1_048_576
@@ -208,5 +208,7 @@ def _field_and_problem(
     entry: Verb, args: Mapping[str, Any], error: msgspec.ValidationError, *, strict: bool
 ) -> tuple[str, str]:
     """Which field is wrong, or the verb where none can be named, and what it needs."""
-    field, problem = next(problems.found(dict(args), entry.args, strict=strict), problems.split(str(error)))
+    field, problem = next(
+        validation_errors.found(dict(args), entry.args, strict=strict), validation_errors.split(str(error))
+    )
     return field or entry.name, problem

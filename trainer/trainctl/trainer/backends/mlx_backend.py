@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.protocol.config.run_file import NodeTable, OptimizerTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.runfile import NodeTable, OptimizerTable, RunFile
 from trainctl.trainer.backends.base import ModelParts
 from trainctl.trainer.backends.host_memory import HostMemory
 from trainctl.trainer.backends.protocol import Array, BackendName, Memory, Part, first_line, model_config

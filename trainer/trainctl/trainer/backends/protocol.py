@@ -24,8 +24,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.protocol.config.run_file import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.runfile import NodeTable, RunFile
 from trainctl.trainer.data.batch import Batch
 
 Array = NDArray[np.float32]

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trainctl.protocol.config.run_file import NodeTable, OptimizerTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.runfile import NodeTable, OptimizerTable, RunFile
 from trainctl.trainer.backends.base import ModelParts
 from trainctl.trainer.backends.host_memory import HostMemory, limit_process
 from trainctl.trainer.backends.protocol import Array, BackendName, Memory, Part, first_line, model_config

@@ -4,8 +4,8 @@ import time
 from pathlib import Path
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.protocol.runfile import RunFile
 from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.checkpoints import files

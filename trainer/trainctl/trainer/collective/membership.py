@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import psutil
 
+from trainctl.protocol.config.run_file import GroupTable
 from trainctl.protocol.messages import Engine, Form, Generation, Offer
-from trainctl.protocol.runfile import GroupTable
 from trainctl.trainer.collective.group import Group, ReducerGroup, Solo
 from trainctl.trainer.collective.reducer_process import GroupError
 from trainctl.trainer.collective.shared_buffer import WORD_BYTES, Layout

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.runfile import RunFile
 from trainctl.trainer.data.batch import Batch, Tokens, collate, from_blocks
 from trainctl.trainer.data.packing import Pack, open_pack
 from trainctl.trainer.data.permutation import Indices, permute

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from trainctl.protocol import facts, keys, runfile
+from trainctl.protocol import facts, keys
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
+from trainctl.protocol.config import run_file
+from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import NotAuthorisedError, TrainctlError, UnreachableError, VersionError
 from trainctl.protocol.record import paths
-from trainctl.protocol.runfile import RunFile
 from trainctl.protocol.wire import sockets
 from trainctl.tui.doctor.scene import Asset, Hashed, Look, Trouble
 
@@ -133,7 +134,7 @@ async def hashed(run: RunFile, looks: Sequence[Look]) -> tuple[Hashed, ...]:
 
 
 async def _hashed(run: RunFile, look: Look) -> list[Hashed]:
-    own = runfile.on_node(run, look.name)
+    own = run_file.on_node(run, look.name)
     async with Client(look.address, timeout_seconds=DIGEST_SECONDS) as client:
         made = []
         paths: tuple[tuple[Asset, str], ...] = (("model", own.model.path), ("data", own.data.path))

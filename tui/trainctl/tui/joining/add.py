@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainctl.protocol import cluster, keys
+from trainctl.protocol import keys
+from trainctl.protocol.config import cluster_file
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, TrainctlError, UnreachableError
 from trainctl.protocol.keyring import Keyring
 from trainctl.protocol.record import paths
@@ -44,7 +45,7 @@ class Pair(NamedTuple):
     """The two nodes, and the cluster as this machine knows it."""
 
     file: Path  # of the cluster
-    known: cluster.Cluster
+    known: cluster_file.Cluster
     here: str
     here_address: str
     there: str
@@ -61,7 +62,7 @@ class Added(NamedTuple):
     remarks: tuple[str, ...]
 
 
-def add(wanted: Wanted, file: Path, known: cluster.Cluster, say: Say) -> Added:
+def add(wanted: Wanted, file: Path, known: cluster_file.Cluster, say: Say) -> Added:
     """Raises TrainctlError naming the step that failed and what was said there. `file`: where the cluster is kept."""
     steps: list[Step] = []
 
@@ -111,7 +112,7 @@ def _called(ssh: Ssh, python: str, what: str, given: dict[str, Any]) -> dict[str
 # ---------------------------------------------------------------- who is who
 
 
-def _pair(wanted: Wanted, machine: Machine, file: Path, known: cluster.Cluster) -> Pair:
+def _pair(wanted: Wanted, machine: Machine, file: Path, known: cluster_file.Cluster) -> Pair:
     """Names and addresses of both. Raises InvalidInputError where they can't be these."""
     here = wanted.here or paths.node_name()
     if wanted.here is not None and wanted.here not in known.nodes:

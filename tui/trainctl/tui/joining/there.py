@@ -18,7 +18,8 @@ from typing import Any
 import psutil
 import tomli_w
 
-from trainctl.protocol import cluster, keys
+from trainctl.protocol import keys
+from trainctl.protocol.config import cluster_file
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.record import paths
 
@@ -34,8 +35,8 @@ def join(given: dict[str, Any]) -> dict[str, Any]:
 
     `given`: name, address (this node's), nodes (others: name -> address, key), user (name, key), networks.
     """
-    folder, file = keys.KeyFolder(), cluster.default_path()
-    known = cluster.read_default()
+    folder, file = keys.KeyFolder(), cluster_file.default_path()
+    known = cluster_file.read_default()
     made = folder.make(given["name"])
     own = folder.agent().public
     nodes = {given["name"]: {"address": given["address"], "key": own}, **given["nodes"]}
@@ -48,7 +49,7 @@ def join(given: dict[str, Any]) -> dict[str, Any]:
     return {"key": own, "user": {"name": folder.user().name, "key": folder.user().public}, "changed": changed}
 
 
-def add_nodes(file: Path, known: cluster.Cluster, nodes: dict[str, dict[str, str]]) -> list[str]:
+def add_nodes(file: Path, known: cluster_file.Cluster, nodes: dict[str, dict[str, str]]) -> list[str]:
     """Write a file of cluster.d for each node that the cluster beside `file` hasn't; says what was written.
 
     Raises InvalidInputError, before anything is written, for one that it has otherwise.
@@ -66,7 +67,7 @@ def add_nodes(file: Path, known: cluster.Cluster, nodes: dict[str, dict[str, str
     written: list[Path] = []
     try:
         for name, entry in missing.items():
-            target = cluster.added_directory(file) / f"{name}.toml"
+            target = cluster_file.added_directory(file) / f"{name}.toml"
             target.parent.mkdir(parents=True, exist_ok=True)
             keys.write_private(target, {"nodes": {name: entry}})
             written.append(target)

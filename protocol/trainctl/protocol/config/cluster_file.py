@@ -9,11 +9,11 @@ import msgspec
 import platformdirs
 from msgspec import Meta
 
-from trainctl.protocol import tomlfile
-from trainctl.protocol.alerting import AlertHooks, check_webhook
+from trainctl.protocol.config import toml_file
+from trainctl.protocol.config.alert_rules import AlertHooks, check_webhook
+from trainctl.protocol.config.run_file import NAME_PATTERN
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.keys import Key
-from trainctl.protocol.runfile import NAME_PATTERN
 from trainctl.protocol.wire import sockets
 
 
@@ -58,7 +58,7 @@ def default_path() -> Path:
 
 def read(path: Path) -> Cluster:
     """The file, and the nodes of those in `cluster.d` beside it. Raises InvalidInputError naming file and field."""
-    cluster = _with_added(tomlfile.checked(tomlfile.read(path, "cluster file"), Cluster, str(path)), path)
+    cluster = _with_added(toml_file.checked(toml_file.read(path, "cluster file"), Cluster, str(path)), path)
     seen: dict[str, str] = {}
     for name, entry in cluster.nodes.items():
         sockets.split(entry.address)
@@ -88,7 +88,7 @@ def added_directory(path: Path) -> Path:
 def _with_added(cluster: Cluster, path: Path) -> Cluster:
     nodes = dict(cluster.nodes)
     for file in sorted(added_directory(path).glob("*.toml")):
-        for name, entry in tomlfile.checked(tomlfile.read(file, "cluster file"), _Added, str(file)).nodes.items():
+        for name, entry in toml_file.checked(toml_file.read(file, "cluster file"), _Added, str(file)).nodes.items():
             if name in nodes:
                 raise InvalidInputError(f"{file}: nodes.{name}", f"the node is in {path} or beside it too; keep one")
             nodes[name] = entry

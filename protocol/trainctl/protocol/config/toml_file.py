@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from trainctl.protocol import problems
+from trainctl.protocol.config import validation_errors
 from trainctl.protocol.errors import Collected, InvalidInputError
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ def checked(raw: dict[str, Any], kind: type[T], where: str) -> T:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         wrong = Collected()
-        for field, problem in [*problems.found(raw, kind)] or [problems.split(str(error))]:
+        for field, problem in [*validation_errors.found(raw, kind)] or [validation_errors.split(str(error))]:
             with wrong.going_on():
                 raise InvalidInputError(f"{where}: {field}" if field else where, problem) from None
         wrong.raise_any()

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from trainctl.protocol import environment, inputs, tomlfile
-from trainctl.protocol.alerting import AlertsTable, check_thresholds
+from trainctl.protocol.config import env_policy, input_checks, toml_file
+from trainctl.protocol.config.alert_rules import AlertsTable, check_thresholds
 from trainctl.protocol.errors import Collected, InvalidInputError
 
 PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
@@ -121,7 +121,7 @@ def read(path: Path, overrides: dict[str, str] | None = None) -> RunFile:
 
     Raises InvalidInputError naming the file and the field.
     """
-    raw = tomlfile.read(path, "run file")
+    raw = toml_file.read(path, "run file")
     for key, text in (overrides or {}).items():
         _override(raw, key, text)
     return parse(_absolute(raw, path.resolve().parent), str(path))
@@ -129,7 +129,7 @@ def read(path: Path, overrides: dict[str, str] | None = None) -> RunFile:
 
 def parse(raw: dict[str, Any], where: str = "run file") -> RunFile:
     """A run file as parsed TOML. Raises InvalidInputError naming `where` and the field."""
-    config = tomlfile.checked(raw, RunFile, where)
+    config = toml_file.checked(raw, RunFile, where)
     _check_sense(config, where)
     return config
 
@@ -197,12 +197,12 @@ def _check_tokenizer(config: RunFile, where: str) -> None:
 def _check_model(model: Path, where: str) -> None:
     if not (model / "config.json").is_file():
         raise InvalidInputError(where, f"no Hugging Face model (config.json and *.safetensors) in {model}")
-    inputs.check_json(model / "config.json", where)
+    input_checks.check_json(model / "config.json", where)
     weights = sorted(model.glob("*.safetensors"))
     if not weights:
         raise InvalidInputError(where, f"{model} has a config.json but no *.safetensors weights")
     for file in weights:
-        inputs.check_weights(file, where)
+        input_checks.check_weights(file, where)
 
 
 def _check_data(config: RunFile, where: str) -> None:
@@ -215,9 +215,9 @@ def _check_data(config: RunFile, where: str) -> None:
     if not any(file.stat().st_size for file in files):
         raise InvalidInputError(where, f"{data} {'holds no *.txt file with text' if data.is_dir() else 'is empty'}")
     if config.data.kind == "samples":
-        inputs.check_samples(data, where)
+        input_checks.check_samples(data, where)
     elif config.data.tokenizer == "bytes":
-        inputs.check_bytes(files, config.data.sequence_length, where)
+        input_checks.check_bytes(files, config.data.sequence_length, where)
 
 
 def _check_sense(config: RunFile, where: str) -> None:
@@ -260,7 +260,7 @@ def _check_shares(config: RunFile, where: str) -> None:
 def _check_node(config: RunFile, name: str, where: str) -> None:
     node, wrong = config.nodes[name], Collected()
     with wrong.going_on():
-        environment.check(node.env, f"{where}: nodes.{name}.env")
+        env_policy.check(node.env, f"{where}: nodes.{name}.env")
     for key, path in (("model_path", node.model_path), ("data_path", node.data_path)):
         with wrong.going_on():
             if path is not None and not Path(path).is_absolute():
