@@ -18,7 +18,7 @@ import zmq
 from tests.integration import rawzmtp
 from tests.protocol.mutations import Mutator
 
-from trainctl.protocol.keys import KeyFolder
+from trainctl.protocol.security.keys import KeyFolder
 from trainctl.protocol.wire import sockets
 from trainctl.protocol.wire.codec import CONTROL_FRAME_BYTES
 

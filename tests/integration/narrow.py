@@ -17,9 +17,9 @@ from tests.node_agent.processes import ENVIRONMENT
 
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config import cluster_file
-from trainctl.protocol.keyring import Keyring
-from trainctl.protocol.keys import KeyFolder
 from trainctl.protocol.record.paths import runtime_directory
+from trainctl.protocol.security.keyring import Keyring
+from trainctl.protocol.security.keys import KeyFolder
 
 DESCRIPTORS = 256
 

@@ -13,8 +13,8 @@ from tests.conftest import SHARED_PIDS
 from tests.integration.conftest import until
 from tests.integration.namespaces import LAN, Network
 
-from trainctl.protocol.keys import KeyFolder
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.security.keys import KeyFolder
 
 NODES = ("alpha", "beta", "gamma")
 DESK, STRANGER = "desk", "stranger"

@@ -12,10 +12,10 @@ from tests.integration.clusters import free_addresses
 from tests.integration.sshd import PYTHON, LoopbackSshd
 from tests.tui.cli_calls import assert_one_line, call, call_json
 
-from trainctl.protocol import keys
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config import cluster_file
-from trainctl.protocol.keyring import Keyring
+from trainctl.protocol.security import keys
+from trainctl.protocol.security.keyring import Keyring
 from trainctl.tui.joining import there, wheel
 
 pytestmark = pytest.mark.needs("sshd")

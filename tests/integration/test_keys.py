@@ -20,10 +20,10 @@ from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.client.client import Connection, make_command
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError
-from trainctl.protocol.keyring import Keyring
-from trainctl.protocol.keys import KeyFolder, KeyPair
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.schema import open_for_reading
+from trainctl.protocol.security.keyring import Keyring
+from trainctl.protocol.security.keys import KeyFolder, KeyPair
 from trainctl.protocol.wire import codec, sockets
 from trainctl.tui import cli
 

@@ -20,7 +20,7 @@ from tests.tui.cli_calls import COMMAND, ENVIRONMENT
 from tests.tui.scripted import SNAPSHOT, scripted
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.keys import KeyFolder
+from trainctl.protocol.security.keys import KeyFolder
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

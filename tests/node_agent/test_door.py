@@ -22,7 +22,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config.cluster_file import Cluster, NodeEntry
 from trainctl.protocol.config.run_file import parse
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError
-from trainctl.protocol.keys import KeyFolder, KeyPair
+from trainctl.protocol.security.keys import KeyFolder, KeyPair
 from trainctl.protocol.wire import sockets
 
 ANNA, BOB, MBP = (KeyPair.new(name) for name in ("anna", "bob", "mbp"))

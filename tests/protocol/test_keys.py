@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import zmq
 
-from trainctl.protocol import keyring, keys
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError
-from trainctl.protocol.keyring import Credentials, Keyring
-from trainctl.protocol.keys import KeyFolder, KeyPair
+from trainctl.protocol.security import keyring, keys
+from trainctl.protocol.security.keyring import Credentials, Keyring
+from trainctl.protocol.security.keys import KeyFolder, KeyPair
 from trainctl.protocol.wire import handshake, sockets
 
 STUDIO, MBP = KeyPair.new("studio"), KeyPair.new("mbp")

@@ -44,8 +44,8 @@ from trainctl.protocol.config import run_file
 from trainctl.protocol.config.alert_rules import AlertHooks
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.keys import KeyFolder
 from trainctl.protocol.record.paths import node_directory, runtime_directory
+from trainctl.protocol.security.keys import KeyFolder
 from trainctl.protocol.wire import sockets
 
 BEAT_SECONDS = 1.0

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from trainctl.protocol import keys
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.security import keys
 from trainctl.tui import calls, output
 from trainctl.tui.cli_options import ClusterFile, Connect, Json, address_of, subcommands, subgroup
 

@@ -14,7 +14,7 @@ from trainctl.tui import calls, places
 def _checked_key(key: str | None) -> str | None:
     if key is None:
         return None
-    from trainctl.protocol import keys
+    from trainctl.protocol.security import keys
 
     return keys.check_public(key)
 

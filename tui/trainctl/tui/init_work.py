@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from trainctl.protocol import keys
 from trainctl.protocol.config import cluster_file as cluster
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.security import keys
 from trainctl.protocol.wire import sockets
 from trainctl.tui import init_files, init_probe, new_files, places
 from trainctl.tui.init_files import Answers

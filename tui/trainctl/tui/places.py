@@ -60,15 +60,15 @@ def cluster_file(path: Path | None) -> ClusterFile | None:
 def use_keys(file: ClusterFile | None, server_key: str | None) -> None:
     """Have all clients of this program know agents by the keys of this cluster file (the default one's if None) and by
     the one given."""
-    from trainctl.protocol import keyring  # ZeroMQ: not for `--help`
+    from trainctl.protocol.security import keyring  # ZeroMQ: not for `--help`
 
     keyring.install(keyring.Keyring(nodes=file.cluster if file is not None else None, server_key=server_key))
 
 
 def forget_keys() -> None:
     """Have clients know agents by the default files again."""
-    if "trainctl.protocol.keyring" in sys.modules:
-        from trainctl.protocol import keyring
+    if "trainctl.protocol.security.keyring" in sys.modules:
+        from trainctl.protocol.security import keyring
 
         keyring.install(None)
 

@@ -17,8 +17,8 @@ from trainctl.node_agent.auth.roles import LIVE, REQUESTS, AccessList, Rights, w
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError
-from trainctl.protocol.keyring import Credentials, Keyring
-from trainctl.protocol.keys import KeyFolder
+from trainctl.protocol.security.keyring import Credentials, Keyring
+from trainctl.protocol.security.keys import KeyFolder
 from trainctl.protocol.wire import sockets
 
 DOMAINS = (REQUESTS, LIVE)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.keys import Authorized, KeyFolder, Role
+from trainctl.protocol.security.keys import Authorized, KeyFolder, Role
 
 REQUESTS, LIVE = "requests", "live"
 """The authenticator's domains: the socket for requests and the one that publishes."""

@@ -9,7 +9,7 @@ import msgspec
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.keyring import Keyring
+from trainctl.protocol.security.keyring import Keyring
 
 ANSWER_SECONDS = 2.0
 """How long the other agent may take; whoever asked this one waits longer."""

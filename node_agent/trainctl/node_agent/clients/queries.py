@@ -16,10 +16,10 @@ from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
-from trainctl.protocol.keyring import Keyring
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import DAMAGED, RecordReader
 from trainctl.protocol.record.rollups import RANK_SERIES, RUN_SERIES
+from trainctl.protocol.security.keyring import Keyring
 
 GAP_LIMIT = 400
 SNAPSHOT_EVENTS = 100

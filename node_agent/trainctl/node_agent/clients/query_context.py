@@ -14,8 +14,8 @@ from trainctl.node_agent.roles.rank_hosting import NO_RANK
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
-from trainctl.protocol.keyring import Keyring
-from trainctl.protocol.keys import default_folder
+from trainctl.protocol.security.keyring import Keyring
+from trainctl.protocol.security.keys import default_folder
 
 
 class Outlook:

@@ -16,8 +16,8 @@ from trainctl.node_agent.transport import bind
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, VersionError
-from trainctl.protocol.keys import default_folder
 from trainctl.protocol.record.paths import RunPaths, state_root
+from trainctl.protocol.security.keys import default_folder
 from trainctl.protocol.wire import codec, sockets
 
 NO_COMMANDS = "a recording takes no commands"

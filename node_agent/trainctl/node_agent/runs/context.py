@@ -15,8 +15,8 @@ from trainctl.node_agent.trainers.supervisor import TrainerHost
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.keyring import Credentials
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.security.keyring import Credentials
 from trainctl.protocol.wire import sockets
 
 

@@ -11,7 +11,7 @@ import zmq
 
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.keys import KeyFolder
+from trainctl.protocol.security.keys import KeyFolder
 from trainctl.protocol.wire import sockets
 
 MOST_OPEN_FILES = 65536

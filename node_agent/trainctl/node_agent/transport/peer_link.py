@@ -13,7 +13,7 @@ import zmq
 from trainctl.node_agent.transport.sequencing import Line
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
-from trainctl.protocol.keyring import Credentials
+from trainctl.protocol.security.keyring import Credentials
 from trainctl.protocol.wire import codec, sockets
 from trainctl.protocol.wire.handshake import HandshakeWatch
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import DEFAULT_TIMEOUT_SECONDS, Client, Connection
-from trainctl.protocol.keyring import Keyring
+from trainctl.protocol.security.keyring import Keyring
 
 T = TypeVar("T")
 

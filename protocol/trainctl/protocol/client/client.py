@@ -29,8 +29,8 @@ from trainctl.protocol.errors import (
     UnreachableError,
     VersionError,
 )
-from trainctl.protocol.keyring import Keyring, current
 from trainctl.protocol.record.paths import user_name
+from trainctl.protocol.security.keyring import Keyring, current
 from trainctl.protocol.wire import codec, sockets
 from trainctl.protocol.wire.attachment import Attachment, Gap
 from trainctl.protocol.wire.handshake import HandshakeWatch

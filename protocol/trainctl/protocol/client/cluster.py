@@ -14,7 +14,7 @@ import zmq.asyncio
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import DEFAULT_TIMEOUT_SECONDS, Client, Connection
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.keyring import Keyring, current
+from trainctl.protocol.security.keyring import Keyring, current
 
 Item = m.Snapshot | m.NodeView | m.Live | m.Heartbeat | Connection
 RETRY_SECONDS = 1.0

@@ -8,7 +8,7 @@ import zmq
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError, VersionError
-from trainctl.protocol.keyring import Credentials
+from trainctl.protocol.security.keyring import Credentials
 from trainctl.protocol.wire import codec, sockets
 
 MOST_WAITING = 4096

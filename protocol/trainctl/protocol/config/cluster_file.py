@@ -13,7 +13,7 @@ from trainctl.protocol.config import toml_file
 from trainctl.protocol.config.alert_rules import AlertHooks, check_webhook
 from trainctl.protocol.config.run_file import NAME_PATTERN
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.keys import Key
+from trainctl.protocol.security.keys import Key
 from trainctl.protocol.wire import sockets
 
 

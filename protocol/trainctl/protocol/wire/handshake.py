@@ -10,7 +10,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from trainctl.protocol.errors import NotAuthorisedError
-from trainctl.protocol.keyring import Credentials
+from trainctl.protocol.security.keyring import Credentials
 
 MECHANISM_MISMATCH = 0x11000002
 """Of HANDSHAKE_FAILED_PROTOCOL: one side has keys and the other none."""

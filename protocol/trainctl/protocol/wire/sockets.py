@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import zmq
 
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
-from trainctl.protocol.keys import KeyPair
+from trainctl.protocol.security.keys import KeyPair
 from trainctl.protocol.wire.codec import CONTROL_FRAME_BYTES, FRAME_BYTES
 
 DEFAULT_PORT = 7474

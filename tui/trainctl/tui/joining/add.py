@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainctl.protocol import keys
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, TrainctlError, UnreachableError
-from trainctl.protocol.keyring import Keyring
 from trainctl.protocol.record import paths
+from trainctl.protocol.security import keys
+from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.wire import sockets
 from trainctl.tui.joining import link, wheel
 from trainctl.tui.joining.machine import Install, Machine, find

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import UnreachableError
-from trainctl.protocol.keyring import Keyring
+from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.wire import sockets
 from trainctl.tui.doctor.probe import ask_round
 from trainctl.tui.joining.ssh import Ssh, said

@@ -18,10 +18,10 @@ from typing import Any
 import psutil
 import tomli_w
 
-from trainctl.protocol import keys
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.record import paths
+from trainctl.protocol.security import keys
 
 START_SECONDS, LEAVE_SECONDS = 30.0, 20.0
 NO_MANAGER = 7

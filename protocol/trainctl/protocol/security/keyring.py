@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.keys import KeyFolder, KeyPair, Role, check_public
+from trainctl.protocol.security.keys import KeyFolder, KeyPair, Role, check_public
 from trainctl.protocol.wire import sockets
 
 
