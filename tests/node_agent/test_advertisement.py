@@ -8,9 +8,9 @@ import pytest
 import zeroconf
 
 from trainctl.node_agent.transport.mdns import Advertisement
-from trainctl.protocol import discovery
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.config.cluster_file import Cluster
+from trainctl.protocol.machine import discovery
 from trainctl.tui import discovering
 
 PUBLIC = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"

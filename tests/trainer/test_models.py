@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainctl.protocol import digests
 from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.machine import file_digests
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.protocol import Backend, choose, load
 from trainctl.trainer.collective import digest
@@ -147,7 +147,7 @@ def test_the_demo_assets_are_made_once_and_say_so(tmp_path: Path) -> None:
     assert 700_000 < outs[0]["parameters"] < 900_000
     assert outs[0]["bytes"] > 1_000_000
     assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == ["data", "model"]
-    assert digests.model_digests(tmp_path / "demo" / "model").whole == (
+    assert file_digests.model_digests(tmp_path / "demo" / "model").whole == (
         "8bea4bf4c26e67abc82a2d7b1f1cbc0103a64fdefa62d670e85909c177a12f3c"
     ), "the demo's model is the same bits on every machine"
 

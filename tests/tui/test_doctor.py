@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from trainctl.protocol import examples, facts
+from trainctl.protocol import examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
+from trainctl.protocol.machine import facts
 from trainctl.tui.doctor import judge, variables
 from trainctl.tui.doctor.files import of_files
 from trainctl.tui.doctor.probe import Round

@@ -7,10 +7,10 @@ from typing import assert_never
 
 import msgspec
 
-from trainctl.protocol import digests
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.machine import file_digests
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.protocol import Backend, first_line, load
@@ -67,7 +67,7 @@ class Trainer:
 
     def announce(self, pid: int) -> m.Ready:
         """Tell the agent what has been loaded; heartbeats repeat it from here on."""
-        model = digests.model_digests(Path(self._config.model.path))
+        model = file_digests.model_digests(Path(self._config.model.path))
         ready = m.Ready(
             run=self._who.run,
             rank=self._who.rank,

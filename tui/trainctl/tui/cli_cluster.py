@@ -87,7 +87,7 @@ def _fields(found: Any) -> dict[str, Any]:
 def list_nodes(cluster: ClusterFile = None, json: Json = False) -> int:
     """The nodes of the cluster, where their agents listen, their keys' fingerprints, and the file that names each."""
     from trainctl.protocol.config import cluster_file as clusters
-    from trainctl.protocol.discovery import fingerprint
+    from trainctl.protocol.machine.discovery import fingerprint
 
     file = cluster or clusters.default_path()
     known = clusters.read_default(cluster)

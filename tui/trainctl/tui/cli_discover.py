@@ -8,7 +8,7 @@ from trainctl.tui import output, places
 from trainctl.tui.cli_options import ClusterFile, Json, subcommands
 
 if TYPE_CHECKING:
-    from trainctl.protocol.discovery import Advert
+    from trainctl.protocol.machine.discovery import Advert
 
 app = subcommands()
 

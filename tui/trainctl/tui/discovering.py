@@ -3,10 +3,10 @@
 import threading
 from typing import Any
 
-from trainctl.protocol import discovery
 from trainctl.protocol.config.cluster_file import Cluster
-from trainctl.protocol.discovery import Advert
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.machine import discovery
+from trainctl.protocol.machine.discovery import Advert
 
 RESOLVE_MILLISECONDS = 1500
 

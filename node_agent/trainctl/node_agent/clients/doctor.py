@@ -3,10 +3,10 @@
 import asyncio
 from pathlib import Path
 
-from trainctl.protocol import facts
 from trainctl.protocol import messages as m
-from trainctl.protocol.digests import Digests, data_digests, data_files, model_digests
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.machine import facts
+from trainctl.protocol.machine.file_digests import Digests, data_digests, data_files, model_digests
 
 _Stamp = tuple[tuple[str, int, int], ...]
 """Path, size and time of change of each file."""

@@ -6,7 +6,7 @@ import socket
 import sys
 from typing import Any
 
-from trainctl.protocol import discovery
+from trainctl.protocol.machine import discovery
 from trainctl.protocol.wire import sockets
 
 LEAVE_SECONDS = 3.0

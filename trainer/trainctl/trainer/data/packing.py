@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.config.run_file import RunFile
-from trainctl.protocol.digests import data_files, files_digests
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.machine.file_digests import data_files, files_digests
 from trainctl.protocol.messages import FileDigest
 from trainctl.trainer.backends.protocol import first_line, model_config, vocabulary_size
 from trainctl.trainer.common.atomic_folder import make_folder

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from trainctl.protocol import facts
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import NotAuthorisedError, TrainctlError, UnreachableError, VersionError
+from trainctl.protocol.machine import facts
 from trainctl.protocol.record import paths
 from trainctl.protocol.security import keys
 from trainctl.protocol.wire import sockets

@@ -1,0 +1,1 @@
+"""Facts of this machine: hardware, installation, file digests, and adverts for discovery."""
