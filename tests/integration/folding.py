@@ -13,7 +13,7 @@ import pytest
 from tests.integration.clusters import NODES, Cluster, plans_of
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.apportionment import apportion
+from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.record.reader import RecordReader
 
 EDITS = ("resize-batch", "rebalance", "set-lr", "set-global-batch", "drain", "admit")

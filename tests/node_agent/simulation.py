@@ -19,7 +19,7 @@ from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
 from trainctl.node_agent.runs import restore
 from trainctl.protocol import messages as m
-from trainctl.protocol.apportionment import apportion
+from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.config import run_file
 from trainctl.protocol.messages import verbs
 

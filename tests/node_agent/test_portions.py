@@ -8,7 +8,7 @@ from tests.node_agent.test_engines import LINUX, LINUX_TORCH
 from trainctl.node_agent.planning import edits
 from trainctl.node_agent.planning.durable import RankSetting, Settings
 from trainctl.node_agent.planning.share_edits import Edit, Facts
-from trainctl.protocol.apportionment import Speed
+from trainctl.protocol.batch.apportion import Speed
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainctl.protocol.apportionment import Speed, Timing, apportion, quickest, speeds, spread
+from trainctl.protocol.batch.apportion import Speed, Timing, apportion, quickest, speeds, spread
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Phases
 

@@ -5,7 +5,7 @@ import pytest
 from tests.tui.recorded import CLOCK, CONNECTED, rank_step, run_view, snapshot
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.apportionment import Speed
+from trainctl.protocol.batch.apportion import Speed
 from trainctl.protocol.messages import verbs
 from trainctl.tui import control, foresight
 from trainctl.tui import model as md

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.tui.recorded import CLOCK, NOW, hung, rank_step, run_view, under_way
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.apportionment import Speed
+from trainctl.protocol.batch.apportion import Speed
 from trainctl.tui import control as c
 from trainctl.tui import model as md
 from trainctl.tui import pace, shares

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.apportionment import Speed, Timing, speeds
+from trainctl.protocol.batch.apportion import Speed, Timing, speeds
 
 if TYPE_CHECKING:
     from trainctl.tui.model import ViewState  # NumPy: not for the command line

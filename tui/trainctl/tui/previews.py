@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.apportionment import apportion
+from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.messages import verbs
 from trainctl.tui import foresight, shares
 from trainctl.tui import format as f

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainctl.protocol import splits
-from trainctl.protocol.apportionment import Speed, quickest
+from trainctl.protocol.batch import share_changes
+from trainctl.protocol.batch.apportion import Speed, quickest
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.changes import took_effect
 from trainctl.tui.model import ViewState
@@ -85,7 +85,7 @@ def resolve(seats: Sequence[Seat], wanted: Mapping[str, int | str]) -> tuple[int
     for node in wanted:
         if node not in names.values():
             raise ValueError(f"no node {node!r} that takes part; there are {', '.join(names.values())}")
-    return _in_words(lambda: splits.as_wanted(_shares(seats), names, wanted))
+    return _in_words(lambda: share_changes.as_wanted(_shares(seats), names, wanted))
 
 
 def meant(seats: Sequence[Seat], args: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -96,7 +96,7 @@ def meant(seats: Sequence[Seat], args: Mapping[str, Any]) -> tuple[int, ...] | N
 def without(seats: Sequence[Seat], node: str) -> tuple[int, ...]:
     """The shares once `node` is drained: 0 for it, its samples to the others in proportion."""
     leaving = {index for index, seat in enumerate(seats) if seat.node == node}
-    left = splits.without(_shares(seats), leaving)
+    left = share_changes.without(_shares(seats), leaving)
     return tuple(left.get(index, 0) for index in range(len(seats)))
 
 
@@ -105,7 +105,7 @@ def with_back(seats: Sequence[Seat], node: str) -> tuple[int, ...]:
     back = {index for index, seat in enumerate(seats) if seat.node == node}
     shares = {index: share for index, share in _shares(seats).items() if index not in back}
     rates = {index: seat.speed.samples_per_second for index, seat in enumerate(seats) if seat.speed is not None}
-    return tuple(splits.with_back(shares, back, rates).values())
+    return tuple(share_changes.with_back(shares, back, rates).values())
 
 
 def _shares(seats: Sequence[Seat]) -> dict[int, int]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trainctl.protocol.apportionment import apportion
+from trainctl.protocol.batch.apportion import apportion
 from trainctl.tui.model import ViewState
 from trainctl.tui.pace import live_ranks
 from trainctl.tui.shares import Seat, fastest, former, seats_of

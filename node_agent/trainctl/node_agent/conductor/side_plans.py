@@ -8,7 +8,7 @@ from trainctl.node_agent.conductor.state import Book
 from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
-from trainctl.protocol.apportionment import apportion
+from trainctl.protocol.batch.apportion import apportion
 
 Reports = Mapping[int, m.Report]
 

@@ -12,8 +12,8 @@ import msgspec
 from trainctl.node_agent.conductor import rows
 from trainctl.node_agent.planning import compatibility
 from trainctl.node_agent.planning.durable import RankSetting, Settings
-from trainctl.protocol import splits
-from trainctl.protocol.apportionment import Speed, apportion, quickest
+from trainctl.protocol.batch import share_changes
+from trainctl.protocol.batch.apportion import Speed, apportion, quickest
 from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Ready, verbs
@@ -80,7 +80,7 @@ def rebalance(settings: Settings, args: verbs.Rebalance, facts: Facts) -> Edit:
         if node not in nodes:
             raise InvalidInputError("shares", _why_not(settings, node))
     node_of = {rank: setting.node for rank, setting in settings.live.items()}
-    return edit(settings, splits.as_wanted(_live_shares(settings), node_of, args.shares))
+    return edit(settings, share_changes.as_wanted(_live_shares(settings), node_of, args.shares))
 
 
 def _by_speed(settings: Settings, facts: Facts) -> dict[int, int]:
@@ -128,7 +128,7 @@ def drain(settings: Settings, node: str | None, facts: Facts) -> Edit:
         raise InvalidInputError("node", f"{node} is the last live node; stop ends the run")
     if facts.standing and not staying & set(facts.standing):
         raise InvalidInputError("node", f"{node} is the last one with the state of the last step; wait for the next")
-    return edit(settings, splits.without(_live_shares(settings), leaving))
+    return edit(settings, share_changes.without(_live_shares(settings), leaving))
 
 
 def admit(settings: Settings, node: str | None, facts: Facts, config: RunFile) -> Edit:
@@ -141,7 +141,7 @@ def admit(settings: Settings, node: str | None, facts: Facts, config: RunFile) -
         raise InvalidInputError("node", f"{node} is lost, and joins by itself once it is back")
     _check_can_join(settings, back, facts, config)
     rates = {rank: speed.samples_per_second for rank, speed in facts.speeds.items()}
-    return edit(settings, splits.with_back(_live_shares(settings), back, rates))
+    return edit(settings, share_changes.with_back(_live_shares(settings), back, rates))
 
 
 def lose(settings: Settings, rank: int) -> Edit:
@@ -151,7 +151,7 @@ def lose(settings: Settings, rank: int) -> Edit:
     """
     is_first = not any(setting.out == "lost" for setting in settings.ranks.values())
     had = {at: setting.share if is_first else setting.last_share for at, setting in settings.ranks.items()}
-    made = edit(settings, splits.without(_live_shares(settings), (rank,)))
+    made = edit(settings, share_changes.without(_live_shares(settings), (rank,)))
     return Edit(_remembering(made.settings, had, lost=rank), made.before, made.after)
 
 
@@ -163,7 +163,7 @@ def take_back(settings: Settings, rank: int, facts: Facts, config: RunFile) -> E
     if all(present.values()):
         counts = apportion(settings.global_batch, {at: float(share) for at, share in present.items()})
     else:
-        counts = splits.returned(_live_shares(settings), rank, had[rank])
+        counts = share_changes.returned(_live_shares(settings), rank, had[rank])
     made = edit(settings, counts)
     return Edit(_remembering(made.settings, had), made.before, made.after)
 

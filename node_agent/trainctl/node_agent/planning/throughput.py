@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.apportionment import Speed, Timing, speeds
+from trainctl.protocol.batch.apportion import Speed, Timing, speeds
 
 NEWEST = 8
 """So many steps count, by their median."""

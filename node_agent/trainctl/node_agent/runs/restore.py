@@ -22,7 +22,7 @@ from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.session import DURABLE_KEY, settings_key
 from trainctl.protocol import messages as m
-from trainctl.protocol.apportionment import apportion
+from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError

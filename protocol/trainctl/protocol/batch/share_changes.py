@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from fractions import Fraction
 
-from trainctl.protocol.apportionment import apportion
+from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.errors import InvalidInputError
 
 Shares = Mapping[int, int]
