@@ -111,7 +111,7 @@ def playing(*options: str) -> Iterator[str]:
 
 
 def trainctl(address: str) -> Terminal:
-    return Terminal([sys.executable, "-m", "trainctl.tui.cli", "attach", "--connect", address], COLUMNS, ROWS)
+    return Terminal([sys.executable, "-m", "trainctl.tui.cli.main", "attach", "--connect", address], COLUMNS, ROWS)
 
 
 def whole(*words: str) -> Any:

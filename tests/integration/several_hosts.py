@@ -77,7 +77,7 @@ class Hosts:
         self, *arguments: str, host: str = DESK, seconds: float = 90.0, **env: str
     ) -> "subprocess.CompletedProcess[str]":
         """The program on a host, the desk unless another is named."""
-        command = [sys.executable, "-m", "trainctl.tui.cli", *arguments]
+        command = [sys.executable, "-m", "trainctl.tui.cli.main", *arguments]
         return self.network.run(host, *command, seconds=seconds, **{**self.env(host), **env})
 
     def said(self, *arguments: str, **options: Any) -> dict[str, Any]:

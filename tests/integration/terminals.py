@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 needs_tmux = pytest.mark.needs("tmux")
-TRAINCTL = shlex.join([sys.executable, "-m", "trainctl.tui.cli"])
+TRAINCTL = shlex.join([sys.executable, "-m", "trainctl.tui.cli.main"])
 
 
 class Terminal:

@@ -11,7 +11,7 @@ from tests.integration.conftest import AgentProcess, until, wait_for_end, wait_f
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
-from trainctl.tui.cli import main
+from trainctl.tui.cli.main import main
 
 NODES = ("alpha", "beta")
 KEEP = """

@@ -25,7 +25,7 @@ from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.security.keys import KeyFolder, KeyPair
 from trainctl.protocol.wire import codec, sockets
-from trainctl.tui import cli
+from trainctl.tui.cli import main
 
 NO_NODES = Cluster()
 AT_ONCE_SECONDS = 3.0
@@ -288,14 +288,14 @@ def test_the_command_line_says_it_in_one_line_with_exit_code_6(
     monkeypatch.setenv("TRAINCTL_CLUSTER", str(tmp_path / "none.toml"))
     monkeypatch.setenv("TRAINCTL_KEYS", str(guarded.person("vera", "viewer").path))
     key, at = guarded.keys.agent().public, guarded.agent.address
-    assert cli.main(["--server-key", key, "ls", "--connect", at]) == 0
-    assert cli.main(["send", "pause", "--connect", at, "--server-key", key]) == 6
-    assert cli.main(["ls", "--connect", at]) == 6
+    assert main.main(["--server-key", key, "ls", "--connect", at]) == 0
+    assert main.main(["send", "pause", "--connect", at, "--server-key", key]) == 6
+    assert main.main(["ls", "--connect", at]) == 6
     said = capsys.readouterr().err.strip().splitlines()
     assert [line.startswith("trainctl: ") for line in said if "viewer" in line or "wants keys" in line] == [True, True]
     monkeypatch.setenv("TRAINCTL_SERVER_KEY", key)
     monkeypatch.setenv("TRAINCTL_KEYS", str(guarded.person("anna").path))
-    assert cli.main(["keys", "audit", "--connect", at]) == 0
+    assert main.main(["keys", "audit", "--connect", at]) == 0
     assert "command pause" in capsys.readouterr().out
 
 

@@ -9,7 +9,7 @@ DEADLINE_SECONDS = 90.0
 
 
 def trainctl(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "trainctl.tui.cli", *arguments]
+    command = [sys.executable, "-m", "trainctl.tui.cli.main", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
 
 

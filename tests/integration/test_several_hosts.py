@@ -106,7 +106,7 @@ def rank_of(view: dict[str, Any], node: str) -> dict[str, Any]:
 
 def steer_by_screen(hosts: Hosts, folder: Path) -> None:
     variables = [f"{name}={value}" for name, value in hosts.env(DESK).items()]
-    program = [sys.executable, "-m", "trainctl.tui.cli", "--connect", hosts.address("alpha")]
+    program = [sys.executable, "-m", "trainctl.tui.cli.main", "--connect", hosts.address("alpha")]
     terminal = Terminal(folder, 120, 40, shlex.join(hosts.network.on(DESK, "env", *variables, *program)))
     try:
         terminal.wait_for(r"RUNNING")

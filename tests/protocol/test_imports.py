@@ -28,7 +28,7 @@ def test_the_namespace_has_no_file_of_its_own(room: str) -> None:
 
 
 def test_the_command_line_starts_light() -> None:
-    loaded = loaded_by("trainctl.tui.cli")
+    loaded = loaded_by("trainctl.tui.cli.main")
     assert not loaded & set(HEAVY)
     assert not {name for name in loaded if name.startswith(("trainctl.trainer", "trainctl.node_agent"))}
 
@@ -44,7 +44,7 @@ def test_the_command_line_starts_light() -> None:
 def test_a_command_of_plain_values_loads_no_validator_and_no_other_command(
     words: list[str], file: str, other: str
 ) -> None:
-    loaded = loaded_by(f"trainctl.tui.cli as cli; assert cli.main({words!r}) == 2")
+    loaded = loaded_by(f"trainctl.tui.cli.main as cli; assert cli.main({words!r}) == 2")
     assert f"trainctl.tui.{file}" in loaded
     assert not loaded & {"pydantic", f"trainctl.tui.{other}"}
 

@@ -15,9 +15,9 @@ from unittest.mock import patch
 
 import psutil
 
-from trainctl.tui import cli
+from trainctl.tui.cli import main
 
-COMMAND = [sys.executable, "-m", "trainctl.tui.cli"]
+COMMAND = [sys.executable, "-m", "trainctl.tui.cli.main"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
 DEADLINE_SECONDS = 90.0
 
@@ -28,7 +28,7 @@ def call(*words: str | Path, **env: str) -> "subprocess.CompletedProcess[str]":
     arguments = [str(word) for word in words]
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), patch.dict(os.environ, env):
         try:
-            status = cli.main(arguments)
+            status = main.main(arguments)
         finally:
             sys.excepthook = hook
     return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())

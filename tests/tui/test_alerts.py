@@ -13,9 +13,10 @@ from textual.pilot import Pilot
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.messages import verbs
-from trainctl.tui import alerts_view, control, header, output
+from trainctl.tui import alerts_view, control, header
 from trainctl.tui import model as md
 from trainctl.tui.app import TrainctlApp
+from trainctl.tui.cli import output
 from trainctl.tui.glyphs import UNICODE
 from trainctl.tui.lines import plain
 from trainctl.tui.ringer import Ringer

@@ -15,7 +15,8 @@ import pytest
 from tests.tui.cli_calls import COMMAND, ENVIRONMENT, assert_one_line, call_process, wait_until
 
 from trainctl.protocol.record import paths
-from trainctl.tui import calls, cli
+from trainctl.tui.cli import agent_call
+from trainctl.tui.cli import main as cli
 
 NOBODY = "tcp://127.0.0.1:1"
 """Privileged, and nothing listens there."""
@@ -295,7 +296,7 @@ def test_escape_sequences_of_an_argument_are_not_repeated_to_the_terminal(main: 
 def test_an_agent_that_is_not_there_is_exit_code_5(
     main: Main, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
-    monkeypatch.setattr(calls, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(agent_call, "ANSWER_SECONDS", 0.2)
     code, out, err = main(*words, "--connect", NOBODY)
     assert (code, out) == (5, "")
     assert NOBODY in err
@@ -328,7 +329,7 @@ def test_which_agent_is_meant(
         asked.append(address)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(calls, "call", note)
+    monkeypatch.setattr(agent_call, "call", note)
     if env is not None:
         monkeypatch.setenv("TRAINCTL_CONNECT", env)
     assert main(*words)[0] == 130
@@ -338,7 +339,7 @@ def test_which_agent_is_meant(
 def test_the_default_address_is_where_agents_listen() -> None:
     from trainctl.protocol.wire.sockets import DEFAULT_PORT, split
 
-    assert split(calls.DEFAULT_ADDRESS).port == DEFAULT_PORT
+    assert split(agent_call.DEFAULT_ADDRESS).port == DEFAULT_PORT
 
 
 # ---------------------------------------------------------------- the edge

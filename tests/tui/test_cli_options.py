@@ -6,8 +6,8 @@ import pytest
 import typer
 from tests.tui.cli_calls import assert_one_line, call
 
-from trainctl.tui.cli import app
-from trainctl.tui.cli_commands import CHANGING
+from trainctl.tui.cli.lazy_commands import CHANGING
+from trainctl.tui.cli.main import app
 
 FROZEN = {
     "": "--cluster --config --connect --help --install-completion --read-only --server-key --show-completion --version "

@@ -13,7 +13,8 @@ from trainctl.protocol import errors, examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.log_format import write
-from trainctl.tui import calls, events_text, follow, logs, logs_merged, output, typed
+from trainctl.tui import events_text
+from trainctl.tui.cli import agent_call, arguments, logs, logs_merged, output, watch
 from trainctl.tui.demo_folder import run_config
 
 SAID = examples.EXAMPLES["agent to client"]
@@ -162,7 +163,7 @@ def test_how_a_command_ended(state: str, line: str) -> None:
         assert output.reply_line("resize-batch", bare, "studio") == "resize-batch applied at step 121: studio 8 → 4"
         same = msgspec.structs.replace(reply, before="4", after="4")
         assert output.reply_line("resize-batch", same, "mbp") == "resize-batch applied at step 121: mbp 4, as it was"
-    assert calls.exit_code(reply) == (0 if state in ("applied", "accepted") else 3)
+    assert agent_call.exit_code(reply) == (0 if state in ("applied", "accepted") else 3)
 
 
 def test_json_holds_no_nan_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,19 +210,19 @@ def event(number: int, run: str = STEP.run) -> m.Event:
 
 
 def test_nothing_is_shown_twice() -> None:
-    place = follow.Place(STEP.run)
+    place = watch.Place(STEP.run)
     assert [place.passes(step(number)) for number in (1, 2, 2, 1, 3)] == [True, True, False, False, True]
     assert [place.passes(event(number)) for number in (1, 1, 2)] == [True, False, True]
     assert [place.passes(VIEW), place.passes(VIEW)] == [True, False]
 
 
 def test_a_step_done_again_in_a_later_generation_is_shown_again() -> None:
-    place = follow.Place(STEP.run)
+    place = watch.Place(STEP.run)
     assert [place.passes(item) for item in (step(5), step(4, 5), step(5, 5), step(5, 4))] == [True, True, True, False]
 
 
 def test_events_of_the_agent_itself_are_always_shown() -> None:
-    place = follow.Place(STEP.run)
+    place = watch.Place(STEP.run)
     assert [place.passes(item) for item in (event(9), event(1, ""), event(1, ""), event(1))] == [
         True,
         True,
@@ -231,7 +232,7 @@ def test_events_of_the_agent_itself_are_always_shown() -> None:
 
 
 def test_what_a_snapshot_holds_counts_as_shown() -> None:
-    place = follow.Place(STEP.run)
+    place = watch.Place(STEP.run)
     place.skip_to(SNAPSHOT)
     assert not place.passes(STEP)
     assert not place.passes(EVENT)
@@ -252,11 +253,11 @@ def test_where_a_part_of_a_log_ends(offset: int, asked: int, size: int, end: int
 
 
 def test_pairs_keep_what_follows_the_first_equals_sign() -> None:
-    assert typed.pairs(["text=a=b", "empty="], "note") == {"text": "a=b", "empty": ""}
+    assert arguments.pairs(["text=a=b", "empty="], "note") == {"text": "a=b", "empty": ""}
 
 
 def test_an_at_sign_means_a_file_only_where_a_file_is_wanted() -> None:
-    assert typed.verb_args("note", ["text=@anna look"], local=True) == {"text": "@anna look"}
+    assert arguments.verb_args("note", ["text=@anna look"], local=True) == {"text": "@anna look"}
 
 
 @pytest.mark.parametrize("steps", [1, 2, 10, 150, 2000])

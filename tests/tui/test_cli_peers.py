@@ -12,7 +12,7 @@ from tests.tui.cli_calls import assert_one_line, call, call_json
 
 from trainctl.protocol import examples
 from trainctl.protocol.wire import codec
-from trainctl.tui import calls
+from trainctl.tui.cli import agent_call
 
 
 @contextmanager
@@ -64,7 +64,7 @@ NO_RUN = codec.encode(msgspec.structs.replace(examples.EXAMPLES["agent to client
 def test_a_peer_that_is_not_right_is_exit_code_5(
     monkeypatch: pytest.MonkeyPatch, answer: bytes | None, code: str, says: str
 ) -> None:
-    monkeypatch.setattr(calls, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(agent_call, "ANSWER_SECONDS", 1.0)
     with peer(answer) as address:
         assert_one_line(call("ls", "--connect", address), 5, says)
         assert call_json("ls", "--connect", address, status=5)["error"]["code"] == code

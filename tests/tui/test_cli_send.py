@@ -12,7 +12,7 @@ from tests.tui.cli_calls import assert_one_line, call, started, wait_until
 from tests.tui.scripted import SNAPSHOT, Answer, scripted
 
 from trainctl.protocol import messages as m
-from trainctl.tui import calls, cli, outcome
+from trainctl.tui.cli import agent_call, command_result, main
 
 ID = "6c1e4f0a-52d3-4b8e-9a77-0d3c5be2f914"
 RUN = "sft-1b-20261120-143107-9f3c"
@@ -78,7 +78,7 @@ def test_each_end(wait: str, replies: tuple[Any, ...], status: int, code: str, s
     assert (told.returncode, told.stderr, told.stdout.count("\n")) == (status, "", 1)
     found = json.loads(told.stdout)
     error = found.pop("error", None)
-    assert {*found} == {"ok", "verb", "node", *outcome.FIELDS}
+    assert {*found} == {"ok", "verb", "node", *command_result.FIELDS}
     assert (found["ok"], found["verb"], found["id"], found["state"]) == (status == 0, "resize-batch", ID, state)
     assert (error or {}).get("code", "") == code
     assert error is None or text.split(": ")[-1] in error["text"]
@@ -149,16 +149,16 @@ def test_a_fault_of_the_program_s_own_is_one_object_too(
 
     monkeypatch.delenv("TRAINCTL_DEBUG", raising=False)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(calls, "make_order", broken)
+    monkeypatch.setattr(agent_call, "make_order", broken)
     with pytest.raises(ZeroDivisionError) as caught:
-        cli.main(["send", "pause", "--json"])
+        main.main(["send", "pause", "--json"])
     sys.excepthook(caught.type, caught.value, caught.tb)
     out, err = capsys.readouterr()
     assert (json.loads(out)["error"]["code"], out.count("\n"), err) == ("internal", 1, "")
 
 
 def test_no_agent_of_a_cluster_answers(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(agent_call, "LOOK_SECONDS", 0.2)
     file = tmp_path / "cluster.toml"
     file.write_text('[nodes.a]\naddress = "tcp://127.0.0.1:1"\n[nodes.b]\naddress = "tcp://127.0.0.1:2"\n')
     done = call("send", "pause", "--cluster", file, "--json")

@@ -15,7 +15,7 @@ from tests.tui.scripted import Scripted, scripted
 
 from trainctl.protocol import examples
 from trainctl.protocol import messages as m
-from trainctl.tui import follow
+from trainctl.tui.cli import watch
 
 SHOWN: dict[str, Any] = examples.EXAMPLES["published by an agent"]
 VIEW, STEP, EVENT = SHOWN["run-view"], SHOWN["step-committed"], SHOWN["event"]
@@ -68,8 +68,8 @@ DOCUMENTED = re.compile(r"^\| `([a-z-]+)` \| .* \| ((?:`\w+` ?)+) \|$", re.MULTI
 def test_the_lines_have_the_fields_that_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "scripting.md").read_text("utf-8")
     documented = {kind: set(fields.replace("`", "").split()) for kind, fields in DOCUMENTED.findall(page)}
-    for item in (STEP, EVENT, VIEW, follow.Restarted()):
-        follow.show_item(item, json=True)
+    for item in (STEP, EVENT, VIEW, watch.Restarted()):
+        watch.show_item(item, json=True)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {line.pop("type"): {*line} for line in lines} == documented
 

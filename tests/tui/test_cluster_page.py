@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from trainctl.node_agent import cli as agent_cli
-from trainctl.tui.cli import app
+from trainctl.tui.cli.main import app
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "cluster.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import pytest
 from tests.tui import run_directory
 
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.tui import cli
+from trainctl.tui.cli import main
 from trainctl.tui.export_rows import COLUMNS
 
 
@@ -34,9 +34,9 @@ def test_csv_and_json_lines_hold_every_row(
     directory: Path, reader: RecordReader, what: str, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     count = COUNTS.get(what, len(reader.events(limit=500)[0]))
-    assert cli.main(["export", str(directory), "--what", what]) == 0
+    assert main.main(["export", str(directory), "--what", what]) == 0
     rows = list(csv.DictReader(io.StringIO(capfdbinary.readouterr().out.decode())))
-    assert cli.main(["export", str(directory), "--what", what, "--format", "jsonl"]) == 0
+    assert main.main(["export", str(directory), "--what", what, "--format", "jsonl"]) == 0
     objects = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
     assert len(rows) == len(objects) == count
     for row, found in zip(rows, objects, strict=True):
@@ -47,7 +47,7 @@ def test_csv_and_json_lines_hold_every_row(
 
 def test_the_values_are_the_records(directory: Path, reader: RecordReader, tmp_path: Path) -> None:
     file = tmp_path / "steps.jsonl"
-    assert cli.main(["export", str(directory), "--format", "jsonl", "--output", str(file)]) == 0
+    assert main.main(["export", str(directory), "--format", "jsonl", "--output", str(file)]) == 0
     last = json.loads(file.read_text().splitlines()[-1])
     step = reader.last_step()
     assert step is not None
@@ -59,7 +59,7 @@ def test_parquet_is_the_same_table(directory: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     for what, columns in COLUMNS.items():
         file = tmp_path / f"{what}.parquet"
-        assert cli.main(["export", str(directory), "--what", what, "--format", "parquet", "--output", str(file)]) == 0
+        assert main.main(["export", str(directory), "--what", what, "--format", "parquet", "--output", str(file)]) == 0
         table = parquet.read_table(file)
         assert table.column_names == list(columns)
         assert table.num_rows == COUNTS.get(what, table.num_rows) > 0
@@ -77,7 +77,7 @@ def test_a_failed_export_leaves_what_was_there(
         (["--format", "parquet"], "--output"),
         (["--output", str(bad)], "--output"),
     ):
-        assert cli.main(["export", str(directory), *arguments]) == 2
+        assert main.main(["export", str(directory), *arguments]) == 2
         said = capfd.readouterr().err
         assert words in said and said.count("\n") == 1
     assert file.read_text() == "before"
@@ -85,12 +85,12 @@ def test_a_failed_export_leaves_what_was_there(
 
 
 def test_no_such_directory_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["export", str(tmp_path)]) == 2
+    assert main.main(["export", str(tmp_path)]) == 2
     assert "record.db" in capfd.readouterr().err
 
 
 def test_a_run_that_cannot_be_asked_for_writes_nothing(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     arguments = ["export", "nowhere", "--format", "csv", "--connect", "tcp://127.0.0.1:9"]
-    assert cli.main(arguments) == 5
+    assert main.main(arguments) == 5
     said = capfdbinary.readouterr()
     assert said.out == b"" and b"no agent" in said.err

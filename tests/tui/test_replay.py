@@ -23,7 +23,8 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui import model as md
-from trainctl.tui import replay_bar, run_folders
+from trainctl.tui import replay_bar
+from trainctl.tui.cli import run_lookup
 from trainctl.tui.clock import Clock
 from trainctl.tui.glyphs import ASCII, UNICODE
 from trainctl.tui.lines import plain, width
@@ -166,10 +167,10 @@ async def test_it_takes_no_commands_and_knows_one_run(source: ReplaySource) -> N
 def test_a_run_is_found_by_its_path_and_by_its_id(directory: Path, tmp_path: Path) -> None:
     root = directory.parent.parent.parent
     for given in (str(directory), str(directory / "record.db"), "demo-1"):
-        assert run_folders.find(given, root) == directory
+        assert run_lookup.find(given, root) == directory
     for given, words in ((str(tmp_path), "no record.db"), ("demo-2", "no run of that id"), ("./x/y", "no such")):
         with pytest.raises(InvalidInputError, match=words):
-            run_folders.find(given, root)
+            run_lookup.find(given, root)
 
 
 # ---------------------------------------------------------------- the bar

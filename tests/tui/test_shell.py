@@ -10,7 +10,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
 from trainctl.tui.app import TrainctlApp
 from trainctl.tui.bottom import Bottom
-from trainctl.tui.calls import Order
+from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.split_dialog import SplitDialog

@@ -24,7 +24,7 @@ def read_until(master: int, word: bytes) -> None:
 def test_the_program_ends(stalled: bool) -> None:
     """In a session of its own without a terminal of its own, it is sent no signal."""
     master, slave = pty.openpty()
-    command = [sys.executable, "-m", "trainctl.tui.cli", "attach", "--connect", "tcp://127.0.0.1:9"]
+    command = [sys.executable, "-m", "trainctl.tui.cli.main", "attach", "--connect", "tcp://127.0.0.1:9"]
     environment = {**os.environ, "TERM": "xterm-256color"}
     with subprocess.Popen(
         command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True

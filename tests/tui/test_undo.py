@@ -18,7 +18,7 @@ from trainctl.node_agent.planning.share_edits import Facts
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
 from trainctl.tui import undo
-from trainctl.tui.calls import make_order
+from trainctl.tui.cli.agent_call import make_order
 
 
 def group(**counts: int) -> Settings:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from trainctl.protocol import messages as m
 from trainctl.tui import control
-from trainctl.tui.calls import Order
+from trainctl.tui.cli.agent_call import Order
 
 if TYPE_CHECKING:
     from trainctl.tui.app import TrainctlApp

@@ -30,7 +30,7 @@ from trainctl.tui import model as md
 from trainctl.tui.ascii_filter import AsciiFilter
 from trainctl.tui.bindings import EVERYWHERE, LOOK, OWN_ACTIONS, bindings_of, tables
 from trainctl.tui.bottom import Bottom, KeyHint
-from trainctl.tui.calls import DEFAULT_ADDRESS, Order
+from trainctl.tui.cli.agent_call import DEFAULT_ADDRESS, Order
 from trainctl.tui.clock import Clock
 from trainctl.tui.feed import SNAPSHOT_COLUMNS, Feed
 from trainctl.tui.glyphs import Glyphs, for_locale, key_in_ascii

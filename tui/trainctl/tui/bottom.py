@@ -10,7 +10,8 @@ from textual.widgets import Input
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
-from trainctl.tui import control, typed
+from trainctl.tui import control
+from trainctl.tui.cli import arguments
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, fit, folded, groups, line, spread, width
 from trainctl.tui.previews import preview
@@ -143,7 +144,7 @@ class Bottom(Vertical):
         word, complete = text.split()[0].lower(), " " in text.lstrip()
         begun = [verb for name, verb in verbs.VERBS.items() if name.startswith(word)]
         if begun and word not in verbs.VERBS and not complete:
-            return line(Piece("; ".join(typed.signature(verb) for verb in begun), "dim"))
+            return line(Piece("; ".join(arguments.signature(verb) for verb in begun), "dim"))
         try:
             order = control.parse(text)
         except InvalidInputError as error:

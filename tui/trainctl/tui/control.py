@@ -8,7 +8,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 from trainctl.tui import format as f
-from trainctl.tui.calls import Order
+from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, line
 from trainctl.tui.model import ViewState

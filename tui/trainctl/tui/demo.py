@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError
 from trainctl.protocol.record.paths import node_name
-from trainctl.tui import calls, follow, output
+from trainctl.tui.cli import agent_call, output, watch
 from trainctl.tui.demo_folder import Session, default_folder, run_config, write_run_file
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def headless(wanted: Wanted) -> int:
     with _supervised(wanted) as (demo, supervisor):
         try:
             run = _start(demo)
-            view = calls.call(demo.address, lambda client: _followed(client, run, wanted.steps, supervisor))
+            view = agent_call.call(demo.address, lambda client: _followed(client, run, wanted.steps, supervisor))
             _let_end(supervisor)
         except KeyboardInterrupt:
             output.tell("stopping the demo")
@@ -166,13 +166,13 @@ def _until_ready(supervisor: "subprocess.Popen[bytes]", session: Session) -> str
 
 def _start(demo: Demo) -> str:
     """Start the run; its id once the agent has taken it. Raises RefusedError if it doesn't."""
-    order = calls.make_order("start-run", {"config": demo.config})
+    order = agent_call.make_order("start-run", {"config": demo.config})
 
     async def begin(client: Any) -> tuple[m.CommandReply, m.Snapshot]:
-        return await calls.send(client, order, "accepted", calls.ANSWER_SECONDS), await client.snapshot(0)
+        return await agent_call.send(client, order, "accepted", agent_call.ANSWER_SECONDS), await client.snapshot(0)
 
-    reply, snapshot = calls.call(demo.address, begin)
-    if calls.exit_code(reply) or snapshot.run is None:
+    reply, snapshot = agent_call.call(demo.address, begin)
+    if agent_call.exit_code(reply) or snapshot.run is None:
         raise RefusedError(output.reply_line("start-run", reply))
     output.tell(f"demo: {snapshot.run.run} at {demo.address}, in {snapshot.run.directory}")
     return snapshot.run.run
@@ -200,7 +200,7 @@ async def _progress(client: Any, run: str, steps: int) -> m.RunView:
     """Tell of the run on standard error until it has ended; its last view."""
     every = max(1, steps // PROGRESS_LINES)
     view: m.RunView | None = None
-    async for item in follow.lines(client, run=run, from_start=True, until_end=True):
+    async for item in watch.lines(client, run=run, from_start=True, until_end=True):
         if isinstance(item, m.StepCommitted) and (item.step % every == 0 or item.step in (1, steps)):
             sys.stderr.write(f"{output.step_line(item)}\n")
         elif isinstance(item, m.Event):

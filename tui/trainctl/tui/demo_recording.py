@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.tui import calls, follow, output
+from trainctl.tui.cli import agent_call, output, watch
 from trainctl.tui.demo import summary
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def on_screen(wanted: Wanted) -> int:
 def headless(wanted: Wanted) -> int:
     """Play to the end, the events on standard error, and print one JSON object; its exit code."""
     with _player(wanted, wanted.speed or HEADLESS_SPEED, 0) as address:
-        view = calls.call(address, _followed)
-        found = calls.call(address, lambda client: client.events(view.run, limit=500))
+        view = agent_call.call(address, _followed)
+        found = agent_call.call(address, lambda client: client.events(view.run, limit=500))
         played = summary(view)
     del played["run_directory"]  # it goes with the player
     severities = {name: sum(event.severity == name for event in found.events) for name in ("warning", "error")}
@@ -58,7 +58,7 @@ def headless(wanted: Wanted) -> int:
 
 async def _followed(client: Any) -> m.RunView:
     view: m.RunView | None = None
-    async for item in follow.lines(client, from_start=True, until_end=True):
+    async for item in watch.lines(client, from_start=True, until_end=True):
         if isinstance(item, m.Event):
             sys.stderr.write(f"{output.event_line(item)}\n")
         elif isinstance(item, m.RunView):

@@ -14,7 +14,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui import changes, control
 from trainctl.tui import format as f
 from trainctl.tui.bottom import KeyHint
-from trainctl.tui.calls import Order
+from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.clock import Clock
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, folded, line, wrap

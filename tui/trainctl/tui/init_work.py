@@ -8,7 +8,8 @@ from trainctl.protocol.config import cluster_file as cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.security import keys
 from trainctl.protocol.wire import sockets
-from trainctl.tui import init_files, init_probe, new_files, places
+from trainctl.tui import init_files, init_probe, new_files
+from trainctl.tui.cli import targets
 from trainctl.tui.init_files import Answers
 from trainctl.tui.init_probe import Machine
 
@@ -120,9 +121,9 @@ def _check_address(address: str, machine: Machine) -> None:
 
 def _check(drafts: dict[Path, Path], run_file: Path, cluster_file: Path) -> None:
     """As `trainctl check` does, naming the files as they will be called."""
-    found = places.cluster_file(drafts.get(cluster_file, cluster_file))
+    found = targets.cluster_file(drafts.get(cluster_file, cluster_file))
     try:
-        places.run_file(drafts[run_file], {}, local=True, cluster=found)
+        targets.run_file(drafts[run_file], {}, local=True, cluster=found)
     except InvalidInputError as error:
         names: dict[str, Any] = {str(draft): str(file) for file, draft in drafts.items()}
         text = str(error)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from trainctl.protocol.errors import TrainctlError, UnreachableError
 from trainctl.tui import control
-from trainctl.tui.calls import Order
+from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.lines import plain
 
 if TYPE_CHECKING:

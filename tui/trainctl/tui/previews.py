@@ -9,7 +9,7 @@ from trainctl.protocol.messages import verbs
 from trainctl.tui import foresight, shares
 from trainctl.tui import format as f
 from trainctl.tui import series as s
-from trainctl.tui.calls import Order
+from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Piece, clean
 from trainctl.tui.model import ViewState

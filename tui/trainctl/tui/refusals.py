@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from trainctl.protocol import messages as m
 from trainctl.tui import pace, shares
-from trainctl.tui.calls import Order
+from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.lines import clean
 from trainctl.tui.model import ViewState
 from trainctl.tui.pace import live_ranks

@@ -11,7 +11,7 @@ from textual.screen import ModalScreen
 from trainctl.tui import control, split_view
 from trainctl.tui import split as sp
 from trainctl.tui.bottom import KeyHint
-from trainctl.tui.calls import Order
+from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.dialogs import followed, labelled
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, line, wrap

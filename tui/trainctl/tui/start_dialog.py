@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.calls import Order
+from trainctl.tui.cli.agent_call import Order
+from trainctl.tui.cli.targets import is_local, run_file
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.lines import Piece, clean
-from trainctl.tui.places import is_local, run_file
 
 
 class StartDialog(CommandDialog):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from trainctl.protocol import messages as m
 from trainctl.tui import changes, events_text
-from trainctl.tui.calls import Order
+from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.pace import HELD_STATES, live_ranks
 
 _MARK = "8d0e"

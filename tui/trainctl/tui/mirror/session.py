@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from trainctl.protocol.errors import UnreachableError
-from trainctl.tui import output
+from trainctl.tui.cli import output
 from trainctl.tui.mirror.copying import Mirror, Target
 from trainctl.tui.mirror.place import Place, PlaceFile
 from trainctl.tui.mirror.sources import Source

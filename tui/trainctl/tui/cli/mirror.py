@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui import output, run_folders
-from trainctl.tui.cli_options import ClusterFile, Connect, address_of, subcommands
-from trainctl.tui.cli_record import RunArgument
+from trainctl.tui.cli import output, run_lookup
+from trainctl.tui.cli.options import ClusterFile, Connect, address_of, subcommands
+from trainctl.tui.cli.replay_export import RunArgument
 
 if TYPE_CHECKING:
     from trainctl.tui.mirror.sources import Source
@@ -58,9 +58,9 @@ def _source(ctx: typer.Context, run: str, connect: str | None, cluster: Path | N
     if connect is None and cluster is None:
         directory = None
         with contextlib.suppress(InvalidInputError):
-            directory = run_folders.find(run)
+            directory = run_lookup.find(run)
         if directory is None and ("/" in run or Path(run).exists()):
-            run_folders.find(run)  # says what is wrong with it
+            run_lookup.find(run)  # says what is wrong with it
         if directory is not None:
             with contextlib.closing(DirectorySource(directory)) as source:
                 yield source

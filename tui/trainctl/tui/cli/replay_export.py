@@ -9,9 +9,9 @@ import typer
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.tui import calls, output, run_folders
-from trainctl.tui.cli_options import ClusterFile, Connect, address_of, subcommands
-from trainctl.tui.output import has_screen
+from trainctl.tui.cli import agent_call, output, run_lookup
+from trainctl.tui.cli.options import ClusterFile, Connect, address_of, subcommands
+from trainctl.tui.cli.output import has_screen
 
 app = subcommands()
 Format = Literal["csv", "jsonl", "parquet"]
@@ -39,12 +39,12 @@ def _directory(ctx: typer.Context, run: str) -> Path:
     """The run directory that is meant: by its path, by the id in this user's folders, or by the id at the agent that
     was named, if what that has is on this machine."""
     try:
-        return run_folders.find(run)
+        return run_lookup.find(run)
     except InvalidInputError:
         named = os.environ.get("TRAINCTL_CONNECT") or ctx.find_root().params.get("connect")
         if "/" in run or not named:
             raise
-        known = calls.call(address_of(ctx, None, None), lambda client: client.runs(), lead=True).runs
+        known = agent_call.call(address_of(ctx, None, None), lambda client: client.runs(), lead=True).runs
         there = next((Path(one.directory) for one in known if one.run == run), None)
         if there is None or not RunPaths(there).record.is_file():
             raise
@@ -72,9 +72,9 @@ def export(
     directory = None
     if connect is None and cluster is None:
         with contextlib.suppress(InvalidInputError):
-            directory = run_folders.find(run)
+            directory = run_lookup.find(run)
         if directory is None and ("/" in run or Path(run).exists()):
-            run_folders.find(run)  # says what is wrong with it
+            run_lookup.find(run)  # says what is wrong with it
     with destination(output_file) as stream:
         writer = open_writer(format, what, stream)
         count = 0
@@ -83,7 +83,9 @@ def export(
                 writer.write(rows)
                 count += len(rows)
         else:
-            count = calls.call(address_of(ctx, connect, cluster), lambda client: _through(client, run, what, writer))
+            count = agent_call.call(
+                address_of(ctx, connect, cluster), lambda client: _through(client, run, what, writer)
+            )
         writer.close()
     if output_file is not None:
         output.tell(f"{output_file}: {count:,} rows")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from trainctl.tui import calls, places
+from trainctl.tui.cli import agent_call, targets
 
 
 def _checked_key(key: str | None) -> str | None:
@@ -24,7 +24,7 @@ Connect = Annotated[
     typer.Option(
         "--connect",
         metavar="ADDRESS",
-        help=f"The agent, tcp://host:port (else $TRAINCTL_CONNECT, else {calls.DEFAULT_ADDRESS}).",
+        help=f"The agent, tcp://host:port (else $TRAINCTL_CONNECT, else {agent_call.DEFAULT_ADDRESS}).",
         show_default=False,
     ),
 ]
@@ -61,7 +61,7 @@ Set = Annotated[
 ]
 
 
-def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> places.Where:
+def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> targets.Where:
     """What --connect says after the command or before it, else --cluster in the same way, else $TRAINCTL_CONNECT, else
     the default cluster file, else the default address."""
     root = ctx.find_root().params
@@ -69,9 +69,13 @@ def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> plac
     file = Path(file) if file is not None else None  # what was given before the command may still be text
     if not given and file is None:
         given = os.environ.get("TRAINCTL_CONNECT")
-    found = None if given else places.cluster_file(file)
-    places.use_keys(found if file is not None else None, root.get("server_key"))
-    return places.Where((given or calls.DEFAULT_ADDRESS,)) if found is None else places.Where(found.addresses, found)
+    found = None if given else targets.cluster_file(file)
+    targets.use_keys(found if file is not None else None, root.get("server_key"))
+    return (
+        targets.Where((given or agent_call.DEFAULT_ADDRESS,))
+        if found is None
+        else targets.Where(found.addresses, found)
+    )
 
 
 def share_server_key(given: Any, command: Any) -> None:
@@ -98,7 +102,7 @@ def config_of(ctx: typer.Context, config: Path | None) -> Path | None:
 
 def address_of(ctx: typer.Context, connect: str | None, cluster: Path | None) -> str:
     """The agent to talk to. Raises UnreachableError if no agent of a cluster answers."""
-    return calls.find_lead(where(ctx, connect, cluster).addresses)
+    return agent_call.find_lead(where(ctx, connect, cluster).addresses)
 
 
 class WholeSummaries(TyperGroup):

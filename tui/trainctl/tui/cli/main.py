@@ -15,9 +15,10 @@ import typer
 from typer.core import TyperGroup
 
 from trainctl.protocol.errors import InvalidInputError, SeveralInvalidError, TrainctlError, UnreachableError
-from trainctl.tui import calls, output, places
-from trainctl.tui.cli_commands import LateCommands, refuse_changes
-from trainctl.tui.cli_options import (
+from trainctl.tui.cli import agent_call, output, targets
+from trainctl.tui.cli.command_result import INTERRUPTED
+from trainctl.tui.cli.lazy_commands import LateCommands, refuse_changes
+from trainctl.tui.cli.options import (
     ClusterFile,
     Config,
     Connect,
@@ -27,7 +28,6 @@ from trainctl.tui.cli_options import (
     share_server_key,
     where,
 )
-from trainctl.tui.outcome import INTERRUPTED
 
 BROKEN_PIPE = 141
 """128 + SIGPIPE, as a shell tells it."""
@@ -111,13 +111,13 @@ def attach(
     return _full_screen(where(ctx, connect, cluster), read_only=only, config=config_of(ctx, config))
 
 
-def _full_screen(at: places.Where, *, read_only: bool, config: Path | None) -> int:
+def _full_screen(at: targets.Where, *, read_only: bool, config: Path | None) -> int:
     if not output.has_screen():
         raise InvalidInputError(
             "terminal", "the full screen needs a terminal on standard input, output and error; "
             "try trainctl status or watch",
         )  # fmt: skip
-    places.is_local(at.addresses[0])
+    targets.is_local(at.addresses[0])
     from trainctl.protocol.record.paths import user_name
 
     gc.disable()  # what is loaded now stays: to search it for cycles is a tenth of the loading
@@ -127,7 +127,7 @@ def _full_screen(at: places.Where, *, read_only: bool, config: Path | None) -> i
         gc.enable()
 
     try:
-        address = calls.find_lead(at.addresses)
+        address = agent_call.find_lead(at.addresses)
     except UnreachableError:
         address = at.addresses[0]  # the screen waits for it, and says so
     return run_app(address, by=user_name(), read_only=read_only, config=config)
@@ -218,7 +218,7 @@ def main(argv: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     finally:
-        places.forget_keys()
+        targets.forget_keys()
     return code if isinstance(code, int) else 0
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui import output
-from trainctl.tui.cli_options import Json, subcommands
+from trainctl.tui.cli import output
+from trainctl.tui.cli.options import Json, subcommands
 
 app = subcommands()
 

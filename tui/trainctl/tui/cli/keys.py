@@ -7,8 +7,8 @@ import typer
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.security import keys
-from trainctl.tui import calls, output
-from trainctl.tui.cli_options import ClusterFile, Connect, Json, address_of, subcommands, subgroup
+from trainctl.tui.cli import agent_call, output
+from trainctl.tui.cli.options import ClusterFile, Connect, Json, address_of, subcommands, subgroup
 
 app = subcommands()
 group = subgroup("This machine's keys, and whose may do what.")
@@ -106,7 +106,7 @@ def audit(
     json: Json = False,
 ) -> int:
     """Who was refused what at an agent, newest first; for operators."""
-    found = calls.call(address_of(ctx, connect, cluster), lambda client: client.audit(last))
+    found = agent_call.call(address_of(ctx, connect, cluster), lambda client: client.audit(last))
     if json:
         output.emit_ok(refused=found.refused)
         return 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
 from trainctl.tui import log_query as lq
 from trainctl.tui import log_tail as lt
-from trainctl.tui import output
+from trainctl.tui.cli import output
 from trainctl.tui.lines import clean
 
 if TYPE_CHECKING:

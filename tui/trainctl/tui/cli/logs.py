@@ -9,7 +9,7 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, UnreachableError
-from trainctl.tui import output
+from trainctl.tui.cli import output
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client

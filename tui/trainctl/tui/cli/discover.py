@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainctl.tui import output, places
-from trainctl.tui.cli_options import ClusterFile, Json, subcommands
+from trainctl.tui.cli import output, targets
+from trainctl.tui.cli.options import ClusterFile, Json, subcommands
 
 if TYPE_CHECKING:
     from trainctl.protocol.machine.discovery import Advert
@@ -26,7 +26,7 @@ def discover(
     """
     from trainctl.tui import discovering
 
-    known = places.cluster_file(cluster)
+    known = targets.cluster_file(cluster)
     found = discovering.listen(seconds)
     standings = [discovering.standing(advert, known.cluster if known is not None else None) for advert in found]
     if json:

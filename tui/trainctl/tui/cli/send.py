@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 import typer
 
 from trainctl.protocol import messages as m
-from trainctl.tui import calls, outcome, output, places, typed
-from trainctl.tui.cli_options import ClusterFile, Connect, Json, Run, Timeout, subcommands, where
+from trainctl.tui.cli import agent_call, arguments, command_result, output, targets
+from trainctl.tui.cli.options import ClusterFile, Connect, Json, Run, Timeout, subcommands, where
 
 app = subcommands()
 
 
-@app.command(epilog=typed.verbs_summary())
+@app.command(epilog=arguments.verbs_summary())
 def send(
     ctx: typer.Context,
     verb: Annotated[str, typer.Argument(metavar="VERB", show_default=False)],
@@ -31,15 +31,15 @@ def send(
 ) -> int:
     """Change something: trainctl send resize-batch micro=8 --node studio."""
     at = where(ctx, connect, cluster)
-    args = typed.verb_args(verb, words or [], local=places.is_local(at.addresses[0]))
+    args = arguments.verb_args(verb, words or [], local=targets.is_local(at.addresses[0]))
     for name, text in (("--node", node), ("--run", run)):
-        typed.check_text(text or "", name)
-    order = calls.make_order(verb, args, id=id_, node=node, run=run, if_plan=if_plan, ttl_seconds=ttl)
-    with outcome.told(order, json=json):
-        reply = outcome.send(calls.find_lead(at.addresses), order, wait, timeout)
+        arguments.check_text(text or "", name)
+    order = agent_call.make_order(verb, args, id=id_, node=node, run=run, if_plan=if_plan, ttl_seconds=ttl)
+    with command_result.told(order, json=json):
+        reply = command_result.send(agent_call.find_lead(at.addresses), order, wait, timeout)
     if wait == "none":
         return _sent(order, reply, json=json)
-    return outcome.finish(order, reply, json=json, code=calls.exit_code(reply))
+    return command_result.finish(order, reply, json=json, code=agent_call.exit_code(reply))
 
 
 @app.command()
@@ -61,26 +61,26 @@ def promote(
     """Have another node conduct the run: one whose lead hands it over, or is gone for good."""
     at = where(ctx, connect, cluster)
     for name, text in (("NODE", node), ("--run", run)):
-        typed.check_text(text or "", name)
-    order = calls.make_order("promote", {"old_lead_is_off": old_lead_is_off}, node=node, run=run)
-    with outcome.told(order, json=json):
-        reply = outcome.send(_own_agent(at, node), order, "applied", timeout)
-    return outcome.finish(order, reply, json=json, code=calls.exit_code(reply))
+        arguments.check_text(text or "", name)
+    order = agent_call.make_order("promote", {"old_lead_is_off": old_lead_is_off}, node=node, run=run)
+    with command_result.told(order, json=json):
+        reply = command_result.send(_own_agent(at, node), order, "applied", timeout)
+    return command_result.finish(order, reply, json=json, code=agent_call.exit_code(reply))
 
 
-def _own_agent(at: places.Where, node: str) -> str:
+def _own_agent(at: targets.Where, node: str) -> str:
     """Where the agent of a node is; by the others' word if it isn't where the cluster file has it."""
     if at.cluster is None:
-        return calls.find_lead(at.addresses)
+        return agent_call.find_lead(at.addresses)
     own = at.cluster.address_of(node)
     others = [address for address in at.addresses if address != own]
-    return calls.find_any([own, *others])
+    return agent_call.find_any([own, *others])
 
 
-def _sent(order: calls.Order, reply: m.CommandReply, *, json: bool) -> int:
+def _sent(order: agent_call.Order, reply: m.CommandReply, *, json: bool) -> int:
     """What is said of a command that was handed to the socket: nobody has answered, so there is no state."""
     if json:
-        output.emit_ok(**{**outcome.fields(order, reply), "state": None})
+        output.emit_ok(**{**command_result.fields(order, reply), "state": None})
     else:
         output.say(f"{order.verb} sent, not awaited; id {reply.id}")
     return 0

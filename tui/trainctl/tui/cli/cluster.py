@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui import output
-from trainctl.tui.cli_options import ClusterFile, Json, subcommands, subgroup
+from trainctl.tui.cli import output
+from trainctl.tui.cli.options import ClusterFile, Json, subcommands, subgroup
 
 app = subcommands()
 group = subgroup("Add, list and remove the nodes of the cluster.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError, UnreachableError
-from trainctl.tui import output, piped
+from trainctl.tui.cli import broken_pipe, output
 from trainctl.tui.conducting import Records, conducting
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ async def _event_pages(client: "Client", run: str, event_id: int) -> AsyncIterat
 async def show(client: "Client", keep: Callable[[Line], bool], *, json: bool, **options: Any) -> m.RunView | None:
     """Print what `keep` keeps of `lines(**options)`; the run's last known state when it ends."""
     view: m.RunView | None = None
-    async with attending(client), piped.reader_watched():
+    async with attending(client), broken_pipe.reader_watched():
         async for item in lines(client, everywhere=True, **options):
             if isinstance(item, m.RunView):
                 view = item

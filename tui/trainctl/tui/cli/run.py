@@ -8,8 +8,8 @@ import typer
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.tui import calls, outcome, output, places, typed
-from trainctl.tui.cli_options import ClusterFile, Connect, Json, JsonLines, Set, Timeout, subcommands, where
+from trainctl.tui.cli import agent_call, arguments, command_result, output, targets
+from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Set, Timeout, subcommands, where
 
 app = subcommands()
 
@@ -45,22 +45,22 @@ def run(
         raise InvalidInputError("--set", "a resumed run keeps its own run file")
     at = where(ctx, connect, cluster)
     if file is not None:
-        overrides = typed.pairs(set_ or [], "--set")
-        read = places.run_file(file, overrides, local=places.is_local(at.addresses[0]), cluster=at.cluster)
+        overrides = arguments.pairs(set_ or [], "--set")
+        read = targets.run_file(file, overrides, local=targets.is_local(at.addresses[0]), cluster=at.cluster)
         args: dict[str, Any] = {"config": read.config}
     else:
-        args = {"resume": typed.check_text(resume or "", "--resume")}
+        args = {"resume": arguments.check_text(resume or "", "--resume")}
     args |= {"old_lead_is_off": True} if old_lead_is_off else {}
-    order = calls.make_order("start-run", args, node=node, ttl_seconds=_ttl(timeout))
-    with outcome.told(order, json=json):
-        address = calls.find_lead(at.addresses) if resume is None else calls.find_run(at.addresses, resume)
-        wait: calls.Wait = "accepted" if follow else "applied"
-        reply = outcome.send(address, order, wait, calls.ANSWER_SECONDS if follow else timeout)
+    order = agent_call.make_order("start-run", args, node=node, ttl_seconds=_ttl(timeout))
+    with command_result.told(order, json=json):
+        address = agent_call.find_lead(at.addresses) if resume is None else agent_call.find_run(at.addresses, resume)
+        wait: agent_call.Wait = "accepted" if follow else "applied"
+        reply = command_result.send(address, order, wait, agent_call.ANSWER_SECONDS if follow else timeout)
     reply = reply if json or file is None else _by_file(reply, file)
     if follow:
         return _run_and_follow(address, order, reply, json=json, from_start=resume is None)
-    if (code := calls.exit_code(reply)) or reply.run is None:
-        return outcome.finish(order, reply, json=json, code=code)
+    if (code := agent_call.exit_code(reply)) or reply.run is None:
+        return command_result.finish(order, reply, json=json, code=code)
     _show_started(order, reply, reply.run, json=json)
     return 0
 
@@ -80,8 +80,8 @@ def check(
     forwarded ports: what only their own tables name and isn't here, their agents look for when a run starts. Nothing
     is loaded or started.
     """
-    found = places.cluster_file(cluster)
-    config, unseen = places.run_file(file, typed.pairs(set_ or [], "--set"), local=True, cluster=found)
+    found = targets.cluster_file(cluster)
+    config, unseen = targets.run_file(file, arguments.pairs(set_ or [], "--set"), local=True, cluster=found)
     nodes = tuple(config["nodes"]) or (found.nodes if found is not None else ())
     if found is None and len(nodes) > 1:
         output.tell("several nodes: give --cluster FILE to check that they are there, and the files of those here")
@@ -105,23 +105,25 @@ def _ttl(timeout: float) -> float:
     return min(86400.0, max(60.0, timeout))
 
 
-def _run_and_follow(address: str, order: calls.Order, reply: m.CommandReply, *, json: bool, from_start: bool) -> int:
-    if code := calls.exit_code(reply):
-        return outcome.finish(order, reply, json=json, code=code)
-    active = calls.call(address, lambda client: client.snapshot(0, reply.run)).run
+def _run_and_follow(
+    address: str, order: agent_call.Order, reply: m.CommandReply, *, json: bool, from_start: bool
+) -> int:
+    if code := agent_call.exit_code(reply):
+        return command_result.finish(order, reply, json=json, code=code)
+    active = agent_call.call(address, lambda client: client.snapshot(0, reply.run)).run
     run = reply.run or (active.run if active is not None else "")
     _show_started(order, reply, run, json=json)
     try:
-        return calls.call(address, lambda client: _followed(client, run, json=json, from_start=from_start))
+        return agent_call.call(address, lambda client: _followed(client, run, json=json, from_start=from_start))
     except KeyboardInterrupt:
         output.tell(f"detached; {run} goes on: trainctl attach or trainctl watch shows it, trainctl send stop ends it")
-        return outcome.INTERRUPTED
+        return command_result.INTERRUPTED
 
 
 async def _followed(client: Any, run: str, *, json: bool, from_start: bool) -> int:
-    from trainctl.tui import follow
+    from trainctl.tui.cli import watch
 
-    view = await follow.show(client, lambda item: True, json=json, run=run, from_start=from_start, until_end=True)
+    view = await watch.show(client, lambda item: True, json=json, run=run, from_start=from_start, until_end=True)
     if view is None or view.state != "failed":
         return 0
     now = (await client.snapshot(0, run)).run or view
@@ -129,8 +131,8 @@ async def _followed(client: Any, run: str, *, json: bool, from_start: bool) -> i
     return RefusedError.exit_code
 
 
-def _show_started(order: calls.Order, reply: m.CommandReply, run: str, *, json: bool) -> None:
+def _show_started(order: agent_call.Order, reply: m.CommandReply, run: str, *, json: bool) -> None:
     if json:
-        output.emit_ok(**{**outcome.fields(order, reply), "run": run})
+        output.emit_ok(**{**command_result.fields(order, reply), "run": run})
     else:
         output.say(run)

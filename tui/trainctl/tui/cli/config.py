@@ -4,8 +4,8 @@ import msgspec
 import typer
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui import output
-from trainctl.tui.cli_options import Config, Json, config_of, subcommands
+from trainctl.tui.cli import output
+from trainctl.tui.cli.options import Config, Json, config_of, subcommands
 
 app = subcommands()
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainctl.protocol.errors import RefusedError
-from trainctl.tui import output
-from trainctl.tui.cli_options import ClusterFile, Connect, Json, subcommands, where
+from trainctl.tui.cli import output
+from trainctl.tui.cli.options import ClusterFile, Connect, Json, subcommands, where
 
 if TYPE_CHECKING:
+    from trainctl.tui.cli.targets import Where
     from trainctl.tui.doctor.scene import Level, Scene
-    from trainctl.tui.places import Where
 
 app = subcommands()
 

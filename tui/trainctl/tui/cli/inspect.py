@@ -6,8 +6,8 @@ import typer
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui import calls, output
-from trainctl.tui.cli_options import ClusterFile, Connect, Json, JsonLines, Run, address_of, subcommands
+from trainctl.tui.cli import agent_call, output
+from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Run, address_of, subcommands
 
 app = subcommands()
 
@@ -15,7 +15,7 @@ app = subcommands()
 @app.command(name="ls")
 def list_runs(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = None, json: Json = False) -> int:
     """The runs the agent knows, newest first."""
-    reply = calls.call(address_of(ctx, connect, cluster), lambda client: client.runs(), lead=True)
+    reply = agent_call.call(address_of(ctx, connect, cluster), lambda client: client.runs(), lead=True)
     if json:
         output.emit_ok(runs=reply.runs)
     elif reply.runs:
@@ -32,10 +32,10 @@ def status(
     """The run, its ranks and the machines, as they are now."""
 
     async def look(client: Any) -> tuple[m.Snapshot, dict[str, m.HostReading], tuple[m.Viewer, ...]]:
-        snapshot = await calls.settled_snapshot(client, run)
-        return snapshot, await calls.hosts_of(snapshot.peers), (await client.attend()).viewers
+        snapshot = await agent_call.settled_snapshot(client, run)
+        return snapshot, await agent_call.hosts_of(snapshot.peers), (await client.attend()).viewers
 
-    snapshot, hosts, viewers = calls.call(address_of(ctx, connect, cluster), look, lead=True)
+    snapshot, hosts, viewers = agent_call.call(address_of(ctx, connect, cluster), look, lead=True)
     if json:
         output.emit_ok(
             node=snapshot.node, run=snapshot.run, last_step=snapshot.last_step, rank_steps=snapshot.rank_steps,
@@ -50,7 +50,7 @@ def status(
 @app.command()
 def alerts(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = None, json: Json = False) -> int:
     """The open alerts of the active run, or without one of the agent's machine; those that call for somebody first."""
-    snapshot = calls.call(address_of(ctx, connect, cluster), lambda client: client.snapshot(0), lead=True)
+    snapshot = agent_call.call(address_of(ctx, connect, cluster), lambda client: client.snapshot(0), lead=True)
     told = snapshot.alerts
     found = told.alerts if told is not None else ()
     if json:
@@ -67,9 +67,9 @@ def watch(
     ctx: typer.Context, run: Run = None, connect: Connect = None, cluster: ClusterFile = None, json: JsonLines = False
 ) -> int:
     """A line for each committed step and each event as they come, until Ctrl-C."""
-    from trainctl.tui import follow
+    from trainctl.tui.cli import watch as follow
 
-    calls.call(
+    agent_call.call(
         address_of(ctx, connect, cluster), lambda client: follow.show(client, lambda item: True, json=json, run=run),
         lead=True,
     )  # fmt: skip
@@ -87,10 +87,10 @@ def events(
     json: JsonLines = False,
 ) -> int:
     """What happened in a run: commands, checkpoints, evaluations, faults."""
-    from trainctl.tui import follow as following
+    from trainctl.tui.cli import watch as following
 
     address = address_of(ctx, connect, cluster)
-    return calls.call(
+    return agent_call.call(
         address, lambda client: following.show_events(client, run, last, follow=follow, json=json), lead=True
     )
 
@@ -114,8 +114,8 @@ def logs(
     json: JsonLines = False,
 ) -> int:
     """What a trainer wrote, or with --all what all of them did."""
-    from trainctl.tui import logs as reading
-    from trainctl.tui import logs_merged as merging
+    from trainctl.tui.cli import logs as reading
+    from trainctl.tui.cli import logs_merged as merging
 
     if (rank is not None) + (node is not None) + everyone > 1:
         raise InvalidInputError("--node", "give one of --rank, --node and --all")
@@ -128,4 +128,4 @@ def logs(
         chosen = await reading.rank_of(client, run, node) if node is not None else rank or 0
         return await reading.show_logs(client, run, chosen, last, follow=follow, json=json)
 
-    return calls.call(address_of(ctx, connect, cluster), show, lead=everyone)
+    return agent_call.call(address_of(ctx, connect, cluster), show, lead=everyone)
