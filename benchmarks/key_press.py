@@ -22,7 +22,7 @@ from typing import Any
 
 from trainctl.protocol.client.client import Client
 from trainctl.trainer import demo_assets
-from trainctl.tui.app import TrainctlApp
+from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.source import ClusterSource
 

@@ -12,7 +12,7 @@ from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import ExpiredError
 from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire.codec import decode_order
-from trainctl.tui.app import TrainctlApp
+from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.source import ClusterSource
 

@@ -50,7 +50,7 @@ def test_a_command_of_plain_values_loads_no_validator_and_no_other_command(
 
 
 def test_the_full_screen_starts_without_the_screens_it_does_not_show() -> None:
-    loaded = loaded_by("trainctl.tui.running")
+    loaded = loaded_by("trainctl.tui.app.launch")
     assert "trainctl.tui.screens.base" in loaded
     shown_later = ("runs", "charts", "events", "alerts", "node", "logs", "help", "why")
     assert not loaded & {f"trainctl.tui.screens.{name}" for name in shown_later}

@@ -10,7 +10,7 @@ from tests.tui.recorded import (
 from textual import events
 from textual.pilot import Pilot
 
-from trainctl.tui.app import TrainctlApp
+from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.widgets import Lines
 
 DEADLINE_SECONDS = 20.0

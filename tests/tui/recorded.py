@@ -21,8 +21,8 @@ from trainctl.protocol.errors import RefusedError, UnreachableError
 from trainctl.protocol.record.downsampling import choose
 from trainctl.protocol.record.rollups import AXIS_METRICS
 from trainctl.protocol.wire import codec
-from trainctl.tui.app import TrainctlApp
-from trainctl.tui.clock import Clock
+from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.glyphs import UNICODE, Glyphs
 
 

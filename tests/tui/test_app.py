@@ -20,10 +20,10 @@ from textual.widgets import Input
 
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.app import TrainctlApp
+from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.app.launch import farewell, run_app
 from trainctl.tui.bottom import Bottom
 from trainctl.tui.dialogs import CommandDialog
-from trainctl.tui.running import farewell, run_app
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.split_dialog import SplitDialog

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import UnreachableError
-from trainctl.tui.app import TrainctlApp
+from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.charts.view import ALL_RANKS, Pick
 from trainctl.tui.charts.widget import ChartArea
 from trainctl.tui.glyphs import ASCII

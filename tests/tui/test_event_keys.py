@@ -7,7 +7,7 @@ from textual.pilot import Pilot
 
 from trainctl.tui import events_table, undo
 from trainctl.tui import lines as ln
-from trainctl.tui.app import TrainctlApp
+from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.screens.events import EventsScreen
 

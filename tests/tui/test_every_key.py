@@ -14,8 +14,8 @@ from textual.dom import DOMNode
 from textual.pilot import Pilot
 from textual.screen import Screen
 
-from trainctl.tui.app import TrainctlApp
-from trainctl.tui.bindings import EVERYWHERE
+from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.app.keybindings import EVERYWHERE
 from trainctl.tui.glyphs import UNICODE
 from trainctl.tui.replay_app import ReplayApp
 from trainctl.tui.replay_source import ReplaySource

@@ -8,7 +8,7 @@ from tests.tui.recorded import source_of
 from textual.pilot import Pilot
 
 from trainctl.tui import lines as ln
-from trainctl.tui.app import TrainctlApp
+from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.screens.help import key_rows
 from trainctl.tui.widgets import Lines
 

@@ -18,7 +18,7 @@ from trainctl.protocol import messages as m
 from trainctl.tui import memory
 from trainctl.tui import model as md
 from trainctl.tui import series as s
-from trainctl.tui.app import TrainctlApp
+from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.screens.help import HelpScreen
 from trainctl.tui.screens.overview import OverviewScreen
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
-from trainctl.tui.app import TrainctlApp
+from trainctl.tui.app.app import TrainctlApp
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "operating.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from trainctl.protocol.client.client import Connection
 from trainctl.tui import fleet_rows, laps
 from trainctl.tui import lines as ln
 from trainctl.tui import model as md
-from trainctl.tui.app import TrainctlApp
+from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.charts import panel as p
 from trainctl.tui.glyphs import UNICODE
 

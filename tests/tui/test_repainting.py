@@ -19,8 +19,8 @@ from textual.pilot import Pilot
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.tui import model as md
-from trainctl.tui.app import TrainctlApp
-from trainctl.tui.clock import Clock
+from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.feed import Feed
 from trainctl.tui.repainting import KEY_SECONDS
 from trainctl.tui.rhythm import IDLE_SECONDS, SETTLED_SECONDS, SLOWEST_SECONDS, Rhythm

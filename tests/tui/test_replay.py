@@ -24,8 +24,8 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui import model as md
 from trainctl.tui import replay_bar
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.cli import run_lookup
-from trainctl.tui.clock import Clock
 from trainctl.tui.glyphs import ASCII, UNICODE
 from trainctl.tui.lines import plain, width
 from trainctl.tui.mirror.sources import DirectorySource

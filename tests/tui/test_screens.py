@@ -24,11 +24,11 @@ from textual.screen import ModalScreen
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import VersionError
 from trainctl.protocol.messages import verbs
-from trainctl.tui.app import TrainctlApp
+from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.app.command_palette import ActionProvider, VerbProvider
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.glyphs import ASCII
 from trainctl.tui.lines import Piece, crop, line
-from trainctl.tui.palette import ActionProvider, VerbProvider
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.help import HelpScreen
 from trainctl.tui.screens.overview import OverviewScreen

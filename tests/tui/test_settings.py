@@ -11,9 +11,10 @@ from tests.tui.recorded import source_of
 from textual.pilot import Pilot
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui import keymap, keys, settings
-from trainctl.tui import running as program
-from trainctl.tui.app import TrainctlApp
+from trainctl.tui.app import config as settings
+from trainctl.tui.app import keymap, keys_doc
+from trainctl.tui.app import launch as program
+from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.help import HelpScreen
 from trainctl.tui.widgets import Lines
@@ -112,8 +113,8 @@ def test_the_command_prints_what_counts_and_names_the_bad_lines(tmp_path: Path) 
 
 
 def test_the_page_of_keys_is_up_to_date() -> None:
-    assert (ROOT / "docs" / "keys.md").read_text("utf-8") == keys.page(), (
-        "write it again: python -m trainctl.tui.keys docs/keys.md"
+    assert (ROOT / "docs" / "keys.md").read_text("utf-8") == keys_doc.page(), (
+        "write it again: python -m trainctl.tui.app.keys_doc docs/keys.md"
     )
 
 

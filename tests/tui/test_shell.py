@@ -8,7 +8,7 @@ from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
-from trainctl.tui.app import TrainctlApp
+from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.bottom import Bottom
 from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.dialogs import CommandDialog

@@ -15,7 +15,7 @@ from textual.pilot import Pilot
 from textual.strip import Strip
 
 from trainctl.tui import direct, spans
-from trainctl.tui.app import TrainctlApp
+from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.glyphs import ASCII
 from trainctl.tui.lines import line
 from trainctl.tui.rhythm import SLOWEST_SECONDS, Rhythm

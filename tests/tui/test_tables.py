@@ -27,7 +27,7 @@ from trainctl.protocol import messages as m
 from trainctl.tui import fleet, fleet_groups, fleet_rows, runs_view
 from trainctl.tui import lines as ln
 from trainctl.tui import model as md
-from trainctl.tui.app import TrainctlApp
+from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.event_details import EventDetails
 from trainctl.tui.glyphs import UNICODE

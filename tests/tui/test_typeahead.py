@@ -7,7 +7,7 @@ from textual import events
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from trainctl.tui.app import TrainctlApp
+from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.bottom import Bottom
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.screens.events import EventsScreen

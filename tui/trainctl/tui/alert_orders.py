@@ -7,7 +7,7 @@ from trainctl.tui import control
 from trainctl.tui.cli.agent_call import Order
 
 if TYPE_CHECKING:
-    from trainctl.tui.app import TrainctlApp
+    from trainctl.tui.app.app import TrainctlApp
 
 MUTE_MINUTES = 60.0
 

@@ -4,7 +4,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import KINDS
 from trainctl.tui import format as f
 from trainctl.tui import lines as ln
-from trainctl.tui.clock import Clock
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece
 from trainctl.tui.model import ViewState

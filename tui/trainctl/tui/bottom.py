@@ -18,7 +18,7 @@ from trainctl.tui.previews import preview
 from trainctl.tui.widgets import Field, Lines
 
 if TYPE_CHECKING:
-    from trainctl.tui.app import TrainctlApp
+    from trainctl.tui.app.app import TrainctlApp
 
 _LAST = ("command_line", "filter", "search", "help", "detach")
 """Actions that stay at the right end whatever else fits."""

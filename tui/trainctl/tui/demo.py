@@ -69,7 +69,7 @@ def headless(wanted: Wanted) -> int:
 def on_screen(wanted: Wanted) -> int:
     """Train with the full screen in front; leaving it leaves the run going."""
     from trainctl.protocol.record.paths import user_name
-    from trainctl.tui.running import run_app  # Textual: only for the full screen
+    from trainctl.tui.app.launch import run_app  # Textual: only for the full screen
 
     with _supervised(wanted) as (demo, supervisor):
         try:
@@ -84,7 +84,7 @@ def on_screen(wanted: Wanted) -> int:
 def _farewell(state: "ViewState", address: str) -> str:
     """What is said when the screen is left: how to come back or end it, or, as its agent ends with an ended run, where
     its record is."""
-    from trainctl.tui.running import farewell
+    from trainctl.tui.app.launch import farewell
 
     if state.run is None or state.active:
         return f"{farewell(state, address)}; end it with: trainctl send stop --connect {address}"

@@ -37,7 +37,7 @@ class Wanted(NamedTuple):
 def on_screen(wanted: Wanted) -> int:
     """The full screen over the recording, which ends with it."""
     from trainctl.protocol.record.paths import user_name
-    from trainctl.tui.running import run_app  # Textual: only for the full screen
+    from trainctl.tui.app.launch import run_app  # Textual: only for the full screen
 
     with _player(wanted, wanted.speed or SCREEN_SPEED, BEGIN_STEPS) as address:
         return run_app(address, by=user_name(), say=_farewell)

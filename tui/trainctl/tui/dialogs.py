@@ -13,9 +13,9 @@ from textual.widgets import Input, Label
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui import changes, control
 from trainctl.tui import format as f
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.bottom import KeyHint
 from trainctl.tui.cli.agent_call import Order
-from trainctl.tui.clock import Clock
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, folded, line, wrap
 from trainctl.tui.previews import changes_nothing, preview
@@ -23,7 +23,7 @@ from trainctl.tui.screens.frames import OneFrame
 from trainctl.tui.widgets import Choice, Field, Lines
 
 if TYPE_CHECKING:
-    from trainctl.tui.app import TrainctlApp
+    from trainctl.tui.app.app import TrainctlApp
 
 _TEXT_CELLS = 60
 _SIDES = 6

@@ -8,13 +8,13 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.tui import control, effects, undo
-from trainctl.tui.clock import Clock
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, line, wrap
 from trainctl.tui.popups import Popup
 
 if TYPE_CHECKING:
-    from trainctl.tui.app import TrainctlApp
+    from trainctl.tui.app.app import TrainctlApp
 
 _NAME_CELLS = 12
 

@@ -5,8 +5,8 @@ import math
 from trainctl.protocol import messages as m
 from trainctl.tui import alerts_view, changes, effects
 from trainctl.tui import format as f
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.charts.marks import Mark
-from trainctl.tui.clock import Clock
 from trainctl.tui.events_text import words
 from trainctl.tui.generations import Change, changes_of_ranks
 from trainctl.tui.glyphs import Glyphs

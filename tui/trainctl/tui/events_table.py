@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from trainctl.protocol import messages as m
 from trainctl.tui import changes, events_panel, events_text, sorting, undo
 from trainctl.tui import format as f
-from trainctl.tui.clock import Clock
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, fit, line, plain, shorten, spread, width
 from trainctl.tui.tables import EventRow

@@ -10,8 +10,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import TrainctlError
 from trainctl.tui import model as md
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.cli.watch import ATTEND_SECONDS
-from trainctl.tui.clock import Clock
 from trainctl.tui.source import Connect, Source
 
 RETRY_SECONDS = 1.0

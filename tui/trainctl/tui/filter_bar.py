@@ -15,7 +15,7 @@ from trainctl.tui.lines import Line, Piece, clean, ellipsized, fit, folded, line
 from trainctl.tui.widgets import Field, Lines
 
 if TYPE_CHECKING:
-    from trainctl.tui.app import TrainctlApp
+    from trainctl.tui.app.app import TrainctlApp
 
 _MOST_SAID = 3
 """Rows of what is said of a filter."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from trainctl.tui import fleet_cells as c
 from trainctl.tui import format as f
-from trainctl.tui.clock import Clock
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.fleet_groups import Arrangement, arranged
 from trainctl.tui.fleet_rows import BAD_STATES, Row, fleet_rate, rows, sum_of_own_rates
 from trainctl.tui.glyphs import Glyphs

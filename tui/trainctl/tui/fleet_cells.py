@@ -1,8 +1,8 @@
 """The cells of the fleet table, each made from one row: what is unknown is n/a, what is old is dimmed."""
 
 from trainctl.tui import format as f
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.bars import phase_bar, share_bar, sparkline
-from trainctl.tui.clock import Clock
 from trainctl.tui.fleet_rows import Row
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, line, shorten

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from trainctl.protocol import messages as m
 from trainctl.tui import pace
 from trainctl.tui import series as s
-from trainctl.tui.clock import Clock
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.model import Seen, ViewState
 
 BAD_STATES = ("hung", "lost", "failed")

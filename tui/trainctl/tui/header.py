@@ -8,7 +8,7 @@ from trainctl.protocol import messages as m
 from trainctl.tui import energy
 from trainctl.tui import format as f
 from trainctl.tui import series as s
-from trainctl.tui.clock import Clock
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.fleet_rows import efficiency, fleet_rate
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, fit, groups, line, shorten, spread, width

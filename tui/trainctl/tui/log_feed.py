@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from trainctl.protocol.errors import TrainctlError
 from trainctl.tui import log_tail as lt
-from trainctl.tui.clock import Clock
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.source import Source
 
 POLL_SECONDS = 1.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainctl.tui import lines as ln
-from trainctl.tui.clock import Clock
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.log_query import Query
 from trainctl.tui.log_tail import Entry, Key, LogTail

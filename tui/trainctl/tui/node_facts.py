@@ -5,8 +5,8 @@ from trainctl.protocol.client.client import Connection
 from trainctl.tui import energy
 from trainctl.tui import fleet_cells as c
 from trainctl.tui import format as f
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.bars import share_bar
-from trainctl.tui.clock import Clock
 from trainctl.tui.fleet_rows import Row
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, fit, groups, line, plain, shorten

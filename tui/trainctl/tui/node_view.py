@@ -9,9 +9,9 @@ import numpy as np
 from trainctl.tui import events_panel, laps, node_facts
 from trainctl.tui import lines as ln
 from trainctl.tui import series as s
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.charts import panel as p
 from trainctl.tui.charts.row import Block, beside, widths
-from trainctl.tui.clock import Clock
 from trainctl.tui.fleet_rows import Row
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.model import ViewState

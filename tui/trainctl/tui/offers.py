@@ -2,14 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from trainctl.tui import copying, split, undo, undo_dialog
+from trainctl.tui import split, undo, undo_dialog
+from trainctl.tui.app import clipboard
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.lines import clean, shorten
 from trainctl.tui.popups import Chooser
 from trainctl.tui.split_dialog import SplitDialog
 
 if TYPE_CHECKING:
-    from trainctl.tui.app import TrainctlApp
+    from trainctl.tui.app.app import TrainctlApp
 
 
 def offer_undo(app: "TrainctlApp") -> None:
@@ -34,7 +35,7 @@ def open_undo(app: "TrainctlApp", inverse: undo.Inverse) -> None:
         app.push_screen(CommandDialog(form, app.glyphs))
 
 
-def copy_value(app: "TrainctlApp", values: copying.Values) -> None:
+def copy_value(app: "TrainctlApp", values: clipboard.Values) -> None:
     """Copies a value, or lets a person choose one of several."""
     if not values:
         app.notify("nothing to copy here", severity="warning")

@@ -9,7 +9,7 @@ from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.lines import plain
 
 if TYPE_CHECKING:
-    from trainctl.tui.app import TrainctlApp
+    from trainctl.tui.app.app import TrainctlApp
 
 
 class Follower(Protocol):

@@ -10,9 +10,9 @@ from trainctl.tui import events_panel, fleet, fleet_groups, header, pace
 from trainctl.tui import format as f
 from trainctl.tui import lines as ln
 from trainctl.tui import series as s
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.charts import panel as p
 from trainctl.tui.charts.row import side_by_side
-from trainctl.tui.clock import Clock
 from trainctl.tui.fleet_groups import Arrangement
 from trainctl.tui.fleet_rows import BAD_STATES
 from trainctl.tui.glyphs import Glyphs

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
-from trainctl.tui import running
-from trainctl.tui.app import TrainctlApp
-from trainctl.tui.clock import Clock
+from trainctl.tui.app import launch
+from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.replay_bar import ReplayBar
 from trainctl.tui.replay_source import ReplaySource
 from trainctl.tui.screens.base import Bar, BaseScreen
@@ -124,9 +124,9 @@ class ReplayApp(TrainctlApp):
 def run_replay(directory: Path, speed: float) -> int:
     """The full screen until it is left; its exit status. Raises InvalidInputError for what can't be replayed."""
     with _opened(directory, speed) as source:
-        found = running.configuration()
-        app = ReplayApp(source, **running.options(found))
-        return running.run(
+        found = launch.configuration()
+        app = ReplayApp(source, **launch.options(found))
+        return launch.run(
             app,
             found,
             lambda: f"left the replay of {source.paths.directory.resolve().name} at step {source.head.step:,}",

@@ -7,7 +7,7 @@ from textual import events
 
 from trainctl.protocol import messages as m
 from trainctl.tui import format as f
-from trainctl.tui.clock import Clock
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, fit, from_cells, line, width
 from trainctl.tui.playhead import Playhead

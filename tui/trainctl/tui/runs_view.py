@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from trainctl.protocol import messages as m
 from trainctl.tui import format as f
 from trainctl.tui import lines as ln
-from trainctl.tui.clock import Clock
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.header import STATE_ROLES
 from trainctl.tui.model import ViewState

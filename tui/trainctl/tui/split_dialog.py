@@ -20,7 +20,7 @@ from trainctl.tui.screens.frames import OneFrame
 from trainctl.tui.widgets import Lines
 
 if TYPE_CHECKING:
-    from trainctl.tui.app import TrainctlApp
+    from trainctl.tui.app.app import TrainctlApp
 
 _OTHER_ROWS = 14
 """Rows of the dialog that are no node's, its border included."""

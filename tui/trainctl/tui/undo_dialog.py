@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from trainctl.tui import control, events_text, undo
 from trainctl.tui import format as f
-from trainctl.tui.clock import Clock
+from trainctl.tui.app.clock import Clock
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import clean
 from trainctl.tui.model import ViewState

@@ -122,7 +122,7 @@ def _full_screen(at: targets.Where, *, read_only: bool, config: Path | None) -> 
 
     gc.disable()  # what is loaded now stays: to search it for cycles is a tenth of the loading
     try:
-        from trainctl.tui.running import run_app  # Textual: only for the full screen
+        from trainctl.tui.app.launch import run_app  # Textual: only for the full screen
     finally:
         gc.enable()
 

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any, cast
 from textual import events
 from textual.app import ComposeResult
 
-from trainctl.tui import copying, direct, overview
+from trainctl.tui import direct, overview
+from trainctl.tui.app import clipboard
+from trainctl.tui.app.keymap import named
 from trainctl.tui.bottom import Bottom, KeyHint
-from trainctl.tui.keymap import named
 from trainctl.tui.lines import Line, line
 from trainctl.tui.screens.frames import OneFrame
 from trainctl.tui.widgets import Lines
 
 if TYPE_CHECKING:
-    from trainctl.tui.app import TrainctlApp
+    from trainctl.tui.app.app import TrainctlApp
 
 
 class Painted:
@@ -114,9 +115,9 @@ class BaseScreen(OneFrame, Painted):
         """Rows that a screen needs between its body and the bottom line."""
         return 0
 
-    def values(self) -> copying.Values:
+    def values(self) -> clipboard.Values:
         """What `y` copies: the likeliest first."""
-        return copying.of_fleet(self.owner.shown, None)
+        return clipboard.of_fleet(self.owner.shown, None)
 
     def arranged(self, hints: list[KeyHint]) -> list[KeyHint]:
         """The keys for the bottom line, in their order there."""

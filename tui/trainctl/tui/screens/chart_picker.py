@@ -16,7 +16,7 @@ from trainctl.tui.screens.frames import OneFrame
 from trainctl.tui.widgets import Field, Lines
 
 if TYPE_CHECKING:
-    from trainctl.tui.app import TrainctlApp
+    from trainctl.tui.app.app import TrainctlApp
 
 _MOST_ROWS = 24
 _FRAME_ROWS = 6

@@ -7,20 +7,10 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui import (
-    changes,
-    copying,
-    effects,
-    event_details,
-    events_panel,
-    events_table,
-    header,
-    offers,
-    sorting,
-    undo,
-)
+from trainctl.tui import changes, effects, event_details, events_panel, events_table, header, offers, sorting, undo
 from trainctl.tui import format as f
 from trainctl.tui import series as s
+from trainctl.tui.app import clipboard
 from trainctl.tui.bottom import KeyHint
 from trainctl.tui.lines import Line, Piece, fit, line, rule
 from trainctl.tui.screens.table import TableScreen
@@ -229,8 +219,8 @@ class EventsScreen(TableScreen):
             else:
                 offers.open_undo(self.owner, found)
 
-    def values(self) -> copying.Values:
+    def values(self) -> clipboard.Values:
         event = self.chosen
         if event is None:
             return ()
-        return copying.of_event(event, f.clock(event.at, self.owner.clock.wall(), self.owner.clock.zone))
+        return clipboard.of_event(event, f.clock(event.at, self.owner.clock.wall(), self.owner.clock.zone))

@@ -14,7 +14,7 @@ from trainctl.tui.screens.frames import OneFrame
 from trainctl.tui.widgets import Lines
 
 if TYPE_CHECKING:
-    from trainctl.tui.app import TrainctlApp
+    from trainctl.tui.app.app import TrainctlApp
 
 _HELP_CELLS = 35
 _TEXT_CELLS = 2 * _HELP_CELLS

@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.tui import copying, fleet, fleet_groups, overview
+from trainctl.tui import fleet, fleet_groups, overview
+from trainctl.tui.app import clipboard
 from trainctl.tui.fleet_rows import Row, rows
 from trainctl.tui.lines import Line
 from trainctl.tui.screens.table import TableScreen
@@ -102,7 +103,7 @@ class OverviewScreen(TableScreen):
         self.opened ^= {node}
         self.paint()
 
-    def values(self) -> copying.Values:
+    def values(self) -> clipboard.Values:
         """What `y` copies of the chosen node, or else of the run."""
         chosen = next((row for row in self._rows() if row.selected), None)
-        return copying.of_fleet(self.owner.shown, chosen)
+        return clipboard.of_fleet(self.owner.shown, chosen)

@@ -7,7 +7,8 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui import control, copying, header, runs_view, sorting
+from trainctl.tui import control, header, runs_view, sorting
+from trainctl.tui.app import clipboard
 from trainctl.tui.lines import EMPTY, Line, fit, rule
 from trainctl.tui.screens.table import TableScreen
 from trainctl.tui.start_dialog import StartDialog
@@ -109,8 +110,8 @@ class RunsScreen(TableScreen):
     def sort_fields(self) -> Sequence[str]:
         return runs_view.SORTED_BY
 
-    def values(self) -> copying.Values:
-        return copying.of_run(self.chosen) if self.chosen is not None else ()
+    def values(self) -> clipboard.Values:
+        return clipboard.of_run(self.chosen) if self.chosen is not None else ()
 
     def arrived(self) -> None:
         self.action_reload()

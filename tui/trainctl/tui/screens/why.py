@@ -16,7 +16,7 @@ from trainctl.tui.screens.frames import OneFrame
 from trainctl.tui.widgets import Lines
 
 if TYPE_CHECKING:
-    from trainctl.tui.app import TrainctlApp
+    from trainctl.tui.app.app import TrainctlApp
 
 _CELLS = 68
 _REFRESH_SECONDS = 0.5

@@ -1,6 +1,6 @@
 """The keys that there are: as a configuration file, and as docs/keys.md, which is made from the live bindings.
 
-`python -m trainctl.tui.keys [--check] [FILE]` writes the page, or tells whether it is up to date.
+`python -m trainctl.tui.app.keys_doc [--check] [FILE]` writes the page, or tells whether it is up to date.
 """
 
 import json
@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from trainctl.tui import keymap
-from trainctl.tui.app import TrainctlApp
-from trainctl.tui.settings import Found
+from trainctl.tui.app import keymap
+from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.app.config import Found
 from trainctl.tui.themes import THEMES
 
 _PAGE = """# Keys and settings
@@ -100,7 +100,7 @@ def main() -> int:
     if "--check" in sys.argv:
         same = path.is_file() and path.read_text(encoding="utf-8") == page()
         if not same:
-            sys.stderr.write(f"{path} is not up to date: python -m trainctl.tui.keys {path}\n")
+            sys.stderr.write(f"{path} is not up to date: python -m trainctl.tui.app.keys_doc {path}\n")
         return 0 if same else 1
     path.write_text(page(), encoding="utf-8")
     return 0

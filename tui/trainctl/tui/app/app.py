@@ -25,18 +25,20 @@ from textual.widgets import Input
 from textual.worker import Worker
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
-from trainctl.tui import keymap, memory, settings, themes
+from trainctl.tui import memory, themes
 from trainctl.tui import model as md
+from trainctl.tui.app import config as settings
+from trainctl.tui.app import keymap
+from trainctl.tui.app.alert_bell import Ringer
+from trainctl.tui.app.clock import Clock
+from trainctl.tui.app.command_palette import EverythingProvider
+from trainctl.tui.app.keybindings import EVERYWHERE, LOOK, OWN_ACTIONS, bindings_of, tables
 from trainctl.tui.ascii_filter import AsciiFilter
-from trainctl.tui.bindings import EVERYWHERE, LOOK, OWN_ACTIONS, bindings_of, tables
 from trainctl.tui.bottom import Bottom, KeyHint
 from trainctl.tui.cli.agent_call import DEFAULT_ADDRESS, Order
-from trainctl.tui.clock import Clock
 from trainctl.tui.feed import SNAPSHOT_COLUMNS, Feed
 from trainctl.tui.glyphs import Glyphs, for_locale, key_in_ascii
-from trainctl.tui.palette import EverythingProvider
 from trainctl.tui.repainting import Repainting
-from trainctl.tui.ringer import Ringer
 from trainctl.tui.screens import catalogue
 from trainctl.tui.screens.base import Bar, BaseScreen, Painted
 from trainctl.tui.source import Connect, Source
@@ -400,11 +402,11 @@ class TrainctlApp(App[int]):
             self.paint()
 
     def action_picture(self) -> None:
-        from trainctl.tui import picture
+        from trainctl.tui.app import screenshot
 
         at = datetime.datetime.fromtimestamp(self.clock.wall(), self.clock.zone or datetime.UTC)
         try:
-            path = picture.save(self, self._pictures / picture.file_name(at))
+            path = screenshot.save(self, self._pictures / screenshot.file_name(at))
         except InvalidInputError as error:
             self.notify(str(error), severity="error", markup=False)
         else:

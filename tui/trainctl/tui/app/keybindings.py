@@ -5,7 +5,7 @@ from typing import Any, Final
 from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
 
-from trainctl.tui.keymap import Tables, named
+from trainctl.tui.app.keymap import Tables, named
 from trainctl.tui.screens.base import BaseScreen
 
 # Priority: a key acts before the next one of the same burst is handed out, so that `:` and what is typed after it, or

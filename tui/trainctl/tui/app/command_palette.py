@@ -12,7 +12,7 @@ from trainctl.protocol.messages import verbs
 from trainctl.tui.themes import THEMES
 
 if TYPE_CHECKING:
-    from trainctl.tui.app import TrainctlApp
+    from trainctl.tui.app.app import TrainctlApp
 
 
 class Entry(NamedTuple):

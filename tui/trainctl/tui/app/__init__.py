@@ -1,0 +1,1 @@
+"""The full-screen program: the Textual app, its keys, configuration and command palette."""
