@@ -15,12 +15,12 @@ from textual._styles_cache import StylesCache
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
-from trainctl.tui import memory
 from trainctl.tui import model as md
 from trainctl.tui import series as s
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.screens.help import HelpScreen
 from trainctl.tui.screens.overview import OverviewScreen
+from trainctl.tui.terminal import memory
 
 RANKS = 2
 """Of those there are; their series stand for all."""

@@ -22,8 +22,8 @@ from trainctl.tui import model as md
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.feed import Feed
-from trainctl.tui.repainting import KEY_SECONDS
-from trainctl.tui.rhythm import IDLE_SECONDS, SETTLED_SECONDS, SLOWEST_SECONDS, Rhythm
+from trainctl.tui.terminal.repaint_scheduler import KEY_SECONDS
+from trainctl.tui.terminal.rhythm import IDLE_SECONDS, SETTLED_SECONDS, SLOWEST_SECONDS, Rhythm
 
 VIEW = run_view(4, step=18_240, steps=60_000)
 NODES = [rank.node for rank in VIEW.ranks]

@@ -14,11 +14,11 @@ from textual.geometry import Region
 from textual.pilot import Pilot
 from textual.strip import Strip
 
-from trainctl.tui import direct, spans
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.glyphs import ASCII
 from trainctl.tui.lines import line
-from trainctl.tui.rhythm import SLOWEST_SECONDS, Rhythm
+from trainctl.tui.terminal import partial_update, spans
+from trainctl.tui.terminal.rhythm import SLOWEST_SECONDS, Rhythm
 from trainctl.tui.widgets import Lines
 
 
@@ -92,7 +92,7 @@ async def test_lines_written_straight_are_what_textual_would_write(ascii_only: b
                 changed = set(screen._compositor._dirty_regions)
                 theirs = screen._compositor.render_partial_update()
                 screen._compositor._dirty_regions = set(changed)
-                ours = direct.take(screen)
+                ours = partial_update.take(screen)
                 assert ours is not None and not screen._compositor._dirty_regions, changed
                 assert ours.render_segments(app.console) == spans.SpanUpdate(theirs).render_segments(app.console)
                 told += len(ours.stretches)
@@ -111,9 +111,9 @@ async def test_what_lies_under_a_notice_or_holds_wide_characters_is_left_to_text
         notice = next(iter(screen.query("Toast"))).region
         below = Region(notice.x, notice.y, 4, 1)
         screen._compositor._dirty_regions = {below, Region(0, 0, 10, 1)}
-        ours = direct.take(screen)
+        ours = partial_update.take(screen)
         assert ours is not None and [stretch.row for stretch in ours.stretches] == [0]
         assert screen._compositor._dirty_regions == {below}
         screen.query_one("#body", Lines).show([line("宽\u0301 x"), *[line("y")] * 10])
         screen._compositor._dirty_regions = {Region(0, 0, 4, 1)}
-        assert direct.take(screen) is None and screen._compositor._dirty_regions
+        assert partial_update.take(screen) is None and screen._compositor._dirty_regions

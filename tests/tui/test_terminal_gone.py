@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from trainctl.tui.terminal import Outlet
+from trainctl.tui.terminal.driver import Outlet
 
 DEADLINE_SECONDS = 30.0
 

@@ -11,7 +11,7 @@ from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.bottom import Bottom
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.screens.events import EventsScreen
-from trainctl.tui.terminal import KeyParser, TerminalDriver
+from trainctl.tui.terminal.driver import KeyParser, TerminalDriver
 
 
 @pytest.mark.parametrize(

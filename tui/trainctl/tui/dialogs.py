@@ -19,7 +19,7 @@ from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, folded, line, wrap
 from trainctl.tui.previews import changes_nothing, preview
-from trainctl.tui.screens.frames import OneFrame
+from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.widgets import Choice, Field, Lines
 
 if TYPE_CHECKING:

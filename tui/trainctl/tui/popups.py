@@ -12,7 +12,7 @@ from textual.screen import ModalScreen
 from trainctl.tui.bottom import KeyHint
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, fit, folded, line
-from trainctl.tui.screens.frames import OneFrame
+from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.widgets import Lines
 
 POPUP_CELLS = 70

@@ -16,7 +16,7 @@ from trainctl.tui.dialogs import followed, labelled
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, line, wrap
 from trainctl.tui.screens.base import Painted
-from trainctl.tui.screens.frames import OneFrame
+from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.widgets import Lines
 
 if TYPE_CHECKING:

@@ -25,26 +25,27 @@ from textual.widgets import Input
 from textual.worker import Worker
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
-from trainctl.tui import memory, themes
 from trainctl.tui import model as md
+from trainctl.tui import themes
 from trainctl.tui.app import config as settings
 from trainctl.tui.app import keymap
 from trainctl.tui.app.alert_bell import Ringer
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.app.command_palette import EverythingProvider
 from trainctl.tui.app.keybindings import EVERYWHERE, LOOK, OWN_ACTIONS, bindings_of, tables
-from trainctl.tui.ascii_filter import AsciiFilter
 from trainctl.tui.bottom import Bottom, KeyHint
 from trainctl.tui.cli.agent_call import DEFAULT_ADDRESS, Order
 from trainctl.tui.feed import SNAPSHOT_COLUMNS, Feed
 from trainctl.tui.glyphs import Glyphs, for_locale, key_in_ascii
-from trainctl.tui.repainting import Repainting
 from trainctl.tui.screens import catalogue
 from trainctl.tui.screens.base import Bar, BaseScreen, Painted
 from trainctl.tui.source import Connect, Source
-from trainctl.tui.spans import SpanUpdate
+from trainctl.tui.terminal import memory
+from trainctl.tui.terminal.ascii_filter import AsciiFilter
+from trainctl.tui.terminal.key_buffer import Typeahead
+from trainctl.tui.terminal.repaint_scheduler import Repainting
+from trainctl.tui.terminal.spans import SpanUpdate
 from trainctl.tui.themes import THEMES
-from trainctl.tui.typeahead import Typeahead
 
 if TYPE_CHECKING:
     from trainctl.tui.log_feed import LogFeed
@@ -108,7 +109,7 @@ class TrainctlApp(App[int]):
         found = super().get_driver_class()
         if found.__name__ != "LinuxDriver":
             return found
-        from trainctl.tui.terminal import TerminalDriver
+        from trainctl.tui.terminal.driver import TerminalDriver
 
         return TerminalDriver
 

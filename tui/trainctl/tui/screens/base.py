@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, cast
 from textual import events
 from textual.app import ComposeResult
 
-from trainctl.tui import direct, overview
+from trainctl.tui import overview
 from trainctl.tui.app import clipboard
 from trainctl.tui.app.keymap import named
 from trainctl.tui.bottom import Bottom, KeyHint
 from trainctl.tui.lines import Line, line
-from trainctl.tui.screens.frames import OneFrame
+from trainctl.tui.terminal import partial_update
+from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.widgets import Lines
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class BaseScreen(OneFrame, Painted):
 
     def _compositor_refresh(self) -> None:
         """Textual's, but what has changed of plain lines is written straight from them."""
-        update = direct.take(self) if self.app.screen is self else None
+        update = partial_update.take(self) if self.app.screen is self else None
         if update is not None:
             self.app._display(self, update)
         if update is None or self._compositor._dirty_regions:

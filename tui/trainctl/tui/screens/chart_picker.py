@@ -12,7 +12,7 @@ from textual.widgets import Input
 from trainctl.tui.charts import picker as pk
 from trainctl.tui.charts.view import ChartView, Pick
 from trainctl.tui.lines import Piece, groups, line
-from trainctl.tui.screens.frames import OneFrame
+from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.widgets import Field, Lines
 
 if TYPE_CHECKING:

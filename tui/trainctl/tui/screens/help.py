@@ -10,7 +10,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 
 from trainctl.tui.lines import Line, Piece, cell_len, fit, folded, line, wrap
-from trainctl.tui.screens.frames import OneFrame
+from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.widgets import Lines
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from trainctl.tui import alerts_view
 from trainctl.tui.alert_orders import acknowledge, mute
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, line
-from trainctl.tui.screens.frames import OneFrame
+from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.widgets import Lines
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
 
-from trainctl.tui.spans import write
+from trainctl.tui.terminal.spans import write
 from trainctl.tui.widgets import Lines
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from textual.app import App
 
 from trainctl.protocol import messages as m
-from trainctl.tui.rhythm import Rhythm
+from trainctl.tui.terminal.rhythm import Rhythm
 
 REPAINT_SECONDS = 0.5
 KEY_SECONDS = 0.03

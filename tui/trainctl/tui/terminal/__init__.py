@@ -1,0 +1,1 @@
+"""Everything that touches Textual's private parts: the driver, partial updates, repaint scheduling."""
