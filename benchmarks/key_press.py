@@ -24,7 +24,7 @@ from trainctl.protocol.client.client import Client
 from trainctl.trainer import demo_assets
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs import CommandDialog
-from trainctl.tui.source import ClusterSource
+from trainctl.tui.state.source import ClusterSource
 
 BAR_SECONDS = 0.05
 NODE = "bench"

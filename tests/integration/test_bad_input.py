@@ -17,7 +17,7 @@ from trainctl.node_agent.records.agent_db import AgentLedger
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages.version import PROTOCOL_VERSION
 from trainctl.protocol.wire import codec, sockets
-from trainctl.tui import model as md
+from trainctl.tui.state import view_state as md
 
 SOME_ID = str(uuid.UUID(int=5))
 

@@ -19,7 +19,7 @@ from trainctl.protocol.client.cluster import attach_cluster
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record import log_format
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.tui.source import ClusterSource
+from trainctl.tui.state.source import ClusterSource
 
 SAMPLES = 12
 

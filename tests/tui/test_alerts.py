@@ -14,12 +14,12 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.messages import verbs
 from trainctl.tui import alerts_view, control, header
-from trainctl.tui import model as md
 from trainctl.tui.app.alert_bell import Ringer
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.cli import output
 from trainctl.tui.glyphs import UNICODE
 from trainctl.tui.lines import plain
+from trainctl.tui.state import view_state as md
 from trainctl.tui.widgets import Lines
 
 SIZES = [(80, 24), (120, 40), (200, 60)]

@@ -11,9 +11,7 @@ from tests.tui.recorded import history_of, run_view, source_of
 
 from trainctl.protocol import messages as m
 from trainctl.tui import lines as ln
-from trainctl.tui import model as md
 from trainctl.tui import overview
-from trainctl.tui import series as s
 from trainctl.tui.charts import history, readout, row, stack
 from trainctl.tui.charts import view as vw
 from trainctl.tui.charts.axis import Axis
@@ -24,6 +22,8 @@ from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Trace, reading, shape
 from trainctl.tui.charts.view import ChartView, Ground, Pick
 from trainctl.tui.glyphs import ASCII, UNICODE, Glyphs
+from trainctl.tui.state import series as s
+from trainctl.tui.state import view_state as md
 
 
 def window(values: dict[int, float], capacity: int = 4096) -> s.Window:

@@ -13,9 +13,9 @@ from trainctl.protocol import errors, examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.log_format import write
-from trainctl.tui import events_text
 from trainctl.tui.cli import agent_call, arguments, logs, logs_merged, output, watch
 from trainctl.tui.demo_folder import run_config
+from trainctl.tui.state import event_text
 
 SAID = examples.EXAMPLES["agent to client"]
 SHOWN = examples.EXAMPLES["published by an agent"]
@@ -67,7 +67,7 @@ def test_an_event_s_line() -> None:
     ],
 )
 def test_an_event_s_words_say_nothing_twice(fields: dict[str, Any], words: str) -> None:
-    assert events_text.words(msgspec.structs.replace(EVENT, **fields)) == words
+    assert event_text.words(msgspec.structs.replace(EVENT, **fields)) == words
 
 
 def test_what_came_from_elsewhere_cannot_steer_the_terminal() -> None:

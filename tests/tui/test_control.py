@@ -13,10 +13,10 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 from trainctl.tui import control as c
 from trainctl.tui import format as f
-from trainctl.tui import model as md
 from trainctl.tui.glyphs import UNICODE
 from trainctl.tui.lines import plain
 from trainctl.tui.previews import changes_nothing, preview
+from trainctl.tui.state import view_state as md
 from trainctl.tui.widgets import choice_rows
 
 STATE = md.apply(md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(1)), CLOCK.at_monotonic)

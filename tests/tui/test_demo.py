@@ -14,7 +14,7 @@ from trainctl.protocol.config import cluster_file
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import node_name
 from trainctl.tui import demo, demo_folder, demo_pulse, demo_supervisor
-from trainctl.tui import model as md
+from trainctl.tui.state import view_state as md
 
 
 def view(state: str) -> Any:

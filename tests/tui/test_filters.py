@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from tests.tui.recorded import CLOCK, CONNECTED, live_hosts, run_view, snapshot
 
 from trainctl.protocol import messages as m
-from trainctl.tui import filters as fl
-from trainctl.tui import model as md
-from trainctl.tui import quantities as q
-from trainctl.tui import sorting, tables
-from trainctl.tui.fields import Field, Table
-from trainctl.tui.fleet_rows import rows
+from trainctl.tui.state import filter_language as fl
+from trainctl.tui.state import sorting, table_schemas
+from trainctl.tui.state import units as q
+from trainctl.tui.state import view_state as md
+from trainctl.tui.state.filter_fields import Field, Table
+from trainctl.tui.state.rank_rows import rows
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "filters.md"
 STATE = md.ViewState()
@@ -24,7 +24,7 @@ ROWS = rows(STATE, CLOCK)
 
 
 def kept(text: str) -> str:
-    return " ".join(row.view.node for row in fl.parse(text, tables.FLEET).kept(ROWS))
+    return " ".join(row.view.node for row in fl.parse(text, table_schemas.FLEET).kept(ROWS))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_it_keeps_what_was_asked_for(text: str, nodes: str) -> None:
 )
 def test_what_is_wrong_names_its_column_and_what_would_be_right(text: str, said: str) -> None:
     with pytest.raises(fl.FilterError) as error:
-        fl.parse(text, tables.FLEET)
+        fl.parse(text, table_schemas.FLEET)
     assert str(error.value).startswith(said)
 
 
@@ -131,14 +131,14 @@ TERMS = st.recursive(
 
 @given(TERMS)
 def test_what_is_printed_parses_to_the_same(term: fl.Term) -> None:
-    assert fl.parse(fl.show(term), tables.FLEET).term == term
+    assert fl.parse(fl.show(term), table_schemas.FLEET).term == term
 
 
 @given(TERMS)
 def test_not_not_changes_nothing(term: fl.Term) -> None:
-    plain, twice = (fl.parse(text, tables.FLEET) for text in (fl.show(term), f"not not ({fl.show(term)})"))
+    plain, twice = (fl.parse(text, table_schemas.FLEET) for text in (fl.show(term), f"not not ({fl.show(term)})"))
     assert plain.kept(ROWS) == twice.kept(ROWS)
-    once = fl.parse(f"-({fl.show(term)})", tables.FLEET)
+    once = fl.parse(f"-({fl.show(term)})", table_schemas.FLEET)
     assert {id(row) for row in [*once.kept(ROWS), *plain.kept(ROWS)]} == {id(row) for row in ROWS}
 
 
@@ -149,7 +149,7 @@ PIECES = st.sampled_from(["tok/s", "state", "<", ">=", "!=", ":", "~", "(", ")",
 @settings(max_examples=300)
 @given(st.one_of(st.lists(PIECES, max_size=14).map("".join), st.text(max_size=60)))
 def test_whatever_is_typed_it_filters_or_says_what_is_wrong(text: str) -> None:
-    for table in tables.TABLES:
+    for table in table_schemas.TABLES:
         try:
             found = fl.parse(text, table)
         except fl.FilterError as error:
@@ -160,7 +160,7 @@ def test_whatever_is_typed_it_filters_or_says_what_is_wrong(text: str) -> None:
 
 def test_the_unknown_is_sorted_last_either_way_and_equals_keep_their_order() -> None:
     def order(wanted: sorting.Order) -> str:
-        return " ".join(row.view.node for row in sorting.in_order(ROWS, wanted, tables.FLEET))
+        return " ".join(row.view.node for row in sorting.in_order(ROWS, wanted, table_schemas.FLEET))
 
     assert order(sorting.Order()) == "studio mbp forge mini"
     assert order(sorting.Order(falling=True)) == "mini forge mbp studio"
@@ -182,7 +182,7 @@ def test_o_goes_round_and_a_click_turns() -> None:
     assert clicked == [sorting.Order("age"), sorting.Order("age", falling=True), sorting.Order()]
 
 
-@pytest.mark.parametrize("table", tables.TABLES, ids=lambda table: table.name)
+@pytest.mark.parametrize("table", table_schemas.TABLES, ids=lambda table: table.name)
 def test_the_page_lists_every_field_as_it_is(table: Table[object]) -> None:
     page = PAGE.read_text("utf-8")
     section = page.partition(f"### {table.name}\n")[2].partition("###")[0]
@@ -196,18 +196,18 @@ def test_the_page_s_examples_can_be_typed() -> None:
     lines = [line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("    ")]
     assert len(lines) > 5
     for line in lines:
-        fl.parse(line.partition("  # ")[0].strip(), tables.FLEET)
+        fl.parse(line.partition("  # ")[0].strip(), table_schemas.FLEET)
 
 
 def test_events_and_runs_have_fields_of_their_own() -> None:
     event = m.Event(id=1, at=0, kind="command", severity="warning", by="anna", text="resize-batch forge 4 → 8",
                     step=120, verb="resize-batch", before="4", after="8", outcome="applied")  # fmt: skip
-    row = tables.EventRow(event, 60.0, ("forge",), effect=-0.12)
+    row = table_schemas.EventRow(event, 60.0, ("forge",), effect=-0.12)
     for text in ("by:anna verb:resize-batch", "step>100 outcome:applied", "node:forge severity:warning", "effect<-5%",
                  "age=1m before:4 after=8", "not is:undone", "resize"):  # fmt: skip
-        assert fl.parse(text, tables.EVENTS).keeps(row), text
-    assert not fl.parse("kind:run or effect>0", tables.EVENTS).keeps(row)
+        assert fl.parse(text, table_schemas.EVENTS).keeps(row), text
+    assert not fl.parse("kind:run or effect>0", table_schemas.EVENTS).keeps(row)
     summary = m.RunSummary("tiny-1", "tiny", "failed", 3, 2_000, None, 0.0, "/runs/tiny", "atlas", ("atlas", "mbp"))
-    run = tables.RunRow(summary, 7200.0, 30.0)
+    run = table_schemas.RunRow(summary, 7200.0, 30.0)
     for text in ("state:failed", "done<1%", "loss:n/a", "age:2h duration<1m", "lead=atlas node:mbp", "tiny"):
-        assert fl.parse(text, tables.RUNS).keeps(run), text
+        assert fl.parse(text, table_schemas.RUNS).keeps(run), text

@@ -8,10 +8,10 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import Speed
 from trainctl.protocol.messages import verbs
 from trainctl.tui import control, foresight
-from trainctl.tui import model as md
 from trainctl.tui.glyphs import UNICODE
 from trainctl.tui.previews import preview
 from trainctl.tui.shares import Seat
+from trainctl.tui.state import view_state as md
 
 GB = 10**9
 VIEW = run_view(4, step=18_240, steps=60_000)

@@ -4,7 +4,7 @@ import pytest
 from tests.tui.recorded import NOW, comings_and_goings, run_view
 
 from trainctl.protocol import messages as m
-from trainctl.tui.generations import Change, changes_of_ranks
+from trainctl.tui.state.membership_changes import Change, changes_of_ranks
 
 
 def told(*texts: tuple[str, int]) -> list[m.Event]:

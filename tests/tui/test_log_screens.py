@@ -9,12 +9,12 @@ from tests.tui.recorded import NOW, Recorded, source_of
 from textual.pilot import Pilot
 
 from trainctl.protocol.record.log_format import write
-from trainctl.tui import log_feed
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.screens.logs import LogsScreen
 from trainctl.tui.screens.node import NodeScreen
 from trainctl.tui.screens.overview import OverviewScreen
+from trainctl.tui.state import log_feed
 
 
 def rows(app: TrainctlApp) -> list[str]:

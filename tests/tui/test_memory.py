@@ -15,11 +15,11 @@ from textual._styles_cache import StylesCache
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
-from trainctl.tui import model as md
-from trainctl.tui import series as s
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.screens.help import HelpScreen
 from trainctl.tui.screens.overview import OverviewScreen
+from trainctl.tui.state import series as s
+from trainctl.tui.state import view_state as md
 from trainctl.tui.terminal import memory
 
 RANKS = 2

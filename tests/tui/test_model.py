@@ -22,7 +22,7 @@ from tests.tui.recorded import (
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
-from trainctl.tui import model as md
+from trainctl.tui.state import view_state as md
 
 VIEW = run_view(1)
 

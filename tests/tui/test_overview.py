@@ -29,11 +29,12 @@ from tests.tui.recorded import (
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
-from trainctl.tui import bars, events_panel, fleet, fleet_cells, fleet_rows, header, overview, pace
+from trainctl.tui import bars, events_panel, fleet, fleet_cells, header, overview
 from trainctl.tui import lines as ln
-from trainctl.tui import model as md
-from trainctl.tui.generations import Change
 from trainctl.tui.glyphs import ASCII, UNICODE
+from trainctl.tui.state import rank_rows, rank_speed
+from trainctl.tui.state import view_state as md
+from trainctl.tui.state.membership_changes import Change
 
 
 def state_of(view: m.RunView | None) -> md.ViewState:
@@ -99,7 +100,7 @@ def test_a_mixed_group_s_straggler_and_absence_are_named() -> None:
     assert rows[2].endswith("12s")
     assert rows[3].split()[1] == "SLOW"
     assert "BBBB" in rows[3]
-    waiting, _, slow = (ln.plain(fleet_cells.bar(row, UNICODE, 30)) for row in fleet_rows.rows(MIXED, CLOCK))
+    waiting, _, slow = (ln.plain(fleet_cells.bar(row, UNICODE, 30)) for row in rank_rows.rows(MIXED, CLOCK))
     assert waiting.count(".") > 3
     assert "." not in slow, "the one that is waited for doesn't wait"
     assert {"f", "B", "s"} <= set(slow)
@@ -147,7 +148,7 @@ def test_an_own_rate_is_tokens_over_busy_seconds() -> None:
     busy = step.phases.data + step.phases.forward + step.phases.backward
     assert step.own_tokens_per_second == pytest.approx(step.tokens / busy)
     alone = dataclasses.replace(ALONE, recent={})
-    assert fleet_rows.own_rate(alone, 0, alone.ranks[0]) == pytest.approx(step.tokens / busy)
+    assert rank_rows.own_rate(alone, 0, alone.ranks[0]) == pytest.approx(step.tokens / busy)
 
 
 @given(st.tuples(*[st.floats(0, 10)] * 6), st.integers(1, 60), st.floats(0.01, 100))
@@ -293,11 +294,11 @@ def of_messages(messages: list[object], state: md.ViewState | None = None) -> md
 def test_a_wait_is_unknown_while_reports_are_still_to_come() -> None:
     state = of_messages(under_way(run_view(3)))
     ahead = msgspec.structs.replace(state.ranks[0].value, step=119, seq=state.seq + 1)
-    waits = [row.wait for row in fleet_rows.rows(md.apply(state, ahead, CLOCK.at_monotonic), CLOCK)]
-    assert waits == [row.wait for row in fleet_rows.rows(state, CLOCK)]
+    waits = [row.wait for row in rank_rows.rows(md.apply(state, ahead, CLOCK.at_monotonic), CLOCK)]
+    assert waits == [row.wait for row in rank_rows.rows(state, CLOCK)]
     assert None not in waits
     alone = dataclasses.replace(state, parts={**state.parts, 0: (ahead,)}, ranks={**state.ranks, 0: md.Seen(ahead, 0)})
-    assert [row.wait for row in fleet_rows.rows(alone, CLOCK)] == [None] * 3
+    assert [row.wait for row in rank_rows.rows(alone, CLOCK)] == [None] * 3
 
 
 def drained(view: m.RunView, rank: int) -> m.RunView:
@@ -312,7 +313,7 @@ def test_a_drained_rank_is_out_of_the_scale_and_of_the_sums() -> None:
     state = of_messages(under_way(run_view(3)))
     old = msgspec.structs.replace(state.ranks[2].value, step_seconds=9.0, seq=state.seq + 1, step=119)
     state = of_messages([old, msgspec.structs.replace(drained(run_view(3), 2), seq=state.seq + 2)], state)
-    assert [row.slowest_seconds for row in fleet_rows.rows(state, CLOCK)] == [0.4] * 3
+    assert [row.slowest_seconds for row in rank_rows.rows(state, CLOCK)] == [0.4] * 3
     made = texts(fleet.lines(state, CLOCK, 120, UNICODE, total=True))
     assert "drained" in made[3]
     assert " 0.81" in made[4], "0.41 and 0.40 GB"
@@ -369,10 +370,10 @@ def test_why_the_selected_rank_is_out_stands_over_the_events(columns: int, whole
 
 
 def test_ranks_that_are_out_have_no_part_in_the_sums() -> None:
-    assert [view.node for view in pace.live_ranks(SHRUNK.run)] == ["torch-a"]
-    assert pace.reporting(SHRUNK.run) == [0]
-    assert fleet_rows.sum_of_own_rates(SHRUNK) == pytest.approx(5200, rel=0.02)
-    assert [row.step is None for row in fleet_rows.rows(SHRUNK, CLOCK)] == [False, True, True]
+    assert [view.node for view in rank_speed.live_ranks(SHRUNK.run)] == ["torch-a"]
+    assert rank_speed.reporting(SHRUNK.run) == [0]
+    assert rank_rows.sum_of_own_rates(SHRUNK) == pytest.approx(5200, rel=0.02)
+    assert [row.step is None for row in rank_rows.rows(SHRUNK, CLOCK)] == [False, True, True]
 
 
 def test_a_loss_and_a_return_are_told_as_they_are() -> None:
@@ -386,7 +387,7 @@ def test_a_loss_and_a_return_are_told_as_they_are() -> None:
 
 def test_efficiency_is_of_the_present_plan_alone() -> None:
     state = of_messages(under_way(run_view(3)))
-    assert fleet_rows.efficiency(state) == pytest.approx(3048 / 0.4 / (5200 + 4900 + 690), rel=0.02)
+    assert rank_rows.efficiency(state) == pytest.approx(3048 / 0.4 / (5200 + 4900 + 690), rel=0.02)
     view = msgspec.structs.replace(drained(run_view(3), 2), seq=state.seq + 1, plan_version=5)
     state = md.apply(state, view, CLOCK.at_monotonic)
     for number in range(119, 125):
@@ -395,17 +396,17 @@ def test_efficiency_is_of_the_present_plan_alone() -> None:
         for rank in (0, 1):
             part = msgspec.structs.replace(rank_step(run_view(3), number, rank), seq=state.seq + 1)
             state = md.apply(state, part, CLOCK.at_monotonic)
-        known = fleet_rows.efficiency(state)
+        known = rank_rows.efficiency(state)
         assert known is None if number < 122 else known == pytest.approx(3048 / 0.32 / (5200 + 4900), rel=0.02)
 
 
 def test_efficiency_is_unknown_where_not_every_rank_of_the_plan_is() -> None:
     """To a node that doesn't conduct: its own rank is all that it has."""
     view = run_view(3)
-    assert fleet_rows.efficiency(of_messages(under_way(view))) is not None
+    assert rank_rows.efficiency(of_messages(under_way(view))) is not None
     alone = msgspec.structs.replace(view, ranks=view.ranks[:1])
     state = of_messages(under_way(view))
-    assert fleet_rows.efficiency(dataclasses.replace(state, run=alone)) is None
+    assert rank_rows.efficiency(dataclasses.replace(state, run=alone)) is None
 
 
 def test_a_neighbour_s_effect_is_not_credited_and_no_change_has_none() -> None:
@@ -439,7 +440,7 @@ def test_the_chart_by_node_tells_equal_steps_apart_by_what_each_rank_is_busy() -
 def test_of_many_ranks_the_chart_has_their_span_the_selected_one_and_the_straggler() -> None:
     state = of_messages(under_way(run_view(3)))
     assert state.run is not None
-    slow = pace.Straggler(rank=2, node="mlx-c", phase="backward", excess_seconds=0.1, waited_seconds=0.1)
+    slow = rank_speed.Straggler(rank=2, node="mlx-c", phase="backward", excess_seconds=0.1, waited_seconds=0.1)
     many = tuple(msgspec.structs.replace(state.run.ranks[0], rank=rank, node=f"node-{rank}") for rank in range(8))
     wide = dataclasses.replace(state, run=msgspec.structs.replace(state.run, ranks=many), slow=slow)
     panel = overview.busy_panel(wide, selected=1)

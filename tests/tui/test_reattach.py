@@ -10,12 +10,13 @@ from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
-from trainctl.tui import fleet_rows, laps
+from trainctl.tui import laps
 from trainctl.tui import lines as ln
-from trainctl.tui import model as md
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.charts import panel as p
 from trainctl.tui.glyphs import UNICODE
+from trainctl.tui.state import rank_rows
+from trainctl.tui.state import view_state as md
 
 LOST = range(60, 90)
 """Steps of which the record has nothing: it couldn't be written."""
@@ -77,10 +78,10 @@ def test_messages_lost_under_way_leave_their_steps_out() -> None:
 def test_ages_are_by_the_agent_s_own_clock_and_begin_anew() -> None:
     silent = played(Connection("silent", CLOCK.at_monotonic + 4, "no message"))
     assert silent.silent_for(LATER.at_monotonic) == OUTAGE_SECONDS
-    assert all(row.old for row in fleet_rows.rows(silent, LATER))
+    assert all(row.old for row in rank_rows.rows(silent, LATER))
     back = played(Connection("connected", LATER.at_monotonic), opened_again())
     assert back.silent_for(LATER.at_monotonic) is None
-    rows = fleet_rows.rows(back, LATER)
+    rows = rank_rows.rows(back, LATER)
     assert [round(row.age or 0) for row in rows] == [3, 3, 3] and not any(row.old for row in rows)
     assert back.heartbeat is None, "of the agent's earlier life"
 

@@ -22,7 +22,6 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.tui import model as md
 from trainctl.tui import replay_bar
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.cli import run_lookup
@@ -35,6 +34,7 @@ from trainctl.tui.replay_source import ReplaySource
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.logs import LogsScreen
 from trainctl.tui.screens.overview import OverviewScreen
+from trainctl.tui.state import view_state as md
 
 
 @pytest.fixture(scope="module")

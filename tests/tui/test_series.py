@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainctl.protocol import messages as m
-from trainctl.tui import series as s
+from trainctl.tui.state import series as s
 
 values = st.lists(
     st.tuples(st.integers(0, 5000), st.floats(-1e6, 1e6) | st.just(math.nan) | st.just(math.inf)), max_size=200

@@ -11,11 +11,12 @@ from tests.tui.recorded import CLOCK, NOW, hung, rank_step, run_view, under_way
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import Speed
 from trainctl.tui import control as c
-from trainctl.tui import model as md
-from trainctl.tui import pace, shares
+from trainctl.tui import shares
 from trainctl.tui import split as sp
 from trainctl.tui.glyphs import UNICODE
 from trainctl.tui.previews import preview
+from trainctl.tui.state import rank_speed
+from trainctl.tui.state import view_state as md
 
 
 def state_of(view: m.RunView) -> md.ViewState:
@@ -247,13 +248,13 @@ def test_the_last_node_cannot_be_drained_and_a_drained_one_can_come_back() -> No
 
 
 def test_the_straggler_is_named_with_its_phase() -> None:
-    found = pace.straggler(MIXED)
+    found = rank_speed.straggler(MIXED)
     assert found is not None
     assert (found.node, found.phase) == ("mlx-c", "backward")
     assert found.waited_seconds == pytest.approx(0.368 - (0.293 + 0.259) / 2, rel=0.02)
-    assert pace.straggler(dataclasses.replace(MIXED, plan_step=116)) is None, "three steps of a plan are too few"
-    assert pace.straggler(FLEET) is None, "five parts in a hundred are no straggler"
-    assert pace.straggler(ALONE) is None
+    assert rank_speed.straggler(dataclasses.replace(MIXED, plan_step=116)) is None, "three steps of a plan are too few"
+    assert rank_speed.straggler(FLEET) is None, "five parts in a hundred are no straggler"
+    assert rank_speed.straggler(ALONE) is None
 
 
 def test_a_rank_slow_in_reading_is_blamed_for_its_data() -> None:
@@ -261,50 +262,50 @@ def test_a_rank_slow_in_reading_is_blamed_for_its_data() -> None:
         return msgspec.structs.replace(step, phases=msgspec.structs.replace(step.phases, data=0.4, sync=0.0))
 
     parts = {**MIXED.parts, 0: tuple(map(slow, MIXED.parts[0]))}
-    found = pace.straggler(dataclasses.replace(MIXED, parts=parts))
+    found = rank_speed.straggler(dataclasses.replace(MIXED, parts=parts))
     assert found is not None
     assert (found.node, found.phase) == ("torch-a", "data")
 
 
-def typical(*busy: float, waiting: tuple[float, ...] | None = None) -> dict[int, pace.Typical]:
+def typical(*busy: float, waiting: tuple[float, ...] | None = None) -> dict[int, rank_speed.Typical]:
     idle = waiting or tuple(max(busy) - seconds for seconds in busy)
     return {
-        rank: pace.Typical({"data": 0.0, "forward": seconds, "backward": 0.0}, idle[rank])
+        rank: rank_speed.Typical({"data": 0.0, "forward": seconds, "backward": 0.0}, idle[rank])
         for rank, seconds in enumerate(busy)
     }
 
 
 def test_a_rank_that_itself_waits_is_no_straggler_and_one_that_is_stays_so_until_it_is_clearly_none() -> None:
     nodes = {0: "a", 1: "b", 2: "c"}
-    assert pace.straggler_of(typical(1.0, 0.8, 0.8, waiting=(0.3, 0.1, 0.1)), nodes, None) is None
-    named = pace.straggler_of(typical(1.0, 1.0, 0.6), nodes, None)
+    assert rank_speed.straggler_of(typical(1.0, 0.8, 0.8, waiting=(0.3, 0.1, 0.1)), nodes, None) is None
+    named = rank_speed.straggler_of(typical(1.0, 1.0, 0.6), nodes, None)
     assert named is not None
     for busy in ((1.0, 1.01, 0.6), (1.01, 1.0, 0.6)):
-        again = pace.straggler_of(typical(*busy), nodes, named)
+        again = rank_speed.straggler_of(typical(*busy), nodes, named)
         assert again is not None
         assert again.rank == named.rank, "equals don't take turns"
     fading = typical(1.0, 0.93, 0.93)
-    assert pace.straggler_of(fading, nodes, None) is None
-    assert pace.straggler_of(fading, nodes, named) is not None
-    assert pace.straggler_of(typical(1.0, 0.98, 0.98), nodes, named) is None
+    assert rank_speed.straggler_of(fading, nodes, None) is None
+    assert rank_speed.straggler_of(fading, nodes, named) is not None
+    assert rank_speed.straggler_of(typical(1.0, 0.98, 0.98), nodes, named) is None
 
 
 def test_a_wait_for_others_is_what_is_over_the_least() -> None:
     steps = {rank: seen.value for rank, seen in MIXED.ranks.items()}
-    waits = pace.waits(steps)
+    waits = rank_speed.waits(steps)
     assert waits[2] == 0.0
     assert waits[0] == pytest.approx(steps[0].phases.sync - steps[2].phases.sync)
-    assert pace.waits({0: steps[0]}) == {0: 0.0}, "nobody to wait for"
+    assert rank_speed.waits({0: steps[0]}) == {0: 0.0}, "nobody to wait for"
     late = msgspec.structs.replace(steps[1], step=117)
-    assert pace.waits({0: steps[0], 1: late, 2: steps[2]}) == {}, "not known before all have reported"
+    assert rank_speed.waits({0: steps[0], 1: late, 2: steps[2]}) == {}, "not known before all have reported"
 
 
 def test_ranks_are_compared_over_the_newest_step_that_all_reported() -> None:
     ahead = msgspec.structs.replace(MIXED.ranks[0].value, step=119, boot=MIXED.boot, seq=MIXED.seq + 1)
     state = md.apply(MIXED, ahead, CLOCK.at_monotonic)
-    assert {part.step for part in pace.common_parts(state).values()} == {118}
+    assert {part.step for part in rank_speed.common_parts(state).values()} == {118}
     gone = dataclasses.replace(state, parts={**state.parts, 0: (ahead,)})
-    assert pace.common_parts(gone) == {}
+    assert rank_speed.common_parts(gone) == {}
 
 
 def test_a_hung_rank_still_has_its_share_in_the_split() -> None:

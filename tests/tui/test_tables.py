@@ -24,9 +24,8 @@ from tests.tui.recorded import (
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
-from trainctl.tui import fleet, fleet_groups, fleet_rows, runs_view
+from trainctl.tui import fleet, fleet_groups, runs_view
 from trainctl.tui import lines as ln
-from trainctl.tui import model as md
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.event_details import EventDetails
@@ -39,6 +38,8 @@ from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.screens.runs import RunsScreen
 from trainctl.tui.split_dialog import SplitDialog
 from trainctl.tui.start_dialog import StartDialog
+from trainctl.tui.state import rank_rows
+from trainctl.tui.state import view_state as md
 from trainctl.tui.widgets import Lines
 
 
@@ -135,7 +136,7 @@ SEVERAL = (CONNECTED, snapshot(of_two_nodes()), *live_hosts(of_two_nodes()))
 
 def test_a_node_of_several_devices_is_one_row_of_sums_that_opens_into_its_ranks() -> None:
     state = seen(SEVERAL)
-    rows = fleet_groups.arranged(fleet_rows.rows(state, CLOCK), fleet_groups.Arrangement())
+    rows = fleet_groups.arranged(rank_rows.rows(state, CLOCK), fleet_groups.Arrangement())
     assert [row.view.node for row in rows] == ["studio", "forge", "mini"]
     both, alone = rows[0], state.ranks
     assert both.members == (0, 1)
@@ -155,7 +156,7 @@ def test_the_worst_of_a_node_s_ranks_is_what_the_node_is() -> None:
     view = of_two_nodes()
     hung = msgspec.structs.replace(view.ranks[1], state="hung", why="gets on with nothing", since_at=NOW - 12)
     state = seen([CONNECTED, snapshot(msgspec.structs.replace(view, ranks=(view.ranks[0], hung, *view.ranks[2:])))])
-    row = fleet_groups.arranged(fleet_rows.rows(state, CLOCK), fleet_groups.Arrangement())[0]
+    row = fleet_groups.arranged(rank_rows.rows(state, CLOCK), fleet_groups.Arrangement())[0]
     assert row.view.state == "hung"
     assert row.view.why == "rank 1: gets on with nothing"
 

@@ -7,7 +7,7 @@ from trainctl.tui import lines as ln
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece
-from trainctl.tui.model import ViewState
+from trainctl.tui.state.view_state import ViewState
 
 WORDS = {"warning": ("ALERT", "warning"), "error": ("ERROR", "bad")}
 """How bad it is, as the screen says it, with its role."""

@@ -11,8 +11,8 @@ from trainctl.tui import format as f
 from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, line
-from trainctl.tui.model import ViewState
-from trainctl.tui.pace import HELD_STATES, live_ranks
+from trainctl.tui.state.rank_speed import HELD_STATES, live_ranks
+from trainctl.tui.state.view_state import ViewState
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from trainctl.tui.cli import agent_call, output, watch
 from trainctl.tui.demo_folder import Session, default_folder, run_config, write_run_file
 
 if TYPE_CHECKING:
-    from trainctl.tui.model import ViewState
+    from trainctl.tui.state.view_state import ViewState
 
 HEADLESS_STEPS = 150
 SCREEN_STEPS = 2000

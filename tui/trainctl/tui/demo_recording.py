@@ -17,7 +17,7 @@ from trainctl.tui.cli import agent_call, output, watch
 from trainctl.tui.demo import summary
 
 if TYPE_CHECKING:
-    from trainctl.tui.model import ViewState
+    from trainctl.tui.state.view_state import ViewState
 
 NODES = 8
 SCREEN_SPEED, HEADLESS_SPEED = 1.0, 60.0

@@ -11,7 +11,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Label
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui import changes, control
+from trainctl.tui import control
 from trainctl.tui import format as f
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.bottom import KeyHint
@@ -19,6 +19,7 @@ from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, folded, line, wrap
 from trainctl.tui.previews import changes_nothing, preview
+from trainctl.tui.state import plan_changes
 from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.widgets import Choice, Field, Lines
 
@@ -242,7 +243,7 @@ def followed(progress: control.Progress, clock: Clock, glyphs: Glyphs, columns: 
     made += [line(Piece(text, role)) for text, role in _rows(control.progress_line(progress, glyphs), columns)]
     reply = progress.reply
     if progress.ended and reply is not None and reply.state == "applied" and reply.plan_version is not None:
-        is_new = progress.order.verb in changes.PLAN_VERBS and reply.before != reply.after
+        is_new = progress.order.verb in plan_changes.PLAN_VERBS and reply.before != reply.after
         made.append(line(Piece(f"the plan is {'now ' if is_new else ''}v{reply.plan_version}", "dim")))
     return made
 

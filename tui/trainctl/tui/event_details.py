@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
-from trainctl.tui import control, effects, undo
+from trainctl.tui import control, undo
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, line, wrap
 from trainctl.tui.popups import Popup
+from trainctl.tui.state import effects
 
 if TYPE_CHECKING:
     from trainctl.tui.app.app import TrainctlApp

@@ -3,15 +3,16 @@
 import math
 
 from trainctl.protocol import messages as m
-from trainctl.tui import alerts_view, changes, effects
+from trainctl.tui import alerts_view
 from trainctl.tui import format as f
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.charts.marks import Mark
-from trainctl.tui.events_text import words
-from trainctl.tui.generations import Change, changes_of_ranks
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, fit, line, shorten, spread, width
-from trainctl.tui.model import ViewState
+from trainctl.tui.state import effects, plan_changes
+from trainctl.tui.state.event_text import words
+from trainctl.tui.state.membership_changes import Change, changes_of_ranks
+from trainctl.tui.state.view_state import ViewState
 
 MAX_MARKS = 9
 _WHO_CELLS = 7
@@ -38,7 +39,7 @@ def numbered(state: ViewState) -> dict[int, str]:
     effective = [
         event.id
         for event in state.run_events
-        if event.kind == "command" and changes.took_effect(event) and event.verb not in _UNMARKED
+        if event.kind == "command" and plan_changes.took_effect(event) and event.verb not in _UNMARKED
     ]
     return {event: str(event) for event in effective[-MAX_MARKS:]}
 
@@ -85,7 +86,7 @@ def effect(state: ViewState, event: m.Event) -> float | None:
     """Relative change of the fleet's rate: medians of up to 20 steps after and before, as far as nothing else changed
     the plan there; None with fewer than 5 on a side, or where it left all as it was."""
     found = effects.measured(state.lately("tokens_per_second"), state.run_events, event)
-    return found.change if found is not None and changes.changes_speed(event) else None
+    return found.change if found is not None and plan_changes.changes_speed(event) else None
 
 
 def effect_text(change: float) -> str:

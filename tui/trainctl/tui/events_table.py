@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainctl.protocol import messages as m
-from trainctl.tui import changes, events_panel, events_text, sorting, undo
+from trainctl.tui import events_panel, undo
 from trainctl.tui import format as f
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, fit, line, plain, shorten, spread, width
-from trainctl.tui.tables import EventRow
+from trainctl.tui.state import event_text, plan_changes, sorting
+from trainctl.tui.state.table_schemas import EventRow
 
 WIDE_COLUMNS = 116
 """From here on each part has a column of its own."""
@@ -105,7 +106,7 @@ def _narrow(row: EventRow, columns: int, when: int, context: Context) -> Line:
     start = line(Piece(f"{_when(row, context):<{when}} ", "dim"), _who(event, glyphs), Piece(alert, role))
     tail = _ends(row, context)
     room = max(columns - width(start) - width(tail) - 1, 1)
-    text = glyphs.text(clean(events_text.words(event, glyphs.arrow))) + _undoes(event, context)
+    text = glyphs.text(clean(event_text.words(event, glyphs.arrow))) + _undoes(event, context)
     struck = "dim" if row.undone else role
     return spread((*start, Piece(shorten(text, room, glyphs.ellipsis), struck)), tail, columns)
 
@@ -145,7 +146,7 @@ def _undoes(event: m.Event, context: Context) -> str:
 def change_text(event: m.Event, glyphs: Glyphs) -> str:
     """The event's text without the verb that has a column of its own, its before and after always in it."""
     text = clean(event.text).removeprefix(event.verb or "\0").strip(" :")
-    return clean(events_text.with_change(text, event, glyphs.arrow).replace("→", glyphs.arrow))
+    return clean(event_text.with_change(text, event, glyphs.arrow).replace("→", glyphs.arrow))
 
 
 def rows_of(
@@ -156,7 +157,7 @@ def rows_of(
     return [
         EventRow(
             event, max(now - event.at, 0.0), tuple(node for node in nodes if node in event.text),
-            effects.get(event.id) if changes.changes_speed(event) else None,
+            effects.get(event.id) if plan_changes.changes_speed(event) else None,
             undone=event.verb is not None and undo.token(event) in undone,
         )
         for event in events

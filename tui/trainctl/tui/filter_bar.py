@@ -8,10 +8,10 @@ from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import Input
 
-from trainctl.tui import filters
-from trainctl.tui.fields import Table
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, ellipsized, fit, folded, line, spread, width
+from trainctl.tui.state import filter_language
+from trainctl.tui.state.filter_fields import Table
 from trainctl.tui.widgets import Field, Lines
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class FilterBar(Vertical):
     def __init__(self, table: Table[Any], glyphs: Glyphs) -> None:
         super().__init__()
         self.table, self._glyphs = table, glyphs
-        self.filter: filters.Filter[Any] = filters.parse("", table)
+        self.filter: filter_language.Filter[Any] = filter_language.parse("", table)
         self.problem = ""
         self.typing = False
 
@@ -59,7 +59,7 @@ class FilterBar(Vertical):
 
     def clear(self) -> None:
         """Without any filter."""
-        self.filter, self.problem = filters.parse("", self.table), ""
+        self.filter, self.problem = filter_language.parse("", self.table), ""
         box = self.query_one("#filter", Input)
         with box.prevent(Input.Changed):
             box.value = ""
@@ -81,8 +81,8 @@ class FilterBar(Vertical):
         if not self.typing:
             return
         try:
-            self.filter, self.problem = filters.parse(event.value, self.table), ""
-        except filters.FilterError as error:
+            self.filter, self.problem = filter_language.parse(event.value, self.table), ""
+        except filter_language.FilterError as error:
             self.problem = str(error)
         self.post_message(self.Changed())
 

@@ -11,11 +11,11 @@ from trainctl.tui import fleet_cells as c
 from trainctl.tui import format as f
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.fleet_groups import Arrangement, arranged
-from trainctl.tui.fleet_rows import BAD_STATES, Row, fleet_rate, rows, sum_of_own_rates
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, fit, line, pad_left, plain, width
-from trainctl.tui.model import ViewState
-from trainctl.tui.sorting import Order
+from trainctl.tui.state.rank_rows import BAD_STATES, Row, fleet_rate, rows, sum_of_own_rates
+from trainctl.tui.state.sorting import Order
+from trainctl.tui.state.view_state import ViewState
 
 _NEVER = 10_000
 """More columns than any screen has."""

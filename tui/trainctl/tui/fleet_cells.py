@@ -3,9 +3,9 @@
 from trainctl.tui import format as f
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.bars import phase_bar, share_bar, sparkline
-from trainctl.tui.fleet_rows import Row
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, line, shorten
+from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.themes import SERIES_ROLES
 
 _STATE_ROLES = {"run": "good", "paused": "warning", "drained": "dim"}

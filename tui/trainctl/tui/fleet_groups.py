@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 
 from trainctl.protocol import messages as m
-from trainctl.tui import series as s
-from trainctl.tui import sorting
-from trainctl.tui.filters import Filter
-from trainctl.tui.fleet_rows import Row
-from trainctl.tui.tables import FLEET
+from trainctl.tui.state import series as s
+from trainctl.tui.state import sorting
+from trainctl.tui.state.filter_language import Filter
+from trainctl.tui.state.rank_rows import Row
+from trainctl.tui.state.table_schemas import FLEET
 
 _WORST_FIRST = (
     "failed", "lost", "hung", "late", "rejoining", "draining", "drained", "starting", "ready", "paused", "run", "done"

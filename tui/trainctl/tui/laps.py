@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from trainctl.protocol import messages as m
 from trainctl.tui import format as f
-from trainctl.tui import pace
 from trainctl.tui.bars import PHASES, in_cells
 from trainctl.tui.charts.panel import page
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, fit, from_cells, line
-from trainctl.tui.model import ViewState
+from trainctl.tui.state import rank_speed
+from trainctl.tui.state.view_state import ViewState
 
 PHASE_NAMES = ("data", "forward", "backward", "sync", "optimizer", "wait")
 METRICS = (*(f"{name}_seconds" for name in PHASE_NAMES), "memory_bytes")
@@ -74,7 +74,7 @@ def _whole(steps: Mapping[int, Mapping[str, float]]) -> dict[int, Lap]:
 
 def laps(state: ViewState, past: Past, rank: int) -> list[Lap]:
     """A rank's known last steps, oldest first."""
-    ranks = pace.reporting(state.run) or sorted(state.laps)
+    ranks = rank_speed.reporting(state.run) or sorted(state.laps)
     known = {other: _known(state, past, other) for other in {rank, *ranks}}
     return [_split(lap, [known[other].get(step) for other in ranks]) for step, lap in sorted(known[rank].items())]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from trainctl.tui import lines as ln
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.log_query import Query
-from trainctl.tui.log_tail import Entry, Key, LogTail
-from trainctl.tui.model import ViewState
+from trainctl.tui.state.log_query import Query
+from trainctl.tui.state.merged_log import Entry, Key, LogTail
+from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.themes import SERIES_ROLES
 
 LEVELS = {

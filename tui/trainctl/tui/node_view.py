@@ -8,14 +8,14 @@ import numpy as np
 
 from trainctl.tui import events_panel, laps, node_facts
 from trainctl.tui import lines as ln
-from trainctl.tui import series as s
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.charts import panel as p
 from trainctl.tui.charts.row import Block, beside, widths
-from trainctl.tui.fleet_rows import Row
 from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.model import ViewState
 from trainctl.tui.overview import RECENT_CHART_STEPS
+from trainctl.tui.state import series as s
+from trainctl.tui.state.rank_rows import Row
+from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.themes import SERIES_ROLES
 
 FACTS = 5

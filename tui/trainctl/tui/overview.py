@@ -6,17 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trainctl.protocol import messages as m
-from trainctl.tui import events_panel, fleet, fleet_groups, header, pace
+from trainctl.tui import events_panel, fleet, fleet_groups, header
 from trainctl.tui import format as f
 from trainctl.tui import lines as ln
-from trainctl.tui import series as s
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.charts import panel as p
 from trainctl.tui.charts.row import side_by_side
 from trainctl.tui.fleet_groups import Arrangement
-from trainctl.tui.fleet_rows import BAD_STATES
 from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.model import ViewState
+from trainctl.tui.state import rank_speed
+from trainctl.tui.state import series as s
+from trainctl.tui.state.rank_rows import BAD_STATES
+from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.themes import SERIES_ROLES
 
 LEAST_COLUMNS, LEAST_ROWS = 60, 15
@@ -130,7 +131,7 @@ def _events_rule(state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, s
 def _why_out(state: ViewState, clock: Clock, selected: int | None) -> tuple[str, str] | None:
     """The selected rank's state, since when and why, with its role, where it reports no steps."""
     view = next((view for view in (state.run.ranks if state.run else ()) if view.rank == selected), None)
-    if view is None or not view.why or view.state not in pace.SILENT_STATES:
+    if view is None or not view.why or view.state not in rank_speed.SILENT_STATES:
         return None
     since = f.clock(view.since_at, clock.wall(), clock.zone)
     role = "bad" if view.state in BAD_STATES else "warning"
@@ -138,7 +139,7 @@ def _why_out(state: ViewState, clock: Clock, selected: int | None) -> tuple[str,
 
 
 def _straggler(state: ViewState, glyphs: Glyphs) -> tuple[str, str] | None:
-    slow = pace.named_straggler(state)
+    slow = rank_speed.named_straggler(state)
     if slow is None:
         return None
     node = ln.shorten(ln.clean(slow.node), 20, glyphs.ellipsis)
@@ -214,7 +215,7 @@ def _by_rank(state: ViewState, metric: str, title: str, selected: int | None, mo
     if len(views) > MOST_LINES:
         all_of_them = s.combined([state.lately(metric, view.rank) for view in views])
         together = (p.Track(all_of_them, "mean", "label", band="band"),)
-        slow = pace.named_straggler(state)
+        slow = rank_speed.named_straggler(state)
         lines_of = {selected, slow.rank if slow is not None else None}
     tracks = tuple(_track(state, metric, views, index) for index, view in enumerate(views) if view.rank in lines_of)
     return p.Panel(

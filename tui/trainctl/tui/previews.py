@@ -8,13 +8,13 @@ from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.messages import verbs
 from trainctl.tui import foresight, shares
 from trainctl.tui import format as f
-from trainctl.tui import series as s
 from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Piece, clean
-from trainctl.tui.model import ViewState
-from trainctl.tui.pace import live_ranks
 from trainctl.tui.refusals import refusal
+from trainctl.tui.state import series as s
+from trainctl.tui.state.rank_speed import live_ranks
+from trainctl.tui.state.view_state import ViewState
 
 
 def preview(order: Order, state: ViewState, glyphs: Glyphs) -> Piece:

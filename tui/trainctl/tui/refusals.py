@@ -3,11 +3,12 @@
 from collections.abc import Collection
 
 from trainctl.protocol import messages as m
-from trainctl.tui import pace, shares
+from trainctl.tui import shares
 from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.lines import clean
-from trainctl.tui.model import ViewState
-from trainctl.tui.pace import live_ranks
+from trainctl.tui.state import rank_speed
+from trainctl.tui.state.rank_speed import live_ranks
+from trainctl.tui.state.view_state import ViewState
 
 
 def refusal(order: Order, state: ViewState) -> str:
@@ -75,7 +76,7 @@ def _refuse_node(order: Order, run: m.RunView) -> str:
     if order.verb == "admit":
         if any(view.state == "failed" and view.pid is None for view in mine):
             return f"the trainer of {node} is not there to take part"
-        return "" if states & pace.HELD_STATES else _why_not_admitted(node, states)
+        return "" if states & rank_speed.HELD_STATES else _why_not_admitted(node, states)
     if states <= {"drained", "draining"}:
         return f"{node} is drained already"
     others = [view for view in live_ranks(run) if view.node != order.node]

@@ -20,7 +20,7 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import RANK_SERIES, RUN_SERIES
 from trainctl.tui.playhead import Playhead
-from trainctl.tui.source import Item
+from trainctl.tui.state.source import Item
 
 BOOT = "replay"
 TICK_SECONDS = 0.2

@@ -10,9 +10,9 @@ from trainctl.tui import lines as ln
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.header import STATE_ROLES
-from trainctl.tui.model import ViewState
-from trainctl.tui.sorting import Order
-from trainctl.tui.tables import RunRow
+from trainctl.tui.state.sorting import Order
+from trainctl.tui.state.table_schemas import RunRow
+from trainctl.tui.state.view_state import ViewState
 
 SORTED_BY = ("name", "state", "step", "loss", "age", "duration", "lead")
 _LEAST_NAME = 12

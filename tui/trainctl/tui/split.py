@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trainctl.protocol.batch.apportion import apportion
-from trainctl.tui.model import ViewState
-from trainctl.tui.pace import live_ranks
 from trainctl.tui.shares import Seat, fastest, former, seats_of
+from trainctl.tui.state.rank_speed import live_ranks
+from trainctl.tui.state.view_state import ViewState
 
 _TYPED = re.compile(r"\d{1,7}%?")
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trainctl.protocol import messages as m
-from trainctl.tui import changes, events_text
 from trainctl.tui.cli.agent_call import Order
-from trainctl.tui.pace import HELD_STATES, live_ranks
+from trainctl.tui.state import event_text, plan_changes
+from trainctl.tui.state.rank_speed import HELD_STATES, live_ranks
 
 _MARK = "8d0e"
 """Third group of an undoing command's id: version 8, and ours."""
@@ -45,12 +45,12 @@ class Inverse:
     @property
     def says(self) -> str:
         """What it undoes."""
-        return f"undoes {events_text.words(self.event)}"
+        return f"undoes {event_text.words(self.event)}"
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """What came since, newest first, and what won't be quite as it was."""
-        made = [f"changed since: {events_text.words(event)} by {event.by}" for event in reversed(self.since[-2:])]
+        made = [f"changed since: {event_text.words(event)} by {event.by}" for event in reversed(self.since[-2:])]
         if len(self.since) > 2:
             made.append(f"and {len(self.since) - 2} more")
         if self.order.verb == "set-lr" and self.order.args["schedule"] == "scale":
@@ -68,7 +68,7 @@ def of(event: m.Event, run: m.RunView | None, events: Sequence[m.Event]) -> Inve
         raise NoInverse(_WITHOUT[event.verb])
     if event.outcome not in (None, "applied"):
         raise NoInverse(f"it changed nothing: {event.outcome}")
-    if not changes.took_effect(event):
+    if not plan_changes.took_effect(event):
         raise NoInverse("it changed nothing: all was so already")
     if run is None or event.run not in ("", run.run):
         raise NoInverse("it is of another run")
@@ -108,7 +108,7 @@ def _id_for(event: m.Event) -> str:
 
 def undone_by(events: Iterable[m.Event]) -> dict[str, m.Event]:
     """By its token, each event that was undone, and the event that did it."""
-    undoing = (event for event in events if (event.command or "")[14:18] == _MARK and changes.took_effect(event))
+    undoing = (event for event in events if (event.command or "")[14:18] == _MARK and plan_changes.took_effect(event))
     return {(event.command or "")[-12:]: event for event in undoing}
 
 
@@ -126,7 +126,7 @@ def _since(event: m.Event, events: Sequence[m.Event]) -> tuple[m.Event, ...]:
         for other in events
         if (other.at, other.id) > (event.at, event.id)
         and other.verb in touches
-        and changes.took_effect(other)
+        and plan_changes.took_effect(other)
         and (node is None or other.verb != "resize-batch" or _node_of(other) in (None, node))
     )
 

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
-from trainctl.tui import control, events_text, undo
+from trainctl.tui import control, undo
 from trainctl.tui import format as f
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import clean
-from trainctl.tui.model import ViewState
 from trainctl.tui.split import Split
+from trainctl.tui.state import event_text
+from trainctl.tui.state.view_state import ViewState
 
 
 def form(inverse: undo.Inverse, state: ViewState) -> control.Form:
@@ -34,13 +35,13 @@ def line_of(inverse: undo.Inverse, clock: Clock, glyphs: Glyphs) -> str:
     """One line of the list of changes: when, by whom, what and at which step, and what would be sent."""
     event = inverse.event
     at = f.clock(event.at, clock.wall(), clock.zone)
-    changed = clean(events_text.words(event, glyphs.arrow))
+    changed = clean(event_text.words(event, glyphs.arrow))
     return f"{at} {clean(event.by)} {changed}; sends {clean(_sent(inverse))}"
 
 
 def _sent(inverse: undo.Inverse) -> str:
     """The command, of shares those that the event had changed."""
-    had = events_text.shares_in(inverse.event.after or "")
+    had = event_text.shares_in(inverse.event.after or "")
     shares = inverse.order.args.get("shares")
     if had is None or not isinstance(shares, dict):
         return control.spoken(inverse.order)

@@ -1,6 +1,6 @@
 """When the terminal's bell rings: once for each alert that is raised while the screen is there; pure."""
 
-from trainctl.tui.model import ViewState
+from trainctl.tui.state.view_state import ViewState
 
 
 class Ringer:

@@ -25,7 +25,6 @@ from textual.widgets import Input
 from textual.worker import Worker
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
-from trainctl.tui import model as md
 from trainctl.tui import themes
 from trainctl.tui.app import config as settings
 from trainctl.tui.app import keymap
@@ -35,11 +34,12 @@ from trainctl.tui.app.command_palette import EverythingProvider
 from trainctl.tui.app.keybindings import EVERYWHERE, LOOK, OWN_ACTIONS, bindings_of, tables
 from trainctl.tui.bottom import Bottom, KeyHint
 from trainctl.tui.cli.agent_call import DEFAULT_ADDRESS, Order
-from trainctl.tui.feed import SNAPSHOT_COLUMNS, Feed
 from trainctl.tui.glyphs import Glyphs, for_locale, key_in_ascii
 from trainctl.tui.screens import catalogue
 from trainctl.tui.screens.base import Bar, BaseScreen, Painted
-from trainctl.tui.source import Connect, Source
+from trainctl.tui.state import view_state as md
+from trainctl.tui.state.live_feed import SNAPSHOT_COLUMNS, Feed
+from trainctl.tui.state.source import Connect, Source
 from trainctl.tui.terminal import memory
 from trainctl.tui.terminal.ascii_filter import AsciiFilter
 from trainctl.tui.terminal.key_buffer import Typeahead
@@ -48,8 +48,8 @@ from trainctl.tui.terminal.spans import SpanUpdate
 from trainctl.tui.themes import THEMES
 
 if TYPE_CHECKING:
-    from trainctl.tui.log_feed import LogFeed
     from trainctl.tui.orders import Follower
+    from trainctl.tui.state.log_feed import LogFeed
 
 COLLECT_SECONDS = 30.0
 """How often what screens and dialogs left behind is given back: as they are cycles, it would grow for many minutes."""
@@ -152,7 +152,7 @@ class TrainctlApp(App[int]):
     @functools.cached_property
     def logs(self) -> "LogFeed":
         """What reads the logs on screen."""
-        from trainctl.tui.log_feed import LogFeed
+        from trainctl.tui.state.log_feed import LogFeed
 
         return LogFeed(lambda: self.feed.client, self.clock, self.paint)
 

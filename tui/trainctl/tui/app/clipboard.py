@@ -3,10 +3,10 @@
 import math
 
 from trainctl.protocol import messages as m
-from trainctl.tui import events_text
 from trainctl.tui import format as f
-from trainctl.tui.fleet_rows import Row
-from trainctl.tui.model import ViewState
+from trainctl.tui.state import event_text
+from trainctl.tui.state.rank_rows import Row
+from trainctl.tui.state.view_state import ViewState
 
 Values = tuple[tuple[str, str], ...]
 
@@ -30,7 +30,7 @@ def of_fleet(state: ViewState, row: Row | None) -> Values:
 
 def of_event(event: m.Event, at: str) -> Values:
     """Of an event; `at` is its time as it is shown."""
-    made = [("line", f"{at} {event.by} {events_text.words(event)}"), ("text", event.text)]
+    made = [("line", f"{at} {event.by} {event_text.words(event)}"), ("text", event.text)]
     made += [("step", str(event.step))] if event.step is not None else []
     made += [(name, value) for name, value in (("before", event.before), ("after", event.after)) if value]
     return tuple([*made, ("command id", event.command)] if event.command else made)

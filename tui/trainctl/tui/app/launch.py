@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainctl.tui import model as md
 from trainctl.tui.app import config as settings
 from trainctl.tui.app import keymap
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.glyphs import ASCII, UNICODE
 from trainctl.tui.lines import clean
-from trainctl.tui.source import ClusterSource
+from trainctl.tui.state import view_state as md
+from trainctl.tui.state.source import ClusterSource
 from trainctl.tui.themes import THEMES
 
 HANGUP_SECONDS = 2.0

@@ -18,8 +18,8 @@ from trainctl.tui.charts.plot import Plot
 from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.view import ALL_RANKS, Chart, ChartView, Ground, Pick, half_life, shown
-from trainctl.tui.model import ViewState
-from trainctl.tui.series import Window
+from trainctl.tui.state.series import Window
+from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.themes import SERIES_ROLES
 
 NAME_CELLS = 12

@@ -9,7 +9,7 @@ from trainctl.protocol import messages as m
 from trainctl.tui import format as f
 from trainctl.tui.charts.axis import METRIC_OF
 from trainctl.tui.charts.view import ALL_RANKS, Chart, Pick
-from trainctl.tui.series import Window
+from trainctl.tui.state.series import Window
 
 
 class Metric(NamedTuple):

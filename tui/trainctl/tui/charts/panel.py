@@ -9,9 +9,9 @@ import numpy as np
 from trainctl.tui import lines as ln
 from trainctl.tui.charts import marks as mk
 from trainctl.tui.charts.braille import Canvas, Curve, Frame
-from trainctl.tui.generations import Change
 from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.series import Window
+from trainctl.tui.state.membership_changes import Change
+from trainctl.tui.state.series import Window
 
 
 @dataclass(frozen=True)

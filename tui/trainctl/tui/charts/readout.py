@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.tui import changes, events_panel
+from trainctl.tui import events_panel
 from trainctl.tui import format as f
 from trainctl.tui import lines as ln
 from trainctl.tui.charts.axis import KINDS, Axis, Kind, tokens
@@ -15,7 +15,8 @@ from trainctl.tui.charts.plot import Plot
 from trainctl.tui.charts.traces import Reading, Trace, reading
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece
-from trainctl.tui.model import ViewState
+from trainctl.tui.state import plan_changes
+from trainctl.tui.state.view_state import ViewState
 
 
 class Note(NamedTuple):
@@ -32,7 +33,7 @@ def notes(state: ViewState, glyphs: Glyphs) -> list[Note]:
     return [
         Note(event.step, numbers[event.id], ln.clean(_change(event, glyphs)))
         for event in state.run_events
-        if event.id in numbers and event.step is not None and changes.took_effect(event)
+        if event.id in numbers and event.step is not None and plan_changes.took_effect(event)
     ]
 
 

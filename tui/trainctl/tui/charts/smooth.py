@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.tui.series import Window
+from trainctl.tui.state.series import Window
 
 
 def smooth(window: Window, half_life_steps: float) -> NDArray[np.float64]:

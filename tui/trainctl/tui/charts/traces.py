@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from trainctl.tui.charts.axis import Axis
 from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.smooth import smooth
-from trainctl.tui.series import Window
+from trainctl.tui.state.series import Window
 
 Floats = NDArray[np.float64]
 _PAUSE_SPANS = 6.0

@@ -17,7 +17,7 @@ from trainctl.protocol.errors import (
     UnreachableError,
 )
 from trainctl.protocol.messages import verbs
-from trainctl.tui import pace
+from trainctl.tui.state import rank_speed
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
@@ -168,7 +168,7 @@ async def settled_snapshot(client: "Client", run: str | None) -> m.Snapshot:
     for _ in range(LOOKS):
         snapshot = await client.snapshot(0, run)
         view = snapshot.run
-        if view is None or view.state != "running" or pace.same_step(view.ranks, snapshot.rank_steps):
+        if view is None or view.state != "running" or rank_speed.same_step(view.ranks, snapshot.rank_steps):
             break
         await asyncio.sleep(AGAIN_SECONDS)
     return snapshot

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
-from trainctl.tui import log_query as lq
-from trainctl.tui import log_tail as lt
 from trainctl.tui.cli import output
 from trainctl.tui.lines import clean
+from trainctl.tui.state import log_query as lq
+from trainctl.tui.state import merged_log as lt
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client

@@ -20,8 +20,8 @@ from trainctl.protocol.errors import (
     UnreachableError,
     VersionError,
 )
-from trainctl.tui import events_text, pace
 from trainctl.tui import format as fmt
+from trainctl.tui.state import event_text, rank_speed
 
 ERROR_CODES: tuple[tuple[type[TrainctlError], str], ...] = (
     (SeveralInvalidError, "invalid-input"),
@@ -213,7 +213,7 @@ def _alert_lines(told: m.Alerts | None) -> list[str]:
 def ranks_table(ranks: Sequence[m.RankView], parts: Sequence[m.RankStep], global_batch: int) -> str:
     """A row a rank: its share, its own rate, its wait for slower ones and for the plan, and since when it is out."""
     newest = {part.rank: part for part in parts}
-    waited = pace.waits(pace.same_step(ranks, parts))
+    waited = rank_speed.waits(rank_speed.same_step(ranks, parts))
     rows = [_rank_row(rank, newest.get(rank.rank), waited.get(rank.rank), global_batch) for rank in ranks]
     header = ("RANK", "NODE", "STATE", "SHARE", "PART", "MICRO", "OWN T/S", "STEP", "WAIT", "MEM GB", "BACKEND", "WHY")
     return table(header, rows, right="RANK SHARE PART MICRO STEP WAIT")
@@ -234,7 +234,7 @@ def event_line(event: m.Event) -> str:
     """An event as a line: when, who, and what in words."""
     mark = f"{event.severity.upper()} " if event.severity in ("warning", "error") else ""
     return one_line_keeping_gaps(
-        f"{time_of_day(event.at)}  {mark}{event.by or 'auto'}  {arrowed(events_text.words(event))}"
+        f"{time_of_day(event.at)}  {mark}{event.by or 'auto'}  {arrowed(event_text.words(event))}"
     )
 
 
@@ -263,7 +263,7 @@ def _rank_row(rank: m.RankView, part: m.RankStep | None, waited: float | None, g
     micro = f"{rank.micro_batch}x{accumulation}" if accumulation else fmt.NA
     share = fmt.percent(rank.share / global_batch if global_batch else None)
     head = (str(rank.rank), rank.node, rank.state, f"{rank.share:,}", share, micro)
-    out = rank.state in pace.SILENT_STATES
+    out = rank.state in rank_speed.SILENT_STATES
     why = f"since {time_of_day(rank.since_at)}{f': {rank.why}' if rank.why else ''}" if rank.why or out else ""
     if part is None or out:
         return (*head, fmt.NA, fmt.NA, fmt.NA, fmt.NA, backend or fmt.NA, why)
@@ -280,7 +280,7 @@ def _rank_row(rank: m.RankView, part: m.RankStep | None, waited: float | None, g
 
 def _straggler_lines(run: m.RunView, parts: Sequence[m.RankStep]) -> list[str]:
     """Who the others waited for in the last step, and why."""
-    slow = pace.straggler_of_step(pace.same_step(run.ranks, parts)) if run.state == "running" else None
+    slow = rank_speed.straggler_of_step(rank_speed.same_step(run.ranks, parts)) if run.state == "running" else None
     if slow is None:
         return []
     waited, excess = fmt.seconds(slow.waited_seconds), fmt.seconds(slow.excess_seconds)

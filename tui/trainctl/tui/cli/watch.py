@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError, UnreachableError
 from trainctl.tui.cli import broken_pipe, output
-from trainctl.tui.conducting import Records, conducting
+from trainctl.tui.state.lead_client import Records, conducting
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client, Connection

@@ -26,7 +26,7 @@ from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, fit, line
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.screens.chart_picker import ChartPicker
-from trainctl.tui.series import Window
+from trainctl.tui.state.series import Window
 
 ASK_AFTER_SECONDS = 0.1
 """A view is asked for when it has stood this long."""

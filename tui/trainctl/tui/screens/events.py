@@ -7,14 +7,15 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui import changes, effects, event_details, events_panel, events_table, header, offers, sorting, undo
+from trainctl.tui import event_details, events_panel, events_table, header, offers, undo
 from trainctl.tui import format as f
-from trainctl.tui import series as s
 from trainctl.tui.app import clipboard
 from trainctl.tui.bottom import KeyHint
 from trainctl.tui.lines import Line, Piece, fit, line, rule
 from trainctl.tui.screens.table import TableScreen
-from trainctl.tui.tables import EVENTS, EventRow
+from trainctl.tui.state import effects, plan_changes, sorting
+from trainctl.tui.state import series as s
+from trainctl.tui.state.table_schemas import EVENTS, EventRow
 
 EVENTS_PAGE = 500
 _MOST_ASKED = 12
@@ -64,7 +65,7 @@ class EventsScreen(TableScreen):
         """Asks the record for the steps around changes that the live windows don't reach back to."""
         client, run = self.owner.client, self.owner.shown.run
         rates, events = self.owner.shown.lately("tokens_per_second"), self.events()
-        old = [event for event in reversed(events) if changes.changes_speed(event) and event.step is not None
+        old = [event for event in reversed(events) if plan_changes.changes_speed(event) and event.step is not None
                and not effects.covered(rates, event.step) and (event.run, event.id) not in self._measured]  # fmt: skip
         for event in old[:_MOST_ASKED]:
             step = event.step or 0
@@ -96,7 +97,7 @@ class EventsScreen(TableScreen):
     def effect(self, event: m.Event, events: Sequence[m.Event]) -> effects.Effect | None:
         """As measured in the live windows, or else from the record; once all its steps are there it is kept."""
         key = (event.run, event.id)
-        if not changes.changes_speed(event) or key in self._measured:
+        if not plan_changes.changes_speed(event) or key in self._measured:
             return self._measured.get(key)
         rates = self.owner.shown.lately("tokens_per_second")
         found = effects.measured(rates, events, event)
@@ -109,7 +110,7 @@ class EventsScreen(TableScreen):
         events = self.events()
         run = self.owner.shown.run
         nodes = tuple(dict.fromkeys(view.node for view in run.ranks)) if run else ()
-        found = {event.id: self.effect(event, events) for event in events if changes.changes_speed(event)}
+        found = {event.id: self.effect(event, events) for event in events if plan_changes.changes_speed(event)}
         shares = {id: effect.change for id, effect in found.items() if effect is not None}
         every = events_table.rows_of(events, self.owner.clock, nodes, shares)[::-1]
         kept = self.bar.filter.kept(every)

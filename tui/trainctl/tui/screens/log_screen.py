@@ -12,12 +12,12 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Input
 from textual.worker import Worker
 
-from trainctl.tui import log_query as lq
 from trainctl.tui import log_view as lv
 from trainctl.tui.bottom import Bottom
 from trainctl.tui.lines import Line, rule, shorten
-from trainctl.tui.log_tail import Entry
 from trainctl.tui.screens.base import BaseScreen
+from trainctl.tui.state import log_query as lq
+from trainctl.tui.state.merged_log import Entry
 from trainctl.tui.widgets import Field, Lines
 
 WHEEL_LINES = 3

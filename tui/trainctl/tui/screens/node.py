@@ -7,9 +7,9 @@ from textual.binding import Binding, BindingType
 from trainctl.protocol.errors import TrainctlError
 from trainctl.tui import header, laps, node_view
 from trainctl.tui import log_view as lv
-from trainctl.tui.fleet_rows import Row, rows
 from trainctl.tui.lines import Line, Piece, fit, line
 from trainctl.tui.screens.log_screen import LogScreen
+from trainctl.tui.state.rank_rows import Row, rows
 
 
 class NodeScreen(LogScreen):

@@ -7,10 +7,10 @@ from textual.binding import Binding, BindingType
 
 from trainctl.tui import fleet, fleet_groups, overview
 from trainctl.tui.app import clipboard
-from trainctl.tui.fleet_rows import Row, rows
 from trainctl.tui.lines import Line
 from trainctl.tui.screens.table import TableScreen
-from trainctl.tui.tables import FLEET
+from trainctl.tui.state.rank_rows import Row, rows
+from trainctl.tui.state.table_schemas import FLEET
 
 _NOTHING: tuple[tuple[int, int], list[Line]] = (0, 0), []
 

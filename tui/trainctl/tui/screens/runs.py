@@ -7,12 +7,13 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui import control, header, runs_view, sorting
+from trainctl.tui import control, header, runs_view
 from trainctl.tui.app import clipboard
 from trainctl.tui.lines import EMPTY, Line, fit, rule
 from trainctl.tui.screens.table import TableScreen
 from trainctl.tui.start_dialog import StartDialog
-from trainctl.tui.tables import RUNS, RunRow
+from trainctl.tui.state import sorting
+from trainctl.tui.state.table_schemas import RUNS, RunRow
 
 RUNS_REFRESH_SECONDS = 5.0
 _MOST_NODES = 10

@@ -13,9 +13,10 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
-from trainctl.tui import foresight, pace
-from trainctl.tui import series as s
-from trainctl.tui.changes import changed_step
+from trainctl.tui import foresight
+from trainctl.tui.state import rank_speed
+from trainctl.tui.state import series as s
+from trainctl.tui.state.plan_changes import changed_step
 
 MAX_EVENTS = 500
 MAX_SERIES = 256
@@ -82,7 +83,7 @@ class ViewState:
     laps: Mapping[int, tuple[m.RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
     tried: foresight.Tried = field(default_factory=lambda: MappingProxyType({}))  # speeds at micro-batches it has left
     plan_step: int = 0  # the first known step of the present plan and generation
-    slow: pace.Straggler | None = None  # as judged at the last step that all ranks reported
+    slow: rank_speed.Straggler | None = None  # as judged at the last step that all ranks reported
     peers: tuple[m.PeerView, ...] = ()  # the other nodes, as the agent that conducts saw them at the snapshot
     agents: Mapping[str, AgentLine] = field(default_factory=lambda: MappingProxyType({}))  # the other nodes'
     viewers: tuple[m.Viewer, ...] = ()  # who else is attached to the agent that conducts
@@ -388,8 +389,10 @@ def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
     parts = _set(state.parts, {step.rank: (*known, step)[-RECENT_PARTS:]})
     laps = _set(state.laps, {step.rank: (*state.laps.get(step.rank, ()), step)[-RECENT_LAPS:]})
     state = _with(state, ranks=ranks, parts=parts, laps=laps)
-    if not pace.awaited(state, step.step) and all(part.step >= step.step for part in pace.common_parts(state).values()):
-        state = _with(state, slow=pace.straggler(state, state.slow))
+    if not rank_speed.awaited(state, step.step) and all(
+        part.step >= step.step for part in rank_speed.common_parts(state).values()
+    ):
+        state = _with(state, slow=rank_speed.straggler(state, state.slow))
     return _record(state, step.step, values)
 
 

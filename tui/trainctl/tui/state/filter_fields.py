@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from trainctl.tui import quantities as q
+from trainctl.tui.state import units as q
 
 R = TypeVar("R")
 Value = float | str | tuple[str, ...] | None

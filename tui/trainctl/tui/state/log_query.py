@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainctl.tui.log_tail import Entry
+from trainctl.tui.state.merged_log import Entry
 
 
 @dataclass(frozen=True)

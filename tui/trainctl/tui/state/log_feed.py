@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui import log_tail as lt
 from trainctl.tui.app.clock import Clock
-from trainctl.tui.source import Source
+from trainctl.tui.state import merged_log as lt
+from trainctl.tui.state.source import Source
 
 POLL_SECONDS = 1.0
 RETRY_SECONDS = 2.0

@@ -13,7 +13,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import Speed, Timing, speeds
 
 if TYPE_CHECKING:
-    from trainctl.tui.model import ViewState  # NumPy: not for the command line
+    from trainctl.tui.state.view_state import ViewState  # NumPy: not for the command line
 
 OUT_STATES = frozenset({"lost", "rejoining", "failed", "drained", "done"})
 """A rank in one of these has no part in the next step."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import get_args
 
 from trainctl.protocol import messages as m
-from trainctl.tui import events_text
-from trainctl.tui.fields import Field, Table
-from trainctl.tui.fleet_rows import Row
-from trainctl.tui.quantities import Kinds
+from trainctl.tui.state import event_text
+from trainctl.tui.state.filter_fields import Field, Table
+from trainctl.tui.state.rank_rows import Row
+from trainctl.tui.state.units import Kinds
 
 _RANK_STATES = (*get_args(m.RankState), "slow", "stale", "out")
 _LINK_STATES = ("up", "silent")
@@ -131,7 +131,7 @@ EVENTS: Table[EventRow] = Table(
             "is", "undone: by a later command", lambda row: ("undone",) if row.undone else (), states=("undone",),
         ),
     ),
-    lambda row: f"{row.event.by} {row.event.kind} {row.event.verb or ''} {events_text.words(row.event)}",
+    lambda row: f"{row.event.by} {row.event.kind} {row.event.verb or ''} {event_text.words(row.event)}",
 )  # fmt: skip
 
 RUNS: Table[RunRow] = Table(

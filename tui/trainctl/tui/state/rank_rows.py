@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from trainctl.protocol import messages as m
-from trainctl.tui import pace
-from trainctl.tui import series as s
 from trainctl.tui.app.clock import Clock
-from trainctl.tui.model import Seen, ViewState
+from trainctl.tui.state import rank_speed
+from trainctl.tui.state import series as s
+from trainctl.tui.state.view_state import Seen, ViewState
 
 BAD_STATES = ("hung", "lost", "failed")
 _OLD_SECONDS = 5.0
@@ -48,7 +48,7 @@ class Row:
     @property
     def out(self) -> bool:
         """Whether it takes no part now, so that its last figures say nothing."""
-        return self.view.state in pace.SILENT_STATES
+        return self.view.state in rank_speed.SILENT_STATES
 
     @property
     def says_why(self) -> bool:
@@ -87,11 +87,11 @@ def rows(state: ViewState, clock: Clock, selected: int | None = None) -> list[Ro
     run = state.run
     if run is None:
         return []
-    common, slow = pace.common_parts(state), pace.named_straggler(state)
-    due = set(pace.reporting(run))
+    common, slow = rank_speed.common_parts(state), rank_speed.named_straggler(state)
+    due = set(rank_speed.reporting(run))
     known = {rank: common.get(rank, seen.value) for rank, seen in state.ranks.items() if rank in due}
     slowest = max((step.step_seconds for step in known.values()), default=None)
-    waits = pace.waits(common)
+    waits = rank_speed.waits(common)
     hot = {alert.rank for alert in state.open_alerts if alert.kind == "clock"}
     views = sorted(run.ranks, key=lambda item: item.rank)
     return [
@@ -111,7 +111,7 @@ def _row(
     now = clock.monotonic()
     silent = state.silent_for(now) is not None
     seen, host = state.ranks.get(view.rank), state.hosts.get(view.node)
-    out = view.state in pace.SILENT_STATES
+    out = view.state in rank_speed.SILENT_STATES
     age = seen.age(now) if seen else None
     late = age is not None and age > max(_OLD_SECONDS, 3 * (slowest or 0.0))
     link, link_seconds = _link(state, view.node, now)
@@ -152,7 +152,7 @@ def live_rates(state: ViewState) -> list[float | None]:
     return [
         None if view.state == "hung" else own_rate(state, view.rank, state.ranks.get(view.rank))
         for view in ranks
-        if view.state not in pace.OUT_STATES or view.state == "done"
+        if view.state not in rank_speed.OUT_STATES or view.state == "done"
     ]
 
 
@@ -174,7 +174,7 @@ def efficiency(state: ViewState) -> float | None:
     ranks = state.run.ranks if state.run else ()
     if state.run is None or sum(view.share for view in ranks) < state.run.global_batch:
         return None
-    live = [view for view in ranks if view.state == "done" or view.state not in pace.OUT_STATES]
+    live = [view for view in ranks if view.state == "done" or view.state not in rank_speed.OUT_STATES]
     own = [_by_plan(state, "own_tokens_per_second", view.rank) for view in live if view.state != "hung"]
     fleet, known = _by_plan(state, "tokens_per_second"), [rate for rate in own if rate]
     return fleet / sum(known) if fleet and known and len(known) == len(live) else None
@@ -183,4 +183,4 @@ def efficiency(state: ViewState) -> float | None:
 def _by_plan(state: ViewState, metric: str, rank: int | None = None) -> float | None:
     window = s.tail(state.lately(metric, rank), state.plan_step)
     steps = len(window) * window.bucket_steps
-    return s.typical(window, _OWN_RATE_STEPS) if steps >= pace.FEW_STEPS else None
+    return s.typical(window, _OWN_RATE_STEPS) if steps >= rank_speed.FEW_STEPS else None

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainctl.protocol import messages as m
-from trainctl.tui import changes
 from trainctl.tui import format as f
-from trainctl.tui import series as s
 from trainctl.tui.glyphs import Glyphs
+from trainctl.tui.state import plan_changes
+from trainctl.tui.state import series as s
 
 EFFECT_STEPS = 20
 """Steps before and after a change over which its effect is measured."""
@@ -40,7 +40,7 @@ class Effect:
 
 def measured(rates: s.Window, events: Sequence[m.Event], event: m.Event) -> Effect | None:
     """The effect of an event on a window of tokens/s; None where it changed nothing, or the window is too coarse."""
-    if event.step is None or rates.bucket_steps > _COARSEST or not changes.took_effect(event):
+    if event.step is None or rates.bucket_steps > _COARSEST or not plan_changes.took_effect(event):
         return None
     first, last = _undisturbed(events, event, event.step)
     before, after = _values(rates, first, event.step - 1), _values(rates, event.step, last)
@@ -52,7 +52,7 @@ def _undisturbed(events: Sequence[m.Event], event: m.Event, step: int) -> tuple[
     others = [
         other.step
         for other in events
-        if other.id != event.id and other.step is not None and changes.changes_speed(other)
+        if other.id != event.id and other.step is not None and plan_changes.changes_speed(other)
     ]
     first = max([step - EFFECT_STEPS, *(other for other in others if other <= step)])
     last = min([step + EFFECT_STEPS - 1, *(other - 1 for other in others if other >= step)])
@@ -77,7 +77,7 @@ def covered(rates: s.Window, step: int) -> bool:
 
 def figures(effect: Effect | None, event: m.Event, glyphs: Glyphs) -> str:
     """The effect with its figures, or why there are none."""
-    if not changes.changes_speed(event):
+    if not plan_changes.changes_speed(event):
         return "not measured: it changes no speed, and a loss that changes can't be laid to one command"
     if effect is None:
         return "not measured: its steps are not at hand one by one"

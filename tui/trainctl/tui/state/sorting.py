@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from trainctl.tui.fields import Table
+from trainctl.tui.state.filter_fields import Table
 
 R = TypeVar("R")
 

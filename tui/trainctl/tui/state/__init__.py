@@ -1,0 +1,1 @@
+"""What the screens show, as immutable values with pure reducers; no widgets."""
