@@ -13,10 +13,11 @@ from textual.pilot import Pilot
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.messages import verbs
-from trainctl.tui import alerts_view, control, header
+from trainctl.tui import alerts_view, header
 from trainctl.tui.app.alert_bell import Ringer
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.cli import output
+from trainctl.tui.commands import forms
 from trainctl.tui.glyphs import UNICODE
 from trainctl.tui.lines import plain
 from trainctl.tui.state import view_state as md
@@ -107,10 +108,10 @@ def test_the_bell_rings_once_for_each_alert_that_is_new() -> None:
 
 def test_dialogs_of_the_verbs_start_from_what_calls() -> None:
     state = state_of(*ALERTS)
-    form = control.form("acknowledge", state)
-    assert control.order_of(form, {"id": form.fields[0].value}).args == {"id": "loss-spike"}
-    form = control.form("mute", state_of(CLOCK_ALERT))
-    order = control.order_of(form, {item.name: item.value for item in form.fields})
+    form = forms.form("acknowledge", state)
+    assert forms.order_of(form, {"id": form.fields[0].value}).args == {"id": "loss-spike"}
+    form = forms.form("mute", state_of(CLOCK_ALERT))
+    order = forms.order_of(form, {item.name: item.value for item in form.fields})
     assert (order.args, order.node) == ({"kind": "clock", "minutes": 60.0}, "mbp")
     verbs.check(order.verb, dict(order.args), order.node)
 

@@ -11,11 +11,11 @@ from tests.tui.recorded import CLOCK, CONNECTED, run_view, shrunk, snapshot
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
-from trainctl.tui import control as c
 from trainctl.tui import format as f
+from trainctl.tui.commands import forms as c
+from trainctl.tui.commands.preview import changes_nothing, preview
 from trainctl.tui.glyphs import UNICODE
 from trainctl.tui.lines import plain
-from trainctl.tui.previews import changes_nothing, preview
 from trainctl.tui.state import view_state as md
 from trainctl.tui.widgets import choice_rows
 

@@ -7,10 +7,10 @@ from tests.tui.recorded import CLOCK, CONNECTED, rank_step, run_view, snapshot
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import Speed
 from trainctl.protocol.messages import verbs
-from trainctl.tui import control, foresight
+from trainctl.tui.commands import forms, predictions
+from trainctl.tui.commands.preview import preview
+from trainctl.tui.commands.shares import Seat
 from trainctl.tui.glyphs import UNICODE
-from trainctl.tui.previews import preview
-from trainctl.tui.shares import Seat
 from trainctl.tui.state import view_state as md
 
 GB = 10**9
@@ -40,11 +40,11 @@ def step_at(micro: int, busy_seconds: float, step: int) -> m.RankStep:
 def test_a_speed_at_a_micro_batch_is_what_was_measured_or_lies_between() -> None:
     # A pass costs 0.1 s and a sample 0.05 s.
     tried = {(2, micro): 1 / (0.1 / micro + 0.05) for micro in (4, 16)}
-    assert foresight.rate_at(tried, 2, 4) == pytest.approx(1 / 0.075)
-    assert foresight.rate_at(tried, 2, 8) == pytest.approx(1 / 0.0625)
-    assert foresight.rate_at(tried, 2, 1) == pytest.approx(1 / 0.15)
-    assert foresight.rate_at(tried, 1, 4) is None
-    assert foresight.rate_at({(2, 4): 10.0}, 2, 8) is None
+    assert predictions.rate_at(tried, 2, 4) == pytest.approx(1 / 0.075)
+    assert predictions.rate_at(tried, 2, 8) == pytest.approx(1 / 0.0625)
+    assert predictions.rate_at(tried, 2, 1) == pytest.approx(1 / 0.15)
+    assert predictions.rate_at(tried, 1, 4) is None
+    assert predictions.rate_at({(2, 4): 10.0}, 2, 8) is None
 
 
 def test_speeds_at_micro_batches_that_were_left_are_kept_with_the_run() -> None:
@@ -56,7 +56,7 @@ def test_speeds_at_micro_batches_that_were_left_are_kept_with_the_run() -> None:
     assert state.tried[2, 13] == pytest.approx(15.0)
     ranks = [msgspec.structs.replace(view, micro_batch=6) if view.rank == 2 else view for view in VIEW.ranks]
     state = md.apply(state, msgspec.structs.replace(VIEW, ranks=tuple(ranks), seq=20_000), CLOCK.at_monotonic)
-    again = preview(control.parse("resize-batch micro=13 --node forge"), state, UNICODE).text
+    again = preview(forms.parse("resize-batch micro=13 --node forge"), state, UNICODE).text
     assert again.startswith("forge 6×7 → 13×3; predicted 3.95 → 3.04 s; predicted memory 22 of 24 GB; fits")
     fresh = msgspec.structs.replace(step_at(6, 3.9, 18_249), memory_peak_bytes=GB, seq=20_002)
     assert not md.apply(state, fresh, CLOCK.at_monotonic).tried
@@ -65,30 +65,30 @@ def test_speeds_at_micro_batches_that_were_left_are_kept_with_the_run() -> None:
 
 
 def test_memory_grows_by_the_samples_of_a_pass_and_is_bounded_where_that_is_not_known() -> None:
-    known = foresight.memory_at(seat(20 * GB, 12 * GB), 16, 16)
+    known = predictions.memory_at(seat(20 * GB, 12 * GB), 16, 16)
     assert known is not None
     assert (str(known), known.over) == ("28 of 24 GB", True)
-    assert str(foresight.memory_at(seat(20 * GB, 12 * GB), 16, 4)) == "at most 20 of 24 GB"
-    assert str(foresight.memory_at(seat(20 * GB, 12 * GB), 16, 8)) == "20 of 24 GB"
-    assert str(foresight.memory_at(seat(6 * GB, 6 * GB), 16, 16)) == "at most 12 of 24 GB"
-    assert str(foresight.memory_at(seat(6 * GB, 6 * GB, None), 16, 16)) == "at most 12 GB"
-    assert foresight.memory_at(seat(None, None), 16, 16) is None
-    assert foresight.memory_at(seat(20 * GB, 12 * GB), 4, 8) == foresight.Memory(20 * GB, 24 * GB, at_most=True)
+    assert str(predictions.memory_at(seat(20 * GB, 12 * GB), 16, 4)) == "at most 20 of 24 GB"
+    assert str(predictions.memory_at(seat(20 * GB, 12 * GB), 16, 8)) == "20 of 24 GB"
+    assert str(predictions.memory_at(seat(6 * GB, 6 * GB), 16, 16)) == "at most 12 of 24 GB"
+    assert str(predictions.memory_at(seat(6 * GB, 6 * GB, None), 16, 16)) == "at most 12 GB"
+    assert predictions.memory_at(seat(None, None), 16, 16) is None
+    assert predictions.memory_at(seat(20 * GB, 12 * GB), 4, 8) == predictions.Memory(20 * GB, 24 * GB, at_most=True)
 
 
 def test_who_would_not_fit_is_named() -> None:
-    assert foresight.fits([seat(20 * GB, 12 * GB)], [16], [8]) == "fits"
-    assert foresight.fits([seat(20 * GB, 12 * GB)], [16], [16]) == "forge is over its memory: 28 of 24 GB"
-    assert foresight.fits([seat(16 * GB, 16 * GB)], [16], [16]) == (
+    assert predictions.fits([seat(20 * GB, 12 * GB)], [16], [8]) == "fits"
+    assert predictions.fits([seat(20 * GB, 12 * GB)], [16], [16]) == "forge is over its memory: 28 of 24 GB"
+    assert predictions.fits([seat(16 * GB, 16 * GB)], [16], [16]) == (
         "forge may be over its memory: at most 32 of 24 GB"
     )  # fmt: skip
-    assert foresight.fits([seat(20 * GB, 12 * GB, None)], [16], [8]) == ""
+    assert predictions.fits([seat(20 * GB, 12 * GB, None)], [16], [8]) == ""
 
 
 def test_two_lengths_are_told_in_one_unit() -> None:
-    assert foresight.seconds_change(3.06, 2.99, "→") == "predicted 3.06 → 2.99 s"
-    assert foresight.seconds_change(0.1, 0.08, "→") == "predicted 0.10 s → 80 ms"
-    assert foresight.seconds_change(None, 2.99, "→") == ""
+    assert predictions.seconds_change(3.06, 2.99, "→") == "predicted 3.06 → 2.99 s"
+    assert predictions.seconds_change(0.1, 0.08, "→") == "predicted 0.10 s → 80 ms"
+    assert predictions.seconds_change(None, 2.99, "→") == ""
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_two_lengths_are_told_in_one_unit() -> None:
     ],
 )  # fmt: skip
 def test_every_verb_says_what_it_would_change(verb: str, says: str) -> None:
-    assert says in preview(control.parse(EXAMPLES[verb]), FLEET, UNICODE).text
+    assert says in preview(forms.parse(EXAMPLES[verb]), FLEET, UNICODE).text
 
 
 def test_no_verb_is_left_out() -> None:
@@ -123,7 +123,7 @@ def test_without_a_run_each_is_refused_but_its_start() -> None:
     nothing = md.ViewState()
     ended = md.apply(nothing, snapshot(run_view(1, "stopped")), CLOCK.at_monotonic)
     for verb, text in EXAMPLES.items():
-        order = control.parse(text)
+        order = forms.parse(text)
         roles = (preview(order, nothing, UNICODE).role, preview(order, ended, UNICODE).role)
         always = ("start-run", "acknowledge", "mute")  # the last two are the agent's own
         assert roles == (

@@ -10,11 +10,11 @@ from tests.tui.recorded import CLOCK, NOW, hung, rank_step, run_view, under_way
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import Speed
-from trainctl.tui import control as c
-from trainctl.tui import shares
-from trainctl.tui import split as sp
+from trainctl.tui.commands import forms as c
+from trainctl.tui.commands import share_editor as sp
+from trainctl.tui.commands import shares
+from trainctl.tui.commands.preview import preview
 from trainctl.tui.glyphs import UNICODE
-from trainctl.tui.previews import preview
 from trainctl.tui.state import rank_speed
 from trainctl.tui.state import view_state as md
 

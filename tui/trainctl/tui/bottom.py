@@ -10,11 +10,11 @@ from textual.widgets import Input
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
-from trainctl.tui import control
 from trainctl.tui.cli import arguments
+from trainctl.tui.commands import forms
+from trainctl.tui.commands.preview import preview
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, fit, folded, groups, line, spread, width
-from trainctl.tui.previews import preview
 from trainctl.tui.widgets import Field, Lines
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Bottom(Vertical):
     def __init__(self, glyphs: Glyphs) -> None:
         super().__init__()
         self._glyphs = glyphs
-        self.progress: control.Progress | None = None
+        self.progress: forms.Progress | None = None
         self._said = 1  # rows, above the line that is typed
         self._hinted: tuple[list[KeyHint], int] | None = None  # what the keys were last made from, while they show
 
@@ -146,7 +146,7 @@ class Bottom(Vertical):
         if begun and word not in verbs.VERBS and not complete:
             return line(Piece("; ".join(arguments.signature(verb) for verb in begun), "dim"))
         try:
-            order = control.parse(text)
+            order = forms.parse(text)
         except InvalidInputError as error:
             return line(Piece(str(error), "dim" if begun and not complete else "bad"))
         return line(preview(order, self._owner.shown, self._glyphs))
@@ -158,7 +158,7 @@ class Bottom(Vertical):
             self.close()
             return
         try:
-            order = control.parse(text)
+            order = forms.parse(text)
         except InvalidInputError as error:
             self._say(line(Piece(str(error), "bad")))
             return
@@ -177,11 +177,11 @@ class Bottom(Vertical):
     def watching(self) -> bool:
         return self.is_mounted and self.open
 
-    def follow(self, progress: control.Progress) -> None:
+    def follow(self, progress: forms.Progress) -> None:
         """Shows how far the command has come, in place of the hints."""
         self.progress = progress
         if self.watching:
-            self._say(line(Piece(f"{progress.order.verb}  ", "strong"), *control.progress_line(progress, self._glyphs)))
+            self._say(line(Piece(f"{progress.order.verb}  ", "strong"), *forms.progress_line(progress, self._glyphs)))
 
 
 def _starts() -> list[str]:

@@ -11,14 +11,14 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Label
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui import control
 from trainctl.tui import format as f
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.bottom import KeyHint
 from trainctl.tui.cli.agent_call import Order
+from trainctl.tui.commands import forms
+from trainctl.tui.commands.preview import changes_nothing, preview
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, folded, line, wrap
-from trainctl.tui.previews import changes_nothing, preview
 from trainctl.tui.state import plan_changes
 from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.widgets import Choice, Field, Lines
@@ -45,10 +45,10 @@ class CommandDialog(OneFrame, ModalScreen[None]):
         Binding("n", "no", "no", show=False),
     ]
 
-    def __init__(self, form: control.Form, glyphs: Glyphs) -> None:
+    def __init__(self, form: forms.Form, glyphs: Glyphs) -> None:
         super().__init__()
         self.form, self._glyphs = form, glyphs
-        self.progress: control.Progress | None = None
+        self.progress: forms.Progress | None = None
         self.order: Order | None = None
         self.idle = False  # the command would change nothing
 
@@ -164,7 +164,7 @@ class CommandDialog(OneFrame, ModalScreen[None]):
 
     def made_order(self) -> Order:
         """The command that the fields mean. Raises InvalidInputError naming the one that is wrong."""
-        return control.order_of(self.form, self.values())
+        return forms.order_of(self.form, self.values())
 
     def finding(self, order: Order) -> Piece:
         """What the command would do."""
@@ -223,7 +223,7 @@ class CommandDialog(OneFrame, ModalScreen[None]):
     def watching(self) -> bool:
         return self._is_there and self.is_mounted and self in self.app.screen_stack
 
-    def follow(self, progress: control.Progress) -> None:
+    def follow(self, progress: forms.Progress) -> None:
         """Shows how far the command has come."""
         self.progress = progress
         if not self.watching:
@@ -236,11 +236,11 @@ class CommandDialog(OneFrame, ModalScreen[None]):
         self.dismiss()
 
 
-def followed(progress: control.Progress, clock: Clock, glyphs: Glyphs, columns: int) -> list[Line]:
+def followed(progress: forms.Progress, clock: Clock, glyphs: Glyphs, columns: int) -> list[Line]:
     """A command that was sent: what it says, when, and how far it has come, in lines of at most `columns` cells."""
-    made: list[Line] = [line(Piece(text, "strong")) for text in wrap(control.spoken(progress.order), columns)]
+    made: list[Line] = [line(Piece(text, "strong")) for text in wrap(forms.spoken(progress.order), columns)]
     made.append(line(Piece(f"{f.clock(progress.sent_at, clock.wall(), clock.zone)} ", "dim")))
-    made += [line(Piece(text, role)) for text, role in _rows(control.progress_line(progress, glyphs), columns)]
+    made += [line(Piece(text, role)) for text, role in _rows(forms.progress_line(progress, glyphs), columns)]
     reply = progress.reply
     if progress.ended and reply is not None and reply.state == "applied" and reply.plan_version is not None:
         is_new = progress.order.verb in plan_changes.PLAN_VERBS and reply.before != reply.after

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
-from trainctl.tui import control, undo
 from trainctl.tui.app.clock import Clock
+from trainctl.tui.commands import forms, undo
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, line, wrap
 from trainctl.tui.popups import Popup
@@ -54,7 +54,7 @@ def _labelled(name: str, value: str, columns: int, role: str = "text") -> list[L
 def _undo_lines(undoing: undo.Inverse | str, columns: int) -> list[Line]:
     if isinstance(undoing, str):
         return _labelled("undo", f"none: {undoing}", columns, "dim")
-    made = _labelled("undo", control.spoken(undoing.order), columns, "strong")
+    made = _labelled("undo", forms.spoken(undoing.order), columns, "strong")
     for remark in undoing.remarks:
         made += _labelled("", remark, columns, "warning")
     return made

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainctl.protocol import messages as m
-from trainctl.tui import events_panel, undo
+from trainctl.tui import events_panel
 from trainctl.tui import format as f
 from trainctl.tui.app.clock import Clock
+from trainctl.tui.commands import undo
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, fit, line, plain, shorten, spread, width
 from trainctl.tui.state import event_text, plan_changes, sorting

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from trainctl.tui import split, undo, undo_dialog
 from trainctl.tui.app import clipboard
+from trainctl.tui.commands import share_editor, undo, undo_forms
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.lines import clean, shorten
 from trainctl.tui.popups import Chooser
@@ -20,16 +20,16 @@ def offer_undo(app: "TrainctlApp") -> None:
     if not found:
         app.notify("nothing to undo: no change of this run has an inverse now", severity="warning")
         return
-    words = [undo_dialog.line_of(inverse, app.clock, app.glyphs) for inverse in found]
+    words = [undo_forms.line_of(inverse, app.clock, app.glyphs) for inverse in found]
     chooser = Chooser("undo which change?", words, "opens its dialog", app.glyphs)
     app.push_screen(chooser, lambda index: open_undo(app, found[index]) if index is not None else None)
 
 
 def open_undo(app: "TrainctlApp", inverse: undo.Inverse) -> None:
     """The dialog of the command that undoes an event, filled."""
-    form = undo_dialog.form(inverse, app.shown)
+    form = undo_forms.form(inverse, app.shown)
     if form.verb == "rebalance":
-        made = undo_dialog.split_of(inverse, split.opened(app.shown, app.selected))
+        made = undo_forms.split_of(inverse, share_editor.opened(app.shown, app.selected))
         app.push_screen(SplitDialog(form, made, app.glyphs))
     else:
         app.push_screen(CommandDialog(form, app.glyphs))

@@ -8,10 +8,11 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 
-from trainctl.tui import control, split_view
-from trainctl.tui import split as sp
+from trainctl.tui import split_view
 from trainctl.tui.bottom import KeyHint
 from trainctl.tui.cli.agent_call import Order
+from trainctl.tui.commands import forms
+from trainctl.tui.commands import share_editor as sp
 from trainctl.tui.dialogs import followed, labelled
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, line, wrap
@@ -47,10 +48,10 @@ class SplitDialog(OneFrame, ModalScreen[None], Painted):
         *(Binding(key, f"type({text!r})", "type", show=False, priority=True) for key, text in _TYPED_KEYS.items()),
     ]
 
-    def __init__(self, form: control.Form, split: sp.Split, glyphs: Glyphs) -> None:
+    def __init__(self, form: forms.Form, split: sp.Split, glyphs: Glyphs) -> None:
         super().__init__()
         self.form, self.split, self._glyphs = form, split, glyphs
-        self.progress: control.Progress | None = None
+        self.progress: forms.Progress | None = None
         self._remark = ""
 
     @property
@@ -110,7 +111,7 @@ class SplitDialog(OneFrame, ModalScreen[None], Painted):
             self.split, self._remark = split, ""
             self._show()
 
-    def _reopen(self, ended: control.Progress) -> None:
+    def _reopen(self, ended: forms.Progress) -> None:
         """Edit again, from the plan as it is now; what was applied is proposed to be undone."""
         before, sent = tuple(seat.share for seat in self.split.seats), self.split.shares
         reply = ended.reply
@@ -123,12 +124,12 @@ class SplitDialog(OneFrame, ModalScreen[None], Painted):
         self.split, self.progress = made, None
         self._show()
 
-    def _now(self) -> tuple[control.Form, sp.Split]:
+    def _now(self) -> tuple[forms.Form, sp.Split]:
         """The form and the split of the plan as it is, the same node chosen."""
         state = self._owner.shown
         made = sp.opened(state)
         chosen = min(self.split.chosen, max(len(made.seats) - 1, 0))
-        return control.form("rebalance", state), replace(made, chosen=chosen)
+        return forms.form("rebalance", state), replace(made, chosen=chosen)
 
     @property
     def _outdated(self) -> bool:
@@ -164,7 +165,7 @@ class SplitDialog(OneFrame, ModalScreen[None], Painted):
         return [KeyHint("enter", "send", "screen.send", "enter"), close]
 
     @staticmethod
-    def _again(ended: control.Progress) -> str:
+    def _again(ended: forms.Progress) -> str:
         """What `u` does after a command has ended."""
         applied = ended.reply is not None and ended.reply.state == "applied"
         return "the former shares again" if applied else "edits again"
@@ -173,7 +174,7 @@ class SplitDialog(OneFrame, ModalScreen[None], Painted):
     def watching(self) -> bool:
         return self.is_mounted and self in self.app.screen_stack
 
-    def follow(self, progress: control.Progress) -> None:
+    def follow(self, progress: forms.Progress) -> None:
         """Shows how far the command has come."""
         self.progress = progress
         if self.watching:
@@ -206,7 +207,7 @@ class SplitDialog(OneFrame, ModalScreen[None], Painted):
         extra: list[list[Line]] = [
             labelled("changes  ", form.changes, cells), labelled("leaves   ", form.keeps, cells),
             [line(Piece(against, "dim"))] if form.if_plan is not None and not self._outdated else [],
-            *([line(Piece(text, "dim"))] for text in control.way_back(self._owner.shown)),
+            *([line(Piece(text, "dim"))] for text in forms.way_back(self._owner.shown)),
         ]  # fmt: skip
         blanks = 2 if rows >= len(made) + len(last) + 3 else 0
         for lines in extra:
@@ -233,7 +234,7 @@ class SplitDialog(OneFrame, ModalScreen[None], Painted):
             return [line(Piece(self.form.blocked, "warning"))]
         return split_view.keys_lines(self._glyphs, cells)
 
-    def _telling(self, progress: control.Progress, cells: int) -> list[Line]:
+    def _telling(self, progress: forms.Progress, cells: int) -> list[Line]:
         made = followed(progress, self._owner.clock, self._glyphs, cells)
         keys = [Piece("esc", "key", "screen.close"), Piece(" closes", "label", "screen.close")]
         if progress.ended:

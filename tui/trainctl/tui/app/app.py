@@ -48,7 +48,7 @@ from trainctl.tui.terminal.spans import SpanUpdate
 from trainctl.tui.themes import THEMES
 
 if TYPE_CHECKING:
-    from trainctl.tui.orders import Follower
+    from trainctl.tui.commands.dispatch import Follower
     from trainctl.tui.state.log_feed import LogFeed
 
 COLLECT_SECONDS = 30.0
@@ -343,21 +343,21 @@ class TrainctlApp(App[int]):
 
     def open_dialog(self, verb: str, values: Mapping[str, str] | None = None) -> None:
         """The dialog of a verb, its fields filled from the run shown."""
-        from trainctl.tui import control, split
+        from trainctl.tui.commands import forms, share_editor
         from trainctl.tui.dialogs import CommandDialog
         from trainctl.tui.split_dialog import SplitDialog
 
-        form = control.form(verb, self.shown, self.selected, values)
+        form = forms.form(verb, self.shown, self.selected, values)
         if verb == "rebalance":
-            self.push_screen(SplitDialog(form, split.opened(self.shown, self.selected), self.glyphs))
+            self.push_screen(SplitDialog(form, share_editor.opened(self.shown, self.selected), self.glyphs))
         else:
             self.push_screen(CommandDialog(form, self.glyphs))
 
     def send_order(self, order: Order, follower: "Follower") -> None:
         """Sends a command; `follower` is told of each state it reaches, and the person if nothing shows it any more."""
-        from trainctl.tui import orders
+        from trainctl.tui.commands import dispatch
 
-        orders.send(self, order, follower)
+        dispatch.send(self, order, follower)
 
     def action_undo(self) -> None:
         if isinstance(self.screen, BaseScreen):

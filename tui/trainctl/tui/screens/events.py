@@ -7,10 +7,11 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui import event_details, events_panel, events_table, header, offers, undo
+from trainctl.tui import event_details, events_panel, events_table, header, offers
 from trainctl.tui import format as f
 from trainctl.tui.app import clipboard
 from trainctl.tui.bottom import KeyHint
+from trainctl.tui.commands import undo
 from trainctl.tui.lines import Line, Piece, fit, line, rule
 from trainctl.tui.screens.table import TableScreen
 from trainctl.tui.state import effects, plan_changes, sorting

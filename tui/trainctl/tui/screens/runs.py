@@ -7,8 +7,9 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui import control, header, runs_view
+from trainctl.tui import header, runs_view
 from trainctl.tui.app import clipboard
+from trainctl.tui.commands import forms
 from trainctl.tui.lines import EMPTY, Line, fit, rule
 from trainctl.tui.screens.table import TableScreen
 from trainctl.tui.start_dialog import StartDialog
@@ -151,7 +152,7 @@ class RunsScreen(TableScreen):
             self.owner.open_dialog("start-run", {"resume": self.chosen.run})
 
     def action_start(self) -> None:
-        self.app.push_screen(StartDialog(control.start_form(), self.owner.glyphs))
+        self.app.push_screen(StartDialog(forms.start_form(), self.owner.glyphs))
 
     def action_mark(self) -> None:
         """Marks the chosen run, or no longer."""

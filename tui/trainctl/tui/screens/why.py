@@ -9,7 +9,7 @@ from textual.screen import ModalScreen
 
 from trainctl.protocol import messages as m
 from trainctl.tui import alerts_view
-from trainctl.tui.alert_orders import acknowledge, mute
+from trainctl.tui.commands.alert_orders import acknowledge, mute
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, line
 from trainctl.tui.terminal.frame_batching import OneFrame

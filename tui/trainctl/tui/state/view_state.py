@@ -13,7 +13,7 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
-from trainctl.tui import foresight
+from trainctl.tui.commands import predictions
 from trainctl.tui.state import rank_speed
 from trainctl.tui.state import series as s
 from trainctl.tui.state.plan_changes import changed_step
@@ -81,7 +81,9 @@ class ViewState:
     ranks: Mapping[int, Seen[m.RankStep]] = field(default_factory=lambda: MappingProxyType({}))
     parts: Mapping[int, tuple[m.RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
     laps: Mapping[int, tuple[m.RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
-    tried: foresight.Tried = field(default_factory=lambda: MappingProxyType({}))  # speeds at micro-batches it has left
+    tried: predictions.Tried = field(
+        default_factory=lambda: MappingProxyType({})
+    )  # speeds at micro-batches it has left
     plan_step: int = 0  # the first known step of the present plan and generation
     slow: rank_speed.Straggler | None = None  # as judged at the last step that all ranks reported
     peers: tuple[m.PeerView, ...] = ()  # the other nodes, as the agent that conducts saw them at the snapshot
@@ -382,10 +384,10 @@ def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
     ranks = _set(state.ranks, {step.rank: Seen(step, now)})
     known = state.parts.get(step.rank, ())
     if known and known[-1].micro_batch != step.micro_batch:
-        state = replace(state, tried=_frozen(dict(foresight.tried_with(state.tried, known))))
+        state = replace(state, tried=_frozen(dict(predictions.tried_with(state.tried, known))))
         known = ()  # another micro-batch, another speed
     if known and (step.memory_peak_bytes or 0) < (known[-1].memory_peak_bytes or 0):
-        state = replace(state, tried=_frozen(dict(foresight.without_rank(state.tried, step.rank))))
+        state = replace(state, tried=_frozen(dict(predictions.without_rank(state.tried, step.rank))))
     parts = _set(state.parts, {step.rank: (*known, step)[-RECENT_PARTS:]})
     laps = _set(state.laps, {step.rank: (*state.laps.get(step.rank, ()), step)[-RECENT_LAPS:]})
     state = _with(state, ranks=ranks, parts=parts, laps=laps)

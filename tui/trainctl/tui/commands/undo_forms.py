@@ -2,22 +2,22 @@
 
 from dataclasses import replace
 
-from trainctl.tui import control, undo
 from trainctl.tui import format as f
 from trainctl.tui.app.clock import Clock
+from trainctl.tui.commands import forms, undo
+from trainctl.tui.commands.share_editor import Split
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import clean
-from trainctl.tui.split import Split
 from trainctl.tui.state import event_text
 from trainctl.tui.state.view_state import ViewState
 
 
-def form(inverse: undo.Inverse, state: ViewState) -> control.Form:
+def form(inverse: undo.Inverse, state: ViewState) -> forms.Form:
     """The dialog's form; its command's id says which event it undoes."""
     order = inverse.order
     args = {name: f"{value:.7g}" if isinstance(value, float) else str(value) for name, value in order.args.items()}
     values = {**args, **({"node": order.node} if order.node else {})}
-    made = control.form(order.verb, state, None, values)
+    made = forms.form(order.verb, state, None, values)
     if order.node is None:  # for all nodes at once: the dialog would ask for one
         made = replace(made, fields=tuple(field for field in made.fields if field.name != "node"))
     remarks = (clean(inverse.says), *(clean(text) for text in inverse.remarks))
@@ -44,6 +44,6 @@ def _sent(inverse: undo.Inverse) -> str:
     had = event_text.shares_in(inverse.event.after or "")
     shares = inverse.order.args.get("shares")
     if had is None or not isinstance(shares, dict):
-        return control.spoken(inverse.order)
+        return forms.spoken(inverse.order)
     other = [f"{node}={share}" for node, share in shares.items() if share != had.get(node)]
     return " ".join([inverse.order.verb, *other])

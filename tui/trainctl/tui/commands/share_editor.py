@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trainctl.protocol.batch.apportion import apportion
-from trainctl.tui.shares import Seat, fastest, former, seats_of
+from trainctl.tui.commands.shares import Seat, fastest, former, seats_of
 from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
 

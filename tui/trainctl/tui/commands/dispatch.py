@@ -4,8 +4,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Protocol
 
 from trainctl.protocol.errors import TrainctlError, UnreachableError
-from trainctl.tui import control
 from trainctl.tui.cli.agent_call import Order
+from trainctl.tui.commands import forms
 from trainctl.tui.lines import plain
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class Follower(Protocol):
         """Whether a person still sees it."""
         ...
 
-    def follow(self, progress: control.Progress) -> None: ...
+    def follow(self, progress: forms.Progress) -> None: ...
 
 
 def send(app: "TrainctlApp", order: Order, follower: Follower) -> None:
@@ -29,7 +29,7 @@ def send(app: "TrainctlApp", order: Order, follower: Follower) -> None:
     run = app.shown.run
     if order.run is None and order.verb != "start-run" and run is not None:
         order = dataclasses.replace(order, run=run.run)
-    progress = control.Progress(order, app.clock.wall())
+    progress = forms.Progress(order, app.clock.wall())
     if app.read_only:
         app.notify("read-only: commands are off for this screen", severity="warning")
         return
@@ -37,7 +37,7 @@ def send(app: "TrainctlApp", order: Order, follower: Follower) -> None:
     app.run_worker(_carry(app, progress, follower), group="command")
 
 
-async def _carry(app: "TrainctlApp", progress: control.Progress, follower: Follower) -> None:
+async def _carry(app: "TrainctlApp", progress: forms.Progress, follower: Follower) -> None:
     order = progress.order
     try:
         if app.client is None:
@@ -53,7 +53,7 @@ async def _carry(app: "TrainctlApp", progress: control.Progress, follower: Follo
         _tell(app, progress)
 
 
-def _tell(app: "TrainctlApp", progress: control.Progress) -> None:
-    text = f"{progress.order.verb}: {plain(control.progress_line(progress, app.glyphs))}"
+def _tell(app: "TrainctlApp", progress: forms.Progress) -> None:
+    text = f"{progress.order.verb}: {plain(forms.progress_line(progress, app.glyphs))}"
     failed = progress.reply is None or progress.reply.state != "applied"
     app.notify(text, severity="error" if failed else "information", markup=False)

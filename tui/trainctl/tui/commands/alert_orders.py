@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from trainctl.protocol import messages as m
-from trainctl.tui import control
 from trainctl.tui.cli.agent_call import Order
+from trainctl.tui.commands import forms
 
 if TYPE_CHECKING:
     from trainctl.tui.app.app import TrainctlApp
@@ -17,7 +17,7 @@ class _Unwatched:
 
     watching = False
 
-    def follow(self, progress: control.Progress) -> None:
+    def follow(self, progress: forms.Progress) -> None:
         return None
 
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.messages import verbs
-from trainctl.tui import foresight, shares
 from trainctl.tui import format as f
 from trainctl.tui.cli.agent_call import Order
+from trainctl.tui.commands import predictions, shares
+from trainctl.tui.commands.precheck import refusal
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Piece, clean
-from trainctl.tui.refusals import refusal
 from trainctl.tui.state import series as s
 from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
@@ -137,15 +137,15 @@ def _resized(
 ) -> tuple[str, str, str]:
     """The step, the memory of the one node that changes, and whether all of it fits."""
     counts = [seat.share for seat in seats]
-    then = [foresight.with_micro(seat, size, state.tried) for seat, size in zip(seats, micros, strict=True)]
-    step = foresight.seconds_change(
+    then = [predictions.with_micro(seat, size, state.tried) for seat, size in zip(seats, micros, strict=True)]
+    step = predictions.seconds_change(
         shares.group_seconds(seats, counts), shares.group_seconds(then, counts), glyphs.arrow
     )
     changed = [(seat, size) for seat, size in zip(seats, micros, strict=True) if size != seat.micro_batch]
     sizes = sorted({size for _, size in changed})
     unknown = f"step time at micro {', '.join(map(str, sizes))} not measured yet"
-    memory = foresight.memory_at(changed[0][0], changed[0][0].share, changed[0][1]) if len(changed) == 1 else None
-    whole = foresight.fits(seats, counts, micros)
+    memory = predictions.memory_at(changed[0][0], changed[0][0].share, changed[0][1]) if len(changed) == 1 else None
+    whole = predictions.fits(seats, counts, micros)
     peak = f"predicted memory {memory}" if memory is not None and not memory.over else ""
     return step or unknown, peak, whole
 
@@ -189,8 +189,8 @@ def _outcome(
     before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int], glyphs: Glyphs
 ) -> tuple[str, str]:
     now, then = shares.group_seconds(before, [seat.share for seat in before]), shares.group_seconds(after, wanted)
-    step = foresight.seconds_change(now, then, glyphs.arrow) or "step time not known yet"
-    return step, foresight.fits(after, wanted, [seat.micro_batch for seat in after])
+    step = predictions.seconds_change(now, then, glyphs.arrow) or "step time not known yet"
+    return step, predictions.fits(after, wanted, [seat.micro_batch for seat in after])
 
 
 def _preview_global(order: Order, state: ViewState, glyphs: Glyphs) -> str:

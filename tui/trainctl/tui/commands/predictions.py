@@ -15,7 +15,7 @@ from trainctl.tui import format as f
 from trainctl.tui.lines import clean
 
 if TYPE_CHECKING:
-    from trainctl.tui.shares import Seat
+    from trainctl.tui.commands.shares import Seat
 
 Tried = Mapping[tuple[int, int], float]
 """(rank, micro-batch) -> samples a second of data, forward and backward, as measured."""

@@ -1,0 +1,1 @@
+"""Commands as a person sees them: forms, previews, prechecks, undo, and dispatch."""
