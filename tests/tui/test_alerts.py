@@ -13,13 +13,13 @@ from textual.pilot import Pilot
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.messages import verbs
-from trainctl.tui import alerts_view, header
 from trainctl.tui.app.alert_bell import Ringer
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.cli import output
 from trainctl.tui.commands import forms
 from trainctl.tui.glyphs import UNICODE
 from trainctl.tui.lines import plain
+from trainctl.tui.screens import alerts_view, header
 from trainctl.tui.state import view_state as md
 from trainctl.tui.widgets import Lines
 

@@ -11,7 +11,6 @@ from tests.tui.recorded import history_of, run_view, source_of
 
 from trainctl.protocol import messages as m
 from trainctl.tui import lines as ln
-from trainctl.tui import overview
 from trainctl.tui.charts import history, readout, row, stack
 from trainctl.tui.charts import view as vw
 from trainctl.tui.charts.axis import Axis
@@ -22,6 +21,7 @@ from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Trace, reading, shape
 from trainctl.tui.charts.view import ChartView, Ground, Pick
 from trainctl.tui.glyphs import ASCII, UNICODE, Glyphs
+from trainctl.tui.screens import overview_view
 from trainctl.tui.state import series as s
 from trainctl.tui.state import view_state as md
 
@@ -303,7 +303,7 @@ def test_charts_above_each_other_fill_the_rows_with_one_left_edge(size: tuple[in
 
 def test_panels_stand_side_by_side() -> None:
     state = state_of()
-    panels = [overview.busy_panel(state), overview.rate_panel(state)]
+    panels = [overview_view.busy_panel(state), overview_view.rate_panel(state)]
     rows = [ln.plain(line) for line in row.side_by_side(panels, 81, 8, UNICODE)]
     assert [len(text) for text in rows] == [81] * 8
     assert rows[0].index("┬") == 40

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from trainctl.protocol import messages as m
-from trainctl.tui import node_facts
 from trainctl.tui.glyphs import UNICODE
 from trainctl.tui.lines import plain
+from trainctl.tui.screens import node_facts
 from trainctl.tui.state import energy
 
 HOST = m.HostReading(

@@ -5,11 +5,11 @@ from tests.tui.driving import body, driven, hint, until
 from tests.tui.recorded import source_of
 from textual.pilot import Pilot
 
-from trainctl.tui import events_table
 from trainctl.tui import lines as ln
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.commands import undo
 from trainctl.tui.dialogs import CommandDialog
+from trainctl.tui.screens import events_table
 from trainctl.tui.screens.events import EventsScreen
 
 

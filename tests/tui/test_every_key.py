@@ -19,7 +19,7 @@ from trainctl.tui.app.keybindings import EVERYWHERE
 from trainctl.tui.glyphs import UNICODE
 from trainctl.tui.replay_app import ReplayApp
 from trainctl.tui.replay_source import ReplaySource
-from trainctl.tui.screens import catalogue
+from trainctl.tui.screens import registry
 from trainctl.tui.screens.log_screen import LogScreen
 
 LEAVING = {"detach", "leave"}
@@ -79,7 +79,7 @@ async def pressed(pilot: Pilot[int], app: Any, binding: Binding) -> None:
     )
 
 
-@pytest.mark.parametrize("name", catalogue.KINDS)
+@pytest.mark.parametrize("name", registry.KINDS)
 async def test_of_a_screen(name: str, tmp_path: Path) -> None:
     source = alerted(CLOCK_ALERT)
     app = Program(lambda: source, clock=CLOCK, glyphs=UNICODE, theme="night", pictures=tmp_path)

@@ -10,11 +10,11 @@ from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
-from trainctl.tui import laps
 from trainctl.tui import lines as ln
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.charts import panel as p
 from trainctl.tui.glyphs import UNICODE
+from trainctl.tui.screens import phase_view
 from trainctl.tui.state import rank_rows
 from trainctl.tui.state import view_state as md
 
@@ -68,8 +68,8 @@ def test_messages_lost_under_way_leave_their_steps_out() -> None:
     missed = [committed(view, 125, seq=500), *(rank_step(view, 125, rank, seq=501 + rank) for rank in range(3))]
     state = played(*missed)
     assert state.lately("loss").first.tolist()[-2:] == [118, 125]
-    assert [lap.step for lap in laps.laps(state, laps.Past(), 0)][-2:] == [118, 125]
-    drawn = laps.stacked(laps.laps(state, laps.Past(), 0), 125, 60, 8, UNICODE)
+    assert [lap.step for lap in phase_view.laps(state, phase_view.Past(), 0)][-2:] == [118, 125]
+    drawn = phase_view.stacked(phase_view.laps(state, phase_view.Past(), 0), 125, 60, 8, UNICODE)
     letters = ln.plain(drawn[-2])[7:]
     place = letters.rstrip().rindex(" ")
     assert letters[place - 5 : place + 1] == " " * 6, "six steps that aren't known"

@@ -24,13 +24,13 @@ from tests.tui.recorded import (
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
-from trainctl.tui import fleet, fleet_groups, runs_view
 from trainctl.tui import lines as ln
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs import CommandDialog
 from trainctl.tui.event_details import EventDetails
 from trainctl.tui.glyphs import UNICODE
 from trainctl.tui.popups import Chooser
+from trainctl.tui.screens import fleet_grouping, fleet_table, runs_view
 from trainctl.tui.screens.charts import ChartsScreen
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.node import NodeScreen
@@ -136,7 +136,7 @@ SEVERAL = (CONNECTED, snapshot(of_two_nodes()), *live_hosts(of_two_nodes()))
 
 def test_a_node_of_several_devices_is_one_row_of_sums_that_opens_into_its_ranks() -> None:
     state = seen(SEVERAL)
-    rows = fleet_groups.arranged(rank_rows.rows(state, CLOCK), fleet_groups.Arrangement())
+    rows = fleet_grouping.arranged(rank_rows.rows(state, CLOCK), fleet_grouping.Arrangement())
     assert [row.view.node for row in rows] == ["studio", "forge", "mini"]
     both, alone = rows[0], state.ranks
     assert both.members == (0, 1)
@@ -146,8 +146,10 @@ def test_a_node_of_several_devices_is_one_row_of_sums_that_opens_into_its_ranks(
     assert both.step is not None
     assert both.step.memory_bytes == (alone[0].value.memory_bytes or 0) + (alone[1].value.memory_bytes or 0)
     assert both.passes is None, "their micro-batches are unlike"
-    opened = fleet_groups.Arrangement(opened=frozenset({"studio"}))
-    text = [ln.plain(row) for row in fleet.lines(state, CLOCK, 160, UNICODE, total=True, wanted=opened, selected=1)]
+    opened = fleet_grouping.Arrangement(opened=frozenset({"studio"}))
+    text = [
+        ln.plain(row) for row in fleet_table.lines(state, CLOCK, 160, UNICODE, total=True, wanted=opened, selected=1)
+    ]
     assert [row.split()[0] for row in text[1:]] == ["▾", ":0", ":1", "forge", "mini", "FLEET"]
     assert {len(row) for row in text} == {160}
 
@@ -156,7 +158,7 @@ def test_the_worst_of_a_node_s_ranks_is_what_the_node_is() -> None:
     view = of_two_nodes()
     hung = msgspec.structs.replace(view.ranks[1], state="hung", why="gets on with nothing", since_at=NOW - 12)
     state = seen([CONNECTED, snapshot(msgspec.structs.replace(view, ranks=(view.ranks[0], hung, *view.ranks[2:])))])
-    row = fleet_groups.arranged(rank_rows.rows(state, CLOCK), fleet_groups.Arrangement())[0]
+    row = fleet_grouping.arranged(rank_rows.rows(state, CLOCK), fleet_grouping.Arrangement())[0]
     assert row.view.state == "hung"
     assert row.view.why == "rank 1: gets on with nothing"
 
@@ -400,7 +402,7 @@ async def test_y_copies_a_value_by_osc_52() -> None:
 def test_a_link_that_is_silent_says_for_how_long() -> None:
     state = seen([CONNECTED, snapshot(run_view(4, step=18_240, steps=60_000))])
     state = md.apply_other(state, "mbp", rank_step(run_view(4), 1, 1), CLOCK.at_monotonic - 40)  # type: ignore[arg-type]
-    rows = [ln.plain(row) for row in fleet.lines(state, CLOCK, 160, UNICODE, total=False)]
+    rows = [ln.plain(row) for row in fleet_table.lines(state, CLOCK, 160, UNICODE, total=False)]
     assert "LINK" in rows[0]
     assert " up " in rows[1]
     assert "silent 40s" in rows[2]

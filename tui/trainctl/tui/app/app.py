@@ -35,7 +35,7 @@ from trainctl.tui.app.keybindings import EVERYWHERE, LOOK, OWN_ACTIONS, bindings
 from trainctl.tui.bottom import Bottom, KeyHint
 from trainctl.tui.cli.agent_call import DEFAULT_ADDRESS, Order
 from trainctl.tui.glyphs import Glyphs, for_locale, key_in_ascii
-from trainctl.tui.screens import catalogue
+from trainctl.tui.screens import registry
 from trainctl.tui.screens.base import Bar, BaseScreen, Painted
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.live_feed import SNAPSHOT_COLUMNS, Feed
@@ -64,7 +64,7 @@ class TrainctlApp(App[int]):
     TITLE = "trainctl"
     CSS = LOOK
     BINDINGS: ClassVar[list[BindingType]] = EVERYWHERE
-    SCREENS: ClassVar[Mapping[str, Callable[[], Screen[Any]]]] = catalogue.makers()  # type: ignore[assignment]
+    SCREENS: ClassVar[Mapping[str, Callable[[], Screen[Any]]]] = registry.makers()  # type: ignore[assignment]
     COMMANDS: ClassVar[set[Any]] = {EverythingProvider}
     ENABLE_COMMAND_PALETTE = True
 
@@ -101,7 +101,7 @@ class TrainctlApp(App[int]):
     @classmethod
     def key_tables(cls) -> keymap.Tables:
         """The bindings that are everywhere, and those of each screen."""
-        catalogue.load_all()
+        registry.load_all()
         return tables(cls)
 
     def get_driver_class(self) -> type[Driver]:

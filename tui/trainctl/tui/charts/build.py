@@ -9,7 +9,6 @@ from types import MappingProxyType
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.tui import events_panel
 from trainctl.tui import lines as ln
 from trainctl.tui.charts import catalogue
 from trainctl.tui.charts.axis import Axis, Kind
@@ -18,6 +17,7 @@ from trainctl.tui.charts.plot import Plot
 from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.view import ALL_RANKS, Chart, ChartView, Ground, Pick, half_life, shown
+from trainctl.tui.screens import recent_events
 from trainctl.tui.state.series import Window
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.themes import SERIES_ROLES
@@ -109,7 +109,7 @@ def spans(view: ChartView, sources: Sources, place: Ground) -> dict[str, tuple[f
 def plots(view: ChartView, sources: Sources, place: Ground, wanted: Collection[int]) -> list[Plot]:
     """The view's charts of these indices as plots, in order."""
     first, last = shown(view, place)
-    marks = events_panel.marks(sources.state)
+    marks = recent_events.marks(sources.state)
     made = []
     for index in wanted:
         chart = view.charts[index]

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.tui import events_panel
 from trainctl.tui import format as f
 from trainctl.tui import lines as ln
 from trainctl.tui.charts.axis import KINDS, Axis, Kind, tokens
@@ -15,6 +14,7 @@ from trainctl.tui.charts.plot import Plot
 from trainctl.tui.charts.traces import Reading, Trace, reading
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece
+from trainctl.tui.screens import recent_events
 from trainctl.tui.state import plan_changes
 from trainctl.tui.state.view_state import ViewState
 
@@ -29,7 +29,7 @@ class Note(NamedTuple):
 
 def notes(state: ViewState, glyphs: Glyphs) -> list[Note]:
     """The numbered commands with their before and after."""
-    numbers = events_panel.numbered(state)
+    numbers = recent_events.numbered(state)
     return [
         Note(event.step, numbers[event.id], ln.clean(_change(event, glyphs)))
         for event in state.run_events

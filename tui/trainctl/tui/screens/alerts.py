@@ -5,9 +5,9 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
-from trainctl.tui import alerts_view, header
 from trainctl.tui.commands.alert_orders import acknowledge, mute
 from trainctl.tui.lines import Line, rule
+from trainctl.tui.screens import alerts_view, header
 from trainctl.tui.screens.base import BaseScreen
 
 

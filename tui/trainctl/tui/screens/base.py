@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 from textual import events
 from textual.app import ComposeResult
 
-from trainctl.tui import overview
 from trainctl.tui.app import clipboard
 from trainctl.tui.app.keymap import named
 from trainctl.tui.bottom import Bottom, KeyHint
 from trainctl.tui.lines import Line, line
+from trainctl.tui.screens import overview_view
 from trainctl.tui.terminal import partial_update
 from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.widgets import Lines
@@ -88,7 +88,7 @@ class BaseScreen(OneFrame, Painted):
             return
         self.paints += 1
         body = self.query_one("#body", Lines)
-        small = overview.too_small(columns, rows)
+        small = overview_view.too_small(columns, rows)
         bottom = self.query_one(Bottom)
         bottom.display = small is None
         if small is not None:

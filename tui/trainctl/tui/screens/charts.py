@@ -10,7 +10,6 @@ from textual.widgets import Input
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui import header
 from trainctl.tui.bottom import Bottom
 from trainctl.tui.charts import build, history, readout, stack
 from trainctl.tui.charts import picker as pk
@@ -24,6 +23,7 @@ from trainctl.tui.charts.view import ChartView, Ground, Pick
 from trainctl.tui.charts.widget import ChartArea
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, fit, line
+from trainctl.tui.screens import header
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.screens.chart_picker import ChartPicker
 from trainctl.tui.state.series import Window

@@ -7,13 +7,14 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui import event_details, events_panel, events_table, header, offers
+from trainctl.tui import event_details, offers
 from trainctl.tui import format as f
 from trainctl.tui.app import clipboard
 from trainctl.tui.bottom import KeyHint
 from trainctl.tui.commands import undo
 from trainctl.tui.lines import Line, Piece, fit, line, rule
-from trainctl.tui.screens.table import TableScreen
+from trainctl.tui.screens import events_table, header, recent_events
+from trainctl.tui.screens.table_screen import TableScreen
 from trainctl.tui.state import effects, plan_changes, sorting
 from trainctl.tui.state import series as s
 from trainctl.tui.state.table_schemas import EVENTS, EventRow
@@ -140,7 +141,7 @@ class EventsScreen(TableScreen):
         title = (0, f"{owner.glyphs.horizontal} events: {part} ", "title")
         events = self.events()
         context = events_table.Context(
-            owner.clock, owner.glyphs, events_panel.numbered(owner.shown), undo.undid(events)
+            owner.clock, owner.glyphs, recent_events.numbered(owner.shown), undo.undid(events)
         )
         made = [*top, rule(columns, owner.glyphs.horizontal, title)]
         made.append(events_table.head(columns, self.rows, self.order, context))

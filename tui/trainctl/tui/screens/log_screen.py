@@ -12,9 +12,9 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Input
 from textual.worker import Worker
 
-from trainctl.tui import log_view as lv
 from trainctl.tui.bottom import Bottom
 from trainctl.tui.lines import Line, rule, shorten
+from trainctl.tui.screens import log_view as lv
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state import log_query as lq
 from trainctl.tui.state.merged_log import Entry

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.tui import header
-from trainctl.tui import log_view as lv
 from trainctl.tui.lines import Line
+from trainctl.tui.screens import header
+from trainctl.tui.screens import log_view as lv
 from trainctl.tui.screens.log_screen import LogScreen
 
 SHIFT_CELLS = 20

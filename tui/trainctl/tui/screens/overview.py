@@ -5,10 +5,10 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.tui import fleet, fleet_groups, overview
 from trainctl.tui.app import clipboard
 from trainctl.tui.lines import Line
-from trainctl.tui.screens.table import TableScreen
+from trainctl.tui.screens import fleet_grouping, fleet_table, overview_view
+from trainctl.tui.screens.table_screen import TableScreen
 from trainctl.tui.state.rank_rows import Row, rows
 from trainctl.tui.state.table_schemas import FLEET
 
@@ -29,20 +29,20 @@ class OverviewScreen(TableScreen):
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
-        self._charts = overview.ChartCache()
+        self._charts = overview_view.ChartCache()
         self.opened: frozenset[str] = frozenset()
         self._ready = _NOTHING  # drawn in parts, to be shown
 
     @property
-    def wanted(self) -> fleet_groups.Arrangement:
+    def wanted(self) -> fleet_grouping.Arrangement:
         """The fleet table as it was filtered, sorted and opened."""
-        return fleet_groups.Arrangement(self.bar.filter, self.order, self.opened)
+        return fleet_grouping.Arrangement(self.bar.filter, self.order, self.opened)
 
     def painting(self) -> Iterator[None]:
         """Each part of the page by itself, and all of them shown together at the end; given up where the screen is
         painted meanwhile, which is newer."""
         columns, rows = self.size
-        if self.is_whole and overview.too_small(columns, rows) is None:
+        if self.is_whole and overview_view.too_small(columns, rows) is None:
             room, number = (columns, self._body_rows()), self.paints
             made: list[Line] = []
             for part in self._parts(*room):
@@ -64,7 +64,7 @@ class OverviewScreen(TableScreen):
         owner = self.owner
         known = self._rows() if self.bar.rows else []
         self.total, self.hidden = len(known), len(known) - len(self.bar.filter.kept(known))
-        return overview.parts(
+        return overview_view.parts(
             owner.shown,
             owner.clock,
             columns,
@@ -81,11 +81,11 @@ class OverviewScreen(TableScreen):
         return rows(self.owner.shown, self.owner.clock, self.owner.selected)
 
     def sort_fields(self) -> Sequence[str]:
-        return fleet.sortable(self.owner.shown, self.owner.clock, self.size.width)
+        return fleet_table.sortable(self.owner.shown, self.owner.clock, self.size.width)
 
     def action_choose(self, by: int) -> None:
         """Moves the choice among the rows; dialogs start from the chosen one."""
-        rank = fleet_groups.chosen(fleet_groups.arranged(self._rows(), self.wanted), by)
+        rank = fleet_grouping.chosen(fleet_grouping.arranged(self._rows(), self.wanted), by)
         if rank is not None:
             self.owner.selected = rank
         self.paint()

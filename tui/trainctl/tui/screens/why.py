@@ -8,10 +8,10 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 
 from trainctl.protocol import messages as m
-from trainctl.tui import alerts_view
 from trainctl.tui.commands.alert_orders import acknowledge, mute
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, line
+from trainctl.tui.screens import alerts_view
 from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.widgets import Lines
 

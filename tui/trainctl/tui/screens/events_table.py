@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainctl.protocol import messages as m
-from trainctl.tui import events_panel
 from trainctl.tui import format as f
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.commands import undo
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, fit, line, plain, shorten, spread, width
+from trainctl.tui.screens import recent_events
 from trainctl.tui.state import event_text, plan_changes, sorting
 from trainctl.tui.state.table_schemas import EventRow
 
@@ -95,15 +95,15 @@ def _when(row: EventRow, context: Context) -> str:
 def _ends(row: EventRow, context: Context) -> Line:
     """The measured effect and the number of the mark on the charts, both where they would be."""
     number = context.numbers.get(row.event.id, "")
-    effect = Piece(events_panel.effect_text(row.effect) if row.effect is not None else "",
-                   events_panel.effect_role(row.effect))  # fmt: skip
+    effect = Piece(recent_events.effect_text(row.effect) if row.effect is not None else "",
+                   recent_events.effect_role(row.effect))  # fmt: skip
     mark = max((len(text) for text in context.numbers.values()), default=1)
     return (*fit(line(effect), _EFFECT), Piece(f"  {number:>{mark}}", "mark"))
 
 
 def _narrow(row: EventRow, columns: int, when: int, context: Context) -> Line:
     event, glyphs = row.event, context.glyphs
-    alert, role = events_panel.label(event)
+    alert, role = recent_events.label(event)
     start = line(Piece(f"{_when(row, context):<{when}} ", "dim"), _who(event, glyphs), Piece(alert, role))
     tail = _ends(row, context)
     room = max(columns - width(start) - width(tail) - 1, 1)
@@ -114,7 +114,7 @@ def _narrow(row: EventRow, columns: int, when: int, context: Context) -> Line:
 
 def _wide(row: EventRow, columns: int, when: int, step: int, context: Context) -> Line:
     event, glyphs = row.event, context.glyphs
-    alert, role = events_panel.label(event)
+    alert, role = recent_events.label(event)
     room = columns - when - _WHO - _WHAT - step - _OUTCOME - _EFFECT - 9
     told = shorten(alert + change_text(event, glyphs) + _undoes(event, context), room - 1, glyphs.ellipsis)
     outcome = "undone" if row.undone else event.outcome or ""

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainctl.tui import events_panel, laps, node_facts
 from trainctl.tui import lines as ln
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.charts import panel as p
 from trainctl.tui.charts.row import Block, beside, widths
 from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.overview import RECENT_CHART_STEPS
+from trainctl.tui.screens import node_facts, phase_view, recent_events
+from trainctl.tui.screens.overview_view import RECENT_CHART_STEPS
 from trainctl.tui.state import series as s
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.view_state import ViewState
@@ -42,12 +42,12 @@ def layout(rows: int) -> Layout:
 
 
 def lines(
-    state: ViewState, row: Row, past: laps.Past, clock: Clock, columns: int, rows: int, glyphs: Glyphs
+    state: ViewState, row: Row, past: phase_view.Past, clock: Clock, columns: int, rows: int, glyphs: Glyphs
 ) -> tuple[list[ln.Line], int]:
     """Everything but the head and the log, and how many of `rows` are left for that."""
     made = [_title(state, row, columns, glyphs), *node_facts.facts(row, state, clock, columns, glyphs)]
     plan = layout(rows - len(made))
-    found = laps.laps(state, past, row.view.rank)
+    found = phase_view.laps(state, past, row.view.rank)
     if plan.charts:
         made += beside(_charts(state, row, found, columns, plan.charts - 1, glyphs), columns, plan.charts - 1, glyphs)
     if plan.phases > 1:
@@ -69,7 +69,7 @@ def _title(state: ViewState, row: Row, columns: int, glyphs: Glyphs) -> ln.Line:
 
 
 def _charts(
-    state: ViewState, row: Row, found: Sequence[laps.Lap], columns: int, rows: int, glyphs: Glyphs
+    state: ViewState, row: Row, found: Sequence[phase_view.Lap], columns: int, rows: int, glyphs: Glyphs
 ) -> list[Block]:
     panels = [busy_panel(state, row), rate_panel(state, row), memory_panel(state, row, found)]
     count = 3 if columns >= _THREE_CHARTS else 2 if columns >= _TWO_CHARTS else 1
@@ -83,7 +83,14 @@ def _drawn(item: p.Panel, columns: int, rows: int, glyphs: Glyphs) -> Block:
 
 
 def _phases(
-    state: ViewState, row: Row, found: Sequence[laps.Lap], columns: int, rows: int, glyphs: Glyphs, *, with_chart: bool
+    state: ViewState,
+    row: Row,
+    found: Sequence[phase_view.Lap],
+    columns: int,
+    rows: int,
+    glyphs: Glyphs,
+    *,
+    with_chart: bool,
 ) -> list[Block]:
     """The last steps' phases as columns, their means, and memory; on a short screen the speed in place of columns."""
     dash = glyphs.horizontal
@@ -94,10 +101,10 @@ def _phases(
     if with_chart:
         first = [_drawn(busy_panel(state, row), room, rows, glyphs)]
     elif room >= 20:
-        shown = laps.stacked(found, newest, room, rows, glyphs)
+        shown = phase_view.stacked(found, newest, room, rows, glyphs)
         first = [(shown, [(0, f"{dash} phases by step, seconds ", "title")], room)]
     sizes[-1] = columns - sum(sizes[:-1]) - (room + 1 if first else 0) - (len(sizes) - 1)
-    table = laps.table(found, sizes[0], rows, glyphs)
+    table = phase_view.table(found, sizes[0], rows, glyphs)
     made = [*first, (table, [(0, f"{dash} where a step goes ", "title")], sizes[0])]
     if len(sizes) > 1:
         memory = node_facts.memory_lines(row, sizes[1], rows, glyphs)
@@ -120,7 +127,7 @@ def busy_panel(state: ViewState, row: Row) -> p.Panel:
         p.Track(state.lately("step_seconds"), "step", "dim", letter="s"),
         p.Track(state.lately("busy_seconds", rank), "busy", role, letter="b"),
     )
-    return p.Panel("busy and step seconds", tracks, *_span(state), events_panel.marks(state), least_span=0.2,
+    return p.Panel("busy and step seconds", tracks, *_span(state), recent_events.marks(state), least_span=0.2,
                    most_times=4.0)  # fmt: skip
 
 
@@ -128,10 +135,10 @@ def rate_panel(state: ViewState, row: Row) -> p.Panel:
     """The rank's rate alone."""
     role = SERIES_ROLES[row.place % len(SERIES_ROLES)]
     track = p.Track(state.lately("own_tokens_per_second", row.view.rank), "", role)
-    return p.Panel("own tok/s", (track,), *_span(state), events_panel.marks(state), least_span=0.2)
+    return p.Panel("own tok/s", (track,), *_span(state), recent_events.marks(state), least_span=0.2)
 
 
-def memory_panel(state: ViewState, row: Row, found: Sequence[laps.Lap]) -> p.Panel:
+def memory_panel(state: ViewState, row: Row, found: Sequence[phase_view.Lap]) -> p.Panel:
     """The trainer's memory, in GB."""
     known = [(lap.step, lap.memory_bytes / 1e9) for lap in found if lap.memory_bytes is not None]
     steps = np.array([step for step, _ in known], np.int64)
@@ -139,5 +146,5 @@ def memory_panel(state: ViewState, row: Row, found: Sequence[laps.Lap]) -> p.Pan
     ones, none = np.ones(len(known)), np.zeros(len(known), np.int64)
     window = s.Window(1, steps, values, values, values, ones, values, none)
     role = SERIES_ROLES[row.place % len(SERIES_ROLES)]
-    return p.Panel("trainer's memory, GB", (p.Track(window, "", role),), *_span(state), events_panel.marks(state),
+    return p.Panel("trainer's memory, GB", (p.Track(window, "", role),), *_span(state), recent_events.marks(state),
                    empty_text="n/a", least_span=0.2)  # fmt: skip

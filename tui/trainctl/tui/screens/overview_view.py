@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trainctl.protocol import messages as m
-from trainctl.tui import events_panel, fleet, fleet_groups, header
 from trainctl.tui import format as f
 from trainctl.tui import lines as ln
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.charts import panel as p
 from trainctl.tui.charts.row import side_by_side
-from trainctl.tui.fleet_groups import Arrangement
 from trainctl.tui.glyphs import Glyphs
+from trainctl.tui.screens import fleet_grouping, fleet_table, header, recent_events
+from trainctl.tui.screens.fleet_grouping import Arrangement
 from trainctl.tui.state import rank_speed
 from trainctl.tui.state import series as s
 from trainctl.tui.state.rank_rows import BAD_STATES
@@ -34,7 +34,7 @@ class Layout:
     """Rows of each part, rules included; they add up to the rows given."""
 
     head: int
-    fleet: int
+    fleet_table: int
     charts: int
     events: int
 
@@ -108,13 +108,13 @@ def parts(
     wanted: Arrangement = Arrangement(),  # noqa: B008  frozen
 ) -> Iterator[list[ln.Line]]:  # fmt: skip
     """As `lines`, each part when it is asked for."""
-    plan = layout(columns, rows, fleet_groups.count(state.run, wanted.opened))
+    plan = layout(columns, rows, fleet_grouping.count(state.run, wanted.opened))
     yield header.lines(state, clock, columns, glyphs, rows=plan.head, badge=badge, address=address)
     yield fleet_lines(state, clock, columns, plan.fleet, glyphs, rows=rows, selected=selected, wanted=wanted)
     yield (cache or ChartCache()).lines(state, columns, plan.charts, glyphs, selected)
     if plan.events:
         rule = _events_rule(state, clock, columns, glyphs, selected)
-        yield [rule, *events_panel.lines(state, clock, columns, plan.events - 1, glyphs)]
+        yield [rule, *recent_events.lines(state, clock, columns, plan.events - 1, glyphs)]
 
 
 def _events_rule(state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, selected: int | None) -> ln.Line:
@@ -158,7 +158,7 @@ def fleet_lines(
         waiting = ln.line(ln.Piece(why, "warning") if why else ln.Piece(nothing, "dim"))
         return [ln.fit(waiting if row == 0 else (), columns) for row in range(room)]
     total = _with_total(rows, len(state.run.ranks))
-    table = fleet.lines(state, clock, columns, glyphs, total=total, selected=selected, wanted=wanted, room=room)
+    table = fleet_table.lines(state, clock, columns, glyphs, total=total, selected=selected, wanted=wanted, room=room)
     return (table + [ln.fit((), columns)] * room)[:room]
 
 
@@ -185,7 +185,7 @@ def loss_panel(state: ViewState) -> p.Panel:
     tracks = [p.Track(state.window("loss"), "", "series0", band="band")]
     if len(evaluations):
         tracks.append(p.Track(evaluations, "eval", "series1", points=True))
-    return p.Panel("loss", tuple(tracks), 1, p.window_end(newest, total), events_panel.marks(state))
+    return p.Panel("loss", tuple(tracks), 1, p.window_end(newest, total), recent_events.marks(state))
 
 
 def busy_panel(state: ViewState, selected: int | None = None) -> p.Panel:
@@ -219,7 +219,7 @@ def _by_rank(state: ViewState, metric: str, title: str, selected: int | None, mo
         lines_of = {selected, slow.rank if slow is not None else None}
     tracks = tuple(_track(state, metric, views, index) for index, view in enumerate(views) if view.rank in lines_of)
     return p.Panel(
-        title, (*together, *tracks), first, last, events_panel.marks(state), least_span=0.2, most_times=most_times
+        title, (*together, *tracks), first, last, recent_events.marks(state), least_span=0.2, most_times=most_times
     )  # fmt: skip
 
 

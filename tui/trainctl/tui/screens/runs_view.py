@@ -9,7 +9,7 @@ from trainctl.tui import format as f
 from trainctl.tui import lines as ln
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.header import STATE_ROLES
+from trainctl.tui.screens.header import STATE_ROLES
 from trainctl.tui.state.sorting import Order
 from trainctl.tui.state.table_schemas import RunRow
 from trainctl.tui.state.view_state import ViewState
