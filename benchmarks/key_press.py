@@ -23,7 +23,7 @@ from typing import Any
 from trainctl.protocol.client.client import Client
 from trainctl.trainer import demo_assets
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.dialogs import CommandDialog
+from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.state.source import ClusterSource
 
 BAR_SECONDS = 0.05

@@ -13,7 +13,7 @@ from trainctl.protocol.errors import ExpiredError
 from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire.codec import decode_order
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.dialogs import CommandDialog
+from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.state.source import ClusterSource
 
 SAMPLES = 12

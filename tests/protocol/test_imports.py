@@ -54,7 +54,7 @@ def test_the_full_screen_starts_without_the_screens_it_does_not_show() -> None:
     assert "trainctl.tui.screens.base" in loaded
     shown_later = ("runs", "charts", "events", "alerts", "node", "logs", "help", "why")
     assert not loaded & {f"trainctl.tui.screens.{name}" for name in shown_later}
-    assert not loaded & {"trainctl.tui.dialogs", "trainctl.tui.charts.plot", "pydantic", "sqlite3"}
+    assert not loaded & {"trainctl.tui.dialogs.command_dialog", "trainctl.tui.charts.plot", "pydantic", "sqlite3"}
 
 
 @pytest.mark.parametrize(

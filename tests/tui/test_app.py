@@ -23,10 +23,10 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.app.launch import farewell, run_app
 from trainctl.tui.bottom import Bottom
-from trainctl.tui.dialogs import CommandDialog
+from trainctl.tui.dialogs.command_dialog import CommandDialog
+from trainctl.tui.dialogs.split_dialog import SplitDialog
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.overview import OverviewScreen
-from trainctl.tui.split_dialog import SplitDialog
 from trainctl.tui.widgets import Lines
 
 

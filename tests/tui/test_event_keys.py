@@ -8,7 +8,7 @@ from textual.pilot import Pilot
 from trainctl.tui import lines as ln
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.commands import undo
-from trainctl.tui.dialogs import CommandDialog
+from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.screens import events_table
 from trainctl.tui.screens.events import EventsScreen
 

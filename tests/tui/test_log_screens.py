@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 
 from trainctl.protocol.record.log_format import write
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.dialogs import CommandDialog
+from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.screens.logs import LogsScreen
 from trainctl.tui.screens.node import NodeScreen
 from trainctl.tui.screens.overview import OverviewScreen

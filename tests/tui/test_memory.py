@@ -16,7 +16,7 @@ from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.screens.help import HelpScreen
+from trainctl.tui.dialogs.help import HelpScreen
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.state import series as s
 from trainctl.tui.state import view_state as md

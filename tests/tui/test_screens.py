@@ -26,11 +26,11 @@ from trainctl.protocol.errors import VersionError
 from trainctl.protocol.messages import verbs
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.app.command_palette import ActionProvider, VerbProvider
-from trainctl.tui.dialogs import CommandDialog
+from trainctl.tui.dialogs.command_dialog import CommandDialog
+from trainctl.tui.dialogs.help import HelpScreen
 from trainctl.tui.glyphs import ASCII
 from trainctl.tui.lines import Piece, crop, line
 from trainctl.tui.screens.events import EventsScreen
-from trainctl.tui.screens.help import HelpScreen
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.screens.runs import RunsScreen
 from trainctl.tui.widgets import Lines, changed_spans

@@ -15,8 +15,8 @@ from trainctl.tui.app import config as settings
 from trainctl.tui.app import keymap, keys_doc
 from trainctl.tui.app import launch as program
 from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.dialogs.help import HelpScreen
 from trainctl.tui.screens.events import EventsScreen
-from trainctl.tui.screens.help import HelpScreen
 from trainctl.tui.widgets import Lines
 
 ROOT = Path(__file__).resolve().parents[2]

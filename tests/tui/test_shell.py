@@ -11,9 +11,9 @@ from trainctl.protocol.messages import verbs
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.bottom import Bottom
 from trainctl.tui.cli.agent_call import Order
-from trainctl.tui.dialogs import CommandDialog
+from trainctl.tui.dialogs.command_dialog import CommandDialog
+from trainctl.tui.dialogs.split_dialog import SplitDialog
 from trainctl.tui.screens.overview import OverviewScreen
-from trainctl.tui.split_dialog import SplitDialog
 from trainctl.tui.widgets import Lines
 
 

@@ -9,7 +9,7 @@ from textual.widgets import Input
 
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.bottom import Bottom
-from trainctl.tui.dialogs import CommandDialog
+from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.terminal.driver import KeyParser, TerminalDriver
 

@@ -319,7 +319,7 @@ class TrainctlApp(App[int]):
         if alert is None:
             self.notify("no alert is open")
         else:
-            from trainctl.tui.screens.why import WhyScreen
+            from trainctl.tui.dialogs.alert_details import WhyScreen
 
             self.push_screen(WhyScreen(alert, self.glyphs))
 
@@ -344,8 +344,8 @@ class TrainctlApp(App[int]):
     def open_dialog(self, verb: str, values: Mapping[str, str] | None = None) -> None:
         """The dialog of a verb, its fields filled from the run shown."""
         from trainctl.tui.commands import forms, share_editor
-        from trainctl.tui.dialogs import CommandDialog
-        from trainctl.tui.split_dialog import SplitDialog
+        from trainctl.tui.dialogs.command_dialog import CommandDialog
+        from trainctl.tui.dialogs.split_dialog import SplitDialog
 
         form = forms.form(verb, self.shown, self.selected, values)
         if verb == "rebalance":
@@ -365,9 +365,9 @@ class TrainctlApp(App[int]):
 
     def action_copy(self) -> None:
         if isinstance(self.screen, BaseScreen):
-            from trainctl.tui import offers
+            from trainctl.tui.dialogs import undo_picker
 
-            offers.copy_value(self, self.screen.values())
+            undo_picker.copy_value(self, self.screen.values())
 
     def action_command_line(self) -> None:
         if isinstance(self.screen, BaseScreen):
@@ -375,7 +375,7 @@ class TrainctlApp(App[int]):
             self.paint()
 
     def action_help(self) -> None:
-        from trainctl.tui.screens.help import HelpScreen
+        from trainctl.tui.dialogs.help import HelpScreen
 
         own = {binding.action for kind in (type(self), type(self.screen)) for binding in bindings_of(kind)}
         keys: dict[str, list[str]] = {}

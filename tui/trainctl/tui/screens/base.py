@@ -129,9 +129,9 @@ class BaseScreen(OneFrame, Painted):
 
     def undo(self) -> None:
         """Offers the newest changes that can be undone."""
-        from trainctl.tui import offers
+        from trainctl.tui.dialogs import undo_picker
 
-        offers.offer_undo(self.owner)
+        undo_picker.offer_undo(self.owner)
 
     @abc.abstractmethod
     def lines(self, columns: int, rows: int) -> list[Line]:

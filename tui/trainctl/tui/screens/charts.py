@@ -21,11 +21,11 @@ from trainctl.tui.charts.history import Ask, Key
 from trainctl.tui.charts.stack import Drawn, Place
 from trainctl.tui.charts.view import ChartView, Ground, Pick
 from trainctl.tui.charts.widget import ChartArea
+from trainctl.tui.dialogs.chart_picker import ChartPicker
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, fit, line
 from trainctl.tui.screens import header
 from trainctl.tui.screens.base import BaseScreen
-from trainctl.tui.screens.chart_picker import ChartPicker
 from trainctl.tui.state.series import Window
 
 ASK_AFTER_SECONDS = 0.1

@@ -7,11 +7,11 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui import event_details, offers
 from trainctl.tui import format as f
 from trainctl.tui.app import clipboard
 from trainctl.tui.bottom import KeyHint
 from trainctl.tui.commands import undo
+from trainctl.tui.dialogs import event_details, undo_picker
 from trainctl.tui.lines import Line, Piece, fit, line, rule
 from trainctl.tui.screens import events_table, header, recent_events
 from trainctl.tui.screens.table_screen import TableScreen
@@ -210,7 +210,7 @@ class EventsScreen(TableScreen):
         if wish == "undo":
             self.undo()
         elif wish == "copy":
-            offers.copy_value(self.owner, self.values())
+            undo_picker.copy_value(self.owner, self.values())
 
     def undo(self) -> None:
         """Opens the dialog of what undoes the chosen event, or says why nothing does."""
@@ -220,7 +220,7 @@ class EventsScreen(TableScreen):
             if isinstance(found, str):
                 self.app.notify(f"no undo: {found}", severity="warning", markup=False)
             else:
-                offers.open_undo(self.owner, found)
+                undo_picker.open_undo(self.owner, found)
 
     def values(self) -> clipboard.Values:
         event = self.chosen

@@ -9,10 +9,10 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
 from trainctl.tui.app import clipboard
 from trainctl.tui.commands import forms
+from trainctl.tui.dialogs.start_run import StartDialog
 from trainctl.tui.lines import EMPTY, Line, fit, rule
 from trainctl.tui.screens import header, runs_view
 from trainctl.tui.screens.table_screen import TableScreen
-from trainctl.tui.start_dialog import StartDialog
 from trainctl.tui.state import sorting
 from trainctl.tui.state.table_schemas import RUNS, RunRow
 

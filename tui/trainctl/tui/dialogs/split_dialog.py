@@ -8,12 +8,12 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 
-from trainctl.tui import split_view
 from trainctl.tui.bottom import KeyHint
 from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.commands import forms
 from trainctl.tui.commands import share_editor as sp
-from trainctl.tui.dialogs import followed, labelled
+from trainctl.tui.dialogs import split_view
+from trainctl.tui.dialogs.command_dialog import followed, labelled
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, line, wrap
 from trainctl.tui.screens.base import Painted

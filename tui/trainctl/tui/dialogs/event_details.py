@@ -9,9 +9,9 @@ from textual.binding import Binding, BindingType
 from trainctl.protocol import messages as m
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.commands import forms, undo
+from trainctl.tui.dialogs.popup import Popup
 from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.lines import Line, Piece, clean, line, wrap
-from trainctl.tui.popups import Popup
 from trainctl.tui.state import effects
 
 if TYPE_CHECKING:

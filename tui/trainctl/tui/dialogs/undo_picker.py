@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING
 
 from trainctl.tui.app import clipboard
 from trainctl.tui.commands import share_editor, undo, undo_forms
-from trainctl.tui.dialogs import CommandDialog
+from trainctl.tui.dialogs.command_dialog import CommandDialog
+from trainctl.tui.dialogs.popup import Chooser
+from trainctl.tui.dialogs.split_dialog import SplitDialog
 from trainctl.tui.lines import clean, shorten
-from trainctl.tui.popups import Chooser
-from trainctl.tui.split_dialog import SplitDialog
 
 if TYPE_CHECKING:
     from trainctl.tui.app.app import TrainctlApp

@@ -1,0 +1,1 @@
+"""Dialogs over a screen: command forms, the split editor, help, details."""
