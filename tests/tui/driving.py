@@ -11,7 +11,7 @@ from textual import events
 from textual.pilot import Pilot
 
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.widgets import Lines
+from trainctl.tui.widgets.line_view import Lines
 
 DEADLINE_SECONDS = 20.0
 

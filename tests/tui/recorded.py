@@ -23,7 +23,7 @@ from trainctl.protocol.record.rollups import AXIS_METRICS
 from trainctl.protocol.wire import codec
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.app.clock import Clock
-from trainctl.tui.glyphs import UNICODE, Glyphs
+from trainctl.tui.widgets.glyphs import UNICODE, Glyphs
 
 
 @dataclass(frozen=True)

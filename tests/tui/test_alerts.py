@@ -17,11 +17,11 @@ from trainctl.tui.app.alert_bell import Ringer
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.cli import output
 from trainctl.tui.commands import forms
-from trainctl.tui.glyphs import UNICODE
-from trainctl.tui.lines import plain
 from trainctl.tui.screens import alerts_view, header
 from trainctl.tui.state import view_state as md
-from trainctl.tui.widgets import Lines
+from trainctl.tui.widgets.glyphs import UNICODE
+from trainctl.tui.widgets.line_view import Lines
+from trainctl.tui.widgets.styled_line import plain
 
 SIZES = [(80, 24), (120, 40), (200, 60)]
 

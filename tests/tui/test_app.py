@@ -22,12 +22,12 @@ from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.app.launch import farewell, run_app
-from trainctl.tui.bottom import Bottom
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.dialogs.split_dialog import SplitDialog
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.overview import OverviewScreen
-from trainctl.tui.widgets import Lines
+from trainctl.tui.widgets.command_bar import Bottom
+from trainctl.tui.widgets.line_view import Lines
 
 
 async def test_it_opens_on_the_overview_of_a_running_run() -> None:

@@ -8,8 +8,8 @@ from tests.tui.driving import until
 from tests.tui.recorded import Recorded, app_of, run_view, source_of, under_way
 from textual.pilot import Pilot
 
-from trainctl.tui.glyphs import ASCII
 from trainctl.tui.screens.charts import ChartsScreen
+from trainctl.tui.widgets.glyphs import ASCII
 
 Compare = Callable[..., bool]
 SIZES = [(80, 24), (120, 40), (200, 60)]

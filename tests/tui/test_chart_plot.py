@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tests.tui.recorded import history_of, run_view, source_of
 
 from trainctl.protocol import messages as m
-from trainctl.tui import lines as ln
 from trainctl.tui.charts import history, readout, row, stack
 from trainctl.tui.charts import view as vw
 from trainctl.tui.charts.axis import Axis
@@ -20,10 +19,11 @@ from trainctl.tui.charts.plot import Plot, draw, margins, prepare
 from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Trace, reading, shape
 from trainctl.tui.charts.view import ChartView, Ground, Pick
-from trainctl.tui.glyphs import ASCII, UNICODE, Glyphs
 from trainctl.tui.screens import overview_view
 from trainctl.tui.state import series as s
 from trainctl.tui.state import view_state as md
+from trainctl.tui.widgets import styled_line as ln
+from trainctl.tui.widgets.glyphs import ASCII, UNICODE, Glyphs
 
 
 def window(values: dict[int, float], capacity: int = 4096) -> s.Window:

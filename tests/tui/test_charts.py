@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainctl.tui import lines as ln
 from trainctl.tui.charts.braille import Canvas, Curve, Frame, extents
 from trainctl.tui.charts.marks import Mark
 from trainctl.tui.charts.panel import Panel, Track, draw, end_labels, page, tick_labels, widen, window_end
-from trainctl.tui.glyphs import ASCII, UNICODE, Glyphs
 from trainctl.tui.state import series as s
 from trainctl.tui.state.membership_changes import Change
+from trainctl.tui.widgets import styled_line as ln
+from trainctl.tui.widgets.glyphs import ASCII, UNICODE, Glyphs
 
 
 def curve(values: list[float], span: float = 1.0) -> Curve:

@@ -16,10 +16,10 @@ from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.charts.view import ALL_RANKS, Pick
 from trainctl.tui.charts.widget import ChartArea
 from trainctl.tui.dialogs.chart_picker import ChartPicker
-from trainctl.tui.glyphs import ASCII
 from trainctl.tui.screens.charts import ChartsScreen
 from trainctl.tui.screens.overview import OverviewScreen
-from trainctl.tui.widgets import Lines
+from trainctl.tui.widgets.glyphs import ASCII
+from trainctl.tui.widgets.line_view import Lines
 
 Play = Callable[[Pilot[int], TrainctlApp, ChartsScreen], Awaitable[None]]
 

@@ -5,12 +5,12 @@ from tests.tui.driving import body, driven, hint, until
 from tests.tui.recorded import source_of
 from textual.pilot import Pilot
 
-from trainctl.tui import lines as ln
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.commands import undo
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.screens import events_table
 from trainctl.tui.screens.events import EventsScreen
+from trainctl.tui.widgets import styled_line as ln
 
 
 @pytest.mark.parametrize("size", [(80, 24), (100, 30), (120, 40)])

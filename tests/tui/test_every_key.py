@@ -16,11 +16,11 @@ from textual.screen import Screen
 
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.app.keybindings import EVERYWHERE
-from trainctl.tui.glyphs import UNICODE
 from trainctl.tui.replay_app import ReplayApp
 from trainctl.tui.replay_source import ReplaySource
 from trainctl.tui.screens import registry
 from trainctl.tui.screens.log_screen import LogScreen
+from trainctl.tui.widgets.glyphs import UNICODE
 
 LEAVING = {"detach", "leave"}
 WINDOWS: dict[str, tuple[str, ...]] = {

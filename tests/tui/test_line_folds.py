@@ -7,10 +7,10 @@ from tests.tui.driving import body, driven, until
 from tests.tui.recorded import source_of
 from textual.pilot import Pilot
 
-from trainctl.tui import lines as ln
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs.help import key_rows
-from trainctl.tui.widgets import Lines
+from trainctl.tui.widgets import styled_line as ln
+from trainctl.tui.widgets.line_view import Lines
 
 PIECES = st.lists(st.tuples(st.text(max_size=12), st.sampled_from(["text", "dim"])), max_size=8)
 

@@ -9,12 +9,12 @@ from tests.tui.recorded import CLOCK, NOW, run_view
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.log_format import write
-from trainctl.tui.glyphs import UNICODE
-from trainctl.tui.lines import plain
 from trainctl.tui.screens import log_view as lv
 from trainctl.tui.state import log_query as lq
 from trainctl.tui.state import merged_log as lt
 from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.widgets.glyphs import UNICODE
+from trainctl.tui.widgets.styled_line import plain
 
 NODES = ("studio", "mbp", "forge", "mini")
 

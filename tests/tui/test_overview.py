@@ -29,13 +29,13 @@ from tests.tui.recorded import (
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
-from trainctl.tui import bars
-from trainctl.tui import lines as ln
-from trainctl.tui.glyphs import ASCII, UNICODE
 from trainctl.tui.screens import fleet_cells, fleet_table, header, overview_view, recent_events
 from trainctl.tui.state import rank_rows, rank_speed
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.membership_changes import Change
+from trainctl.tui.widgets import inline_bars
+from trainctl.tui.widgets import styled_line as ln
+from trainctl.tui.widgets.glyphs import ASCII, UNICODE
 
 
 def state_of(view: m.RunView | None) -> md.ViewState:
@@ -154,7 +154,7 @@ def test_an_own_rate_is_tokens_over_busy_seconds() -> None:
 
 @given(st.tuples(*[st.floats(0, 10)] * 6), st.integers(1, 60), st.floats(0.01, 100))
 def test_a_phase_bar_is_never_longer_than_its_room(parts: tuple[float, ...], size: int, whole: float) -> None:
-    bar = ln.plain(bars.phase_bar(m.Phases(*parts), size, whole))
+    bar = ln.plain(inline_bars.phase_bar(m.Phases(*parts), size, whole))
     assert bar == "n/a" or len(bar) <= size
     if bar != "n/a" and sum(parts) >= whole:
         assert len(bar) == size

@@ -10,13 +10,13 @@ from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
-from trainctl.tui import lines as ln
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.charts import panel as p
-from trainctl.tui.glyphs import UNICODE
 from trainctl.tui.screens import phase_view
 from trainctl.tui.state import rank_rows
 from trainctl.tui.state import view_state as md
+from trainctl.tui.widgets import styled_line as ln
+from trainctl.tui.widgets.glyphs import UNICODE
 
 LOST = range(60, 90)
 """Steps of which the record has nothing: it couldn't be written."""

@@ -25,8 +25,6 @@ from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui import replay_bar
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.cli import run_lookup
-from trainctl.tui.glyphs import ASCII, UNICODE
-from trainctl.tui.lines import plain, width
 from trainctl.tui.mirror.sources import DirectorySource
 from trainctl.tui.playhead import Playhead
 from trainctl.tui.replay_app import ReplayApp, ReplayClock
@@ -35,6 +33,8 @@ from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.logs import LogsScreen
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.state import view_state as md
+from trainctl.tui.widgets.glyphs import ASCII, UNICODE
+from trainctl.tui.widgets.styled_line import plain, width
 
 
 @pytest.fixture(scope="module")

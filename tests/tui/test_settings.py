@@ -17,7 +17,7 @@ from trainctl.tui.app import launch as program
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs.help import HelpScreen
 from trainctl.tui.screens.events import EventsScreen
-from trainctl.tui.widgets import Lines
+from trainctl.tui.widgets.line_view import Lines
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = Path("config.toml")

@@ -9,12 +9,12 @@ from textual.pilot import Pilot
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.bottom import Bottom
 from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.dialogs.split_dialog import SplitDialog
 from trainctl.tui.screens.overview import OverviewScreen
-from trainctl.tui.widgets import Lines
+from trainctl.tui.widgets.command_bar import Bottom
+from trainctl.tui.widgets.line_view import Lines
 
 
 async def test_no_verb_is_sent_read_only() -> None:

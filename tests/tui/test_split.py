@@ -14,9 +14,9 @@ from trainctl.tui.commands import forms as c
 from trainctl.tui.commands import share_editor as sp
 from trainctl.tui.commands import shares
 from trainctl.tui.commands.preview import preview
-from trainctl.tui.glyphs import UNICODE
 from trainctl.tui.state import rank_speed
 from trainctl.tui.state import view_state as md
+from trainctl.tui.widgets.glyphs import UNICODE
 
 
 def state_of(view: m.RunView) -> md.ViewState:

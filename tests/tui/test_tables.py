@@ -24,14 +24,12 @@ from tests.tui.recorded import (
 from textual.pilot import Pilot
 
 from trainctl.protocol import messages as m
-from trainctl.tui import lines as ln
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.dialogs.event_details import EventDetails
 from trainctl.tui.dialogs.popup import Chooser
 from trainctl.tui.dialogs.split_dialog import SplitDialog
 from trainctl.tui.dialogs.start_run import StartDialog
-from trainctl.tui.glyphs import UNICODE
 from trainctl.tui.screens import fleet_grouping, fleet_table, runs_view
 from trainctl.tui.screens.charts import ChartsScreen
 from trainctl.tui.screens.events import EventsScreen
@@ -40,7 +38,9 @@ from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.screens.runs import RunsScreen
 from trainctl.tui.state import rank_rows
 from trainctl.tui.state import view_state as md
-from trainctl.tui.widgets import Lines
+from trainctl.tui.widgets import styled_line as ln
+from trainctl.tui.widgets.glyphs import UNICODE
+from trainctl.tui.widgets.line_view import Lines
 
 
 def note(app: TrainctlApp) -> str:

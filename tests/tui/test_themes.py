@@ -5,7 +5,7 @@ from rich.color import Color, ColorType
 from tests.tui.recorded import app_of, source_of
 from textual.theme import Theme
 
-from trainctl.tui import themes
+from trainctl.tui.widgets import theme as themes
 
 GRAPHIC = {"rule", "band", "bar"}
 """What is drawn, not written: lines between parts, the band behind a curve, bars whose number stands beside them."""

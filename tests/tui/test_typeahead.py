@@ -8,10 +8,10 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.bottom import Bottom
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.terminal.driver import KeyParser, TerminalDriver
+from trainctl.tui.widgets.command_bar import Bottom
 
 
 @pytest.mark.parametrize(

@@ -25,16 +25,13 @@ from textual.widgets import Input
 from textual.worker import Worker
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
-from trainctl.tui import themes
 from trainctl.tui.app import config as settings
 from trainctl.tui.app import keymap
 from trainctl.tui.app.alert_bell import Ringer
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.app.command_palette import EverythingProvider
 from trainctl.tui.app.keybindings import EVERYWHERE, LOOK, OWN_ACTIONS, bindings_of, tables
-from trainctl.tui.bottom import Bottom, KeyHint
 from trainctl.tui.cli.agent_call import DEFAULT_ADDRESS, Order
-from trainctl.tui.glyphs import Glyphs, for_locale, key_in_ascii
 from trainctl.tui.screens import registry
 from trainctl.tui.screens.base import Bar, BaseScreen, Painted
 from trainctl.tui.state import view_state as md
@@ -45,7 +42,10 @@ from trainctl.tui.terminal.ascii_filter import AsciiFilter
 from trainctl.tui.terminal.key_buffer import Typeahead
 from trainctl.tui.terminal.repaint_scheduler import Repainting
 from trainctl.tui.terminal.spans import SpanUpdate
-from trainctl.tui.themes import THEMES
+from trainctl.tui.widgets import theme as themes
+from trainctl.tui.widgets.command_bar import Bottom, KeyHint
+from trainctl.tui.widgets.glyphs import Glyphs, for_locale, key_in_ascii
+from trainctl.tui.widgets.theme import THEMES
 
 if TYPE_CHECKING:
     from trainctl.tui.commands.dispatch import Follower

@@ -3,10 +3,10 @@
 import math
 
 from trainctl.protocol import messages as m
-from trainctl.tui import format as f
 from trainctl.tui.state import event_text
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.widgets import formatting as f
 
 Values = tuple[tuple[str, str], ...]
 

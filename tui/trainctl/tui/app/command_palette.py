@@ -9,7 +9,7 @@ from textual.binding import Binding
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 from trainctl.protocol.messages import verbs
-from trainctl.tui.themes import THEMES
+from trainctl.tui.widgets.theme import THEMES
 
 if TYPE_CHECKING:
     from trainctl.tui.app.app import TrainctlApp

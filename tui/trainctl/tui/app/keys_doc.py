@@ -11,7 +11,7 @@ from pathlib import Path
 from trainctl.tui.app import keymap
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.app.config import Found
-from trainctl.tui.themes import THEMES
+from trainctl.tui.widgets.theme import THEMES
 
 _PAGE = """# Keys and settings
 

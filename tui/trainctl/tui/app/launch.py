@@ -13,11 +13,11 @@ from typing import Any
 from trainctl.tui.app import config as settings
 from trainctl.tui.app import keymap
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.glyphs import ASCII, UNICODE
-from trainctl.tui.lines import clean
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.source import ClusterSource
-from trainctl.tui.themes import THEMES
+from trainctl.tui.widgets.glyphs import ASCII, UNICODE
+from trainctl.tui.widgets.styled_line import clean
+from trainctl.tui.widgets.theme import THEMES
 
 HANGUP_SECONDS = 2.0
 COLLECTOR_THRESHOLDS = 10_000, 10, 10

@@ -9,7 +9,6 @@ from types import MappingProxyType
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.tui import lines as ln
 from trainctl.tui.charts import catalogue
 from trainctl.tui.charts.axis import Axis, Kind
 from trainctl.tui.charts.history import Answer, Key, axis_for, window_of
@@ -20,7 +19,8 @@ from trainctl.tui.charts.view import ALL_RANKS, Chart, ChartView, Ground, Pick, 
 from trainctl.tui.screens import recent_events
 from trainctl.tui.state.series import Window
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.themes import SERIES_ROLES
+from trainctl.tui.widgets import styled_line as ln
+from trainctl.tui.widgets.theme import SERIES_ROLES
 
 NAME_CELLS = 12
 

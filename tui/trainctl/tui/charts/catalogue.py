@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.tui import format as f
 from trainctl.tui.charts.axis import METRIC_OF
 from trainctl.tui.charts.view import ALL_RANKS, Chart, Pick
 from trainctl.tui.state.series import Window
+from trainctl.tui.widgets import formatting as f
 
 
 class Metric(NamedTuple):

@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainctl.tui.charts.braille import Canvas, Frame
-from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.state.membership_changes import Change
+from trainctl.tui.widgets.glyphs import Glyphs
 
 Placed = list[tuple[int, str]]
 """(column, text) for the title rule, from the chart's first column."""

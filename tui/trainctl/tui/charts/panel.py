@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trainctl.tui import lines as ln
 from trainctl.tui.charts import marks as mk
 from trainctl.tui.charts.braille import Canvas, Curve, Frame
-from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.state.membership_changes import Change
 from trainctl.tui.state.series import Window
+from trainctl.tui.widgets import styled_line as ln
+from trainctl.tui.widgets.glyphs import Glyphs
 
 
 @dataclass(frozen=True)

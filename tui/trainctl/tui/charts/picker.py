@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trainctl.protocol import messages as m
-from trainctl.tui import format as f
-from trainctl.tui import lines as ln
 from trainctl.tui.charts import catalogue
 from trainctl.tui.charts.view import ALL_RANKS, Chart, ChartView, Pick, with_chart
-from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.lines import Line, Piece
+from trainctl.tui.widgets import formatting as f
+from trainctl.tui.widgets import styled_line as ln
+from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.widgets.styled_line import Line, Piece
 
 MOST_RUNS = 4
 _NAME_CELLS = 20

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainctl.tui import lines as ln
 from trainctl.tui.charts import marks as mk
 from trainctl.tui.charts.axis import Axis, text, ticks
 from trainctl.tui.charts.braille import Canvas, Curve, Frame
 from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Shape, Trace, shape
-from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.state.membership_changes import Change
+from trainctl.tui.widgets import styled_line as ln
+from trainctl.tui.widgets.glyphs import Glyphs
 
 LEAST_ROWS, LEAST_COLUMNS = 3, 24
 _LETTER_CELLS = 12

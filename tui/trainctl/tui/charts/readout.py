@@ -5,18 +5,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.tui import format as f
-from trainctl.tui import lines as ln
 from trainctl.tui.charts.axis import KINDS, Axis, Kind, tokens
 from trainctl.tui.charts.axis import text as axis_text
 from trainctl.tui.charts.catalogue import metric_of
 from trainctl.tui.charts.plot import Plot
 from trainctl.tui.charts.traces import Reading, Trace, reading
-from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.lines import Line, Piece
 from trainctl.tui.screens import recent_events
 from trainctl.tui.state import plan_changes
 from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.widgets import formatting as f
+from trainctl.tui.widgets import styled_line as ln
+from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.widgets.styled_line import Line, Piece
 
 
 class Note(NamedTuple):

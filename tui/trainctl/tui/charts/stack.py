@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trainctl.tui import lines as ln
 from trainctl.tui.charts import plot as pl
 from trainctl.tui.charts import readout
 from trainctl.tui.charts.axis import Axis, Kind
 from trainctl.tui.charts.plot import Plot
 from trainctl.tui.charts.view import ChartView, Ground
-from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.lines import Line, Piece
+from trainctl.tui.widgets import styled_line as ln
+from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.widgets.styled_line import Line, Piece
 
 LEAST_CHART_ROWS = 8
 """With its rule and its x axis; below that fewer charts are drawn."""

@@ -3,7 +3,7 @@
 from textual import events
 from textual.message import Message
 
-from trainctl.tui.widgets import Lines
+from trainctl.tui.widgets.line_view import Lines
 
 
 class ChartArea(Lines):

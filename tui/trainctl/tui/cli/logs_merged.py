@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
 from trainctl.tui.cli import output
-from trainctl.tui.lines import clean
 from trainctl.tui.state import log_query as lq
 from trainctl.tui.state import merged_log as lt
+from trainctl.tui.widgets.styled_line import clean
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client

@@ -20,8 +20,8 @@ from trainctl.protocol.errors import (
     UnreachableError,
     VersionError,
 )
-from trainctl.tui import format as fmt
 from trainctl.tui.state import event_text, rank_speed
+from trainctl.tui.widgets import formatting as fmt
 
 ERROR_CODES: tuple[tuple[type[TrainctlError], str], ...] = (
     (SeveralInvalidError, "invalid-input"),

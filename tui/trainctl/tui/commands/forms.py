@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
-from trainctl.tui import format as f
 from trainctl.tui.cli.agent_call import Order
-from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.lines import Line, Piece, clean, line
 from trainctl.tui.state.rank_speed import HELD_STATES, live_ranks
 from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.widgets import formatting as f
+from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.widgets.styled_line import Line, Piece, clean, line
 
 
 @dataclass(frozen=True)

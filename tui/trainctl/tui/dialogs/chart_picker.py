@@ -11,9 +11,9 @@ from textual.widgets import Input
 
 from trainctl.tui.charts import picker as pk
 from trainctl.tui.charts.view import ChartView, Pick
-from trainctl.tui.lines import Piece, groups, line
 from trainctl.tui.terminal.frame_batching import OneFrame
-from trainctl.tui.widgets import Field, Lines
+from trainctl.tui.widgets.line_view import Field, Lines
+from trainctl.tui.widgets.styled_line import Piece, groups, line
 
 if TYPE_CHECKING:
     from trainctl.tui.app.app import TrainctlApp

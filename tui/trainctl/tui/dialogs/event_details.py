@@ -10,9 +10,9 @@ from trainctl.protocol import messages as m
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.commands import forms, undo
 from trainctl.tui.dialogs.popup import Popup
-from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.lines import Line, Piece, clean, line, wrap
 from trainctl.tui.state import effects
+from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.widgets.styled_line import Line, Piece, clean, line, wrap
 
 if TYPE_CHECKING:
     from trainctl.tui.app.app import TrainctlApp

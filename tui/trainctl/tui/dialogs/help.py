@@ -9,9 +9,9 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 
-from trainctl.tui.lines import Line, Piece, cell_len, fit, folded, line, wrap
 from trainctl.tui.terminal.frame_batching import OneFrame
-from trainctl.tui.widgets import Lines
+from trainctl.tui.widgets.line_view import Lines
+from trainctl.tui.widgets.styled_line import Line, Piece, cell_len, fit, folded, line, wrap
 
 if TYPE_CHECKING:
     from trainctl.tui.app.app import TrainctlApp

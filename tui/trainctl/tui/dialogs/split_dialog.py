@@ -8,17 +8,17 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 
-from trainctl.tui.bottom import KeyHint
 from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.commands import forms
 from trainctl.tui.commands import share_editor as sp
 from trainctl.tui.dialogs import split_view
 from trainctl.tui.dialogs.command_dialog import followed, labelled
-from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.lines import Line, Piece, clean, line, wrap
 from trainctl.tui.screens.base import Painted
 from trainctl.tui.terminal.frame_batching import OneFrame
-from trainctl.tui.widgets import Lines
+from trainctl.tui.widgets.command_bar import KeyHint
+from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.widgets.line_view import Lines
+from trainctl.tui.widgets.styled_line import Line, Piece, clean, line, wrap
 
 if TYPE_CHECKING:
     from trainctl.tui.app.app import TrainctlApp

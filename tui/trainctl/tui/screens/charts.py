@@ -10,7 +10,6 @@ from textual.widgets import Input
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui.bottom import Bottom
 from trainctl.tui.charts import build, history, readout, stack
 from trainctl.tui.charts import picker as pk
 from trainctl.tui.charts import view as vw
@@ -22,11 +21,12 @@ from trainctl.tui.charts.stack import Drawn, Place
 from trainctl.tui.charts.view import ChartView, Ground, Pick
 from trainctl.tui.charts.widget import ChartArea
 from trainctl.tui.dialogs.chart_picker import ChartPicker
-from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.lines import Line, Piece, clean, fit, line
 from trainctl.tui.screens import header
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state.series import Window
+from trainctl.tui.widgets.command_bar import Bottom
+from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.widgets.styled_line import Line, Piece, clean, fit, line
 
 ASK_AFTER_SECONDS = 0.1
 """A view is asked for when it has stood this long."""

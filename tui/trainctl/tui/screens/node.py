@@ -5,11 +5,11 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui.lines import Line, Piece, fit, line
 from trainctl.tui.screens import header, node_view, phase_view
 from trainctl.tui.screens import log_view as lv
 from trainctl.tui.screens.log_screen import LogScreen
 from trainctl.tui.state.rank_rows import Row, rows
+from trainctl.tui.widgets.styled_line import Line, Piece, fit, line
 
 
 class NodeScreen(LogScreen):

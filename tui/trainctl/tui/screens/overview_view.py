@@ -6,19 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trainctl.protocol import messages as m
-from trainctl.tui import format as f
-from trainctl.tui import lines as ln
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.charts import panel as p
 from trainctl.tui.charts.row import side_by_side
-from trainctl.tui.glyphs import Glyphs
 from trainctl.tui.screens import fleet_grouping, fleet_table, header, recent_events
 from trainctl.tui.screens.fleet_grouping import Arrangement
 from trainctl.tui.state import rank_speed
 from trainctl.tui.state import series as s
 from trainctl.tui.state.rank_rows import BAD_STATES
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.themes import SERIES_ROLES
+from trainctl.tui.widgets import formatting as f
+from trainctl.tui.widgets import styled_line as ln
+from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.widgets.theme import SERIES_ROLES
 
 LEAST_COLUMNS, LEAST_ROWS = 60, 15
 RECENT_CHART_STEPS = 240

@@ -7,13 +7,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.tui import format as f
-from trainctl.tui.bars import PHASES, in_cells
 from trainctl.tui.charts.panel import page
-from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.lines import Line, Piece, fit, from_cells, line
 from trainctl.tui.state import rank_speed
 from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.widgets import formatting as f
+from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.widgets.inline_bars import PHASES, in_cells
+from trainctl.tui.widgets.styled_line import Line, Piece, fit, from_cells, line
 
 PHASE_NAMES = ("data", "forward", "backward", "sync", "optimizer", "wait")
 METRICS = (*(f"{name}_seconds" for name in PHASE_NAMES), "memory_bytes")

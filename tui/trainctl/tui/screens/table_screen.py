@@ -8,12 +8,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
-from trainctl.tui.bottom import Bottom
-from trainctl.tui.filter_bar import FilterBar
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state import sorting
 from trainctl.tui.state.filter_fields import Table
-from trainctl.tui.widgets import Lines
+from trainctl.tui.widgets.command_bar import Bottom
+from trainctl.tui.widgets.filter_bar import FilterBar
+from trainctl.tui.widgets.line_view import Lines
 
 _WHILE_TYPING = frozenset({"filter", "sort_next", "sort_reverse"})
 

@@ -18,7 +18,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from trainctl.tui.terminal.spans import write
-from trainctl.tui.widgets import Lines
+from trainctl.tui.widgets.line_view import Lines
 
 
 class Stretch(NamedTuple):

@@ -8,11 +8,11 @@ from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import Input
 
-from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.lines import Line, Piece, clean, ellipsized, fit, folded, line, spread, width
 from trainctl.tui.state import filter_language
 from trainctl.tui.state.filter_fields import Table
-from trainctl.tui.widgets import Field, Lines
+from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.widgets.line_view import Field, Lines
+from trainctl.tui.widgets.styled_line import Line, Piece, clean, ellipsized, fit, folded, line, spread, width
 
 if TYPE_CHECKING:
     from trainctl.tui.app.app import TrainctlApp

@@ -15,9 +15,9 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Input
 
-from trainctl.tui.glyphs import Glyphs, in_same_cells
-from trainctl.tui.lines import Line, Piece, cell_len, is_narrow, merged, plain, width
-from trainctl.tui.themes import style_of
+from trainctl.tui.widgets.glyphs import Glyphs, in_same_cells
+from trainctl.tui.widgets.styled_line import Line, Piece, cell_len, is_narrow, merged, plain, width
+from trainctl.tui.widgets.theme import style_of
 
 _APART = 12
 """Unchanged cells from which on two changes are painted apart; moving the cursor costs about that."""

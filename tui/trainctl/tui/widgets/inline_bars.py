@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from trainctl.protocol import messages as m
-from trainctl.tui import format as f
-from trainctl.tui.glyphs import Glyphs
-from trainctl.tui.lines import Line, Piece, line
 from trainctl.tui.state import series as s
+from trainctl.tui.widgets import formatting as f
+from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.widgets.styled_line import Line, Piece, line
 
 PHASES = (("data", "d"), ("forward", "f"), ("backward", "b"), ("wait", "."), ("sync", "s"), ("optimizer", "o"))
 """Phases in the order of the bar, with their letters. A wait, for slower ranks or for the plan, is `.`."""

@@ -1,0 +1,1 @@
+"""Styled lines and the thin Textual widgets that draw them."""
