@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from tests.tui.recorded import history_of, run_view, source_of
 
 from trainctl.protocol import messages as m
-from trainctl.tui.charts import history, readout, row, stack
-from trainctl.tui.charts import view as vw
+from trainctl.tui.charts import history, layout, readout, row
+from trainctl.tui.charts import viewport as vw
 from trainctl.tui.charts.axis import Axis
-from trainctl.tui.charts.build import RunData, Sources, ground, plots
 from trainctl.tui.charts.marks import Mark
 from trainctl.tui.charts.plot import Plot, draw, margins, prepare
+from trainctl.tui.charts.plots import RunData, Sources, ground, plots
 from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Trace, reading, shape
-from trainctl.tui.charts.view import ChartView, Ground, Pick
+from trainctl.tui.charts.viewport import ChartView, Ground, Pick
 from trainctl.tui.screens import overview_view
 from trainctl.tui.state import series as s
 from trainctl.tui.state import view_state as md
@@ -291,9 +291,9 @@ def test_charts_above_each_other_fill_the_rows_with_one_left_edge(size: tuple[in
     sources = Sources(state, {state.run.run: RunData(state.run, answered(state.run, view, 1, 18_240))})
     place = ground(view, sources, 100)
     columns, rows = size
-    wanted = stack.window_of_charts(view, rows - stack.READOUT_ROWS - 1)
+    wanted = layout.window_of_charts(view, rows - layout.READOUT_ROWS - 1)
     shown = list(zip(wanted, plots(view, sources, place, wanted), strict=True))
-    drawn = stack.draw(shown, view, place, {}, readout.notes(state, UNICODE), columns, rows, UNICODE)
+    drawn = layout.draw(shown, view, place, {}, readout.notes(state, UNICODE), columns, rows, UNICODE)
     assert len(drawn.lines) == rows
     assert {ln.width(row) for row in drawn.lines} == {columns}
     assert 2 in wanted

@@ -11,11 +11,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from trainctl.protocol import messages as m
-from trainctl.tui.charts import view as vw
+from trainctl.tui.charts import viewport as vw
 from trainctl.tui.charts.axis import Axis, axis_of, text, ticks, tokens
 from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.smooth import smooth
-from trainctl.tui.charts.view import ChartView, Ground, Pick
+from trainctl.tui.charts.viewport import ChartView, Ground, Pick
 from trainctl.tui.state import series as s
 
 CHARTS = (vw.Chart((Pick("loss"),)), vw.Chart((Pick("busy_seconds", vw.ALL_RANKS),)))

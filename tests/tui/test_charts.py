@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainctl.tui.charts.braille import Canvas, Curve, Frame, extents
+from trainctl.tui.charts.canvas import Canvas, Curve, Frame, extents
 from trainctl.tui.charts.marks import Mark
 from trainctl.tui.charts.panel import Panel, Track, draw, end_labels, page, tick_labels, widen, window_end
 from trainctl.tui.state import series as s

@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import UnreachableError
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.charts.view import ALL_RANKS, Pick
+from trainctl.tui.charts.viewport import ALL_RANKS, Pick
 from trainctl.tui.charts.widget import ChartArea
 from trainctl.tui.dialogs.chart_picker import ChartPicker
 from trainctl.tui.screens.charts import ChartsScreen

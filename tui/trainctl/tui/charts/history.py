@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.rollups import DRIFT_METRIC, EVALUATION_METRIC
 from trainctl.tui.charts.axis import METRIC_OF, Axis, Kind, axis_of
-from trainctl.tui.charts.catalogue import NOT_FINITE, per_rank
-from trainctl.tui.charts.view import Chart
+from trainctl.tui.charts.metrics import NOT_FINITE, per_rank
+from trainctl.tui.charts.viewport import Chart
 from trainctl.tui.state import series as s
 from trainctl.tui.state.view_state import ViewState
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainctl.tui.charts.braille import Canvas, Frame
+from trainctl.tui.charts.canvas import Canvas, Frame
 from trainctl.tui.state.membership_changes import Change
 from trainctl.tui.widgets.glyphs import Glyphs
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trainctl.tui.charts import marks as mk
-from trainctl.tui.charts.braille import Canvas, Curve, Frame
+from trainctl.tui.charts.canvas import Canvas, Curve, Frame
 from trainctl.tui.state.membership_changes import Change
 from trainctl.tui.state.series import Window
 from trainctl.tui.widgets import styled_line as ln

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trainctl.protocol import messages as m
-from trainctl.tui.charts import catalogue
-from trainctl.tui.charts.view import ALL_RANKS, Chart, ChartView, Pick, with_chart
+from trainctl.tui.charts import metrics
+from trainctl.tui.charts.viewport import ALL_RANKS, Chart, ChartView, Pick, with_chart
 from trainctl.tui.widgets import formatting as f
 from trainctl.tui.widgets import styled_line as ln
 from trainctl.tui.widgets.glyphs import Glyphs
@@ -53,9 +53,9 @@ def choices_of(run: m.RunView | None, runs: Sequence[m.RunSummary]) -> tuple[Cho
     ranks = sorted(run.ranks, key=lambda view: view.rank) if run is not None else []
     nodes = [view.node for view in ranks]
     made = []
-    for name in catalogue.names():
-        title, unit = catalogue.metric_of(name).title, m.METRICS[name][0]
-        if not catalogue.per_rank(name):
+    for name in metrics.names():
+        title, unit = metrics.metric_of(name).title, m.METRICS[name][0]
+        if not metrics.per_rank(name):
             made.append(Choice(Pick(name), title, unit))
             continue
         made.append(Choice(Pick(name, ALL_RANKS), title, "every node"))

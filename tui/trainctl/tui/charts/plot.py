@@ -10,7 +10,7 @@ import numpy as np
 
 from trainctl.tui.charts import marks as mk
 from trainctl.tui.charts.axis import Axis, text, ticks
-from trainctl.tui.charts.braille import Canvas, Curve, Frame
+from trainctl.tui.charts.canvas import Canvas, Curve, Frame
 from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Shape, Trace, shape
 from trainctl.tui.state.membership_changes import Change

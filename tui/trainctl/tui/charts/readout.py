@@ -7,7 +7,7 @@ from typing import NamedTuple
 from trainctl.protocol import messages as m
 from trainctl.tui.charts.axis import KINDS, Axis, Kind, tokens
 from trainctl.tui.charts.axis import text as axis_text
-from trainctl.tui.charts.catalogue import metric_of
+from trainctl.tui.charts.metrics import metric_of
 from trainctl.tui.charts.plot import Plot
 from trainctl.tui.charts.traces import Reading, Trace, reading
 from trainctl.tui.screens import recent_events

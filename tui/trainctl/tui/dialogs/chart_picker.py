@@ -10,7 +10,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input
 
 from trainctl.tui.charts import picker as pk
-from trainctl.tui.charts.view import ChartView, Pick
+from trainctl.tui.charts.viewport import ChartView, Pick
 from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.widgets.line_view import Field, Lines
 from trainctl.tui.widgets.styled_line import Piece, groups, line

@@ -10,15 +10,16 @@ from textual.widgets import Input
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui.charts import build, history, readout, stack
+from trainctl.tui.charts import history, layout, readout
 from trainctl.tui.charts import picker as pk
-from trainctl.tui.charts import view as vw
+from trainctl.tui.charts import plots as build
+from trainctl.tui.charts import viewport as vw
 from trainctl.tui.charts.axis import KINDS, Axis, Kind
-from trainctl.tui.charts.build import RunData, Sources
-from trainctl.tui.charts.catalogue import DEFAULT_CHARTS, title
 from trainctl.tui.charts.history import Ask, Key
-from trainctl.tui.charts.stack import Drawn, Place
-from trainctl.tui.charts.view import ChartView, Ground, Pick
+from trainctl.tui.charts.layout import Drawn, Place
+from trainctl.tui.charts.metrics import DEFAULT_CHARTS, title
+from trainctl.tui.charts.plots import RunData, Sources
+from trainctl.tui.charts.viewport import ChartView, Ground, Pick
 from trainctl.tui.charts.widget import ChartArea
 from trainctl.tui.dialogs.chart_picker import ChartPicker
 from trainctl.tui.screens import header
@@ -145,14 +146,14 @@ class ChartsScreen(BaseScreen):
 
     def _stacked(self, columns: int, rows: int, glyphs: Glyphs) -> Drawn:
         sources, ground = self.sources, self.ground
-        wanted = stack.window_of_charts(self.view, rows - stack.READOUT_ROWS - 1)
+        wanted = layout.window_of_charts(self.view, rows - layout.READOUT_ROWS - 1)
         plots = build.plots(self.view, sources, ground, wanted)
         axes: dict[Kind, Axis] = {
             kind: sources.axis(self._run, kind, elapsed=bool(self.view.runs)) for kind in KINDS[1:]
         }
         notes = readout.notes(sources.state, glyphs)
         shown = list(zip(wanted, plots, strict=True))
-        return stack.draw(shown, self.view, ground, axes, notes, columns, rows, glyphs, self._problem)
+        return layout.draw(shown, self.view, ground, axes, notes, columns, rows, glyphs, self._problem)
 
     # ------------------------------------------------------------ what is asked for
 

@@ -8,7 +8,7 @@ from trainctl.tui.charts import plot as pl
 from trainctl.tui.charts import readout
 from trainctl.tui.charts.axis import Axis, Kind
 from trainctl.tui.charts.plot import Plot
-from trainctl.tui.charts.view import ChartView, Ground
+from trainctl.tui.charts.viewport import ChartView, Ground
 from trainctl.tui.widgets import styled_line as ln
 from trainctl.tui.widgets.glyphs import Glyphs
 from trainctl.tui.widgets.styled_line import Line, Piece

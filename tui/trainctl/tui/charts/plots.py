@@ -9,13 +9,13 @@ from types import MappingProxyType
 import msgspec
 
 from trainctl.protocol import messages as m
-from trainctl.tui.charts import catalogue
+from trainctl.tui.charts import metrics as catalogue
 from trainctl.tui.charts.axis import Axis, Kind
 from trainctl.tui.charts.history import Answer, Key, axis_for, window_of
 from trainctl.tui.charts.plot import Plot
 from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Trace
-from trainctl.tui.charts.view import ALL_RANKS, Chart, ChartView, Ground, Pick, half_life, shown
+from trainctl.tui.charts.viewport import ALL_RANKS, Chart, ChartView, Ground, Pick, half_life, shown
 from trainctl.tui.screens import recent_events
 from trainctl.tui.state.series import Window
 from trainctl.tui.state.view_state import ViewState
