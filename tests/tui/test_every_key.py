@@ -16,8 +16,8 @@ from textual.screen import Screen
 
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.app.keybindings import EVERYWHERE
-from trainctl.tui.replay_app import ReplayApp
-from trainctl.tui.replay_source import ReplaySource
+from trainctl.tui.replay.replay_app import ReplayApp
+from trainctl.tui.replay.replay_source import ReplaySource
 from trainctl.tui.screens import registry
 from trainctl.tui.screens.log_screen import LogScreen
 from trainctl.tui.widgets.glyphs import UNICODE

@@ -16,7 +16,7 @@ from trainctl.node_agent.replay.alerts import PlayedAlerts
 from trainctl.node_agent.replay.timeline import Story
 from trainctl.protocol import messages as m
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.replay_source import ReplaySource
+from trainctl.tui.replay.replay_source import ReplaySource
 
 STEP = 95
 

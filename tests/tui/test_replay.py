@@ -22,13 +22,13 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.tui import replay_bar
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.cli import run_lookup
 from trainctl.tui.mirror.sources import DirectorySource
-from trainctl.tui.playhead import Playhead
-from trainctl.tui.replay_app import ReplayApp, ReplayClock
-from trainctl.tui.replay_source import ReplaySource
+from trainctl.tui.replay import slider
+from trainctl.tui.replay.playhead import Playhead
+from trainctl.tui.replay.replay_app import ReplayApp, ReplayClock
+from trainctl.tui.replay.replay_source import ReplaySource
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.logs import LogsScreen
 from trainctl.tui.screens.overview import OverviewScreen
@@ -190,11 +190,11 @@ def test_the_slider_takes_its_line(columns: int, glyphs: object) -> None:
     head = Playhead(1, 1_000_000, 400_000)
     clock = Clock(datetime.UTC)
     event = m.Event(id=1, at=0.0, kind="run", severity="error", by="auto", text="lost", step=900_000)
-    made, first, size = replay_bar.bar(head, 0.0, [event], clock, columns, glyphs)  # type: ignore[arg-type]
+    made, first, size = slider.bar(head, 0.0, [event], clock, columns, glyphs)  # type: ignore[arg-type]
     assert width(made) == columns
     assert "400,000/1,000,000" in plain(made)
     assert plain(made).isascii() == (glyphs is ASCII)
-    assert abs(replay_bar.step_of(head, replay_bar.cell_of(head, 400_000, size), size) - 400_000) < 1_000_000 / size
+    assert abs(slider.step_of(head, slider.cell_of(head, 400_000, size), size) - 400_000) < 1_000_000 / size
     assert 0 < first < first + size <= columns
 
 

@@ -30,7 +30,7 @@ def replay(
     directory = _directory(ctx, run)
     if not has_screen():
         raise InvalidInputError("terminal", "a replay needs a terminal on standard input, output and error")
-    from trainctl.tui.replay_app import run_replay  # Textual: only for the full screen
+    from trainctl.tui.replay.replay_app import run_replay  # Textual: only for the full screen
 
     return run_replay(directory, speed)
 

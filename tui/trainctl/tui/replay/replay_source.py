@@ -19,7 +19,7 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import RANK_SERIES, RUN_SERIES
-from trainctl.tui.playhead import Playhead
+from trainctl.tui.replay.playhead import Playhead
 from trainctl.tui.state.source import Item
 
 BOOT = "replay"
