@@ -36,7 +36,7 @@ from tests.tui.cli_calls import (
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.config.run_file import read
 from trainctl.protocol.record.paths import node_name
-from trainctl.tui import demo_folder
+from trainctl.tui.demo import folder as demo_folder
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def summary_of(out: str) -> dict[str, Any]:
 
 def test_the_supervisor_killed_after_the_run_leaves_no_agent(folder: Path) -> None:
     session = demo_folder.Session.create(folder, keep=False)
-    command = [COMMAND[0], "-m", "trainctl.tui.demo_supervisor", "--session", session.folder, "--assets", folder]
+    command = [COMMAND[0], "-m", "trainctl.tui.demo.supervisor", "--session", session.folder, "--assets", folder]
     with subprocess.Popen(
         [*command, "--node", "here"], env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as supervisor:
@@ -109,7 +109,7 @@ def test_headless_its_agent_and_its_supervisor_killed_the_run_goes_on_and_every_
         shown = (re.search(r"step (\d+)  loss", line) for line in process.stderr)
         assert any(step is not None and int(step[1]) > stood_at + 1 for step in shown), "it conducts the run"
         assert trainer.is_running()
-        supervisor = process_of(folder, "trainctl.tui.demo_supervisor")
+        supervisor = process_of(folder, "trainctl.tui.demo.supervisor")
         assert supervisor is not None
         supervisor.kill()
         assert process_of(folder, "trainctl.node_agent.cli") is not None
@@ -204,7 +204,7 @@ def test_a_port_that_is_taken_ends_the_start_with_the_agent_s_own_words(folder: 
     session = demo_folder.Session.create(folder, keep=False)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        command = [COMMAND[0], "-m", "trainctl.tui.demo_supervisor", "--session", session.folder, "--assets", folder]
+        command = [COMMAND[0], "-m", "trainctl.tui.demo.supervisor", "--session", session.folder, "--assets", folder]
         with subprocess.Popen(
             [*command, "--node", "here", "--listen", address],
             env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

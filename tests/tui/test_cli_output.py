@@ -14,7 +14,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.log_format import write
 from trainctl.tui.cli import agent_call, arguments, logs, logs_merged, output, watch
-from trainctl.tui.demo_folder import run_config
+from trainctl.tui.demo.folder import run_config
 from trainctl.tui.state import event_text
 
 SAID = examples.EXAMPLES["agent to client"]

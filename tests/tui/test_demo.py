@@ -13,7 +13,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import node_name
-from trainctl.tui import demo, demo_folder, demo_pulse, demo_supervisor
+from trainctl.tui.demo import demo, folder, heartbeat_watch, supervisor
 from trainctl.tui.state import view_state as md
 
 
@@ -22,7 +22,7 @@ def view(state: str) -> Any:
 
 
 def test_a_demo_is_over_once_its_run_has_ended_and_nobody_watches() -> None:
-    watch = demo_supervisor.Watch()
+    watch = supervisor.Watch()
     assert not watch.over
     watch.see(view("running"))
     watch.note(nobody_watches=True)
@@ -34,7 +34,7 @@ def test_a_demo_is_over_once_its_run_has_ended_and_nobody_watches() -> None:
 
 
 def test_a_finished_demo_is_kept_while_somebody_watches() -> None:
-    watch = demo_supervisor.Watch()
+    watch = supervisor.Watch()
     watch.see(view("finished"))
     assert not watch.over
     watch.note(nobody_watches=True)
@@ -43,14 +43,14 @@ def test_a_finished_demo_is_kept_while_somebody_watches() -> None:
 
 @pytest.mark.parametrize("flag", ["asked_to_end", "agent_lost"])
 def test_what_ends_a_demo_at_once(flag: str) -> None:
-    watch = demo_supervisor.Watch()
+    watch = supervisor.Watch()
     watch.see(view("running"))
     watch.note(**{flag: True})
     assert watch.over
 
 
 def test_an_agent_that_is_not_heard_of_hangs_but_not_when_nobody_listened() -> None:
-    pulse = demo_pulse.Pulse(0.0)
+    pulse = heartbeat_watch.Pulse(0.0)
     assert not any(pulse.is_lost(second) for second in range(30)), "it is still starting"
     pulse.beat(30.0)
     assert [pulse.is_lost(30.0 + second) for second in range(7)] == [False] * 5 + [True] * 2
@@ -58,16 +58,16 @@ def test_an_agent_that_is_not_heard_of_hangs_but_not_when_nobody_listened() -> N
     assert not pulse.is_lost(400.0), "the machine slept"
     assert not pulse.is_lost(401.0)
     assert [pulse.is_lost(401.0 + second) for second in range(1, 6)] == [False] * 3 + [True] * 2
-    assert demo_pulse.Pulse(0.0).is_lost(1.9) is False
+    assert heartbeat_watch.Pulse(0.0).is_lost(1.9) is False
 
 
 def test_an_agent_that_never_says_a_word_is_waited_for_as_long_as_a_start_may_take() -> None:
-    pulse = demo_pulse.Pulse(0.0)
-    assert next(second for second in range(40) if pulse.is_lost(float(second))) == demo_pulse.FIRST_SECONDS
+    pulse = heartbeat_watch.Pulse(0.0)
+    assert next(second for second in range(40) if pulse.is_lost(float(second))) == heartbeat_watch.FIRST_SECONDS
 
 
 def test_folders_of_demos_that_are_over_are_dropped(tmp_path: Path) -> None:
-    old = [demo_folder.Session(tmp_path / f"demo-{name}") for name in ("over", "kept", "live", "young")]
+    old = [folder.Session(tmp_path / f"demo-{name}") for name in ("over", "kept", "live", "young")]
     for session in old:
         session.folder.mkdir()
         (session.folder / "demo.lock").touch()
@@ -78,7 +78,7 @@ def test_folders_of_demos_that_are_over_are_dropped(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     with old[2].locked():
         os.utime(old[2].folder / "demo.lock", (0, 0))
-        demo_folder.drop_ended(tmp_path)
+        folder.drop_ended(tmp_path)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"demo-kept", "demo-live", "demo-young", "demo-foreign", "model"}
 
@@ -121,7 +121,7 @@ def test_which_ranks_a_demo_has(
 
 
 def test_a_demo_s_cluster_file_names_every_agent_at_a_port_of_its_own(tmp_path: Path) -> None:
-    session = demo_folder.Session.create(tmp_path, keep=False)
+    session = folder.Session.create(tmp_path, keep=False)
     given = session.write_cluster(("torch-a", "torch-b", "mlx-c"), "tcp://127.0.0.1:0")
     assert {node: entry.address for node, entry in cluster_file.read(session.cluster_file).nodes.items()} == given
     assert session.write_cluster(("torch-a", "torch-b"), "tcp://127.0.0.1:7777")["torch-a"] == "tcp://127.0.0.1:7777"

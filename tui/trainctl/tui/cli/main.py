@@ -174,7 +174,7 @@ def demo(
     if nodes is not None and cluster is not None:
         raise InvalidInputError("--cluster", "says what --nodes says too; give one of them")
     if scripted:
-        from trainctl.tui import demo_recording as played
+        from trainctl.tui.demo import scripted as played
 
         asked = played.Wanted(cluster or nodes or played.NODES, steps, speed)
         return played.headless(asked) if without_screen else played.on_screen(asked)
@@ -184,7 +184,7 @@ def demo(
         raise InvalidInputError(
             "--cluster", f"is of a recording: add --scripted, or have --nodes (at most {MOST_DEMO_NODES}) train here"
         )
-    from trainctl.tui import demo as program
+    from trainctl.tui.demo import demo as program
 
     count = steps or (program.HEADLESS_STEPS if without_screen else program.SCREEN_STEPS)
     wanted = program.Wanted(steps=count, nodes=nodes, backend=backend, folder=folder, keep=keep)

@@ -1,4 +1,4 @@
-"""`python -m trainctl.tui.demo_supervisor`: keeps a demo's agents alive in a session of its own, ends with the demo.
+"""`python -m trainctl.tui.demo.supervisor`: keeps a demo's agents alive in a session of its own, ends with the demo.
 
 It makes the model and the text, starts an agent for each node and says on standard output, one JSON object a line, how
 far it is. Its standard input is a line to the program that started it: end of file means that nobody there watches any
@@ -20,8 +20,8 @@ from typing import Any
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client, Connection
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui.demo_agents import Agents, StartError, last_line
-from trainctl.tui.demo_folder import Session
+from trainctl.tui.demo.agents import Agents, StartError, last_line
+from trainctl.tui.demo.folder import Session
 
 STOP_SECONDS = 30.0
 
@@ -182,7 +182,7 @@ def _log(text: str) -> None:
 
 def main() -> int:
     """Parse the arguments, take the session's lock and supervise."""
-    parser = argparse.ArgumentParser(prog="python -m trainctl.tui.demo_supervisor")
+    parser = argparse.ArgumentParser(prog="python -m trainctl.tui.demo.supervisor")
     parser.add_argument("--session", type=Path, required=True)
     parser.add_argument("--assets", type=Path, required=True)
     parser.add_argument("--node", required=True, action="append", help="once for each node, the lead's first")

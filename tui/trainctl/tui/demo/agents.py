@@ -9,8 +9,8 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 
-from trainctl.tui.demo_folder import Session
-from trainctl.tui.demo_pulse import HUNG_SECONDS, until_lost
+from trainctl.tui.demo.folder import Session
+from trainctl.tui.demo.heartbeat_watch import HUNG_SECONDS, until_lost
 
 START_SECONDS = 30.0
 LEAVE_SECONDS = 10.0

@@ -16,7 +16,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError
 from trainctl.protocol.record.paths import node_name
 from trainctl.tui.cli import agent_call, output, watch
-from trainctl.tui.demo_folder import Session, default_folder, run_config, write_run_file
+from trainctl.tui.demo.folder import Session, default_folder, run_config, write_run_file
 
 if TYPE_CHECKING:
     from trainctl.tui.state.view_state import ViewState
@@ -136,7 +136,7 @@ def _supervised(wanted: Wanted) -> Iterator[tuple[Demo, "subprocess.Popen[bytes]
         session = Session.create(root, keep=wanted.keep)
     except OSError as error:
         raise InvalidInputError("--folder", f"no demo can be kept in {root}: {error.strerror}") from None
-    command = [sys.executable, "-m", "trainctl.tui.demo_supervisor", *(f"--node={node}" for node in nodes)]
+    command = [sys.executable, "-m", "trainctl.tui.demo.supervisor", *(f"--node={node}" for node in nodes)]
     with session.supervisor_log.open("wb") as log:
         supervisor = subprocess.Popen(
             [*command, "--session", str(session.folder), "--assets", str(root)],

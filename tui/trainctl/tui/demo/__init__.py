@@ -1,0 +1,1 @@
+"""`trainctl demo`: local agents, a real small model, real text."""
