@@ -11,7 +11,7 @@ from tests.tui import run_directory
 
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.cli import main
-from trainctl.tui.export_rows import COLUMNS
+from trainctl.tui.export.rows import COLUMNS
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.tui.mirror.copying import PAGE, Mirror
-from trainctl.tui.mirror.place import Place, PlaceFile
-from trainctl.tui.mirror.points import Point, Text, flat, prefixes, table
-from trainctl.tui.mirror.sources import DirectorySource
+from trainctl.tui.export.mirror.metrics import Point, Text, flat, prefixes, table
+from trainctl.tui.export.mirror.progress import Place, PlaceFile
+from trainctl.tui.export.mirror.run_source import DirectorySource
+from trainctl.tui.export.mirror.sync import PAGE, Mirror
 
 SECOND = m.Generation(1, 2)
 
@@ -251,7 +251,7 @@ def test_what_is_wrong_is_one_line_and_makes_nothing(
     for name in ("tensorboardX", "wandb"):
         monkeypatch.setitem(sys.modules, name, None)
     for name in ("tensorboard", "weights_biases"):
-        monkeypatch.delitem(sys.modules, f"trainctl.tui.mirror.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"trainctl.tui.export.mirror.{name}", raising=False)
     done = call("mirror", growing.folder, *words, "--output", tmp_path / "out")
     assert_one_line(done, 2, says)
     assert not (tmp_path / "out").exists()

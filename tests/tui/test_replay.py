@@ -24,7 +24,7 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.cli import run_lookup
-from trainctl.tui.mirror.sources import DirectorySource
+from trainctl.tui.export.mirror.run_source import DirectorySource
 from trainctl.tui.replay import slider
 from trainctl.tui.replay.playhead import Playhead
 from trainctl.tui.replay.replay_app import ReplayApp, ReplayClock

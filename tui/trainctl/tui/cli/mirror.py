@@ -13,7 +13,7 @@ from trainctl.tui.cli.options import ClusterFile, Connect, address_of, subcomman
 from trainctl.tui.cli.replay_export import RunArgument
 
 if TYPE_CHECKING:
-    from trainctl.tui.mirror.sources import Source
+    from trainctl.tui.export.mirror.run_source import Source
 
 app = subcommands()
 To = Literal["tensorboard", "wandb"]
@@ -38,7 +38,7 @@ def mirror(
 ) -> int:
     """A run as TensorBoard or W&B shows it, from its directory or, with --connect or where it isn't here, through an
     agent. It only reads; again, it goes on from where it was."""
-    from trainctl.tui.mirror import session
+    from trainctl.tui.export.mirror import session
 
     if to != "wandb" and (project is not None or offline):
         raise InvalidInputError("--project" if project is not None else "--offline", "only wandb has that")
@@ -53,7 +53,7 @@ def mirror(
 @contextlib.contextmanager
 def _source(ctx: typer.Context, run: str, connect: str | None, cluster: Path | None) -> Iterator["Source"]:
     from trainctl.protocol.client.blocking import BlockingClient
-    from trainctl.tui.mirror.sources import AgentSource, DirectorySource
+    from trainctl.tui.export.mirror.run_source import AgentSource, DirectorySource
 
     if connect is None and cluster is None:
         directory = None

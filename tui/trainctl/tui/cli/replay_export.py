@@ -64,8 +64,8 @@ def export(
     cluster: ClusterFile = None,
 ) -> int:
     """A table of a run, from its directory or, with --connect or where it isn't on this machine, through an agent."""
-    from trainctl.tui.export import destination, open_writer
-    from trainctl.tui.export_rows import of_record
+    from trainctl.tui.export.rows import of_record
+    from trainctl.tui.export.writers import destination, open_writer
 
     if format == "parquet" and output_file is None:
         raise InvalidInputError("--output", "parquet goes to a file: name one")
@@ -93,7 +93,7 @@ def export(
 
 
 async def _through(client: Any, run: str, what: What, writer: Any) -> int:
-    from trainctl.tui.export_rows import of_agent
+    from trainctl.tui.export.rows import of_agent
 
     count = 0
     async for rows in of_agent(client, run, what):

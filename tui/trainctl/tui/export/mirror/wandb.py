@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainctl.protocol.errors import InvalidInputError, UnreachableError
-from trainctl.tui.mirror.points import EVALUATION, Point, Text
+from trainctl.tui.export.mirror.metrics import EVALUATION, Point, Text
 
 # The library would report its own faults over the network, from threads that it never ends.
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")

@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 from trainctl.protocol.errors import UnreachableError
 from trainctl.tui.cli import output
-from trainctl.tui.mirror.copying import Mirror, Target
-from trainctl.tui.mirror.place import Place, PlaceFile
-from trainctl.tui.mirror.sources import Source
+from trainctl.tui.export.mirror.progress import Place, PlaceFile
+from trainctl.tui.export.mirror.run_source import Source
+from trainctl.tui.export.mirror.sync import Mirror, Target
 
 To = Literal["tensorboard", "wandb"]
 POLL_SECONDS = 2.0
@@ -78,7 +78,7 @@ def _library(wanted: Wanted) -> None:
     """Load what writes the target, before anything is made. Raises InvalidInputError if it isn't installed, or can't
     be used."""
     module = "tensorboard" if wanted.to == "tensorboard" else "weights_biases"
-    loaded = importlib.import_module(f"trainctl.tui.mirror.{module}")
+    loaded = importlib.import_module(f"trainctl.tui.export.mirror.{module}")
     if wanted.to == "wandb" and not wanted.offline:
         loaded.check_key()
 
@@ -87,7 +87,7 @@ def _open(source: Source, wanted: Wanted, place: Place) -> Open:
     view, config = source.view(), dict(source.config())
     config |= {"trainctl": {"run": source.run}}
     if wanted.to == "tensorboard":
-        from trainctl.tui.mirror.tensorboard import TensorBoard
+        from trainctl.tui.export.mirror.tensorboard import TensorBoard
 
         board = TensorBoard(wanted.folder, place.step)
         board.describe(config, view.started_at if view is not None else 0.0)
@@ -97,7 +97,7 @@ def _open(source: Source, wanted: Wanted, place: Place) -> Open:
             return ""
 
         return Open(board, close_board, at_end=False)
-    from trainctl.tui.mirror.weights_biases import WeightsBiases
+    from trainctl.tui.export.mirror.wandb import WeightsBiases
 
     made = WeightsBiases(
         wanted.folder, source.run, wanted.project, config, place.sessions, offline=wanted.offline,

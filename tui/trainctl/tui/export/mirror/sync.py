@@ -10,9 +10,9 @@ from itertools import groupby, takewhile
 from typing import Protocol
 
 from trainctl.protocol import messages as m
-from trainctl.tui.mirror.place import Place
-from trainctl.tui.mirror.points import Point, Text, line, of_step, prefixes
-from trainctl.tui.mirror.sources import PAGE, Source
+from trainctl.tui.export.mirror.metrics import Point, Text, line, of_step, prefixes
+from trainctl.tui.export.mirror.progress import Place
+from trainctl.tui.export.mirror.run_source import PAGE, Source
 
 SETTLED_SECONDS = 5.0
 """After so long a step that none follows is mirrored too."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.mirror.points import EVALUATION, Point, Text, flat
+from trainctl.tui.export.mirror.metrics import EVALUATION, Point, Text, flat
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import IO, Any, Literal, Protocol
 import msgspec
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.export_rows import COLUMNS, Row, What
+from trainctl.tui.export.rows import COLUMNS, Row, What
 
 Format = Literal["csv", "jsonl", "parquet"]
 

@@ -12,7 +12,7 @@ from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.tui.mirror.points import PHASES, Part, of_part
+from trainctl.tui.export.mirror.metrics import PHASES, Part, of_part
 
 PAGE = 500
 BUCKETS = 20_000
