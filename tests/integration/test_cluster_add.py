@@ -16,7 +16,7 @@ from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.security import keys
 from trainctl.protocol.security.keyring import Keyring
-from trainctl.tui.joining import there, wheel
+from trainctl.tui.setup import remote_side, wheel
 
 pytestmark = pytest.mark.needs("sshd")
 
@@ -62,7 +62,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         made = Pair(folder, sshd)
         yield made
         for note in sshd.home.glob("state/trainctl/*/detached.toml"):
-            process = there.running(note)
+            process = remote_side.running(note)
             if process is not None:
                 process.terminate()
                 process.wait(20)
@@ -81,7 +81,7 @@ def calls(pair: Pair) -> Calls:
     """One after the other, before any test has one fail."""
     first = call_json(*pair.words(), **pair.env)
     note = pair.sshd.home / "state" / "trainctl" / "away" / "detached.toml"
-    process, before = there.running(note), note.read_bytes()
+    process, before = remote_side.running(note), note.read_bytes()
     assert process is not None, "it was started by itself"
     SHARED_PIDS.add(process.pid)
     second = call_json(*pair.words(), **pair.env)

@@ -11,7 +11,7 @@ from trainctl.node_agent.transport.mdns import Advertisement
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.machine import discovery
-from trainctl.tui import discovering
+from trainctl.tui.setup import discovery as discovering
 
 PUBLIC = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
 ADDRESS = "tcp://127.0.0.1:17474"

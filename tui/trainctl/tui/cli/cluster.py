@@ -43,9 +43,9 @@ def add(
     it changes only what isn't so yet. Your cluster.toml isn't touched: the node goes to cluster.d/NAME.toml beside it.
     """
     from trainctl.protocol.config import cluster_file as clusters
-    from trainctl.tui.joining import add as joining
-    from trainctl.tui.joining.machine import Install
-    from trainctl.tui.joining.ssh import Target
+    from trainctl.tui.setup import add_node as joining
+    from trainctl.tui.setup.remote_install import Install
+    from trainctl.tui.setup.ssh import Target
 
     chosen = None if extras is None else tuple(word for word in extras.split(",") if word not in ("", "none"))
     wanted = joining.Wanted(

@@ -24,11 +24,11 @@ def discover(
     Anyone on the network can say anything there: it is a hint where to look. Keys are never taken from it; add a node
     with `trainctl cluster add`, which fetches its key over SSH.
     """
-    from trainctl.tui import discovering
+    from trainctl.tui.setup import discovery
 
     known = targets.cluster_file(cluster)
-    found = discovering.listen(seconds)
-    standings = [discovering.standing(advert, known.cluster if known is not None else None) for advert in found]
+    found = discovery.listen(seconds)
+    standings = [discovery.standing(advert, known.cluster if known is not None else None) for advert in found]
     if json:
         output.emit_ok(found=[one._asdict() | {"standing": said} for one, said in zip(found, standings, strict=True)])
     elif found:

@@ -38,7 +38,7 @@ def init(
 
     No file is ever overwritten. What is written passes `trainctl check`.
     """
-    from trainctl.tui import init_work as work
+    from trainctl.tui.setup import init_work as work
 
     given = work.Given(model, data, name, steps, batch, address)
     asks = sys.stdin.isatty() and sys.stderr.isatty() and not json

@@ -12,12 +12,12 @@ from trainctl.protocol.record import paths
 from trainctl.protocol.security import keys
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.wire import sockets
-from trainctl.tui.joining import link, wheel
-from trainctl.tui.joining.machine import Install, Machine, find
-from trainctl.tui.joining.ssh import Ssh, Target
-from trainctl.tui.joining.there import add_nodes
+from trainctl.tui.setup import link_test, wheel
+from trainctl.tui.setup.remote_install import Install, Machine, find
+from trainctl.tui.setup.remote_side import add_nodes
+from trainctl.tui.setup.ssh import Ssh, Target
 
-_THERE = "trainctl.tui.joining.there"
+_THERE = "trainctl.tui.setup.remote_side"
 START_SECONDS = 180.0
 Say = Callable[["Step"], None]
 
@@ -58,7 +58,7 @@ class Added(NamedTuple):
     node: str
     address: str
     steps: tuple[Step, ...]
-    link: link.Link
+    link_test: link_test.Link
     remarks: tuple[str, ...]
 
 
@@ -89,7 +89,7 @@ def add(wanted: Wanted, file: Path, known: cluster_file.Cluster, say: Say) -> Ad
         ring = Keyring(nodes=known)
         ring.learn(pair.there_address, joined["key"])
         try:
-            tested = link.test(ssh, python, pair.there_address, ring)
+            tested = link_test.test(ssh, python, pair.there_address, ring)
         except (UnreachableError, NotAuthorisedError) as error:
             raise type(error)(f"link: {error}") from None
         done("link", False, _link_text(tested))
@@ -171,14 +171,14 @@ def _start_text(started: dict[str, Any]) -> str:
     return f"the agent runs {how}" if started["changed"] else f"the agent runs already, {how}"
 
 
-def _link_text(tested: link.Link) -> str:
-    trip = f"{tested.round_trip_seconds * 1000:.2f} ms round trip (median of {link.ROUNDS})"
+def _link_text(tested: link_test.Link) -> str:
+    trip = f"{tested.round_trip_seconds * 1000:.2f} ms round trip (median of {link_test.ROUNDS})"
     if tested.bytes_per_second is None:
         return f"{trip}; no stream was measured: {tested.why}"
     return f"{trip}, {tested.bytes_per_second / 1e9:.2f} GB/s from there to here (one plain TCP stream)"
 
 
-def _remarks(pair: Pair, tested: link.Link, key: str, *, changed: bool) -> list[str]:
+def _remarks(pair: Pair, tested: link_test.Link, key: str, *, changed: bool) -> list[str]:
     """What is left to a person."""
     said = ["start this machine's agent again, so that it knows the node: trainctl-agent run"] if changed else []
     old = pair.known.nodes.get(pair.there)

@@ -6,8 +6,8 @@ import re
 from typing import NamedTuple
 
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.tui.joining.ssh import Ssh
-from trainctl.tui.joining.wheel import Wheel
+from trainctl.tui.setup.ssh import Ssh
+from trainctl.tui.setup.wheel import Wheel
 
 INSTALL_SECONDS = 3600.0
 """torch is gigabytes."""

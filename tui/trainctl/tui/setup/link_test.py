@@ -15,7 +15,7 @@ from trainctl.protocol.errors import UnreachableError
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.wire import sockets
 from trainctl.tui.doctor.probe import ask_round
-from trainctl.tui.joining.ssh import Ssh, said
+from trainctl.tui.setup.ssh import Ssh, said
 
 ROUNDS = 20
 ANSWER_SECONDS, AWAIT_SECONDS = 3.0, 30.0
@@ -59,7 +59,7 @@ async def _answers(address: str, ring: Keyring) -> tuple[m.Facts, float]:
 def _stream(ssh: Ssh, python: str, host: str) -> float:
     """Bytes a second that one plain TCP connection to that address carries. Raises OSError or ValueError."""
     token = secrets.token_hex(16)
-    command = ssh.command([python, "-m", "trainctl.tui.joining.there", "stream"])
+    command = ssh.command([python, "-m", "trainctl.tui.setup.remote_side", "stream"])
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as sender:
         assert sender.stdin is not None and sender.stdout is not None and sender.stderr is not None
         try:

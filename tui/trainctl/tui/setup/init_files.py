@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from trainctl.protocol.wire import sockets
-from trainctl.tui.init_probe import Machine, Model
+from trainctl.tui.setup.init_probe import Machine, Model
 
 STEPS, BATCH, LEARNING_RATE = 1000, 32, 3e-4
 SEQUENCE = 512

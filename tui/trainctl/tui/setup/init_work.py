@@ -8,10 +8,10 @@ from trainctl.protocol.config import cluster_file as cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.security import keys
 from trainctl.protocol.wire import sockets
-from trainctl.tui import init_files, init_probe, new_files
 from trainctl.tui.cli import targets
-from trainctl.tui.init_files import Answers
-from trainctl.tui.init_probe import Machine
+from trainctl.tui.setup import init_files, init_probe, new_files
+from trainctl.tui.setup.init_files import Answers
+from trainctl.tui.setup.init_probe import Machine
 
 Ask = Callable[[str, str], str]
 """A question and the answer that Enter gives (empty: none) -> the answer."""

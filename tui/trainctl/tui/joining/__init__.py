@@ -1,1 +1,0 @@
-"""`trainctl cluster add`: another machine is given the program, keys and the cluster's nodes over SSH, and tried."""

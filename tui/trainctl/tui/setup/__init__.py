@@ -1,0 +1,1 @@
+"""First files, new machines over SSH, and discovery."""
