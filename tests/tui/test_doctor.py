@@ -10,10 +10,10 @@ from trainctl.protocol import examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.machine import facts
-from trainctl.tui.doctor import judge, variables
-from trainctl.tui.doctor.files import of_files
+from trainctl.tui.doctor import check_environment, run_checks
+from trainctl.tui.doctor.check_files import of_files
+from trainctl.tui.doctor.findings import Finding, Hashed, Look, Scene, Trouble
 from trainctl.tui.doctor.probe import Round
-from trainctl.tui.doctor.scene import Finding, Hashed, Look, Scene, Trouble
 
 GB = 10**9
 WELL: Any = msgspec.structs.replace(
@@ -29,13 +29,13 @@ def look(name: str = "studio", address: str = ADDRESS, **changes: Any) -> Look:
 
 
 def judged(*looks: Look, **more: Any) -> list[Finding]:
-    return list(judge.findings(Scene(WELL, looks, **more)))
+    return list(run_checks.findings(Scene(WELL, looks, **more)))
 
 
 def told(level: str, *looks: Look, **more: Any) -> str:
     """The one line of that level."""
     (finding,) = [finding for finding in judged(*looks, **more) if finding.level == level]
-    return judge.line(finding)
+    return run_checks.line(finding)
 
 
 def test_a_node_that_is_well_has_no_word_said_against_it() -> None:
@@ -82,9 +82,9 @@ def test_each_fault_of_a_machine_has_its_line(level: str, change: dict[str, Any]
 
 
 def test_popular_variables_that_mlx_does_not_read_are_said_to_be_so() -> None:
-    line = next(judge.line(one) for one in judged(look(environment={"OMP_NUM_THREADS": "8"})) if "OMP" in one.text)
+    line = next(run_checks.line(one) for one in judged(look(environment={"OMP_NUM_THREADS": "8"})) if "OMP" in one.text)
     assert "OMP_NUM_THREADS=8" in line and "MLX doesn't read it" in line
-    assert set(variables.MEANINGS) == set(facts.VARIABLES), "each variable that agents tell of has a meaning"
+    assert set(check_environment.MEANINGS) == set(facts.VARIABLES), "each variable that agents tell of has a meaning"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_popular_variables_that_mlx_does_not_read_are_said_to_be_so() -> None:
 def test_what_keeps_a_node_out_of_reach_is_named(kind: Any, system: str, says: tuple[str, ...]) -> None:
     here = msgspec.structs.replace(WELL, system=system)
     away = Look("mbp", "tcp://10.0.7.2:7474", trouble=Trouble(kind, "so it is"))
-    lines = [judge.line(one) for one in judge.findings(Scene(here, (look(), away))) if one.level == "fail"]
+    lines = [run_checks.line(one) for one in run_checks.findings(Scene(here, (look(), away))) if one.level == "fail"]
     assert len(lines) == 1 and lines[0].startswith("mbp: reach: tcp://10.0.7.2:7474: ")
     assert all(text in lines[0] for text in says), lines
 
@@ -117,7 +117,7 @@ def test_a_port_that_publishes_and_cannot_be_reached_fails() -> None:
 
 def test_versions_that_differ_are_named_with_their_nodes() -> None:
     other = look("mbp", libraries={"torch": "2.9.1", "mlx": "0.32.0"}, version="0.2.0")
-    found = [judge.line(one) for one in judged(look(), other) if one.level in ("warn", "fail")]
+    found = [run_checks.line(one) for one in judged(look(), other) if one.level in ("warn", "fail")]
     assert [line.split(":")[1].split()[0] for line in found] == ["trainctl", "torch"]
     assert "0.1.0 on studio; 0.2.0 on mbp" in found[0] and "trainctl==0.2.0" in found[0]
     assert "pip install 'torch==2.13.0'" in found[1], "2.13 is newer than 2.9"
@@ -167,7 +167,7 @@ def test_the_interface_of_the_sums(interface: str, trusted: tuple[str, ...], lev
     here = look(interfaces=(*WELL.interfaces, down, bare))
     (found,) = [one for one in judged(here, run=config, trusted_networks=networks) if one.subject == "interface"]
     assert found.level == level
-    assert says in judge.line(found)
+    assert says in run_checks.line(found)
 
 
 def hashed(node: str, path: str, digest: str, what: Any = "model", problem: str = "", **files: str) -> Hashed:
@@ -184,7 +184,7 @@ def test_files_that_differ_are_named_with_the_line_that_mends_it() -> None:
         hashed("studio", "/data/x.jsonl", "c" * 64, "data", x_jsonl="7"),
         hashed("mbp", "/data/x.jsonl", "", "data", problem="/data/x.jsonl: No such file or directory"),
     ))))  # fmt: skip
-    lines = [judge.line(one) for one in found if one.level == "fail"]
+    lines = [run_checks.line(one) for one in found if one.level == "fail"]
     assert len(lines) == 2
     assert "mbp: model: /Users/anna/my model differs from studio's in model.safetensors" in lines[0]
     assert lines[0].endswith("on mbp: rsync -av --checksum studio.local:/models/mine/ '/Users/anna/my model/'")

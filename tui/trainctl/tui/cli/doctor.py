@@ -14,7 +14,7 @@ from trainctl.tui.cli.options import ClusterFile, Connect, Json, subcommands, wh
 
 if TYPE_CHECKING:
     from trainctl.tui.cli.targets import Where
-    from trainctl.tui.doctor.scene import Level, Scene
+    from trainctl.tui.doctor.findings import Level, Scene
 
 app = subcommands()
 
@@ -35,7 +35,7 @@ def doctor(
     With a run file also whether all its nodes have the same model and data, which are read whole for that. Exits 0 if
     nothing fails, else 3. Nothing is changed anywhere.
     """
-    from trainctl.tui.doctor.judge import findings, line
+    from trainctl.tui.doctor.run_checks import findings, line
 
     found = findings(asyncio.run(_scene(where(ctx, connect, cluster), file)))
     counts = Counter(finding.level for finding in found)
@@ -57,7 +57,7 @@ LEVELS: tuple["Level", ...] = ("fail", "warn", "ok")
 async def _scene(at: "Where", file: Path | None) -> "Scene":
     from trainctl.protocol.config import run_file
     from trainctl.tui.doctor import probe
-    from trainctl.tui.doctor.scene import Scene
+    from trainctl.tui.doctor.findings import Scene
 
     run = run_file.read(file) if file is not None else None
     here = probe.here()

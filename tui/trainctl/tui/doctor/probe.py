@@ -16,7 +16,7 @@ from trainctl.protocol.machine import facts
 from trainctl.protocol.record import paths
 from trainctl.protocol.security import keys
 from trainctl.protocol.wire import sockets
-from trainctl.tui.doctor.scene import Asset, Hashed, Look, Trouble
+from trainctl.tui.doctor.findings import Asset, Hashed, Look, Trouble
 
 CONNECT_SECONDS, ANSWER_SECONDS = 3.0, 5.0
 DIGEST_SECONDS = 1800.0

@@ -5,8 +5,8 @@ from ipaddress import IPv4Interface
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.wire import sockets
-from trainctl.tui.doctor.machines import quoted
-from trainctl.tui.doctor.scene import Finding, Level, Look, Scene, Subject, Trouble
+from trainctl.tui.doctor.check_machine import quoted
+from trainctl.tui.doctor.findings import Finding, Level, Look, Scene, Subject, Trouble
 
 CLOCK_WARN_SECONDS, CLOCK_FAIL_SECONDS = 0.5, 30.0
 SLOW_SECONDS = 0.05

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from trainctl.protocol.wire import sockets
-from trainctl.tui.doctor.group import shell_copy
-from trainctl.tui.doctor.scene import Finding, Hashed, Scene
+from trainctl.tui.doctor.check_cluster import shell_copy
+from trainctl.tui.doctor.findings import Finding, Hashed, Scene
 
 SHOWN_FILES = 3
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.tui.doctor.scene import Finding, Level, Look
+from trainctl.tui.doctor.findings import Finding, Level, Look
 
 
 class Meaning(NamedTuple):

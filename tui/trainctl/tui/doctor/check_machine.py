@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.wire import sockets
-from trainctl.tui.doctor.scene import Finding, Level, Look
+from trainctl.tui.doctor.findings import Finding, Level, Look
 
 GB = 1e9
 LEAST_FREE_BYTES, LOW_FREE_BYTES = 5 * GB, 20 * GB

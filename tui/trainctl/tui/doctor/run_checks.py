@@ -1,10 +1,10 @@
 """All that the doctor finds in a scene, in the order in which it is told."""
 
-from trainctl.tui.doctor.files import of_files
-from trainctl.tui.doctor.group import of_clock, of_interfaces, of_reach, of_versions
-from trainctl.tui.doctor.machines import of_machine
-from trainctl.tui.doctor.scene import Finding, Look, Scene
-from trainctl.tui.doctor.variables import of_environment
+from trainctl.tui.doctor.check_cluster import of_clock, of_interfaces, of_reach, of_versions
+from trainctl.tui.doctor.check_environment import of_environment
+from trainctl.tui.doctor.check_files import of_files
+from trainctl.tui.doctor.check_machine import of_machine
+from trainctl.tui.doctor.findings import Finding, Look, Scene
 
 HERE, NO_AGENT = "this machine", "tcp://127.0.0.1:0"
 
