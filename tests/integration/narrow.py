@@ -13,7 +13,7 @@ import psutil
 from tests.conftest import SHARED_PIDS
 from tests.integration.clusters import free_addresses
 from tests.integration.conftest import AgentProcess, until
-from tests.node_agent.processes import ENVIRONMENT
+from tests.node_agent.support.processes import ENVIRONMENT
 
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config import cluster_file

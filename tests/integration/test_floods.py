@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import pytest
 from tests.integration import rawzmtp
 from tests.integration.narrow import DESCRIPTORS, Keyed, Narrow, answers, flood, warmed
-from tests.node_agent.processes import ENVIRONMENT, python
+from tests.node_agent.support.processes import ENVIRONMENT, python
 
 from trainctl.protocol.record.schema import open_for_reading
 

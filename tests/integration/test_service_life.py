@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.integration.conftest import NODE, AgentProcess, until, wait_for_end, wait_for_step
-from tests.node_agent.processes import ENVIRONMENT
+from tests.node_agent.support.processes import ENVIRONMENT
 
 from trainctl.node_agent.services import systemd
 from trainctl.node_agent.services.manager import own_command

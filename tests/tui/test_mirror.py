@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.node_agent import records
+from tests.node_agent.support import records
 from tests.tui.cli_calls import assert_one_line, call
 
 from trainctl.node_agent.records.run_db import RunRecorder

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.node_agent import records
+from tests.node_agent.support import records
 from tests.tui import event_files, run_directory
 from tests.tui.cli_calls import COMMAND, DEADLINE_SECONDS, ENVIRONMENT, assert_one_line, call, call_process, wait_until
 

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.node_agent.simulation import config
-from tests.node_agent.test_engines import LINUX
+from tests.node_agent.planning.test_compatibility import LINUX
+from tests.node_agent.support.simulation import config
 from tests.tui.recorded import NOW, run_view
 
 from trainctl.node_agent.planning import edits

@@ -1,0 +1,256 @@
+"""What a run waits for and for how long: stops with a node lost, silent nodes, first sums, and parts that hang."""
+
+import msgspec
+import pytest
+from tests.node_agent.conductor.test_groups import group, rows, texts
+from tests.node_agent.support.simulation import Simulation
+
+from trainctl.node_agent.planning import estimates
+from trainctl.protocol import messages as m
+
+
+def tick(simulation: Simulation, seconds: float) -> None:
+    """Time passes as for an agent, which looks a few times a second."""
+    for _ in range(int(seconds)):
+        simulation.tick(1.0)
+        simulation.run()
+
+
+def hang(simulation: Simulation, rank: int) -> None:
+    """It says that it is there, and does nothing."""
+    simulation.ranks[rank].hung = True
+
+
+# ---------------------------------------------------------------- stops
+
+
+def test_a_stop_without_a_node_that_is_off_is_applied_by_the_others():
+    simulation = group().begin().until_step(4)
+    simulation.lose(simulation.ranks[2])
+    stop = simulation.command("stop")
+    tick(simulation, 80)
+    end = simulation.ends[stop]
+    assert (end.state, end.step) == ("applied", simulation.conductor.progress.step)
+    assert any(text.startswith("c is lost") for text in texts(simulation))
+    assert any(text.startswith(f"checkpoint step-{end.step}") for text in texts(simulation))
+    assert simulation.ended.state == "stopped"
+
+
+def test_a_stop_that_wants_no_checkpoint_is_applied_though_a_node_is_off():
+    simulation = group().begin().until_step(4)
+    simulation.lose(simulation.ranks[0])
+    stop = simulation.command("stop", checkpoint=False)
+    tick(simulation, 80)
+    assert simulation.ends[stop].state == "applied"
+    assert not any("checkpoint" in text for text in texts(simulation))
+    assert simulation.ended.state == "stopped"
+
+
+def test_a_stop_whose_checkpoint_hangs_ends_and_names_who_hangs():
+    simulation = group().begin().until_step(4)
+    stop = simulation.command("stop")
+    simulation.until(lambda: simulation.sent_plans[-1].kind == "checkpoint").talk()
+    hang(simulation, 1)
+    tick(simulation, 29)
+    assert stop not in simulation.ends
+    tick(simulation, 3)
+    assert simulation.ends[stop].state == "failed"
+    assert "b did not answer for 3" in simulation.ends[stop].reason
+    assert simulation.conductor.final == "stopped"
+
+
+def test_a_stop_waits_for_a_large_checkpoint():
+    simulation = group()
+    for rank in simulation.ranks.values():
+        rank.parameters = 1_000_000_000
+    simulation.begin().until_step(4)
+    stop = simulation.command("stop")
+    simulation.until(lambda: simulation.sent_plans[-1].kind == "checkpoint").talk()
+    hang(simulation, 0)
+    tick(simulation, 2 * estimates.write_seconds(1_000_000_000))
+    assert stop not in simulation.ends
+    simulation.ranks[0].hung = False
+    simulation.run()
+    assert simulation.ends[stop].state == "applied"
+
+
+def test_a_stop_waits_for_slow_steps():
+    simulation = group().begin()
+    for rank in simulation.ranks.values():
+        rank.step_seconds = 20.0
+    simulation.until_step(4)
+    hang(simulation, 1)
+    stop = simulation.command("stop")
+    tick(simulation, 90)
+    assert stop not in simulation.ends
+    simulation.ranks[1].hung = False
+    assert simulation.run().ends[stop].state == "applied"
+
+
+def test_a_stop_that_another_agent_took_ends_though_a_node_never_comes_back():
+    simulation = group().begin().until_step(4)
+    simulation.lose(simulation.ranks[1])
+    stop = simulation.command("stop")
+    simulation.restart_agent()
+    assert simulation.conductor.stage == "loading"
+    tick(simulation, 80)
+    assert simulation.ends[stop].state == "applied"
+    assert any(text.startswith("b is lost") for text in texts(simulation))
+    assert simulation.ended.state == "stopped"
+
+
+def test_a_run_that_is_not_to_stop_waits_for_a_while_for_a_node_that_is_off_and_has_the_only_state():
+    simulation = group("ab", steps=400, checkpoint={"every_steps": 2}).begin().until_step(4)
+    simulation.kill(simulation.ranks[0])
+    simulation.until(lambda: any("formed, 1 rank" in text for text in texts(simulation)))
+    simulation.lose(simulation.ranks[1])
+    tick(simulation, 280)
+    assert simulation.conductor.final is None, "it could not be started again there"
+    tick(simulation, 25)
+    assert simulation.conductor.goes_back
+
+
+# ---------------------------------------------------------------- who is silent is not admitted
+
+
+def test_a_silent_node_is_not_admitted_and_the_others_train_on():
+    simulation = group(steps=60).begin().until_step(2)
+    drain = simulation.command("drain", node="c")
+    simulation.until(lambda: drain in simulation.ends)
+    simulation.disconnect(simulation.ranks[2])
+    for _ in range(7):
+        simulation.tick(1.0)
+    admit = simulation.command("admit", node="c")
+    assert (simulation.ends[admit].state, simulation.ends[admit].field) == ("rejected", "node")
+    assert simulation.ends[admit].reason == "the trainer of c has been silent for 7 s"
+    simulation.reconnect(simulation.ranks[2])
+    simulation.talk()
+    again = simulation.command("admit", node="c")
+    assert simulation.run().ended.state == "finished"
+    assert simulation.ends[again].state == "applied"
+
+
+# ---------------------------------------------------------------- sums
+
+
+def in_the_first_sum(parameters: int) -> Simulation:
+    """All ranks have accumulated the first step; c hangs in the sum."""
+    simulation = group()
+    for rank in simulation.ranks.values():
+        rank.parameters = parameters
+    simulation.begin().until(lambda: all(rank.accumulated for rank in simulation.ranks.values()))
+    simulation.ranks[2].failed = True
+    return simulation.run()
+
+
+def test_the_first_sum_of_a_large_model_is_given_the_time_of_its_size():
+    simulation = in_the_first_sum(20_000_000)
+    tick(simulation, 20)
+    assert simulation.conductor.stage == "formed"
+    tick(simulation, 10)
+    assert "g1.1 left: c did not come out of the sum at step 1 in time" in texts(simulation)
+
+
+def test_the_first_sum_of_a_small_model_is_overdue_soon():
+    simulation = in_the_first_sum(1000)
+    tick(simulation, 11)
+    assert any("did not come out of the sum at step 1" in text for text in texts(simulation))
+
+
+# ---------------------------------------------------------------- parts that hang
+
+
+def slow(simulation: Simulation) -> list[str]:
+    return [text for text in texts(simulation) if "not finished" in text]
+
+
+def test_a_rank_that_hangs_in_its_part_of_a_step_is_named_once():
+    simulation = group().begin().until_step(4)
+    hang(simulation, 2)
+    tick(simulation, 29)
+    assert not slow(simulation)
+    tick(simulation, 60)
+    step = simulation.conductor.progress.step + 1
+    (told,) = slow(simulation)
+    assert told.startswith(f"c has not finished its part of step {step} after 3")
+    assert simulation.conductor.stage == "formed"
+    simulation.ranks[2].hung = False
+    assert simulation.run().ended.state == "finished"
+
+
+def test_ten_times_the_usual_is_waited_before_a_slow_part_is_told():
+    simulation = group().begin()
+    for rank in simulation.ranks.values():
+        rank.step_seconds = 6.0
+    simulation.until_step(4)
+    hang(simulation, 2)
+    tick(simulation, 59)
+    assert not slow(simulation)
+    tick(simulation, 2)
+    assert len(slow(simulation)) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("measure", "measurement of first shares"),
+        ("evaluate", "evaluation at step 4"),
+        ("checkpoint", "checkpoint of step 4"),
+    ],
+)
+def test_a_rank_that_hangs_beside_training_is_named(kind, words):
+    simulation = group(
+        group={"first_shares": "timed" if kind == "measure" else "even"},
+        evaluate={"every_steps": 4 if kind == "evaluate" else 0},
+        checkpoint={"every_steps": 4 if kind == "checkpoint" else 0},
+    )
+    simulation.begin().until(lambda: simulation.sent_plans and simulation.sent_plans[-1].kind == kind)
+    hang(simulation, 1)
+    tick(simulation, 40)
+    (told,) = slow(simulation)
+    assert told.startswith(f"b has not finished its part of the {words} after 3")
+
+
+def test_a_rank_alone_that_hangs_in_its_update_is_named():
+    simulation = group("a", 8).begin().until_step(4)
+    simulation.until(lambda: simulation.ranks[0].accumulated).talk()
+    hang(simulation, 0)
+    tick(simulation, 31)
+    assert len(slow(simulation)) == 1
+
+
+# ---------------------------------------------------------------- the micro-batch that was wanted
+
+
+def micros(simulation: Simulation, step: int) -> dict[int, int]:
+    plan = [plan for plan in simulation.sent_plans if (plan.kind, plan.step) == ("train", step)][-1]
+    return {work.rank: work.micro_batch for work in plan.work}
+
+
+def test_a_micro_batch_that_was_run_in_less_is_itself_again_with_its_share():
+    simulation = group(steps=60).begin().until_step(2)
+    less = simulation.command("rebalance", shares={"a": 10, "b": 1, "c": 1})
+    simulation.until(lambda: less in simulation.ends)
+    end = simulation.ends[less]
+    assert micros(simulation, end.step) == {0: 4, 1: 1, 2: 1}
+    more = simulation.command("rebalance", shares={"a": 4, "b": 4, "c": 4})
+    simulation.run()
+    step = simulation.ends[more].step
+    assert (micros(simulation, step), rows(simulation, step)) == ({0: 4, 1: 4, 2: 4}, {0: 4, 1: 4, 2: 4})
+
+
+def test_what_ran_out_of_memory_stays_small_whatever_the_share_becomes():
+    simulation = group(steps=60).begin().until_step(2)
+    less = simulation.command("rebalance", shares={"a": 6, "b": 3, "c": 3})
+    simulation.until(lambda: less in simulation.ends)
+    simulation.until(
+        lambda: any(isinstance(said, m.Report) and said.kind == "train" for said in simulation.ranks[1].up)
+    )
+    said = simulation.ranks[1].up
+    at = next(index for index, report in enumerate(said) if isinstance(report, m.Report) and report.kind == "train")
+    said[at] = msgspec.structs.replace(said[at], replays=1, micro_batch=1)
+    simulation.run(60)
+    assert any("resize-batch b 3 → 1: out of memory" in text for text in texts(simulation))
+    more = simulation.command("rebalance", shares={"a": 4, "b": 4, "c": 4})
+    simulation.run()
+    assert micros(simulation, simulation.ends[more].step) == {0: 4, 1: 1, 2: 4}

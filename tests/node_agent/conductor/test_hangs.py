@@ -1,0 +1,404 @@
+"""Ranks that hang though they say that they are there, the last one with the run's state, and states in words."""
+
+import pytest
+from tests.node_agent.conductor.test_deadlines import hang, tick
+from tests.node_agent.conductor.test_groups import group, texts
+from tests.node_agent.conductor.test_restarts import go_on
+from tests.node_agent.support.simulation import Simulation, check_ledger
+
+from trainctl.node_agent.conductor import views
+from trainctl.protocol import messages as m
+
+
+def shown(simulation: Simulation, rank: int, away: str = "") -> m.RankView:
+    return views.rank_view(simulation.conductor, rank, None, away, None, 0.0)
+
+
+def lost(simulation: Simulation) -> list[str]:
+    return [text for text in texts(simulation) if " is lost: " in text]
+
+
+# ---------------------------------------------------------------- replaced
+
+
+def test_a_rank_that_gets_on_with_nothing_is_late_then_hung_then_replaced_and_finishes_with_the_others():
+    simulation = group().begin().until_step(4)
+    hang(simulation, 2)
+    tick(simulation, 12)
+    assert shown(simulation, 2).state == "late"
+    assert shown(simulation, 2).why.startswith(f"step {simulation.conductor.progress.step + 1} takes long, as a rule ")
+    tick(simulation, 55)
+    assert (shown(simulation, 2).state, shown(simulation, 0).state) == ("hung", "run")
+    assert shown(simulation, 2).why == f"no progress in {simulation.conductor.ranks[2].doing}"
+    tick(simulation, 50)
+    assert not lost(simulation)
+    tick(simulation, 10)
+    (told,) = lost(simulation)
+    assert told.startswith("c is lost: hung, no progress in idle of step ")
+    assert simulation.ranks[2].gone or not simulation.ranks[2].hung, "killed, and perhaps started again by now"
+    assert go_on(simulation).ended.state == "finished"
+    check_ledger(simulation)
+
+
+def test_one_that_is_slow_and_gets_on_is_only_late():
+    simulation = group().begin().until_step(4)
+    hang(simulation, 1)
+    for _ in range(600):
+        simulation.ranks[1].progress += 1  # a micro-batch
+        simulation.tick(1.0)
+        simulation.run()
+    assert shown(simulation, 1).state == "late"
+    assert not lost(simulation)
+    simulation.ranks[1].hung = False
+    assert simulation.run().ended.state == "finished"
+
+
+def test_a_first_step_may_take_longer_than_any_other():
+    simulation = group()
+    simulation.begin().until(lambda: simulation.sent_plans and simulation.sent_plans[-1].kind == "train").talk()
+    hang(simulation, 1)
+    tick(simulation, 28)
+    assert shown(simulation, 1).state == "run", "nothing is known yet of how long it takes"
+    tick(simulation, 5)
+    assert (shown(simulation, 1).state, shown(simulation, 1).why) == ("late", "step 1 takes long")
+    tick(simulation, 535)
+    assert not lost(simulation)
+    tick(simulation, 40)
+    assert lost(simulation)
+
+
+def test_where_all_hang_it_is_what_they_have_in_common_and_nobody_is_replaced():
+    simulation = group().begin().until_step(4)
+    for rank in simulation.ranks:
+        hang(simulation, rank)
+    tick(simulation, 1000)
+    assert {shown(simulation, rank).state for rank in simulation.ranks} == {"hung"}
+    assert not lost(simulation)
+    for rank in simulation.ranks.values():
+        rank.hung = False
+    assert simulation.run().ended.state == "finished"
+
+
+def test_the_run_file_says_what_the_least_is():
+    simulation = group(group={"hung_seconds": 600.0}).begin().until_step(4)
+    hang(simulation, 2)
+    tick(simulation, 570)
+    assert not lost(simulation)
+    tick(simulation, 40)
+    assert lost(simulation)
+
+
+def test_one_that_hangs_in_its_checkpoint_is_replaced_and_the_run_goes_on():
+    simulation = group(checkpoint={"every_steps": 4}).begin().until_step(6)
+    simulation.until(lambda: simulation.sent_plans[-1].kind == "checkpoint").talk()
+    hang(simulation, 1)
+    tick(simulation, 125)
+    assert len(lost(simulation)) == 1
+    assert go_on(simulation).ended.state == "finished"
+    check_ledger(simulation)
+
+
+@pytest.mark.parametrize("names", ["a", "abc"])
+def test_who_did_nothing_in_a_long_pause_is_not_taken_for_hung_when_it_ends(names):
+    simulation = group(names, checkpoint={"every_steps": 2}).begin().until_step(5)
+    simulation.command("pause")
+    simulation.run()
+    tick(simulation, 700)
+    simulation.command("resume")
+    while simulation.conductor.stage != "forming":
+        simulation.stride()
+        simulation.tick()
+    simulation.tick()
+    assert not lost(simulation)
+    assert simulation.conductor.final is None
+    assert go_on(simulation).ended.state == "finished"
+    assert not lost(simulation)
+
+
+def test_one_that_hangs_while_a_group_is_formed_is_replaced_before_the_run_fails():
+    simulation = group().begin().until_step(5)
+    simulation.until(lambda: len({rank.last_step for rank in simulation.ranks.values()}) == 1)
+    hang(simulation, 1)
+    simulation.break_group(simulation.ranks[0])
+    tick(simulation, 200)
+    assert lost(simulation)[0].startswith("b is lost: hung, no progress in ")
+    assert go_on(simulation).ended.state == "finished"
+    check_ledger(simulation)
+
+
+# ---------------------------------------------------------------- the last one with the state
+
+
+def alone(steps: int = 400, every: int = 2) -> Simulation:
+    """Of two ranks the first has just died, so that only the other has the state."""
+    simulation = group("ab", steps=steps, checkpoint={"every_steps": every}).begin().until_step(5)
+    simulation.kill(simulation.ranks[0])
+    return simulation.until(lambda: any("formed, 1 rank" in text for text in texts(simulation)))
+
+
+def test_the_last_one_that_is_silent_for_long_is_given_up_for_a_checkpoint():
+    simulation = alone()
+    simulation.stop(simulation.ranks[1])
+    tick(simulation, 59)
+    assert simulation.conductor.final is None
+    ends = "; nobody else has the run's state, after 60 s given up for the newest checkpoint"
+    assert shown(simulation, 1, "silent").why == "silent" + ends
+    waited = "b, the last with the run's state, is silent: waited for, after 60 s given up for the newest checkpoint"
+    assert texts(simulation).count(waited) == 1
+    tick(simulation, 3)
+    assert simulation.conductor.goes_back
+    assert any("b, the last with the run's state, has been silent" in text for text in texts(simulation))
+    assert simulation.ranks[1].gone
+    tick(simulation, 5)
+    assert simulation.ended.state == "failed"
+
+
+def test_without_a_checkpoint_the_last_one_is_waited_for_and_its_state_says_so():
+    simulation = alone(every=0)
+    simulation.stop(simulation.ranks[1])
+    tick(simulation, 300)
+    assert simulation.conductor.final is None
+    view = shown(simulation, 1, "silent")
+    assert (view.state, view.why) == ("hung", "silent; nobody else has the run's state, and there is no checkpoint")
+    simulation.ranks[1].silent = False
+    assert go_on(simulation).ended.state == "finished"
+
+
+def test_the_last_one_out_of_reach_is_given_up_later_than_a_silent_one_and_that_is_told():
+    simulation = alone()
+    simulation.disconnect(simulation.ranks[1])
+    tick(simulation, 290)
+    assert simulation.conductor.final is None
+    until = ", after 300 s given up for the newest checkpoint"
+    assert texts(simulation).count(f"b, the last with the run's state, is out of reach: waited for{until}") == 1
+    assert shown(simulation, 1, "no agent").why == f"no agent; nobody else has the run's state{until}"
+    tick(simulation, 15)
+    assert simulation.conductor.goes_back
+    told = "b, the last with the run's state, has been out of reach for 30"
+    assert any(text.startswith(told) and "(no agent answers): going back" in text for text in texts(simulation))
+
+
+def test_that_it_is_waited_for_is_told_once_though_it_owes_an_answer():
+    """Of two with the state the first dies while the other can't be reached, so that a fence is not answered."""
+    simulation = group("ab", steps=400, checkpoint={"every_steps": 2}).begin().until_step(5)
+    simulation.kill(simulation.ranks[0])
+    simulation.disconnect(simulation.ranks[1])
+    tick(simulation, 250)
+    assert simulation.conductor.stage == "fencing"
+    assert len([text for text in texts(simulation) if text.startswith("b, the last with the run's state")]) == 1
+    simulation.reconnect(simulation.ranks[1])
+    assert go_on(simulation).ended.state == "finished"
+
+
+def test_one_that_is_back_in_reach_in_time_goes_on():
+    simulation = alone()
+    simulation.disconnect(simulation.ranks[1])
+    tick(simulation, 250)
+    simulation.reconnect(simulation.ranks[1])
+    assert go_on(simulation).ended.state == "finished"
+    assert not simulation.retracted
+
+
+def test_the_run_file_says_how_long_a_node_out_of_reach_is_waited_for():
+    tables = {"checkpoint": {"every_steps": 2}, "group": {"unreachable_seconds": 20.0}}
+    simulation = group("ab", steps=400, **tables).begin().until_step(5)
+    simulation.kill(simulation.ranks[0])
+    simulation.until(lambda: any("formed, 1 rank" in text for text in texts(simulation)))
+    simulation.disconnect(simulation.ranks[1])
+    tick(simulation, 15)
+    assert simulation.conductor.final is None
+    tick(simulation, 10)
+    assert simulation.conductor.goes_back
+
+
+@pytest.mark.parametrize("why", [", and no other node is in reach", ", and there is no checkpoint"])
+def test_where_nothing_is_to_be_had_instead_the_state_is_not_given_up(why):
+    simulation = alone(every=0 if "checkpoint" in why else 2)
+    simulation.disconnect(simulation.ranks[1])
+    if "no other" in why:
+        simulation.disconnect(simulation.ranks[0])
+    tick(simulation, 1000)
+    assert simulation.conductor.final is None
+    assert shown(simulation, 1, "no agent").why == f"no agent; nobody else has the run's state{why}"
+    for rank in simulation.ranks.values():
+        simulation.reconnect(rank)
+    assert go_on(simulation).ended.state == "finished"
+
+
+def test_the_last_one_that_hangs_is_given_up_later_than_any_other():
+    simulation = alone()
+    simulation.lost.add(0)  # nobody comes to its aid
+    hang(simulation, 1)
+    tick(simulation, 500)
+    assert simulation.conductor.final is None
+    tick(simulation, 200)
+    assert simulation.conductor.goes_back
+    assert any("b, the last with the run's state, hung, no progress in " in text for text in texts(simulation))
+
+
+def test_a_checkpoint_is_known_to_the_next_conductor():
+    simulation = alone()
+    simulation.stop(simulation.ranks[1])
+    simulation.restart_agent()
+    tick(simulation, 62)
+    assert simulation.conductor.goes_back
+
+
+# ---------------------------------------------------------------- trainers that are started again
+
+
+def started_again(simulation: Simulation) -> Simulation:
+    """The trainer of c has been killed, and another one is there."""
+    simulation.begin().until_step(2)
+    simulation.command("pause")
+    simulation.run()
+    simulation.kill(simulation.ranks[2])
+    simulation.run()
+    for _ in range(2):
+        simulation.tick(1.0)
+    assert simulation.starts == 1
+    return simulation
+
+
+def test_a_trainer_that_says_nothing_after_its_start_is_ended_and_started_again_later():
+    simulation = started_again(group(steps=400))
+    simulation.stop(simulation.ranks[2])
+    tick(simulation, 118)
+    assert simulation.starts == 1
+    tick(simulation, 6)
+    assert any("the trainer of c has said nothing for 12" in text for text in texts(simulation))
+    assert simulation.starts == 2
+    simulation.command("resume")
+    assert go_on(simulation).ended.state == "finished"
+    simulation.check_alike()
+
+
+def test_one_that_hangs_while_it_loads_is_ended_and_started_again():
+    simulation = started_again(group(steps=400))
+    trainer = simulation.ranks[2]
+    trainer.load = lambda: None
+    for _ in range(620):
+        simulation.tick(1.0)
+        simulation.talk()
+    assert any("the trainer of c has got on with nothing for long while it loads" in text for text in texts(simulation))
+    assert simulation.starts == 2
+    del trainer.load
+    simulation.command("resume")
+    assert go_on(simulation).ended.state == "finished"
+
+
+def test_one_that_loads_slowly_is_let_be():
+    simulation = started_again(group(steps=400))
+    for _ in range(2000):
+        simulation.ranks[2].progress += 1
+        simulation.tick(1.0)
+        simulation.talk()
+    assert simulation.starts == 1
+
+
+# ---------------------------------------------------------------- the first load
+
+
+def loading(**tables) -> Simulation:
+    """All have loaded but c, which hangs."""
+    simulation = group(steps=8, **tables)
+    simulation.ranks[2].load = lambda: None
+    simulation.begin()
+    for _ in range(3):
+        simulation.stride()
+    return simulation
+
+
+def pass_seconds(simulation: Simulation, seconds: int) -> None:
+    """Where a load that never ends would go on and on without time passing."""
+    for _ in range(seconds):
+        simulation.tick(1.0)
+        simulation.talk()
+
+
+def test_a_first_load_that_hangs_is_ended_and_started_again_and_the_run_begins():
+    simulation = loading()
+    pass_seconds(simulation, 595)
+    assert not simulation.happened
+    assert shown(simulation, 2).state == "starting"
+    pass_seconds(simulation, 10)
+    assert "the trainer of c has got on with nothing for long while it loads: it is ended" in texts(simulation)
+    assert "the trainer of c is started again, 2 of 5" in texts(simulation)
+    assert simulation.starts == 1
+    del simulation.ranks[2].load
+    assert go_on(simulation).ended.state == "finished"
+    check_ledger(simulation)
+
+
+def test_one_that_never_says_a_word_as_well():
+    simulation = loading(run={"name": "sim", "steps": 8, "load_seconds": 30.0})
+    simulation.stop(simulation.ranks[2])
+    pass_seconds(simulation, 28)
+    assert not simulation.happened
+    pass_seconds(simulation, 5)
+    assert "the trainer of c has said nothing for 30 s while it loads: it is ended" in texts(simulation)
+    del simulation.ranks[2].load
+    assert go_on(simulation).ended.state == "finished"
+
+
+def test_after_five_starts_the_run_fails_by_that_ranks_own_error():
+    simulation = loading(run={"name": "sim", "steps": 8, "load_seconds": 20.0})
+    while simulation.conductor.final is None:
+        assert simulation.now < 300
+        pass_seconds(simulation, 1)
+    assert simulation.starts == 4
+    assert simulation.conductor.reason == (
+        "c: its trainer was started 5 times and hung each time while it loaded; the last time it was ended by signal 9"
+    )
+    assert go_on(simulation).ended.state == "failed"
+
+
+def test_a_first_load_that_gets_on_is_let_be():
+    simulation = loading()
+    for _ in range(2000):
+        simulation.ranks[2].progress += 1
+        pass_seconds(simulation, 1)
+    assert not simulation.happened
+    del simulation.ranks[2].load
+    assert go_on(simulation).ended.state == "finished"
+
+
+def test_a_node_that_is_gone_before_it_has_loaded_is_not_waited_for_without_end():
+    simulation = loading()
+    simulation.disconnect(simulation.ranks[2])
+    pass_seconds(simulation, 298)
+    assert simulation.conductor.final is None
+    pass_seconds(simulation, 4)
+    assert simulation.conductor.reason == "c has said nothing for 300 s and has not loaded; no agent answers"
+    simulation.reconnect(simulation.ranks[2])
+    assert go_on(simulation).ended.state == "failed"
+
+
+def test_a_stop_while_another_start_is_waited_for():
+    simulation = loading(run={"name": "sim", "steps": 8, "load_seconds": 20.0})
+    while not simulation.ranks[2].gone:
+        pass_seconds(simulation, 1)
+    simulation.talk()
+    assert shown(simulation, 2).state == "starting"
+    assert shown(simulation, 2).why == "was ended by signal 9"
+    stop = simulation.command("stop")
+    assert go_on(simulation).ended.state == "stopped"
+    assert simulation.ends[stop].state == "applied"
+
+
+# ---------------------------------------------------------------- draining
+
+
+@pytest.mark.parametrize("kind", ["step", "checkpoint"])
+def test_a_node_is_draining_until_what_is_under_way_is_done(kind):
+    simulation = group(steps=60, checkpoint={"every_steps": 4}).begin().until_step(3)
+    if kind == "checkpoint":
+        simulation.until(lambda: simulation.sent_plans[-1].kind == "checkpoint")
+    else:
+        simulation.until_step(5).until(lambda: simulation.sent_plans[-1].step == 6).talk()
+    drain = simulation.command("drain", node="c")
+    view = shown(simulation, 2)
+    assert (view.state, view.share) == ("draining", 4)
+    assert view.why == ("until step 6 is done" if kind == "step" else "until the checkpoint of step 4 is done")
+    simulation.until(lambda: drain in simulation.ends)
+    assert shown(simulation, 2).state == "drained"

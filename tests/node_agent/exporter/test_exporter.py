@@ -1,0 +1,181 @@
+"""The Prometheus endpoint's pure parts: what is counted, what a scene says, where it may listen; and the dashboard."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.node_agent.support import records
+
+from trainctl.node_agent.clients.queries import LiveRun
+from trainctl.node_agent.exporter import catalogue, listen_address
+from trainctl.node_agent.exporter.counters import Totals, after
+from trainctl.node_agent.exporter.samples import Histogram, readings
+from trainctl.node_agent.exporter.snapshot import Scene
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError
+
+ROOT = Path(__file__).resolve().parents[3]
+DASHBOARD = json.loads((ROOT / "examples/grafana/trainctl.json").read_text(encoding="utf-8"))
+EVENT = m.Event(id=1, at=1.0, kind="command", severity="good", by="me", text="", verb="set-lr", outcome="applied")
+HOST = m.HostReading(
+    node="a", read_at=1.0, cpu_percent=50.0, memory_used_bytes=None, memory_total_bytes=8, disk_free_bytes=None,
+    gpus=(m.GpuReading("M2", clock_mhz=1398.0), m.GpuReading("M2", utilization_percent=0.0)),
+    processes=(m.ProcessReading(1, "trainer", 0, 90.0, 5), m.ProcessReading(2, "trainer", 0, 20.0, 6),
+               m.ProcessReading(3, "agent", None, None, 7)),
+)  # fmt: skip
+RANK = m.RankView(rank=0, node="node-0", state="run", since_at=0.0, share=24, micro_batch=8)
+VIEW = m.RunView(
+    run="run-1", name="x", state="running", lead="a", engine="gloo", generation=m.Generation(2, 3), step=2, steps=9,
+    plan_version=4, global_batch=24, samples=None, cursor=48, learning_rate=1.0, started_at=5.0, ranks=(RANK,),
+    directory="/",
+)  # fmt: skip
+ALERTS = m.Alerts(node="a", alerts=(m.AlertView("disk:a", "disk", "warning", "full", 1.0, node="a"),))
+
+
+def counted(*messages: m.Live) -> Totals:
+    totals = Totals()
+    for message in messages:
+        totals = after(totals, message)
+    return totals
+
+
+def scene(live: LiveRun | None = None, totals: Totals = Totals(), host: m.HostReading | None = None) -> Scene:  # noqa: B008
+    node = m.NodeView("a", "b00t", "tcp://x:1", "tcp://x:2", host, "1.0")
+    peers = tuple(m.PeerView(name, "", None, state, 0.0) for name, state in PEERS.items())
+    return Scene(10.0, 3.0, node, peers, live, None, totals)
+
+
+PEERS: dict[str, Any] = {"b": "connected", "c": "silent", "d": "unknown"}
+
+
+def said(shown: Scene) -> dict[tuple[str, ...], Any]:
+    """Values by name and labels; each name and its labels are as the catalogue has them, and none comes twice."""
+    found: dict[tuple[str, ...], Any] = {}
+    for reading in readings(shown, 12.5):
+        assert len(reading.labels) == len(catalogue.SPECS[reading.name].labels)
+        assert (reading.name, *reading.labels) not in found
+        found[(reading.name, *reading.labels)] = reading.value
+    return found
+
+
+def test_steps_and_parts_are_summed() -> None:
+    totals = counted(
+        records.step(1, seconds=0.05), records.part(1), records.step(2, seconds=400.0), records.part(2), EVENT
+    )
+    found = said(scene(totals=totals))
+    assert found["trainctl_steps_total", "run-1"] == 2
+    assert found["trainctl_tokens_total", "run-1"] == 2 * 3072
+    assert found["trainctl_rank_tokens_total", "run-1", "node-0", "0"] == 200
+    assert found["trainctl_rank_phase_seconds_total", "run-1", "node-0", "0", "backward"] == 1.0
+    assert found["trainctl_events_total", "a", "command", "good"] == 1
+    assert found["trainctl_commands_total", "a", "set-lr", "applied"] == 1
+    histogram = found["trainctl_step_duration_seconds", "run-1"]
+    assert isinstance(histogram, Histogram)
+    counts = dict(histogram.buckets)
+    assert (counts["0.025"], counts["0.05"], counts["300"], counts["+Inf"]) == (0, 1, 1, 2)
+    assert histogram.total == pytest.approx(400.05)
+
+
+def test_another_run_begins_anew_and_what_is_no_number_spoils_no_sum() -> None:
+    other = m.StepCommitted(**{**as_dict(records.step(1)), "run": "run-2", "weight": math.nan, "skipped": "nan"})
+    found = said(scene(totals=counted(records.step(1), records.part(1), other)))
+    assert found["trainctl_steps_total", "run-2"] == found["trainctl_skipped_steps_total", "run-2"] == 1
+    assert found["trainctl_tokens_total", "run-2"] == 0
+    assert not [key for key in found if "run-1" in key]
+
+
+def as_dict(step: m.StepCommitted) -> dict[str, Any]:
+    return {name: getattr(step, name) for name in step.__struct_fields__}
+
+
+def test_what_is_not_known_is_absent() -> None:
+    found = said(scene(host=HOST))
+    names = {name for name, *_ in found}
+    assert "trainctl_host_memory_used_bytes" not in names
+    assert "trainctl_agent_event_loop_lag_seconds" not in names
+    assert "trainctl_gpu_power_watts" not in names
+    assert not [name for name in names if name.startswith(("trainctl_run", "trainctl_loss", "trainctl_steps"))]
+    assert found["trainctl_host_cpu_ratio", "a"] == 0.5
+    assert ("trainctl_gpu_utilization_ratio", "a", "0", "M2") not in found
+    assert found["trainctl_gpu_utilization_ratio", "a", "1", "M2"] == 0  # that is a reading
+    assert found["trainctl_gpu_clock_hertz", "a", "0", "M2"] == 1.398e9
+    assert found["trainctl_agent_process_memory_bytes", "a", "trainer", "0"] == 11
+    assert found["trainctl_agent_process_cpu_ratio", "a", "trainer", "0"] == pytest.approx(1.1)
+    assert ("trainctl_agent_process_cpu_ratio", "a", "agent", "") not in found
+    assert found["trainctl_agent_snapshot_age_seconds", "a"] == 2.5
+    assert found["trainctl_active_runs", "a"] == 0
+    peers = {labels[1]: value for (name, *labels), value in found.items() if name == "trainctl_peer_connected"}
+    assert peers == {"b": True, "c": False}
+
+
+def test_a_run_is_shown_with_its_ranks_and_alerts() -> None:
+    last = records.step(2, loss=math.nan)
+    found = said(scene(LiveRun(VIEW, last, (records.part(2),), ALERTS)))
+    assert found["trainctl_run_info", "run-1", "x", "a", "gloo"] == 1
+    assert found["trainctl_run_state", "run-1", "running"] == 1
+    assert math.isnan(found["trainctl_loss", "run-1"])
+    assert found["trainctl_generation_number", "run-1"] == 3
+    assert found["trainctl_share_samples", "run-1", "node-0", "0"] == 24
+    assert found["trainctl_rank_memory_bytes", "run-1", "node-0", "0"] == 10**9
+    assert ("trainctl_rank_memory_cap_bytes", "run-1", "node-0", "0") not in found
+    assert found["trainctl_alerts_firing", "run-1"] == 1
+    assert found["trainctl_alert_firing", "run-1", "disk", "a", "", "warning"] == 1
+    assert ("trainctl_eval_loss", "run-1") not in found
+
+
+def test_the_page_has_the_table() -> None:
+    page = (ROOT / "docs/exporters.md").read_text(encoding="utf-8")
+    assert catalogue.table() in page, "docs/exporters.md: put the table of exporter.catalogue.table() there"
+
+
+def queries() -> list[str]:
+    """Every query of the dashboard."""
+    found = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    found += [entry["expr"] for entry in DASHBOARD["annotations"]["list"]]
+    return found + [entry["definition"] for entry in DASHBOARD["templating"]["list"] if entry["type"] == "query"]
+
+
+def test_the_dashboard_asks_for_what_there_is() -> None:
+    names = {name for query in queries() for name in re.findall(r"trainctl_\w+", query)}
+    assert len(queries()) > 25
+    assert names <= catalogue.series_names()
+    for query in queries():
+        for name, inside in re.findall(r"(trainctl_\w+?)(?:_bucket|_sum|_count)?\{([^}]*)\}", query):
+            labels = set(re.findall(r"(\w+)=", inside))
+            assert labels <= set(catalogue.SPECS[name].labels), query
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "trusted", "fine"),
+    [
+        ("127.0.0.1:9474", (), True),
+        ("localhost:0", (), True),
+        ("[::1]:9474", (), True),
+        ("10.0.0.7:9474", (), False),
+        ("10.0.0.7:9474", ("10.0.0.0/24",), True),
+        ("10.0.1.7:9474", ("10.0.0.0/24",), False),
+        ("0.0.0.0:9474", ("0.0.0.0/0",), False),
+        ("[fd00::1]:9474", ("10.0.0.0/24", "fd00::/8"), True),
+    ],
+)
+def test_only_where_it_is_trusted(text: str, trusted: tuple[str, ...], fine: bool) -> None:
+    asked = listen_address.parse(text, "--metrics")
+    listen_address.check(asked, "--metrics", trusted, anyone=True)
+    if fine:
+        listen_address.check(asked, "--metrics", trusted)
+        return
+    with pytest.raises(InvalidInputError, match=r"without a key: use 127.0.0.1:9474, .* --metrics-for-anyone"):
+        listen_address.check(asked, "--metrics", trusted)
+
+
+@pytest.mark.parametrize(
+    "text", ["9474", "studio:9474", "127.0.0.1:", "127.0.0.1:70000", ":9474", "127.0.0.1:x", "::1:²"]
+)
+def test_what_is_no_place_is_named(text: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"--metrics: .* is no IP-ADDRESS:PORT, such as 127.0.0.1:9474"):
+        listen_address.parse(text, "--metrics")

@@ -1,0 +1,199 @@
+"""Rebalance, drain and admit: absolute shares that sum to G, texts that undo, refusals that name the argument."""
+
+import msgspec
+import pytest
+from tests.node_agent.planning.test_compatibility import LINUX, LINUX_TORCH
+from tests.node_agent.support.simulation import config
+
+from trainctl.node_agent.planning import edits
+from trainctl.node_agent.planning.durable import RankSetting, Settings
+from trainctl.node_agent.planning.share_edits import Edit, Facts
+from trainctl.protocol.batch.apportion import Speed
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import verbs
+
+
+def group(**counts: int) -> Settings:
+    """Nodes with their shares; 0 for a drained one."""
+    ranks = {
+        rank: RankSetting(node, share, 4, "" if share else "drained")
+        for rank, (node, share) in enumerate(counts.items())
+    }
+    return Settings(1, sum(counts.values()), ranks)
+
+
+def rates(by_rank: dict[int, float]) -> dict[int, Speed]:
+    return {rank: Speed(rate) for rank, rate in by_rank.items()}
+
+
+def apply(settings: Settings, verb: str, node: str | None = None, facts: Facts | None = None, **args) -> Edit:
+    everyone = dict.fromkeys(settings.ranks, LINUX)
+    known = facts or Facts({}, settings.live.keys(), everyone)
+    return edits.apply(settings, verbs.check(verb, args, node), node, 5, config(), known)
+
+
+def rebalanced(settings: Settings, **shares) -> str:
+    made = apply(settings, "rebalance", shares=shares)
+    assert sum(setting.share for setting in made.settings.ranks.values()) == settings.global_batch
+    assert made.settings.plan_version == settings.plan_version + (made.before != made.after)
+    return f"{made.before} → {made.after}"
+
+
+@pytest.mark.parametrize(
+    ("before", "wanted", "text"),
+    [
+        ({"a": 8, "b": 8}, {"a": 12, "b": 4}, "a=8 b=8 → a=12 b=4"),
+        ({"a": 8, "b": 8}, {"a": 12}, "a=8 b=8 → a=12 b=4"),
+        ({"a": 8, "b": 8}, {"a": "62.5%", "b": "37.5%"}, "a=8 b=8 → a=10 b=6"),
+        ({"a": 8, "b": 8}, {"b": "75%"}, "a=8 b=8 → a=4 b=12"),
+        ({"a": 4, "b": 6, "c": 2}, {"a": 8}, "a=4 b=6 c=2 → a=8 b=3 c=1"),
+        ({"a": 4, "b": 6, "c": 2}, {"a": "50%"}, "a=4 b=6 c=2 → a=6 b=5 c=1"),  # 4.5 and 1.5
+        ({"a": 4, "b": 6, "c": 2}, {"a": 1, "b": "50%"}, "a=4 b=6 c=2 → a=1 b=6 c=5"),
+        ({"a": 4, "b": 4, "c": 4}, {"a": "33.333%", "b": "33.333%", "c": "33.333%"}, "a=4 b=4 c=4 → a=4 b=4 c=4"),
+        ({"a": 10, "b": 6, "c": 0}, {"b": 10}, "a=10 b=6 → a=6 b=10"),
+        ({"a": 10, "b": 6}, {"b": "0.1%"}, "a=10 b=6 → a=15 b=1"),
+    ],
+)
+def test_shares_as_wanted(before, wanted, text):
+    assert rebalanced(group(**before), **wanted) == text
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ({"z": 4}, "no node 'z' in this run; there are a, b, c"),
+        ({"c": 4}, "c is drained"),
+        ({"a": 10, "b": 5}, "come to 15 of 16 samples; with every node named they must sum to 16"),
+        ({"a": 16}, "leaves nothing for b"),
+        ({"a": 20}, "come to 20 of 16 samples, which leaves nothing for b"),
+        ({"a": "100%"}, "leaves nothing for b"),
+        ({"a": "60%", "b": "50%"}, "17.6 of 16"),
+        ({"a": "0%"}, "drain a"),
+    ],
+)
+def test_impossible_shares_are_refused_by_field(wanted, words):
+    with pytest.raises(InvalidInputError) as raised:
+        apply(group(a=10, b=6, c=0), "rebalance", shares=wanted)
+    assert raised.value.where == "shares"
+    assert words in raised.value.problem
+
+
+def test_a_share_caps_the_micro_batch():
+    made = apply(group(a=8, b=8), "rebalance", shares={"a": 14}).settings
+    assert [setting.micro_in_force for setting in made.ranks.values()] == [4, 2]
+    assert [setting.micro_batch for setting in made.ranks.values()] == [4, 4]
+
+
+def test_what_was_before_undoes_what_came_after():
+    first = group(a=5, b=9, c=2)
+    made = apply(first, "rebalance", shares={"b": 3})
+    typed = verbs.parse_args("rebalance", dict(pair.split("=") for pair in made.before.split()))
+    undone = apply(made.settings, "rebalance", **typed)
+    assert undone.after == made.before
+    assert undone.settings.ranks == first.ranks
+
+
+def test_auto_goes_by_the_ranks_own_rates():
+    facts = Facts(rates({0: 300.0, 1: 100.0, 2: 7.0}))
+    assert apply(group(a=8, b=8, c=0), "rebalance", facts=facts, auto=True).after == "a=12 b=4"
+
+
+def test_auto_without_a_rate_is_refused():
+    with pytest.raises(InvalidInputError, match="auto: b has no measured rate yet"):
+        apply(group(a=8, b=8), "rebalance", facts=Facts(rates({0: 3.0})), auto=True)
+
+
+def test_a_node_of_several_ranks_shares_among_them_as_before():
+    ranks = {0: RankSetting("a", 6, 4), 1: RankSetting("a", 2, 2), 2: RankSetting("b", 8, 4)}
+    made = apply(Settings(1, 16, ranks), "rebalance", shares={"a": 4})
+    assert made.after == "a=4 b=12"
+    assert [made.settings.ranks[rank].share for rank in range(3)] == [3, 1, 12]
+
+
+def test_drain_gives_the_share_to_the_others_in_proportion():
+    made = apply(group(a=4, b=6, c=2), "drain", "a")
+    assert (made.before, made.after) == ("a=4 b=6 c=2", "a=0 b=9 c=3")
+    assert made.settings.ranks[0] == RankSetting("a", 0, 4, "drained")
+    assert list(made.settings.live) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("verb", "node", "words"),
+    [
+        ("drain", "z", "no node 'z'"),
+        ("drain", "c", "c is drained already"),
+        ("admit", "z", "no node 'z'"),
+        ("admit", "a", "a is not drained"),
+    ],
+)
+def test_unknown_and_unfit_nodes_are_refused(verb, node, words):
+    with pytest.raises(InvalidInputError) as raised:
+        apply(group(a=10, b=6, c=0), verb, node)
+    assert raised.value.where == "node"
+    assert words in raised.value.problem
+
+
+def test_the_last_live_node_stays():
+    with pytest.raises(InvalidInputError, match="a is the last live node"):
+        apply(group(a=16, b=0), "drain", "a")
+
+
+def test_the_last_node_that_has_the_state_stays():
+    """b was admitted and is not levelled yet."""
+    facts = Facts({}, {0}, {0: LINUX, 1: LINUX})
+    with pytest.raises(InvalidInputError, match="the last one with the state of the last step"):
+        apply(group(a=8, b=8), "drain", "a", facts)
+
+
+def test_admit_goes_by_the_last_rates_or_evenly():
+    settings, there = group(a=8, b=4, c=0), {0: LINUX, 1: LINUX, 2: LINUX}
+    by_rate = apply(settings, "admit", "c", Facts(rates({0: 100.0, 1: 50.0, 2: 50.0}), {0, 1}, there))
+    assert (by_rate.before, by_rate.after) == ("a=8 b=4 c=0", "a=6 b=3 c=3")
+    assert apply(settings, "admit", "c", Facts(rates({0: 100.0, 1: 50.0}), {0, 1}, there)).after == "a=5 b=3 c=4"
+    assert by_rate.settings.ranks[2] == RankSetting("c", 3, 4)
+
+
+def test_who_cannot_join_is_not_admitted():
+    settings = group(a=8, b=8, c=0)
+    for other, words in (
+        ({}, "the trainer of c is not there"),
+        ({2: msgspec.structs.replace(LINUX, data_digest="other")}, "data digest of c is not that of a"),
+        ({2: msgspec.structs.replace(LINUX, engines=())}, "c has no torch"),
+    ):
+        with pytest.raises(InvalidInputError, match=f"^node: .*{words}"):
+            apply(settings, "admit", "c", Facts({}, {0, 1}, {0: LINUX, 1: LINUX_TORCH, **other}))
+
+
+@pytest.mark.parametrize(("seconds", "is_silent"), [(4.0, False), (5.5, True)])
+def test_who_has_been_silent_is_not_admitted(seconds, is_silent):
+    facts = Facts({}, {0, 1}, {0: LINUX, 1: LINUX, 2: LINUX}, {0: 99.0, 2: seconds})
+    if is_silent:
+        with pytest.raises(InvalidInputError, match="node: the trainer of c has been silent for 6 s"):
+            apply(group(a=8, b=8, c=0), "admit", "c", facts)
+    else:
+        assert apply(group(a=8, b=8, c=0), "admit", "c", facts).settings.ranks[2].share
+
+
+def test_a_micro_batch_over_the_share_is_refused_though_it_is_kept_through_a_smaller_one():
+    made = apply(group(a=8, b=8), "rebalance", shares={"a": 14}).settings
+    with pytest.raises(InvalidInputError, match="micro: 3 is over b's share of 2"):
+        apply(made, "resize-batch", "b", micro=3)
+    smaller = apply(made, "resize-batch", "b", micro=1)
+    assert (smaller.before, smaller.after) == ("2", "1")
+
+
+def test_too_small_a_batch_for_one_more_is_refused():
+    with pytest.raises(InvalidInputError, match="node: 2 samples are fewer than the 3 ranks"):
+        apply(group(a=1, b=1, c=0), "admit", "c")
+
+
+def test_the_global_batch_leaves_drained_ranks_out():
+    made = apply(group(a=10, b=6, c=0), "set-global-batch", value=32)
+    assert [setting.share for setting in made.settings.ranks.values()] == [20, 12, 0]
+    assert made.settings.ranks[2].out == "drained"
+
+
+def test_a_drained_node_has_no_micro_batch_to_resize():
+    with pytest.raises(InvalidInputError, match="node: c is drained"):
+        apply(group(a=10, b=6, c=0), "resize-batch", "c", micro=2)
+    assert apply(group(a=10, b=6, c=0), "resize-batch", micro=2).after == "a=2 b=2"

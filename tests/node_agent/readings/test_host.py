@@ -1,0 +1,140 @@
+"""Readings of the machine: plausible where there is something to read, None where there is not, never a block."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.node_agent.support.processes import wait_for
+
+from trainctl.node_agent.readings import devices
+from trainctl.node_agent.readings.devices import AppleReader, NvidiaReader, Readings, SensorReader, Watch, parse_macmon
+from trainctl.node_agent.readings.host import CpuMeter, HostReader
+from trainctl.protocol.messages import GpuReading
+
+SINCE_ACTIVE_RATIO = {
+    "timestamp": "2026-06-02T20:38:15.427569+00:00",
+    "temp": {"cpu_temp_avg": 43.75, "gpu_temp_avg": 36.5},
+    "memory": {"ram_total": 25769803776, "ram_usage": 20985479168, "swap_total": 4294967296, "swap_usage": 2602434560},
+    "gpu_freq_mhz": 461, "gpu_scaled_ratio": 0.0215, "gpu_active_ratio": 0.09, "cpu_power": 0.2, "gpu_power": 0.0175,
+    "ane_power": 0.0, "all_power": 0.222, "sys_power": 5.87, "ram_power": 0.116, "gpu_ram_power": 0.00096,
+}  # fmt: skip
+BEFORE = {
+    "timestamp": "2025-02-24T20:38:15.427569+00:00", "temp": {"cpu_temp_avg": 43.75, "gpu_temp_avg": 36.5},
+    "ecpu_usage": [1181, 0.0827], "pcpu_usage": [1974, 0.0152], "gpu_usage": [461, 0.0215], "gpu_power": 0.0175,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "percent"), [(SINCE_ACTIVE_RATIO, 9.0), (BEFORE, 2.15)])
+def test_both_formats_of_macmon_are_read(line: dict[str, object], percent: float) -> None:
+    gpus, temperature = parse_macmon(json.dumps(line), "Apple M2 Ultra GPU")
+    assert temperature == 43.75
+    assert gpus == (
+        GpuReading(
+            name="Apple M2 Ultra GPU", utilization_percent=pytest.approx(percent), clock_mhz=461.0, power_watts=0.0175,
+            temperature_celsius=36.5,
+        ),
+    )  # fmt: skip
+
+
+def test_what_macmon_does_not_say_is_none_and_an_absent_sensor_is_not_zero() -> None:
+    assert parse_macmon('{"temp": {"cpu_temp_avg": 0.0, "gpu_temp_avg": 0.0}}') == (
+        (GpuReading(name="Apple GPU"),),
+        None,
+    )
+    for line in ("", "{", "[]", "null", "Error: no permission"):
+        assert parse_macmon(line) == Readings()
+    odd = '{"temp": 3, "gpu_usage": [1], "gpu_active_ratio": "much", "gpu_power": true}'
+    assert parse_macmon(odd) == ((GpuReading(name="Apple GPU"),), None)
+
+
+@pytest.fixture
+def macmon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program of that name on PATH that prints two recorded lines and stays."""
+    (tmp_path / "lines").write_text(f"{json.dumps(BEFORE)}\n{json.dumps(SINCE_ACTIVE_RATIO)}\n")
+    program = tmp_path / "macmon"
+    program.write_text(f'#!/bin/sh\ntest "$*" = pipe || exit 2\ncat {tmp_path}/lines\nexec sleep 60\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return program
+
+
+def test_a_watch_gives_the_newest_line_and_leaves_no_process(macmon: Path) -> None:
+    others = psutil.Process().children()
+    watch = Watch(AppleReader, every_seconds=0.01)
+    wait_for(lambda: watch.latest.gpus and watch.latest.gpus[0].utilization_percent == pytest.approx(9.0))
+    assert set(psutil.Process().children()) - set(others)
+    watch.close()
+    assert not watch._thread.is_alive() and set(psutil.Process().children()) <= set(others)
+
+
+def test_an_old_reading_is_none(macmon: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(AppleReader, every_seconds=0.01)
+    wait_for(lambda: watch.latest.temperature_celsius)
+    monkeypatch.setattr(devices, "STALE_SECONDS", 0.0)
+    assert watch.latest == Readings()
+    watch.close()
+
+
+def test_a_source_that_ends_by_itself_is_let_go(macmon: Path) -> None:
+    macmon.write_text("#!/bin/sh\nexit 0\n")
+    others = psutil.Process().children()
+    watch = Watch(AppleReader)
+    wait_for(lambda: not watch._thread.is_alive())
+    assert watch.latest == Readings() and set(psutil.Process().children()) <= set(others)
+    watch.close()
+
+
+def test_a_device_that_is_not_there_reads_as_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OSError, match="macmon is not on PATH"):
+        AppleReader()
+    watch = Watch(AppleReader)
+    wait_for(lambda: not watch._thread.is_alive())
+    assert watch.latest == Readings()
+    watch.close()
+
+
+@pytest.mark.parametrize("reader", [NvidiaReader, SensorReader])
+def test_a_reader_opens_and_reads_or_says_why_not(reader: type[NvidiaReader] | type[SensorReader]) -> None:
+    try:
+        opened = reader()
+    except OSError as error:
+        assert str(error)
+        return
+    gpus, temperature = opened.read()
+    assert bool(gpus) or temperature is not None
+    assert all(gpu.name and gpu.memory_total_bytes != 0 for gpu in gpus)
+    opened.close()
+
+
+def test_the_machine_as_it_is(tmp_path: Path) -> None:
+    with HostReader("studio", tmp_path, devices=()) as reader:
+        end = time.process_time() + 0.1
+        while time.process_time() < end:
+            pass
+        reading = reader.read(1234.5)
+    assert (reading.node, reading.read_at) == ("studio", 1234.5)
+    assert reading.cpu_percent is not None and 0 < reading.cpu_percent <= 100
+    assert reading.memory_used_bytes and reading.memory_total_bytes
+    assert 10**7 < reading.memory_used_bytes < reading.memory_total_bytes
+    assert reading.disk_free_bytes and reading.load_1min is not None and reading.gpus == ()
+    with HostReader("studio", tmp_path / "gone", devices=()) as reader:
+        assert reader.read(0.0).disk_free_bytes is None
+
+
+def test_processor_time_that_has_not_been_counted_yet_is_none_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = psutil.cpu_times()
+    monkeypatch.setattr(psutil, "cpu_times", lambda: times)
+    assert CpuMeter().percent() is None
+
+
+def test_devices_and_sensors_are_part_of_the_reading(macmon: Path, tmp_path: Path) -> None:
+    with HostReader("studio", tmp_path, [Watch(AppleReader, 0.01), Watch(NvidiaReader)]) as reader:
+        wait_for(lambda: reader.read(0.0).gpus)
+        reading = reader.read(0.0)
+        assert reading.gpus[0].clock_mhz == 461.0 and reading.temperature_celsius is not None
+    with HostReader("studio", tmp_path) as reader:
+        assert reader.read(0.0).node == "studio"

@@ -1,0 +1,184 @@
+"""The recorder keeps what it acknowledged over kill -9 and full disks, and its rollups equal its rows in any case."""
+
+import math
+import random
+import sqlite3
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.node_agent.support.processes import kill_after, python
+from tests.node_agent.support.records import FIRST, check_rollups, part, rows, step
+
+from trainctl.node_agent.records import run_db as recorder_module
+from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.reader import RecordReader
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    (tmp_path / "run-1").mkdir()
+    return RunPaths(tmp_path / "run-1")
+
+
+LOSSES = st.floats(-1e30, 1e30) | st.sampled_from([math.nan, math.inf, -math.inf, 0.0])
+ACTIONS = st.one_of(
+    st.tuples(st.just("commit"), st.integers(1, 40), LOSSES, st.sets(st.integers(0, 2), max_size=3)),
+    st.tuples(st.just("leap"), st.integers(50, 1200), LOSSES, st.sets(st.integers(0, 1), max_size=2)),
+    st.tuples(st.just("again"), st.integers(0, 5), LOSSES, st.sets(st.integers(0, 2), max_size=3)),
+    st.tuples(st.just("back"), st.integers(0, 60), LOSSES, st.just(set())),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(ACTIONS, max_size=25))
+def test_rollups_equal_the_rows_whatever_happens(actions: list[tuple[str, int, float, set[int]]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        paths = RunPaths(Path(folder))
+        with RunRecorder(paths) as recorder:
+            newest, generation = 0, FIRST
+            for action, amount, loss, ranks in actions:
+                if action == "commit":
+                    for number in range(newest + 1, newest + 1 + amount):
+                        recorder.commit(
+                            step(number, generation, loss), [part(number, r, generation) for r in ranks], 0.0
+                        )
+                    newest += amount
+                elif action == "leap":
+                    newest += amount
+                    recorder.commit(step(newest, generation, loss), [part(newest, r, generation) for r in ranks], 0.0)
+                elif action == "again" and newest > amount:
+                    number = newest - amount
+                    parts = [part(number, rank, generation, 7.0 * rank) for rank in ranks]
+                    recorder.commit(step(number, generation, loss), parts, 0.0)
+                elif action == "back":
+                    newest = max(0, newest - amount)
+                    recorder.retract_after(newest)
+                    generation = generation.next()
+        check_rollups(paths)
+
+
+WRITER = """
+    import sys
+    from pathlib import Path
+    from trainctl.node_agent.records.run_db import RunRecorder
+    from trainctl.protocol import messages as m
+    from trainctl.protocol.record.paths import RunPaths
+
+    recorder = RunRecorder(RunPaths(Path(sys.argv[1])))
+    last = recorder.last_state().step
+    number, g = last.step if last else 0, m.Generation(1, 1)
+    while True:
+        number += 1
+        work = (m.RankWork(0, (m.Range(number, 1),), 1),)
+        recorder.plan(m.StepPlan(run="run-1", generation=g, seq=number, kind="train", step=number, plan_version=1,
+            cursor=number, global_batch=1, work=work, learning_rate=0.1, divisor=1.0), 0.0, durable=number % 7 == 0)
+        recorder.commit(m.StepCommitted(run="run-1", generation=g, step=number, committed_at=0.0, loss=float(number),
+            weight=1.0, samples=1, learning_rate=0.1, grad_norm=1.0, cursor=number, global_batch=1, plan_version=1,
+            step_seconds=1.0, tokens_total=1.0), [m.RankStep(run="run-1", generation=g, step=number, rank=0, node="a",
+            tokens=1.0, samples=1, micro_batch=1, replays=0, step_seconds=1.0, phases=m.Phases(1.0))], 0.0)
+        event = recorder.event(0.0, "note", "info", "writer", str(number))
+        print(number, event.id, flush=True)
+"""
+
+
+def test_killing_the_writer_ten_times_loses_nothing_it_acknowledged(paths: RunPaths) -> None:
+    chance = random.Random(7)
+    acknowledged = (0, 0)
+    for _ in range(10):
+        lines = kill_after(python(WRITER, str(paths.directory)), chance.randint(1, 80))
+        whole = [tuple(map(int, text.split())) for text in lines]
+        acknowledged = max(acknowledged, *whole)  # type: ignore[type-var]
+        with RecordReader(paths) as reader:
+            last = reader.last_step()
+            assert last is not None and last.step >= acknowledged[0]
+            assert reader.events(newest=True, limit=1)[0][0].id >= acknowledged[1]
+    assert rows(paths, "SELECT count(*), min(step), max(step) FROM steps") == [(last.step, 1, last.step)]
+    assert rows(paths, "SELECT count(*) FROM rank_steps") == [(last.step,)]
+    assert rows(paths, f"SELECT max(step) >= {last.step} FROM plans") == [(1,)]
+    check_rollups(paths)
+
+
+REFUSED = """
+    import resource, sys
+    from pathlib import Path
+    from trainctl.node_agent.records.run_db import RETRY_SECONDS, RunRecorder
+    from trainctl.protocol import messages as m
+    from trainctl.protocol.record.paths import RunPaths
+
+    now = [0.0]
+    paths = RunPaths(Path(sys.argv[1]))
+    recorder = RunRecorder(paths, clock=lambda: now[0])
+    ballast = paths.record.with_suffix(".ballast")
+    assert ballast.exists() and recorder.problem is None
+
+    def commit(number):
+        recorder.commit(m.StepCommitted(run="run-1", generation=m.Generation(1, 1), step=number, committed_at=0.0,
+            loss=1.0, weight=1.0, samples=1, learning_rate=0.1, grad_norm=1.0, cursor=number, global_batch=1,
+            plan_version=1, step_seconds=1.0, tokens_total=1.0), [], 0.0)
+
+    # No file may grow past this size: from the operating system, as a full disk's refusal is.
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+    number = 0
+    while recorder.problem is None:
+        number += 1
+        assert number < 1000, "nothing was refused"
+        commit(number)
+    assert not ballast.exists(), "there was room to give up"
+    said = recorder.problem
+    for _ in range(600):
+        number += 1
+        commit(number)
+        recorder.event(0.0, "note", "info", "a", "waits")
+    now[0] += RETRY_SECONDS
+    recorder.retry()
+    assert recorder.problem == said, "still refused, and said in the same words"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    now[0] += RETRY_SECONDS
+    for _ in range(4):
+        recorder.retry()
+    now[0] += RETRY_SECONDS
+    recorder.retry()
+    assert recorder.problem is None, recorder.problem
+    assert ballast.exists()
+    print(number)
+"""
+
+
+def test_a_disk_that_refuses_holds_nothing_up_and_loses_nothing(paths: RunPaths) -> None:
+    process = python(REFUSED, str(paths.directory))
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    with RecordReader(paths) as reader:
+        last = reader.last_step()
+        assert last is not None and last.step == int(output)
+    assert rows(paths, "SELECT count(*) FROM steps") == [(last.step,)]
+    assert rows(paths, "SELECT count(*), max(id) FROM events") == [(600, 600)]
+    check_rollups(paths)
+
+
+def test_what_waits_in_memory_is_bounded_and_what_is_lost_is_said(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "WAITING_WRITES", 5)
+    now = [0.0]
+    with RunRecorder(paths, clock=lambda: now[0]) as recorder:
+        holder = sqlite3.connect(paths.record)  # another writer: refused as a failing disk is, after the time-out
+        holder.execute("PRAGMA busy_timeout=0")
+        recorder._connection.execute("PRAGMA busy_timeout=1")
+        holder.execute("BEGIN IMMEDIATE")
+        for number in range(1, 11):
+            recorder.commit(step(number), [], 0.0)
+        assert "locked" in (recorder.problem or "")
+        holder.execute("ROLLBACK")
+        holder.close()
+        now[0] += 10.0
+        recorder.retry()
+        now[0] += 10.0
+        recorder.retry()
+        assert "5 writes were lost" in (recorder.problem or "")
+        assert rows(paths, "SELECT min(step), max(step), count(*) FROM steps") == [(6, 10, 5)]

@@ -1,0 +1,66 @@
+"""An ended run taken up again: with the settings of the life that made its last step, whatever an older one planned."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.node_agent.support.records import part, plan, step
+from tests.node_agent.support.simulation import config
+
+from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
+from trainctl.node_agent.runs import restore
+from trainctl.node_agent.runs.checkpoint_source import Source
+from trainctl.protocol import messages as m
+from trainctl.protocol.record.paths import RunPaths
+
+ALL = Settings(1, 24, {0: RankSetting("a", 12, 4), 1: RankSetting("b", 12, 4)})
+WITHOUT_A = Settings(2, 24, {0: RankSetting("a", 0, 4, out="drained"), 1: RankSetting("b", 24, 4)})
+BACK = msgspec.structs.replace(ALL, plan_version=3)
+
+
+def live(recorder: restore.RunRecorder, n: int, versions: dict[int, int], until: int) -> None:
+    """A life of the run in generation 1.n: each step planned with a version, those up to `until` committed."""
+    generation = m.Generation(1, n)
+    for number, version in versions.items():
+        made = plan(100 * n + number, generation)
+        recorder.plan(msgspec.structs.replace(made, step=number, plan_version=version), 0.0)
+    for number in versions:
+        if number <= until:
+            recorder.commit(step(number, generation), [part(number, generation=generation)], 0.0)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    """In its first life rank 0 was drained from step 3 on; it went back behind that, with both ranks, to step 4."""
+    made = RunPaths(tmp_path / "run-1")
+    nodes = {"a": {"backend": "torch"}, "b": {"backend": "torch"}}
+    with restore.make_directory(made, config(100, 24, nodes=nodes)) as recorder:
+        for settings in (ALL, WITHOUT_A, BACK):
+            key = restore.settings_key(settings.plan_version)
+            recorder.set_meta(key, msgspec.json.encode(settings).decode())
+        live(recorder, 1, {1: 1, 2: 1, 3: 2, 4: 2, 5: 2, 6: 2}, until=5)
+        recorder.retract_after(2)
+        live(recorder, 2, {3: 3, 4: 3}, until=4)
+        restore._keep(recorder, Durable(BACK, m.Generation(1, 2), 204))
+    return made
+
+
+@pytest.mark.parametrize("after", [2, 3, 4])
+def test_the_life_that_was_gone_back_behind_has_no_say(paths: RunPaths, after: int) -> None:
+    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(after, "b"), None)
+    opening.recorder.close()
+    ranks = opening.conductor.durable.settings.ranks
+    assert {rank: (setting.share, setting.out) for rank, setting in ranks.items()} == {0: (12, ""), 1: (12, "")}
+    assert not any("undone" in notice for notice in opening.notices)
+
+
+def test_what_came_after_the_step_is_undone_with_it(paths: RunPaths) -> None:
+    drained = msgspec.structs.replace(WITHOUT_A, plan_version=4)
+    with restore.RunRecorder(paths) as recorder:
+        recorder.set_meta(restore.settings_key(4), msgspec.json.encode(drained).decode())
+        live(recorder, 3, {5: 3, 6: 4}, until=6)
+        restore._keep(recorder, Durable(drained, m.Generation(1, 3), 306))
+    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(4, "b"), None)
+    opening.recorder.close()
+    assert opening.conductor.durable.settings.ranks[0].share == 12
+    assert any("undone" in notice for notice in opening.notices)

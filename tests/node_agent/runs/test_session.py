@@ -1,0 +1,173 @@
+"""A session's turns: what one event leads to is carried out wholly before anything of the next event is."""
+
+import asyncio
+import time
+
+import pytest
+import zmq
+from tests.node_agent.support.simulated_ranks import SimRank, SimWorld
+from tests.node_agent.support.simulation import config, durable
+
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.conductor import Conductor
+from trainctl.node_agent.conductor.state import Progress
+from trainctl.node_agent.records.replication import Copies
+from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.runs.session import Session
+from trainctl.node_agent.trainers.rank_ports import Look
+from trainctl.node_agent.transport.publisher import Publisher
+from trainctl.protocol import messages as m
+from trainctl.protocol.messages import verbs
+from trainctl.protocol.record.paths import RunPaths
+
+
+class Port:
+    """A rank that is told over a link which lets other tasks run meanwhile, the lower rank's for longer."""
+
+    def __init__(self, rank: int, told: list[tuple[int, str]]) -> None:
+        self._rank, self._told = rank, told
+        self.reached_monotonic, self.in_touch = 0.0, True
+
+    def start(self, resume_from) -> None:
+        raise NotImplementedError
+
+    async def tell(self, order: m.ToTrainer) -> bool:
+        for _ in range(5 - self._rank):
+            await asyncio.sleep(0)
+        self._told.append((self._rank, type(order).__name__))
+        return True
+
+    def look(self) -> Look:
+        return Look()
+
+    def doing(self) -> str:
+        return "silent"
+
+    async def end(self) -> None:
+        raise NotImplementedError
+
+    async def kill(self) -> None:
+        self._told.append((self._rank, "kill"))
+
+
+class Told:
+    """A session of three ranks that have loaded, and all that they are told from there on."""
+
+    def __init__(self, paths: RunPaths, publisher: Publisher) -> None:
+        self.orders: list[tuple[int, str]] = []
+        self.ends: list[d.CommandEnded] = []
+        run_config, kept = config(batch=12), durable(("a", "b", "c"), 12)
+        self.conductor = Conductor("sim", run_config, kept, Progress())
+        ports = {rank: Port(rank, self.orders) for rank in range(3)}
+        self.session = Session(
+            self.conductor, paths, RunRecorder(paths), "a", ports, publisher, 0.0, self._end, lambda generation: None,
+            Copies(paths, {}, list),
+        )  # fmt: skip
+
+    async def _end(self, ended: d.CommandEnded) -> None:
+        self.ends.append(ended)
+
+    async def load(self) -> "Told":
+        for rank in range(3):
+            await self.session.feed(SimRank(rank, SimWorld(0)).ready())
+        assert self.orders == [(rank, "Offer") for rank in range(3)]
+        self.orders.clear()
+        return self
+
+    def offered(self, rank: int) -> m.Offered:
+        generation = self.conductor.durable.generation
+        return m.Offered(run="sim", rank=rank, generation=generation, endpoints=(f"127.0.0.1:{rank + 1}",))
+
+    def failed(self) -> m.GroupFailed:
+        return m.GroupFailed(run="sim", rank=2, generation=self.conductor.durable.generation, reason="refused")
+
+
+@pytest.fixture
+def told(tmp_path):
+    (tmp_path / "run-1").mkdir()
+    context = zmq.Context()
+    made = Told(RunPaths(tmp_path / "run-1"), Publisher(context.socket(zmq.XPUB), "b" * 16))
+    yield made
+    made.session.close()
+    context.destroy(linger=0)
+
+
+FORMS, FENCES = [(rank, "Form") for rank in range(3)], [(rank, "Fence") for rank in range(3)]
+
+
+def test_what_one_event_leads_to_is_carried_out_before_the_next_event_is_taken(told):
+    async def main() -> None:
+        await told.load()
+        for rank in (0, 1):
+            await told.session.feed(told.offered(rank))
+        await asyncio.gather(told.session.feed(told.offered(2)), told.session.feed(told.failed()))
+
+    asyncio.run(main())
+    assert told.orders == FORMS + FENCES
+
+
+def test_a_caller_that_is_cancelled_leaves_nothing_half_done(told):
+    async def main() -> None:
+        await told.load()
+        for rank in (0, 1):
+            await told.session.feed(told.offered(rank))
+        caller = asyncio.create_task(told.session.feed(told.offered(2)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        assert told.orders != FORMS
+        await told.session.feed(d.Ticked())
+
+    asyncio.run(main())
+    assert told.orders == FORMS
+
+
+def test_an_event_from_within_anothers_turn_is_a_fault_that_is_seen(told):
+    async def main() -> None:
+        await told.load()
+
+        async def end(_: d.CommandEnded) -> None:
+            await told.session.feed(d.Ticked())
+
+        told.session._on_command_end = end
+        with pytest.raises(AssertionError, match="within another's turn"):
+            await told.session.feed(command("resume"))
+
+    asyncio.run(main())
+
+
+def test_a_command_that_waited_for_its_turn_while_the_session_was_closed_still_ends(told):
+    async def main() -> None:
+        await told.load()
+        for rank in range(3):
+            await told.session.feed(m.TrainerFailed(run="sim", rank=rank, reason="no such device"))
+        for rank in range(3):
+            await told.session.feed(d.RankEnded(rank, False, "exited with 1"))
+        assert told.session.ended is not None
+        waiting = asyncio.create_task(told.session.feed(command("pause")))
+        told.session.close()
+        await waiting
+
+    asyncio.run(main())
+    assert [end.state for end in told.ends] == ["rejected"]
+
+
+def test_a_rank_whose_agent_has_just_come_back_is_not_taken_for_hung(told):
+    async def main() -> None:
+        await told.load()
+        now, port = time.monotonic(), told.session.ports[2]
+        told.session._watching_since = told.conductor.ranks[2].heard = now - 60.0
+        port.reached_monotonic = now - 1.0
+        await told.session.watch_trainers()
+        assert 2 not in told.session._away
+        port.reached_monotonic = now - 60.0
+        await told.session.watch_trainers()
+        assert told.session._away == {2: "silent"}
+
+    asyncio.run(main())
+
+
+def command(verb: str) -> d.Commanded:
+    return d.Commanded("c1", verb, verbs.check(verb, {}), "anna", None, None, float("inf"))

@@ -1,0 +1,313 @@
+"""`trainctl-agent install`, `status` and `uninstall` as they are typed, with managers that write down what they are
+told."""
+
+import json
+import os
+import plistlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.node_agent.support.managers import Managers
+from tests.node_agent.support.processes import ENVIRONMENT
+
+from trainctl.node_agent import cli
+from trainctl.node_agent.services import manager as machines
+from trainctl.node_agent.services.manager import Machine, ManagerError, NoManagerError, carry_out
+from trainctl.node_agent.services.model import Call, Folder, Service, UntilFails
+
+RELOAD, ENABLE = "systemctl --user daemon-reload", "systemctl --user enable trainctl-agent.service"
+START, RESTART, STOP = (f"systemctl --user {verb} trainctl-agent.service" for verb in ("start", "restart", "stop"))
+DISABLE = "systemctl --user disable trainctl-agent.service"
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that neither service manager runs."""
+    monkeypatch.setattr(machines, "BOOTED", tmp_path / "none")
+    monkeypatch.setattr(sys, "platform", "linux")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["install", "--dry-run"], 7, "--manager systemd"),
+        (["install", "--dry-run", "--name", "a b"], 2, "--name: 'a b' is no node name"),
+        (["install", "--dry-run", "--env", "FOO"], 2, "--env: 'FOO' is not of the form NAME=VALUE"),
+        ([], 2, "give one of run, play, record, install, uninstall, status"),
+        (["run", "--nane", "x"], 2, "No such option: --nane"),
+        (["run", "--keys", "never"], 2, "'never' is not one of"),
+    ],
+)
+@pytest.mark.usefixtures("bare")
+def test_what_is_wrong_is_one_plain_line(
+    words: list[str], code: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["trainctl-agent", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out, err.count("\n")) == (code, "", 1)
+    assert err.startswith("trainctl-agent: ") and says in err and "Value error" not in err
+
+
+@pytest.mark.parametrize(("word", "says"), [("-h", "Usage: trainctl-agent "), ("--version", "trainctl-agent ")])
+def test_help_and_version_are_asked_for_as_of_trainctl(
+    word: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["trainctl-agent", word])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert (ended.value.code, err) == (0, "")
+    assert out.startswith(says) and "╭" not in out and "..." not in out.partition("Commands:")[2]
+
+
+@pytest.fixture
+def managers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Managers:
+    made = Managers(tmp_path)
+    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "TRAINCTL_STATE", "TRAINCTL_KEYS", "TRAINCTL_CLUSTER"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(made.home)
+    return made
+
+
+class Typed:
+    """Types command lines of the agent, for this user's services."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *words: str, manager: str = "systemd") -> tuple[int, str, str]:
+        """Exit code, standard output and standard error."""
+        words = (words[0], "--user", "--manager", manager, *words[1:])
+        self._monkeypatch.setattr(sys, "argv", ["trainctl-agent", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = self._capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    def json(self, *words: str, manager: str = "systemd", status: int = 0) -> dict[str, Any]:
+        code, out, err = self(*words, "--json", manager=manager)
+        assert code == status, out + err
+        found = json.loads(out)
+        assert found["ok"] is (status in (0, 3, 4))
+        return dict(found)
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
+    return Typed(monkeypatch, capsys)
+
+
+def test_systemd_from_install_to_uninstall(managers: Managers, typed: Typed) -> None:
+    (managers.folder / "may-linger").touch()
+    shown = typed.json("install", "--name", "studio", "--dry-run")
+    assert managers.calls() == [] and not managers.unit.exists()
+    first = typed.json("install", "--name", "studio")
+    calls = managers.calls()
+    assert calls[:3] == [RELOAD, ENABLE, START] and calls[3].startswith("loginctl enable-linger ")
+    # The dry run told exactly what would be, and was.
+    assert shown["content"] == managers.unit.read_text() and shown["steps"] == first["steps"]
+    assert [step for step in first["steps"] if not step.startswith("write")] == calls
+    assert managers.unit.stat().st_mode & 0o777 == 0o644
+    log = managers.home / ".local/state/trainctl/studio/logs/agent.log"
+    assert (first["changed"], first["running"], first["enabled"], first["log"]) == (True, True, True, str(log))
+    assert f"ExecStart={sys.executable} -P -m trainctl.node_agent.cli run --name studio" in shown["content"]
+
+    again = typed.json("install", "--name", "studio")
+    assert (again["changed"], again["steps"], managers.calls()) == (False, [], [])
+    found = typed.json("status")
+    assert found["installed"] and found["node"] == "studio" and found["pid"] == os.getpid() and found["since"]
+    assert found["file"] == str(managers.unit)
+
+    other = typed.json("install", "--name", "studio", "--nice", "5", "--env", "A=b c")
+    assert other["changed"] is True and managers.calls() == [RELOAD, RESTART]
+    assert {"Nice=5", 'Environment="A=b c"'} <= set(managers.unit.read_text().splitlines())
+
+    gone = typed.json("uninstall")
+    assert managers.calls() == [STOP, DISABLE, RELOAD]
+    assert not managers.unit.exists() and gone["state"] == str(managers.home / ".local/state/trainctl")
+    assert typed.json("uninstall")["changed"] is False and managers.calls() == []
+    assert typed.json("status", status=4)["installed"] is False
+
+
+def test_what_a_person_reads(managers: Managers, typed: Typed) -> None:
+    code, out, _ = typed("install", "--name", "studio", "--dry-run")
+    assert code == 0 and f"would write {managers.unit}\n    [Unit]\n" in out
+    assert f"would run {START}\n" in out
+    code, out, _ = typed("install", "--name", "studio")
+    assert code == 0 and out.startswith(
+        "installed\nservice   trainctl-agent.service (systemd, user)\nnode      studio\n"
+    )
+    # Lingering is an administrator's to allow: it is said what that means, and the service is there all the same.
+    assert "note: it ends at logout, until an administrator runs: loginctl enable-linger " in out
+    code, out, _ = typed("install", "--name", "studio")
+    assert code == 0 and out.startswith("nothing changed: it was installed like this, and runs\n")
+    code, out, _ = typed("install", "--name", "studio", "--dry-run")
+    assert code == 0 and "would write" not in out
+    code, out, _ = typed("status")
+    assert code == 0 and f"running   yes, pid {os.getpid()}, since 20" in out and "enabled   yes\n" in out
+    (managers.folder / "active").unlink()
+    code, out, _ = typed("status")
+    assert code == 3 and "running   no: activating (auto-restart)\n" in out
+    code, out, _ = typed("uninstall")
+    assert code == 0 and out.startswith(f"removed {managers.unit}\nnote: left in place: runs and logs in ")
+    code, out, _ = typed("status")
+    assert code == 4 and out.startswith(f"not installed: no {managers.unit} (systemd, user)\n")
+
+
+def test_every_option_of_run_is_taken_checked_and_made_to_hold_from_anywhere(
+    managers: Managers, typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (managers.home / "c.toml").write_text('[nodes.studio]\naddress = "tcp://127.0.0.1:7474"\n')
+    monkeypatch.setenv("TRAINCTL_KEYS", "/my/keys")
+    words = ["--name", "studio", "--cluster", "c.toml", "--state", "st ate", "--listen", "tcp://127.0.0.1:9"]
+    content = typed.json("install", "--dry-run", *words, "--alert-command", "say 100%")["content"]
+    (command,) = [line for line in content.splitlines() if line.startswith("ExecStart=")]
+    assert command.partition(" run ")[2] == (
+        f'--name studio --state "{managers.home}/st ate" --cluster {managers.home}/c.toml --listen tcp://127.0.0.1:9 '
+        '--alert-command "say 100%%"'
+    )
+    assert "Environment=TRAINCTL_KEYS=/my/keys\n" in content  # or the service would look elsewhere than this shell
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--bogus"], "install: No such option: --bogus"),
+        (["--name", "No Name"], "--name: 'No Name' is no node name"),
+        (["--listen", "tcp:/x"], "tcp:/x"),
+        (["--cluster", "none.toml"], "none.toml: no such cluster file"),
+        (["--leash"], "--leash: a service has no standard input"),
+        (["--nice", "-5"], "--nice: -5 is not a user's to give"),
+        (["--env", "A"], "--env: 'A' is not of the form NAME=VALUE"),
+        (["--env", "A B=c"], "--env: 'A B' is no variable's name"),
+        (["--run-as", "nobody-here"], "--run-as: a user's service is that user's own"),
+    ],
+)
+def test_what_cannot_be_installed_is_refused_in_a_line_and_nothing_is_done(
+    managers: Managers, typed: Typed, words: list[str], says: str
+) -> None:
+    code, out, err = typed("install", *words)
+    assert (code, out) == (2, "") and err.startswith("trainctl-agent: ") and err.count("\n") == 1
+    assert says in err
+    assert typed.json("install", *words, status=2)["error"] == {"code": "usage", "text": err[16:-1]}
+    assert managers.calls() == [] and not managers.unit.exists()
+
+
+def test_a_service_that_does_not_begin_is_told_with_where_to_look(managers: Managers, typed: Typed) -> None:
+    (managers.folder / "dies").touch()
+    error = typed.json("install", "--name", "studio", status=1)["error"]
+    assert error["code"] == "failed"
+    assert error["text"].startswith(f"{START}: Job for trainctl-agent.service failed")
+    assert f"{managers.home}/.local/state/trainctl/studio/logs/agent.log, or journalctl" in error["text"]
+
+
+def test_a_manager_that_cannot_be_reached_is_as_good_as_none_and_nothing_is_done(
+    managers: Managers, typed: Typed
+) -> None:
+    """As over SSH, where a user has no session: whoever asked may then start the agent in another way."""
+    (managers.folder / "unreachable").touch()
+    error = typed.json("install", "--name", "studio", status=7)["error"]
+    assert error["code"] == "no-service-manager" and error["text"].endswith(
+        ": Failed to connect to bus: No medium found"
+    )
+    assert managers.calls() == [] and not managers.unit.exists()
+    shown = typed.json("install", "--name", "studio", "--dry-run")
+    assert "shown as if nothing were installed: systemctl" in shown["remarks"][0] and shown["content"]
+
+
+def test_launchd_from_install_to_uninstall(managers: Managers, typed: Typed) -> None:
+    at = f"gui/{os.getuid()}"
+    lacks = "note: a LaunchAgent starts at login and ends at logout, and macOS asks for Local Network permission"
+    code, out, _ = typed("install", "--name", "studio", manager="launchd")
+    assert code == 0 and lacks in out
+    begin = f"launchctl bootstrap {at} {managers.plist}"
+    assert managers.calls() == [begin]
+    job = plistlib.loads(managers.plist.read_bytes())
+    assert job["ProgramArguments"][-2:] == ["--exit-if-stalled", "30"]
+    logs = Path(job["StandardErrorPath"]).parent
+    assert logs.is_dir() and logs.stat().st_mode & 0o077 == 0  # launchd makes the file, not its folder
+    assert typed.json("install", "--name", "studio", manager="launchd")["changed"] is False
+    assert typed.json("status", manager="launchd")["log"] == str(logs / "agent.log")
+    # A job that is booted out is there for a while, in which another can't be loaded.
+    assert typed.json("install", "--name", "studio", "--nice", "1", manager="launchd")["changed"] is True
+    assert managers.calls() == [f"launchctl bootout {at}/trainctl.agent", begin]
+    assert typed.json("uninstall", manager="launchd")["changed"] is True
+    assert managers.calls() == [f"launchctl bootout {at}/trainctl.agent"] and not managers.plist.exists()
+    assert logs.is_dir()
+    assert typed.json("status", manager="launchd", status=4)["running"] is False
+
+
+def system_service(**changes: Any) -> Service:
+    return Service("studio", ("/bin/true",), "system", "root", Path("/logs"), **changes)
+
+
+def test_a_service_of_the_machine_is_where_its_manager_looks(managers: Managers, tmp_path: Path) -> None:
+    for name, place in (
+        ("systemd", "etc/systemd/system/trainctl-agent.service"),
+        ("launchd", "Library/LaunchDaemons/trainctl.agent.plist"),
+    ):
+        machine = Machine("system", name, tmp_path / "root")  # type: ignore[arg-type]
+        assert machine.file == tmp_path / "root" / place
+        os.environ["UNIT"] = str(machine.file)
+        steps = machine.install_steps(system_service(), machine.look())
+        assert carry_out(step for step in steps if not isinstance(step, Folder)) == ()
+        assert machine.settled().state.running and managers.calls()
+        assert machine.install_steps(system_service(), machine.look()) == ()
+        (managers.folder / "active").unlink()
+
+
+def test_only_root_installs_for_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(Exception, match=r"installed by root: sudo .* -P -m trainctl.node_agent.cli") as caught:
+        Machine("system", "systemd").check_allowed()
+    assert getattr(caught.value, "exit_code", None) == 6
+    Machine("user", "systemd").check_allowed()
+
+
+def test_a_machine_without_a_manager_is_its_own_exit_code(managers: Managers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(machines, "BOOTED", managers.home / "none")
+    with pytest.raises(NoManagerError, match="neither systemd nor launchd; start `trainctl-agent run`") as caught:
+        Machine("system")
+    assert caught.value.exit_code == 7
+    monkeypatch.setattr(machines, "BOOTED", managers.home)
+    assert Machine("system").manager == "systemd"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert Machine("system").manager == "launchd"
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (Call(("systemctl", "dance")), "systemctl dance: Unknown command verb dance."),
+        (Call(("no-such-manager", "x")), "no-such-manager is not on PATH"),
+        (UntilFails(("true",), 0.0), "true: still there after 0 s"),
+        (Folder(Path("/proc/none/logs"), "root"), "/proc/none: No such file or directory"),
+    ],
+)
+def test_a_step_that_fails_is_told_in_a_line(managers: Managers, step: Any, says: str) -> None:
+    with pytest.raises(ManagerError) as caught:
+        carry_out([step])
+    assert str(caught.value) == says
+
+
+def test_the_installed_command_runs_from_anywhere(managers: Managers, typed: Typed, tmp_path: Path) -> None:
+    """What the plist says is a command that works: begun in /, with launchd's few variables, in whatever environment
+    Python was installed."""
+    typed("install", "--name", "studio", "--listen", "tcp://127.0.0.1:0", manager="launchd")
+    words = plistlib.loads(managers.plist.read_bytes())["ProgramArguments"]
+    few = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ENVIRONMENT["PYTHONPATH"]}
+    with subprocess.Popen(words, cwd="/", env=few, stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdout is not None
+        assert json.loads(agent.stdout.readline())["name"] == "studio"
+        agent.terminate()
+        assert agent.wait(20) == 0
+    log = (managers.home / ".local/state/trainctl/studio/logs/agent.log").read_text()
+    assert " INFO started: studio at tcp://127.0.0.1:" in log and " INFO stopped: studio at " in log

@@ -1,0 +1,275 @@
+"""What the agent does for its supervisor: word to a real socket, its own end when it stalls, a bounded log, and
+a Mac kept awake."""
+
+import asyncio
+import contextlib
+import logging
+import logging.handlers
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.node_agent.support.processes import ENVIRONMENT, wait_for
+
+from trainctl.node_agent.services import agent_log, caffeinate, watchdog
+from trainctl.node_agent.services.caffeinate import Wakefulness, to_begin
+from trainctl.node_agent.services.sd_notify import from_environment
+from trainctl.node_agent.services.supervision import supervised
+from trainctl.node_agent.services.watchdog import Stall
+from trainctl.protocol import messages as m
+from trainctl.protocol.record.log_format import read
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
+        made.bind(str(tmp_path / "notify"))
+        made.settimeout(10)
+        yield made
+
+
+def words(supervisor: socket.socket) -> list[str]:
+    """What has come by now, without waiting."""
+    found = []
+    supervisor.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            found.append(supervisor.recv(4096).decode())
+    return found
+
+
+# ---------------------------------------------------------------- word to the supervisor
+
+
+def test_ready_beats_and_the_end_are_told_and_no_beat_while_the_loop_stands_still(supervisor: socket.socket) -> None:
+    environment = {
+        "NOTIFY_SOCKET": supervisor.getsockname(),
+        "WATCHDOG_USEC": "400000",
+        "WATCHDOG_PID": str(os.getpid()),
+    }
+    doing = ["idle"]
+
+    async def main() -> tuple[list[str], list[str], list[str]]:
+        async with supervised(from_environment(environment), 0, lambda: doing[0], lambda: None):
+            await asyncio.sleep(0.5)
+            turning = words(supervisor)
+            time.sleep(0.5)  # the stall
+            standing = words(supervisor)
+            doing[0] = "conducts x"
+            await asyncio.sleep(0.25)
+            return turning, standing, words(supervisor)
+
+    turning, standing, after = asyncio.run(main())
+    assert turning[0] == "READY=1\nSTATUS=idle"
+    assert turning.count("WATCHDOG=1") >= 2
+    assert standing == []
+    assert "WATCHDOG=1\nSTATUS=conducts x" in after
+    assert words(supervisor) == ["STOPPING=1"]
+    assert environment == {}  # trainers, which inherit it, are not what is watched
+
+
+@pytest.mark.parametrize(
+    ("environment", "seconds"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "30000000"}, None),  # nobody to tell
+        ({"NOTIFY_SOCKET": "/run/x"}, None),
+        ({"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "30000000"}, 30.0),
+        ({"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "7"}, 30.0),
+        ({"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "8"}, None),  # another is meant
+        ({"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "0"}, None),
+        ({"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "soon"}, None),
+    ],
+)
+def test_what_the_supervisor_asks_for_is_taken_from_the_environment(
+    environment: dict[str, str], seconds: float | None
+) -> None:
+    with contextlib.closing(from_environment(environment, pid=7)) as notifier:
+        assert notifier.watchdog_seconds == seconds
+
+
+def test_a_name_without_a_file_and_a_supervisor_that_is_gone_or_hangs(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        name = f"trainctl-test-{os.getpid()}"
+        listening.bind(f"\0{name}")
+        with contextlib.closing(from_environment({"NOTIFY_SOCKET": f"@{name}"})) as notifier:
+            notifier.ready("here")
+            assert listening.recv(100) == b"READY=1\nSTATUS=here"
+            for number in range(2000):  # nobody reads: neither an error nor a wait
+                notifier.beat(f"{number}")
+    with contextlib.closing(from_environment({"NOTIFY_SOCKET": str(tmp_path / "gone")})) as notifier:
+        notifier.ready("here")
+        notifier.stopping()
+
+
+# ---------------------------------------------------------------- a loop that stands still
+
+
+def test_a_stall_is_counted_in_looks_so_that_a_machine_that_slept_has_none() -> None:
+    seen = Stall(look_seconds=4.0)
+    assert [seen.seen(count) for count in (1, 2, 2, 2, 3, 3)] == [0, 0, 4, 8, 0, 4]
+
+
+STALLS = """
+import asyncio, os, sys, time
+from pathlib import Path
+from trainctl.node_agent.services import agent_log
+from trainctl.node_agent.services.sd_notify import Notifier
+from trainctl.node_agent.services.supervision import supervised
+
+async def main(folder, limit, stall):
+    with agent_log.kept(folder) as traces:
+        async with supervised(Notifier("", None), limit, lambda: "busy", traces):
+            await asyncio.sleep(3 * limit)
+            print("turned", flush=True)
+            getattr(sys.modules[__name__], stall)()
+            print("woke", flush=True)
+
+def sleep_soundly():
+    time.sleep(60)
+
+def sleep_with_the_log():
+    import logging
+    with logging.getLogger().handlers[0].lock:
+        time.sleep(60)
+
+asyncio.run(main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]))
+"""
+
+
+@pytest.mark.parametrize("way", ["sleep_soundly", "sleep_with_the_log"])
+def test_a_loop_that_stands_still_ends_the_process_and_says_where(tmp_path: Path, way: str) -> None:
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", STALLS, str(tmp_path), "0.4", way], env=ENVIRONMENT, capture_output=True, text=True,
+        timeout=50, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (watchdog.EXIT_STATUS, "turned\n")
+    assert time.monotonic() - began < 40
+    if way == "sleep_soundly":  # else the log can't be had, which is no reason to stay
+        text = agent_log.path(tmp_path).read_text()
+        assert " CRITICAL the event loop has stood still for 0." in text
+        assert "in sleep_soundly" in text
+        assert done.stderr.count("\n") == 1 and "CRITICAL" in done.stderr
+
+
+def test_a_process_that_was_stopped_is_not_taken_for_one_that_stalls(tmp_path: Path) -> None:
+    code = STALLS.replace("await asyncio.sleep(3 * limit)", "print('on', flush=True); await asyncio.sleep(4 * limit)")
+    with subprocess.Popen(
+        [sys.executable, "-c", code.replace("time.sleep(60)", "return"), str(tmp_path), "1", "sleep_soundly"],
+        env=ENVIRONMENT, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(1.5)
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate(timeout=30)[0] == "turned\nwoke\n"
+    assert process.returncode == 0
+
+
+# ---------------------------------------------------------------- the log
+
+
+def test_the_log_has_events_is_bounded_and_leaves_tracebacks_off_standard_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    event = m.Event(id=1, at=0.0, kind="run", severity="warning", by="auto", text="rank 2 is lost", run="r-1")
+    with agent_log.kept(tmp_path, limit_bytes=4000):
+        agent_log.heard(event)
+        try:
+            raise ValueError("a fault")
+        except ValueError:
+            agent_log.log.exception("ended by a fault")
+        first = agent_log.path(tmp_path).read_text().splitlines()
+        for number in range(400):
+            agent_log.log.info("line %s %s", number, "x" * 80)
+    assert (read(first[0]).level, read(first[0]).text) == ("WARNING", "r-1: rank 2 is lost")
+    assert any("Traceback" in line for line in first)
+    files = sorted(path.name for path in (tmp_path / "logs").iterdir())
+    assert files == ["agent.log", "agent.log.1", "agent.log.2", "agent.log.3"]
+    assert all((tmp_path / "logs" / name).stat().st_size <= 4000 for name in files)
+    assert "line 399 " in agent_log.path(tmp_path).read_text()
+    assert [read(line).text for line in capfd.readouterr().err.splitlines()] == [
+        "r-1: rank 2 is lost",
+        "ended by a fault",
+    ]
+    assert not any(
+        isinstance(handler, logging.handlers.RotatingFileHandler) for handler in logging.getLogger().handlers
+    )
+
+
+def test_the_file_that_launchd_gives_is_begun_anew_when_it_is_long(tmp_path: Path) -> None:
+    code = """if True:
+        import sys
+        from trainctl.node_agent.services import agent_log
+        agent_log.shorten_boot_log(50)
+        print("new", file=sys.stderr)
+    """
+    boot = tmp_path / "boot.log"
+    for before, after in (("x" * 50, "x" * 50 + "new\n"), ("x" * 51, "new\n")):
+        boot.write_text(before)
+        with boot.open("a") as stream:
+            subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, stderr=stream, timeout=20, check=True)
+        assert boot.read_text() == after
+
+
+# ---------------------------------------------------------------- a Mac that trains
+
+
+def test_only_a_mac_is_kept_awake_and_only_for_trainers_that_are_new() -> None:
+    assert to_begin("darwin", [5, 3, 4], [4]) == (3, 5)
+    assert to_begin("linux", [3], []) == ()
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    program, notes = tmp_path / "bin" / "caffeinate", tmp_path / "notes"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n" + 'echo "$@" >> "$NOTES"\nexec tail -f /dev/null --pid="$3"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("NOTES", str(notes))
+    return notes
+
+
+def test_caffeinate_is_there_as_long_as_the_trainer_and_once(notes: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as trainer:
+        wake = Wakefulness("darwin")
+        try:
+            wake.keep([trainer.pid])
+            wake.keep([trainer.pid])
+            held = wake.held[trainer.pid]
+            assert held is not None
+            wait_for(notes.exists)
+            assert notes.read_text() == f"-i -w {trainer.pid}\n"
+            assert os.getsid(held.pid) == held.pid != os.getsid(0)  # what ends the agent doesn't end it
+        finally:
+            trainer.kill()
+    wait_for(lambda: held.poll() is not None)
+    wake.keep([])
+    assert not wake.held
+
+
+def test_what_another_agent_has_started_is_not_started_again_and_what_cannot_be_is_not_tried_on(
+    notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caffeinate, "_commands_there", lambda: [caffeinate.command(os.getpid())])
+    after_restart = Wakefulness("darwin")
+    after_restart.keep([os.getpid()])
+    assert after_restart.held == {os.getpid(): None}
+    monkeypatch.setattr(caffeinate, "_commands_there", list)
+    monkeypatch.setenv("PATH", "/nowhere")
+    without = Wakefulness("darwin")
+    without.keep([os.getpid()])
+    without.keep([os.getpid()])
+    assert without.held == {os.getpid(): None} and not notes.exists()
+    elsewhere = Wakefulness("linux")
+    elsewhere.keep([os.getpid()])
+    assert not elsewhere.held

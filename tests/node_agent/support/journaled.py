@@ -1,0 +1,237 @@
+"""One agent's commands on their whole way: its real books on disk, simulated ranks, and kills between any two writes.
+
+A kill is an exception out of SQLite's `execute`, before or after it did what it was told: what was committed by then is
+all that the next agent has, as after kill -9.
+"""
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import zmq
+from tests.node_agent.support.simulated_ranks import RUN, SimRank, SimWorld
+from tests.node_agent.support.simulation import config, durable
+
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.conductor import Conductor
+from trainctl.node_agent.conductor.state import Progress
+from trainctl.node_agent.records.agent_db import AgentLedger, JournaledCommand
+from trainctl.node_agent.records.replication import Copies
+from trainctl.node_agent.runs import restore
+from trainctl.node_agent.runs.command_journal import CommandOffice
+from trainctl.node_agent.runs.session import Session
+from trainctl.node_agent.trainers.rank_ports import Look
+from trainctl.node_agent.transport.publisher import Publisher
+from trainctl.protocol import messages as m
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.schema import open_for_reading
+from trainctl.protocol.wire.codec import decode_order
+
+STRIDES = 20_000
+
+
+class Killed(BaseException):
+    """kill -9."""
+
+
+class Mortal:
+    """A connection whose agent dies at some write."""
+
+    def __init__(self, connection: Any, life: "Life") -> None:
+        self._connection, self._life = connection, life
+
+    def execute(self, sql: str, *values: Any) -> Any:
+        if sql.startswith("PRAGMA synchronous"):
+            return None  # it is the process that dies here, not the machine
+        if sql.lstrip().upper().startswith(("SELECT", "PRAGMA")):
+            return self._connection.execute(sql, *values)
+        self._life.spend()
+        done = self._connection.execute(sql, *values)
+        self._life.spend()
+        return done
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+class Life:
+    """How many more moments at which it may be killed an agent has; None: it lives on."""
+
+    def __init__(self) -> None:
+        self.left: int | None = None
+
+    def spend(self) -> None:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise Killed
+
+
+class SimPort:
+    """A session's way to a simulated rank: whatever is said arrives, unless the agent is killed first."""
+
+    def __init__(self, rank: SimRank) -> None:
+        self._rank, self.reached_monotonic, self.in_touch = rank, 0.0, True
+
+    def start(self, resume_from: Path | None) -> None:
+        self._rank.load()
+
+    async def tell(self, order: m.ToTrainer) -> bool:
+        if not self._rank.gone:
+            self._rank.down.append(order)
+        return not self._rank.gone
+
+    def look(self) -> Look:
+        return Look(1)
+
+    def doing(self) -> str:
+        return "idle"
+
+    async def end(self) -> None:
+        self._rank.gone = True
+
+    async def start_again(self) -> None:
+        raise AssertionError("no rank is lost here")
+
+    kill = end
+
+
+class JournaledAgent:
+    """Agents of one node, one after another, and the ranks that outlive them."""
+
+    def __init__(self, folder: Path, ranks: int, seed: int, steps: int = 100_000) -> None:
+        self.paths, self._ledger_path = RunPaths(folder / RUN), folder / "agent.db"
+        self.chance, self.loop = random.Random(seed), asyncio.new_event_loop()
+        self.context = zmq.Context()
+        self.world = SimWorld(seed)
+        self.ranks = {rank: SimRank(rank, self.world) for rank in range(ranks)}
+        self.replies: list[m.CommandReply] = []
+        self.life, self.kills = Life(), 0
+        kept = durable(tuple("abcd"[:ranks]), 12)
+        recorder = restore.make_directory(self.paths, config(steps, 12))
+        restore._keep(recorder, kept)
+        conductor = Conductor(RUN, config(steps, 12), kept, Progress())
+        self._begin(restore.Opening(conductor, self.paths, recorder, None), add=True)
+        for rank in self.ranks.values():
+            rank.load()
+
+    def _begin(self, opening: restore.Opening | None, *, add: bool = False) -> None:
+        self.ledger = AgentLedger(self._ledger_path)
+        if add:
+            self.ledger.add_run(RUN, RUN, self.paths.directory, 0.0)
+        self.office = CommandOffice(self.ledger, self._answer, self._start_run, lambda run: False)
+        if opening is None:
+            open_ids = frozenset(row.id for row in self.ledger.open_commands())
+            opening = restore.surviving_run(self.paths, open_ids)
+        ports = {rank: SimPort(at) for rank, at in self.ranks.items()}
+        publisher = Publisher(self.context.socket(zmq.XPUB), "b" * 16)
+        self.recorder = opening.recorder
+        for book in (self.ledger, self.recorder):
+            book._connection.execute("PRAGMA synchronous=OFF")
+            book._connection = Mortal(book._connection, self.life)  # type: ignore[assignment]
+        self.session = self.office.session = Session(
+            opening.conductor, self.paths, opening.recorder, "a", ports, publisher, 0.0, self.office.end,
+            self.ledger.saw, Copies(self.paths, {}, list),
+        )  # fmt: skip
+
+    async def _answer(self, identity: bytes, reply: m.CommandReply) -> None:
+        self.replies.append(reply)
+
+    async def _start_run(self, command: m.Command, args: Any) -> str:
+        raise AssertionError("a run is active")
+
+    # ------------------------------------------------------------ what happens
+
+    def take(self, command: m.Command) -> list[m.CommandReply]:
+        """What the client is told at once; nothing if the agent was killed meanwhile."""
+        self.replies.clear()
+        self._run(self.office.take(b"client", command))
+        return [*self.replies]
+
+    def feed(self, event: d.Input) -> None:
+        self._run(self.session.feed(event))
+
+    def stride(self) -> bool:
+        """One thing, by chance; False if nothing is left to do."""
+        found = [lambda rank=rank: self.feed(rank.up.popleft()) for rank in self.ranks.values() if rank.up]
+        found += [rank.take_order for rank in self.ranks.values() if rank.down]
+        found += [rank.work for rank in self.ranks.values() if rank.can_work]
+        if found:
+            self.chance.choice(found)()
+        return bool(found)
+
+    def go_on(self, strides: int) -> None:
+        for _ in range(strides):
+            if not self.stride():
+                return
+
+    def doom(self, moments: int) -> None:
+        """Have the agent killed at one of its next writes."""
+        self.life.left = moments
+
+    def kill(self) -> None:
+        """Now; the next one goes on from what is on the disk."""
+        self.kills += 1
+        self.life.left = None
+        for book in (self.ledger, self.recorder):
+            book._connection.close()
+        self.recorder._ballast.release()
+        for rank in self.ranks.values():
+            rank.down.clear()
+            said = list(rank.up)
+            rank.up.clear()
+            rank.up.extend(said[len(said) - min(len(said), self.chance.randrange(3)) :])
+            rank.up.append(rank.alive())
+        self._begin(None)
+        self._run(self.office.conduct_again(self.session))
+
+    def _run(self, work: Any) -> None:
+        try:
+            self.loop.run_until_complete(work)
+        except Killed:
+            self.kill()
+
+    # ------------------------------------------------------------ how it ends
+
+    def until(self, condition: Any) -> None:
+        for _ in range(STRIDES):
+            if condition():
+                return
+            if not self.stride():
+                self.feed(d.Ticked())
+                if not any(rank.up or rank.down or rank.can_work for rank in self.ranks.values()):
+                    break
+        assert condition(), f"stuck in {self.session.conductor.stage}, {self.session.conductor.state}"
+
+    def step(self) -> int:
+        return self.session.conductor.progress.step
+
+    def close(self) -> None:
+        self.session.close()
+        self.ledger.close()
+        self.context.destroy(linger=0)
+        self.loop.close()
+
+    # ------------------------------------------------------------ what must hold
+
+    def planned_steps(self, id: str) -> set[int]:
+        """The steps whose plans carry a command."""
+        record = open_for_reading(self.paths.record)
+        try:
+            plans = [decode_order(body) for (body,) in record.execute("SELECT body FROM plans WHERE kind = 'train'")]
+        finally:
+            record.close()
+        return {plan.step for plan in plans if isinstance(plan, m.StepPlan) and id in plan.commands}
+
+    def notes(self) -> list[str]:
+        record = open_for_reading(self.paths.record)
+        try:
+            return [text for (text,) in record.execute("SELECT text FROM events WHERE kind = 'note' ORDER BY id")]
+        finally:
+            record.close()
+
+    def row(self, id: str) -> JournaledCommand:
+        found = self.ledger.find(id)
+        assert found is not None, f"{id} was accepted and is not known"
+        return found

@@ -1,0 +1,170 @@
+"""Runs of the simulation with commands and faults by chance, and what must hold at the end of each."""
+
+import random
+
+from tests.node_agent.support.simulated_ranks import RUN
+from tests.node_agent.support.simulation import Simulation, check_ledger, config, durable
+
+from trainctl.node_agent.conductor.deadlines import JOINS
+from trainctl.node_agent.conductor.rendezvous import FAILURES
+
+COMMANDS: tuple[tuple[str, dict], ...] = (
+    ("resize-batch", {"micro": 1}), ("resize-batch", {"micro": 3}), ("resize-batch", {"micro": 9}),
+    ("set-lr", {"value": 1e-4}), ("set-lr", {"value": 2e-4, "schedule": "set"}),
+    ("set-global-batch", {"value": 6}), ("set-global-batch", {"value": 24, "schedule": "scale"}),
+    ("set-global-batch", {"value": 3}), ("checkpoint", {}), ("evaluate", {}), ("pause", {}), ("resume", {}),
+    ("resume", {}), ("note", {"text": "here"}), ("rebalance", {"auto": True}), ("rebalance", {"shares": {"a": 3}}),
+    ("rebalance", {"shares": {"b": "50%"}}), ("rebalance", {"shares": {"a": 8, "b": 4}}),
+    ("rebalance", {"shares": {"d": "12.5%"}}), ("drain", {"node": "a"}), ("drain", {"node": "b"}),
+    ("drain", {"node": "c"}), ("admit", {"node": "a"}), ("admit", {"node": "b"}), ("admit", {"node": "c"}),
+    ("admit", {"node": "b"}),
+)  # fmt: skip
+ENDINGS: tuple[tuple[str, dict], ...] = (("stop", {}), ("stop", {"checkpoint": False}))
+
+
+def simulation(nodes: int, seed: int, steps: int = 25) -> Simulation:
+    """A run of 1 to 4 nodes with all that a run file may want beside training."""
+    tables = {
+        "run": {"name": RUN, "steps": steps, "load_seconds": 20.0},
+        "evaluate": {"every_steps": 4}, "checkpoint": {"every_steps": 5, "at_end": seed % 2 == 0},
+        "group": {
+            "sync_weights_every": 3, "first_shares": "timed" if seed % 3 == 0 else "even", "hung_seconds": 4.0,
+        },
+    }  # fmt: skip
+    made = Simulation(config(steps, 12, **tables), durable(tuple("abcd"[:nodes]), 12), seed).begin()
+    for number, rank in enumerate(made.ranks.values()):
+        rank.speed = 100.0 / (1 + number)
+    return made
+
+
+class Chances:
+    """Faults and commands, each as something that one call does to a simulation."""
+
+    def __init__(self, of: Simulation, seed: int) -> None:
+        self.simulation, self.random = of, random.Random(seed)
+
+    def _rank(self):
+        return self.random.choice(list(self.simulation.ranks.values()))
+
+    def command(self) -> None:
+        """Some expire soon, some were computed against a plan that may have moved on."""
+        verb, args = self.random.choice(COMMANDS if self.random.random() < 0.995 else ENDINGS)
+        version = self.simulation.conductor.durable.settings.plan_version
+        self.simulation.command(
+            verb, if_plan=version if self.random.random() < 0.1 else None,
+            ttl=self.random.choice((0.5, 1e9, 1e9)), **args,
+        )  # fmt: skip
+
+    def crash(self) -> None:
+        """The agent dies after so many more of its decisions, between any two of them."""
+        self.simulation.crash_after = self.random.randrange(6)
+
+    def disconnect(self) -> None:
+        self.simulation.disconnect(self._rank(), kept=self.random.randrange(3))
+
+    def reconnect(self) -> None:
+        self.simulation.reconnect(self._rank())
+
+    def break_group(self) -> None:
+        self.simulation.break_group(self._rank())
+
+    def jump(self) -> None:
+        self.simulation.jump(self.random.choice((0.1, 1.0, 12.0, 50.0)))
+
+    def repeat(self) -> None:
+        """A message arrives twice."""
+        rank = self._rank()
+        if rank.connected and rank.up:
+            rank.up.appendleft(rank.up[0])
+
+    def kill(self) -> None:
+        self.simulation.kill(self._rank())
+
+    def stop(self) -> None:
+        self.simulation.stop(self._rank())
+
+    def promote(self) -> None:
+        self.simulation.promote(self._rank())
+
+    def lack(self) -> None:
+        self.simulation.lack("" if self.simulation.lacking else "1 of 3 nodes in reach")
+
+    def starve(self) -> None:
+        self.simulation.starve(self._rank())
+
+    def hang(self) -> None:
+        """Its heartbeats go on, and it does nothing, for good or until it is thought to hang."""
+        rank = self._rank()
+        rank.hung = not rank.hung
+        self.simulation.faults += int(JOINS) * rank.hung  # as many formations may fail by it until it is known
+
+
+WEIGHTS = {
+    Chances.command: 3.0, Chances.crash: 0.3, Chances.disconnect: 0.4, Chances.reconnect: 3.0,
+    Chances.break_group: 0.5, Chances.jump: 1.0, Chances.repeat: 1.0, Chances.kill: 0.15, Chances.stop: 0.1,
+    Chances.promote: 0.1, Chances.lack: 0.3,
+    Chances.hang: 0.1, Chances.starve: 0.05,
+}  # fmt: skip
+
+
+def walk(seed: int) -> Simulation:
+    """One run from its first word to the end of its last rank, with something going wrong in every tenth stride."""
+    chance = random.Random(seed)
+    run = simulation(chance.choice((1, 2, 3, 3, 4)), seed)
+    chances = Chances(run, seed)
+    kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
+    while run.ended is None and run.strides < 6000:
+        if chance.random() < 0.1 and run.choices():
+            chance.choices(kinds, weights)[0](chances)
+        elif not run.stride():
+            _wait(run, chances)
+    end(run)
+    return run
+
+
+def walk_to_a_stop(seed: int) -> Simulation:
+    """A run one of whose nodes is lost for good on the way, and which is told to stop then."""
+    chance = random.Random(seed)
+    run = simulation(chance.choice((2, 3, 4)), seed)
+    chances = Chances(run, seed)
+    _go_on(run, chances, chance.randrange(400))
+    run.lose(chance.choice(list(run.ranks.values())))
+    _go_on(run, chances, chance.randrange(100))
+    if run.ended is None:
+        verb, args = chance.choice(ENDINGS)
+        run.command(verb, **args)
+    end(run)
+    return run
+
+
+def _go_on(run: Simulation, chances: Chances, strides: int) -> None:
+    kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
+    for _ in range(strides):
+        if run.ended is None and chances.random.random() < 0.1:
+            chances.random.choices(kinds, weights)[0](chances)
+        elif run.ended is None:
+            run.stride()
+
+
+def _wait(run: Simulation, chances: Chances) -> None:
+    """Nothing moves: only a deadline, a link that comes back or an operator can change that."""
+    run.strides += 1
+    run.tick(5.0)
+    if run.conductor.state == "paused":
+        chances.command()
+    if run.lacking:
+        chances.lack()
+    for rank in run.ranks.values():
+        run.reconnect(rank)
+
+
+def end(run: Simulation) -> None:
+    """Drive it to the end without more faults; nothing may be lost, done twice or left without an outcome."""
+    run.finish()
+    check_ledger(run)
+    run.check_commands()
+    run.check_periodic()
+    if run.ended.state == "failed":  # nobody is left who has the state, or nothing could be formed
+        hopeless = "formations failed in a row" in run.ended.reason and run.faults >= FAILURES
+        gave_up = "the last with the run's state, hung" in run.ended.reason  # time was let pass in which it did nothing
+        assert run.nobody_left or hopeless or gave_up, (run.ended.reason, run.faults)

@@ -1,0 +1,254 @@
+"""The keeper: who runs is on disk before it runs, how it ended is there after, whatever signals come its way."""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.node_agent.support.processes import ENVIRONMENT, wait_for
+
+from trainctl.node_agent.trainers import shim
+
+PR_CAPBSET_DROP, CAP_SYS_NICE = 24, 23
+
+
+class Kept:
+    """A keeper at work in a folder."""
+
+    def __init__(self, folder: Path, *command: str, options: tuple[str, ...] = (), **popen: Any) -> None:
+        self.record, self.log = folder / "rank-0.process.json", folder / "rank-0.log"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "trainctl.node_agent.trainers.shim", "--record", str(self.record), "--log", str(self.log),
+             *options, "--", *command],
+            env=ENVIRONMENT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **popen,
+        )  # fmt: skip
+
+    def known(self) -> dict[str, Any]:
+        found = json.loads(self.record.read_text()) if self.record.exists() else {}
+        assert isinstance(found, dict)
+        return found
+
+    def running(self) -> dict[str, Any]:
+        return wait_for(self.known)
+
+    def ended(self) -> dict[str, Any]:
+        _, self.errors = self.process.communicate(timeout=20)
+        return self.known()
+
+
+@pytest.fixture
+def keep(tmp_path: Path) -> Iterator[Callable[..., Kept]]:
+    made: list[Kept] = []
+
+    def start(*command: str, **options: Any) -> Kept:
+        made.append(Kept(tmp_path, *command, **options))
+        return made[-1]
+
+    yield start
+    for kept in made:
+        pid = kept.known().get("pid")
+        if pid and kept.process.poll() is None and psutil.pid_exists(pid):
+            os.kill(pid, signal.SIGKILL)
+        kept.process.kill() if kept.process.poll() is None else None
+        kept.process.communicate(timeout=20)
+
+
+def test_who_runs_and_how_it_ended(keep: Callable[..., Kept], tmp_path: Path) -> None:
+    (tmp_path / "rank-0.log").write_text("from before\n")
+    began_at = time.time()
+    code = "import json; print(json.load(open('rank-0.process.json'))['pid']); import sys; sys.exit(3)"
+    known = keep("/bin/sh", "-c", f'cd {tmp_path} && exec {sys.executable} -c "{code}"').ended()
+    assert known["exit_status"] == 3 and known["command"][0] == "/bin/sh"
+    assert known["boot_id"] == shim.boot_id() != ""
+    assert began_at <= known["started_at"] <= known["ended_at"] <= time.time()
+    # The command itself read its own pid in the record: it was written before the command began.
+    assert (tmp_path / "rank-0.log").read_text() == f"from before\n{known['pid']}\n"
+
+
+def test_while_it_runs_the_record_names_it_and_has_no_end(keep: Callable[..., Kept]) -> None:
+    kept = keep("sleep", "60")
+    known = kept.running()
+    assert set(known) == {"pid", "start_time", "boot_id", "command", "started_at", "keeper_pid"}
+    assert known["keeper_pid"] == kept.process.pid
+    assert shim.start_time(known["pid"]) == known["start_time"] is not None
+    wait_for(lambda: psutil.Process(known["pid"]).cmdline() == ["sleep", "60"])
+    assert os.getsid(known["pid"]) == kept.process.pid != os.getsid(0)
+    os.kill(known["pid"], signal.SIGKILL)
+    assert kept.ended() == {**known, "exit_status": -9, "ended_at": kept.known()["ended_at"]}
+    assert kept.process.returncode == 0
+
+
+def test_signals_for_the_agent_end_neither_the_keeper_nor_its_command(keep: Callable[..., Kept]) -> None:
+    kept = keep("sleep", "60")
+    known = kept.running()
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+        kept.process.send_signal(number)
+    # The same signal still ends the command: the keeper doesn't hand down its own deafness.
+    wait_for(lambda: psutil.Process(known["pid"]).cmdline() == ["sleep", "60"])
+    assert kept.process.poll() is None
+    os.kill(known["pid"], signal.SIGTERM)
+    assert kept.ended()["exit_status"] == -signal.SIGTERM
+
+
+def test_a_signal_that_comes_before_the_command_has_begun_still_ends_it(keep: Callable[..., Kept]) -> None:
+    for _ in range(12):
+        kept = keep("sleep", "60")
+        deadline = time.monotonic() + 20
+        while not kept.record.exists():  # no pause: the first moment at which the pid is known
+            assert time.monotonic() < deadline
+        os.kill(kept.known()["pid"], signal.SIGTERM)
+        assert kept.ended()["exit_status"] == -signal.SIGTERM
+        kept.record.unlink()
+
+
+def test_the_command_reads_nothing_and_its_signals_are_as_a_shell_gives_them(keep: Callable[..., Kept]) -> None:
+    kept = keep("/bin/sh", "-c", "wc -c; grep SigIgn /proc/self/status || echo 'SigIgn: 0'")
+    assert kept.ended()["exit_status"] == 0
+    count, ignored = kept.log.read_text().splitlines()
+    assert count.strip() == "0"
+    assert int(ignored.split()[-1], 16) & 0x7FFFFFFF == 0  # 32 and up are the C library's own
+
+
+def test_a_command_that_is_not_there(keep: Callable[..., Kept]) -> None:
+    kept = keep("/no/such/program")
+    assert kept.ended()["exit_status"] == shim.CANNOT_EXECUTE
+    assert kept.log.read_text() == "keeper: /no/such/program: No such file or directory\n"
+
+
+def test_without_a_record_the_command_never_begins(keep: Callable[..., Kept], tmp_path: Path) -> None:
+    (tmp_path / "rank-0.process.json").mkdir()  # cannot be replaced by a file
+    kept = Kept(tmp_path, "/bin/sh", "-c", f"touch {tmp_path}/began")
+    _, errors = kept.process.communicate(timeout=20)
+    assert kept.process.returncode == 1 and errors.startswith("keeper: ") and errors.count("\n") == 1
+    assert not (tmp_path / "began").exists()
+
+
+def test_start_time_of_the_living_the_dead_and_the_undead() -> None:
+    assert shim.start_time(os.getpid()) is not None
+    child = subprocess.Popen(["sleep", "60"])
+    assert shim.start_time(child.pid) is not None
+    child.kill()
+    # A killed child that nobody has waited for is a zombie: its pid exists, and it is dead.
+    wait_for(lambda: shim.start_time(child.pid) is None)
+    assert psutil.pid_exists(child.pid)
+    child.wait(10)
+    assert shim.start_time(child.pid) is None
+
+
+def test_a_name_with_parentheses_and_spaces_is_no_obstacle(tmp_path: Path) -> None:
+    odd = tmp_path / "a) R 1 (b"
+    odd.symlink_to("/bin/sleep")
+    child = subprocess.Popen([str(odd), "60"])
+    try:
+        began = wait_for(lambda: shim.start_time(child.pid))
+        assert began == pytest.approx(shim.start_time(os.getpid()), abs=360_000)  # within the hour, in ticks
+    finally:
+        child.kill()
+        child.wait(10)
+
+
+# ---------------------------------------------------------------- priority
+
+
+def test_a_priority_is_the_keepers_and_of_all_that_is_started(keep: Callable[..., Kept]) -> None:
+    wanted = min(os.getpriority(os.PRIO_PROCESS, 0) + 3, 19)
+    kept = keep("/bin/sh", "-c", "nice; exec sleep 60", options=("--nice", str(wanted)))
+    pid = kept.running()["pid"]
+    assert wait_for(kept.log.read_text).split() == [str(wanted)]
+    assert psutil.Process(kept.process.pid).nice() == psutil.Process(pid).nice() == wanted
+    os.kill(pid, signal.SIGKILL)
+    kept.ended()
+
+
+def may_not_be_hasty() -> None:
+    """In a child: take away root's right to any priority. Another user has none to lose."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_NICE, 0, 0, 0)
+        resource.setrlimit(resource.RLIMIT_NICE, (0, 0))
+
+
+def test_a_priority_that_is_not_permitted_begins_nothing_and_says_so(keep: Callable[..., Kept], tmp_path: Path) -> None:
+    kept = keep("/bin/sh", "-c", f"touch {tmp_path}/began", options=("--nice", "-20"), preexec_fn=may_not_be_hasty)
+    assert kept.ended() == {} and kept.process.returncode == 1
+    assert kept.errors == "keeper: priority -20 is not permitted: Permission denied\n"
+    assert not (tmp_path / "began").exists()
+
+
+def test_a_node_refuses_a_priority_that_it_may_not_give() -> None:
+    code = """if True:
+        import os
+        from trainctl.node_agent.runs.preflight import check_priority
+        from trainctl.protocol.errors import InvalidInputError
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        check_priority(own, "nodes.box.priority"), check_priority(19, "nodes.box.priority")
+        try:
+            check_priority(-20, "nodes.box.priority")
+        except InvalidInputError as error:
+            print(own, error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=20,
+        preexec_fn=may_not_be_hasty,
+    )  # fmt: skip
+    own, _, said = done.stdout.strip().partition(" ")
+    assert said == (
+        f"nodes.box.priority: -20 is not permitted here; {own} and above are, or install the agent with --nice -20"
+    )
+
+
+# ---------------------------------------------------------------- the log's size
+
+
+def test_a_log_does_not_grow_without_end_while_the_command_writes_on(keep: Callable[..., Kept]) -> None:
+    code = """if True:
+        import itertools, time
+        for number in itertools.count():
+            print(f"{number:09} " + "x" * 990, flush=True)
+            time.sleep(0.0005)
+    """
+    limit = 200_000
+    kept = keep(sys.executable, "-c", code, options=("--log-limit", str(limit)))
+    older = kept.log.with_name("rank-0.log.1")
+    pid = kept.running()["pid"]
+    first = wait_for(lambda: older.exists() and older.read_bytes())
+    begun_anew = kept.log.stat().st_size
+    wait_for(lambda: older.read_bytes() != first)  # and again, in the same file and with the same writer
+    os.kill(pid, signal.SIGKILL)
+    kept.ended()
+    again = older.read_bytes()
+    assert begun_anew < limit * 20 and len(first) <= len(again) + limit
+    for text in (first, again):
+        numbers = [int(line[:9]) for line in text.splitlines()]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))  # whole lines, none missing
+        assert text.endswith(b"x\n")
+    assert sorted(path.name for path in kept.log.parent.iterdir()) == [
+        "rank-0.log", "rank-0.log.1", "rank-0.process.json",
+    ]  # fmt: skip
+
+
+def test_only_the_end_of_a_log_far_over_its_limit_is_kept(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text("".join(f"{number:07}\n" for number in range(1000)))
+    shim.bound_log(log, 8000)
+    assert log.stat().st_size == 8000  # at its limit: nothing is done
+    shim.bound_log(log, 79)
+    kept = log.with_name("rank-0.log.1").read_text().splitlines()
+    assert kept == [f"{number:07}" for number in range(991, 1000)] and log.read_text() == ""
+    shim.bound_log(tmp_path / "none.log", 10)  # not there: nothing to bound
+
+
+def test_a_log_is_bounded_where_its_end_cannot_be_kept(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text("x" * 100)
+    log.with_name("rank-0.log.1.new").mkdir()  # as good as a disk without room
+    shim.bound_log(log, 10)
+    assert log.read_text() == ""

@@ -1,0 +1,209 @@
+"""The trainer host: real processes, found again by another host, ended by identity only, never mistaken for others."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.node_agent.support.processes import ENVIRONMENT, wait_for
+
+from trainctl.node_agent.trainers import shim
+from trainctl.node_agent.trainers.supervisor import HostedTrainer, TrainerHost
+from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.record.paths import RunPaths
+
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Iterator[RunPaths]:
+    (tmp_path / "run-1").mkdir()
+    made = RunPaths(tmp_path / "run-1")
+    yield made
+    host = TrainerHost()
+    for rank in range(3):
+        wait_for(lambda: not host.kill(made, rank, grace_seconds=0.0) or host.find(made, rank) is None)  # noqa: B023
+
+
+def alive(host: TrainerHost, paths: RunPaths, rank: int = 0) -> HostedTrainer:
+    """The trainer once its keeper has said who it is."""
+
+    def known() -> HostedTrainer | None:
+        found = host.find(paths, rank)
+        assert found is not None, host.log_tail(paths, rank, 10)
+        return found if found.pid is not None else None
+
+    return wait_for(known)
+
+
+def record(paths: RunPaths, rank: int, pid: int, **changes: object) -> None:
+    known = {
+        "pid": pid, "start_time": shim.start_time(pid), "boot_id": shim.boot_id(), "command": ["x"],
+        "started_at": 1000.0, "keeper_pid": 1, **changes,
+    }  # fmt: skip
+    paths.process(rank).write_text(json.dumps(known))
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait(10)
+
+
+def test_from_start_to_exit_it_is_never_taken_for_dead(paths: RunPaths) -> None:
+    host = TrainerHost()
+    assert host.find(paths, 0) is None and host.exit_status(paths, 0) is None and not host.kill(paths, 0)
+    for status in (0, 5):  # the second time over the files of the first
+        host.start(paths, 0, ["/bin/sh", "-c", f"echo one; echo two >&2; sleep 0.2; exit {status}"])
+        found = alive(host, paths)
+        assert found.command[0] == "/bin/sh" and found.started_at is not None
+        wait_for(lambda: host.find(paths, 0) is None)
+        assert host.exit_status(paths, 0) == status
+    assert host.log_tail(paths, 0, 3) == ("two", "one", "two")
+    assert host.log_tail(paths, 1, 3) == () and host.log_tail(paths, 0, 0) == ()
+
+
+def test_an_exit_status_is_there_as_soon_as_the_trainer_is_gone(paths: RunPaths) -> None:
+    host = TrainerHost()
+    for _ in range(5):
+        host.start(paths, 0, ["/bin/sh", "-c", "exit 4"])
+        deadline = time.monotonic() + 20
+        while host.find(paths, 0) is not None:
+            assert time.monotonic() < deadline
+        assert host.exit_status(paths, 0) == 4
+
+
+def test_ranks_are_apart_and_a_running_one_is_not_started_again(paths: RunPaths) -> None:
+    host = TrainerHost()
+    host.start(paths, 0, ["sleep", "60"])
+    with pytest.raises(RefusedError, match="rank 0 of run-1 runs already"):
+        host.start(paths, 0, ["sleep", "60"])
+    host.start(paths, 1, ["sleep", "60"])
+    assert alive(host, paths, 0).pid != alive(host, paths, 1).pid
+    with pytest.raises(RefusedError, match="rank 1 of run-1 runs already, pid"):
+        TrainerHost().start(paths, 1, ["sleep", "60"])
+
+
+def test_the_environment_is_the_one_given(paths: RunPaths) -> None:
+    host = TrainerHost()
+    host.start(paths, 0, ["/bin/sh", "-c", "echo $WORD $HOME."], {"WORD": "here", "PATH": "/usr/bin:/bin"})
+    wait_for(lambda: host.exit_status(paths, 0) == 0)
+    assert host.log_tail(paths, 0, 1) == ("here .",)
+
+
+def test_nothing_is_left_of_trainers_that_ended(paths: RunPaths) -> None:
+    others = psutil.Process().children()
+    host = TrainerHost()
+    host.start(paths, 0, ["true"])
+    wait_for(lambda: host.exit_status(paths, 0) == 0)
+    wait_for(lambda: host.find(paths, 0) is None and set(psutil.Process().children()) <= set(others))
+    assert sorted(path.name for path in paths.directory.iterdir()) == ["logs", "rank-0.process.json"]
+
+
+def test_a_trainer_outlives_a_killed_agent_and_the_next_one_finds_it(paths: RunPaths) -> None:
+    agent_code = (
+        "import sys; from pathlib import Path; from trainctl.node_agent.trainers.supervisor import TrainerHost;"
+        "from trainctl.protocol.record.paths import RunPaths; paths = RunPaths(Path(sys.argv[1])); host = TrainerHost();"
+        "host.start(paths, 0, ['sleep', '60'])\n"
+        "while host.find(paths, 0).pid is None: pass\n"
+        "print(host.find(paths, 0).pid, flush=True); sys.stdin.read()"
+    )
+    agent = subprocess.Popen(
+        [sys.executable, "-c", agent_code, str(paths.directory)],
+        env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    assert agent.stdout is not None
+    pid = int(agent.stdout.readline())
+    os.killpg(agent.pid, signal.SIGKILL)
+    agent.communicate(timeout=10)
+    host = TrainerHost()
+    found = host.find(paths, 0)
+    assert found is not None and found.pid == pid and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    assert host.kill(paths, 0)
+    wait_for(lambda: host.find(paths, 0) is None)
+    assert wait_for(lambda: host.exit_status(paths, 0)) == -signal.SIGTERM
+
+
+def test_one_that_does_not_listen_is_forced_after_its_time(paths: RunPaths) -> None:
+    now = [0.0]
+    host = TrainerHost(clock=lambda: now[0])
+    host.start(paths, 0, [sys.executable, "-c", STUBBORN])
+    wait_for(lambda: host.log_tail(paths, 0, 1) == ("deaf",))
+    pid = alive(host, paths).pid
+    assert host.kill(paths, 0, grace_seconds=10.0)
+    now[0] = 9.0
+    host.kill(paths, 0, grace_seconds=10.0)  # asking again does not begin its time anew
+    found = host.find(paths, 0)
+    assert found is not None and found.pid == pid
+    now[0] = 10.0
+    wait_for(lambda: host.find(paths, 0) is None)
+    assert host.exit_status(paths, 0) == -signal.SIGKILL
+
+
+def test_one_that_has_only_begun_to_start_is_ended_too(paths: RunPaths) -> None:
+    host = TrainerHost()
+    host.start(paths, 0, ["sleep", "60"])
+    assert host.kill(paths, 0)
+    wait_for(lambda: host.find(paths, 0) is None)
+    assert host.exit_status(paths, 0) in (-signal.SIGKILL, -signal.SIGTERM)
+    host.start(paths, 0, ["sleep", "60"])  # and the next one is not
+    assert alive(host, paths).pid is not None
+    assert host.find(paths, 0) is not None
+
+
+def test_a_pid_that_has_changed_hands_is_dead_and_left_alone(
+    paths: RunPaths, bystander: subprocess.Popen[bytes]
+) -> None:
+    host = TrainerHost()
+    record(paths, 0, bystander.pid)
+    assert host.find(paths, 0) == HostedTrainer(bystander.pid, 1000.0, ("x",), 1)
+    for changes in ({"start_time": 1.0}, {"start_time": None}, {"boot_id": "another"}, {"exit_status": 0}):
+        record(paths, 0, bystander.pid, **changes)
+        assert host.find(paths, 0) is None, changes
+        assert not host.kill(paths, 0, grace_seconds=0.0), changes
+    assert host.find(paths, 0) is None
+    assert bystander.poll() is None
+
+
+def test_a_zombie_is_dead(paths: RunPaths) -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    record(paths, 0, child.pid)
+    host = TrainerHost()
+    assert host.find(paths, 0) is not None
+    child.kill()
+    try:
+        wait_for(lambda: host.find(paths, 0) is None)
+        assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+    finally:
+        child.wait(10)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "7", '{"pid": "1"}', '{"pid": 1, "boot_id": null}', "\0\0\0", "\xff"])
+def test_a_process_record_that_is_none_is_nobody(paths: RunPaths, text: str) -> None:
+    paths.process(0).write_bytes(text.encode("latin-1"))
+    host = TrainerHost()
+    assert host.find(paths, 0) is None and host.exit_status(paths, 0) is None and not host.kill(paths, 0)
+
+
+def test_a_torn_process_record_is_nobody(paths: RunPaths, bystander: subprocess.Popen[bytes]) -> None:
+    record(paths, 0, bystander.pid)
+    whole, host = paths.process(0).read_bytes(), TrainerHost()
+    for cut in range(len(whole)):
+        paths.process(0).write_bytes(whole[:cut])
+        assert host.find(paths, 0) is None and host.exit_status(paths, 0) is None and not host.kill(paths, 0)
+
+
+def test_what_cannot_be_started_is_refused_in_a_line(paths: RunPaths) -> None:
+    paths.logs.write_text("a file where the folder should be")
+    with pytest.raises(RefusedError, match="rank 0 of run-1 cannot be started"):
+        TrainerHost().start(paths, 0, ["true"])
