@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 import tomli_w
 import zmq
-from tests.trainer.curves import losses
-from tests.trainer.fork_servers import ForkServers
-from tests.trainer.line import WHO, Line
-from tests.trainer.ranks import Ranks
+from tests.trainer.support.curves import losses
+from tests.trainer.support.fork_servers import ForkServers
+from tests.trainer.support.line import WHO, Line
+from tests.trainer.support.ranks import Ranks
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file as runfile

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.trainer.ranks import G, Rank, Ranks
+from tests.trainer.support.ranks import G, Rank, Ranks
 
 from trainctl.protocol import messages as m
 from trainctl.trainer import demo_assets

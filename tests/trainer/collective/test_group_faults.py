@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from tests.trainer.curves import worst
-from tests.trainer.ranks import DEADLINE_SECONDS, Rank, Ranks
+from tests.trainer.support.curves import worst
+from tests.trainer.support.ranks import DEADLINE_SECONDS, Rank, Ranks
 
 from trainctl.protocol import messages as m
 from trainctl.trainer.backends.protocol import Backend

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.trainer.curves import G, losses, worst
+from tests.trainer.support.curves import G, losses, worst
 
 from trainctl.trainer.backends import torch_backend
 from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.permutation import samples_at
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "trainer" / "losses.json"
+GOLDEN = Path(__file__).parents[2] / "golden" / "trainer" / "losses.json"
 Curve = Callable[..., list[float]]
 
 

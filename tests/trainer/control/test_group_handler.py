@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from tests.trainer.fork_servers import ForkServers
-from tests.trainer.line import DEADLINE_SECONDS, Line
-from tests.trainer.ranks import pid_of
+from tests.trainer.support.fork_servers import ForkServers
+from tests.trainer.support.line import DEADLINE_SECONDS, Line
+from tests.trainer.support.ranks import pid_of
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_file import GroupTable

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.line import DEADLINE_SECONDS, WHO, Line
+from tests.trainer.support.line import DEADLINE_SECONDS, WHO, Line
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.trainer.curves import STEPS, worst
-from tests.trainer.ranks import Ranks
+from tests.trainer.support.curves import STEPS, worst
+from tests.trainer.support.ranks import Ranks
 
 from trainctl.protocol import messages as m
 from trainctl.trainer.backends.protocol import Backend

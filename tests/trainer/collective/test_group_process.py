@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 import zmq
-from tests.trainer.fork_servers import ForkServers
+from tests.trainer.support.fork_servers import ForkServers
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_file import GroupTable

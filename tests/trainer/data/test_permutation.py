@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trainctl.protocol.messages import Range
 from trainctl.trainer.data.permutation import permute, positions_of, ranges_of, samples_at
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "trainer" / "permutation.json"
+GOLDEN = Path(__file__).parents[2] / "golden" / "trainer" / "permutation.json"
 MASK = (1 << 64) - 1
 G = 0x9E3779B97F4A7C15
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.trainer.fork_servers import ForkServers
-from tests.trainer.ranks import DEADLINE_SECONDS, Ranks, pid_of
+from tests.trainer.support.fork_servers import ForkServers
+from tests.trainer.support.ranks import DEADLINE_SECONDS, Ranks, pid_of
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_file import GroupTable
@@ -271,7 +271,7 @@ def test_the_first_fork_server_is_the_trainer_forked_and_one_that_dies_is_replac
 ) -> None:
     said = run_python("""
         import gc, os, psutil
-        from tests.trainer.ranks import pid_of
+        from tests.trainer.support.ranks import pid_of
         from trainctl.trainer.collective.standby import early_standby
         standby = early_standby("ring")
         server = standby._server.process
