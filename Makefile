@@ -26,7 +26,7 @@ soak: $(VENV)/.ready-dev
 	TRAINCTL_EXACTLY_ONCE=200 $(BIN)/python -m pytest tests/node_agent/runs/test_exactly_once.py $(PYTEST_ARGS)
 	TRAINCTL_KILLS=200 $(BIN)/python -m pytest -s tests/integration/test_agent_kills.py $(PYTEST_ARGS)
 	TRAINCTL_FRAMES=1000000 TRAINCTL_EVENTS=500000 $(BIN)/python -m pytest -s tests/integration/test_floods.py \
-	  tests/protocol/test_mutations.py tests/node_agent/clients/test_garbage.py $(PYTEST_ARGS)
+	  tests/protocol/wire/test_mutations.py tests/node_agent/clients/test_garbage.py $(PYTEST_ARGS)
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .

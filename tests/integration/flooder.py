@@ -16,7 +16,7 @@ from typing import Any
 
 import zmq
 from tests.integration import rawzmtp
-from tests.protocol.mutations import Mutator
+from tests.protocol.support.mutations import Mutator
 
 from trainctl.protocol.security.keys import KeyFolder
 from trainctl.protocol.wire import sockets

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import zmq
 import zmq.asyncio
-from tests.protocol.mutations import Mutator
+from tests.protocol.support.mutations import Mutator
 
 from trainctl.node_agent.transport.peer_link import PeerLink
 from trainctl.protocol import examples

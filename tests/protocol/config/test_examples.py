@@ -8,7 +8,7 @@ import msgspec
 
 from trainctl.protocol.config import run_file
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "run.toml"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "run.toml"
 TABLES = {
     "run": run_file.RunTable, "model": run_file.ModelTable, "data": run_file.DataTable, "batch": run_file.BatchTable,
     "optimizer": run_file.OptimizerTable, "checkpoint": run_file.CheckpointTable, "evaluate": run_file.EvaluateTable,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from tests.protocol import strategies
+from tests.protocol.support import strategies
 
 from trainctl.protocol import docs, examples, meanings, schema
 from trainctl.protocol import messages as m
@@ -20,7 +20,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.wire import codec
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOCUMENT: dict[str, Any] = schema.schema()
 VALIDATORS = {
     talk: Draft202012Validator({**DOCUMENT, "anyOf": [{"$ref": f"#/$defs/{schema.conversation_name(talk)}"}]})

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.protocol import strategies
+from tests.protocol.support import strategies
 
 from trainctl.protocol import examples
 from trainctl.protocol import messages as m

@@ -13,7 +13,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.wire import codec
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 WIRE = ROOT / "tests" / "golden" / "wire"
 NAMES = [(talk, name) for talk, found in examples.EXAMPLES.items() for name in found]
 AGAIN = "python -m trainctl.protocol.examples tests/golden/wire"

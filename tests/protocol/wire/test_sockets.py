@@ -27,7 +27,7 @@ from trainctl.protocol import examples
 from trainctl.protocol.errors import ProtocolError
 from trainctl.protocol.wire import codec, sockets
 
-ROOMS = [Path(__file__).parents[2] / room / "trainctl" for room in ("protocol", "trainer", "node_agent", "tui")]
+ROOMS = [Path(__file__).parents[3] / room / "trainctl" for room in ("protocol", "trainer", "node_agent", "tui")]
 
 
 @pytest.fixture

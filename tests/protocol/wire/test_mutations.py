@@ -8,7 +8,7 @@ import os
 import tracemalloc
 
 import pytest
-from tests.protocol.mutations import Mutator
+from tests.protocol.support.mutations import Mutator
 
 from trainctl.protocol import examples
 from trainctl.protocol import messages as m
