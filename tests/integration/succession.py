@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 from tests.integration.clusters import Cluster
-from tests.tui.cli_calls import started
+from tests.tui.support.cli_calls import started
 
 from trainctl.protocol import messages as m
 

@@ -10,8 +10,8 @@ import msgpack
 import pytest
 import zmq
 from tests.integration.conftest import wait_for_step
-from tests.tui import run_directory
-from tests.tui.cli_calls import call
+from tests.tui.support import run_directory
+from tests.tui.support.cli_calls import call
 
 from trainctl.node_agent.records.agent_db import AgentLedger
 from trainctl.protocol import messages as m

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.conftest import SHARED_PIDS
-from tests.tui.cli_calls import (
+from tests.tui.support.cli_calls import (
     ENVIRONMENT,
     assert_none_left,
     assert_one_line,

@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import SHARED_PIDS
 from tests.integration.clusters import free_addresses
 from tests.integration.sshd import PYTHON, LoopbackSshd
-from tests.tui.cli_calls import assert_one_line, call, call_json
+from tests.tui.support.cli_calls import assert_one_line, call, call_json
 
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config import cluster_file

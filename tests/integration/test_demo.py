@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import ROOT
 from tests.lacking import lacks
-from tests.tui.cli_calls import COMMAND, assert_none_left, end_all, started
+from tests.tui.support.cli_calls import COMMAND, assert_none_left, end_all, started
 
 from trainctl.protocol.config import cluster_file
 

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.integration.terminals import Terminal, needs_tmux
-from tests.tui.cli_calls import (
+from tests.tui.support.cli_calls import (
     COMMAND,
     ENVIRONMENT,
     assert_none_left,

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from tests.integration.clusters import free_addresses
-from tests.tui.cli_calls import call_json
+from tests.tui.support.cli_calls import call_json
 
 
 def test_an_agent_that_advertises_itself_is_found(tmp_path: Path) -> None:

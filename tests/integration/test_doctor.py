@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import SHARED_PIDS
 from tests.integration.clusters import free_addresses
 from tests.integration.conftest import AgentProcess
-from tests.tui.cli_calls import call, call_json
+from tests.tui.support.cli_calls import call, call_json
 
 from trainctl.protocol.errors import RefusedError
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import zmq
 from tests.integration.terminals import TRAINCTL, Terminal, needs_tmux
-from tests.tui.recorded import run_view, snapshot
+from tests.tui.support.recorded import run_view, snapshot
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError

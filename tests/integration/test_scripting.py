@@ -16,8 +16,8 @@ import tomli_w
 from tests.conftest import SHARED_PIDS
 from tests.integration.clusters import FOREVER, free_addresses, on
 from tests.integration.conftest import AgentProcess, keep_processes, until, wait_for_end, wait_for_step
-from tests.tui.cli_calls import COMMAND, ENVIRONMENT
-from tests.tui.scripted import SNAPSHOT, scripted
+from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT
+from tests.tui.support.scripted import SNAPSHOT, scripted
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.security.keys import KeyFolder

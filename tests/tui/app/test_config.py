@@ -1,0 +1,145 @@
+"""config.toml: each line that can't be used is named, the rest counts, and the keys that were chosen act."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.tui.support.cli_calls import call, call_json
+from tests.tui.support.driving import body, driven, hint
+from tests.tui.support.recorded import source_of
+from textual.pilot import Pilot
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui.app import config as settings
+from trainctl.tui.app import keymap, keys_doc
+from trainctl.tui.app import launch as program
+from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.dialogs.help import HelpScreen
+from trainctl.tui.screens.events import EventsScreen
+from trainctl.tui.widgets.line_view import Lines
+
+ROOT = Path(__file__).resolve().parents[3]
+FILE = Path("config.toml")
+THEMES = ("night", "day", "contrast", "terminal")
+
+
+def parsed(text: str) -> settings.Found:
+    return settings.parse(
+        text, FILE, THEMES, lambda wanted: keymap.checked(wanted, TrainctlApp.key_tables())
+    )  # fmt: skip
+
+
+def test_what_a_file_says_counts() -> None:
+    found = parsed(
+        'theme = "contrast"\nascii = true\nbell = false\n[keys]\ndetach = "Q,f10"\nruns = "1"\noverview="0"\n'
+    )
+    assert not found.problems
+    assert found.settings.theme == "contrast"
+    assert (found.settings.ascii, found.settings.bell, found.settings.mouse) == (True, False, True)
+    assert found.settings.keys == {"detach": "Q,f10", "runs": "1", "overview": "0"}
+    assert parsed('theme = "auto"\nascii = "auto"').settings == settings.Settings()
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('theme = "dusk"', "theme: no theme 'dusk'; there are auto, night, day, contrast, terminal"),
+        ("theme = 3", "theme: no theme 3"),
+        ("ascii = 1", "ascii: 1 is none of"),
+        ('bell = "loud"', "bell: 'loud' is neither true nor false"),
+        ("colour = true", "colour: no such setting; there are theme"),
+        ("mouse = yes", "not TOML: invalid value"),
+        ("read_only = 1", "not TOML: cannot overwrite a value"),
+        ("fly to the moon", "not TOML: expected '='"),
+        ("[unclosed", "not TOML: expected ']'"),
+        ('[keys]\ndetach = "ctrl+c"', "detach: ctrl+c always leaves"),
+        ('[keys]\nfly = "f"', "fly: no such action; the nearest are "),
+        ('[keys]\nset_lr = "f"', "set_lr: no such action; the nearest are set-lr, "),
+        ('[keys]\ndetach = "alt+q"', "detach: alt+q reaches the program as escape"),
+        ('[keys]\ndetach = "flurb"', "detach: no key 'flurb'"),
+        ('[keys]\ndetach = ""', "detach: '' names no key"),
+        ('[keys]\ndetach = ",,"', "detach: ',,' names no key"),
+        ("[keys]\ndetach = 5", "detach: keys are text"),
+        ('[keys]\nhelp = "b"', "help: b is taken by resize-batch"),
+        ('[keys]\ntheme = "f2"\npicture = "f2"', "picture: f2 is taken by theme"),
+        ('[keys]\ntable-filter = "c"', "table-filter: c is taken by checkpoint on"),
+        ("keys = 3", "keys: a table is needed"),
+    ],
+)
+def test_a_bad_line_is_named_and_the_rest_counts(line: str, says: str) -> None:
+    text = f"read_only = true\n\n# mine\n{line}\n"
+    found = parsed(text)
+    (problem,) = found.problems
+    assert problem.text.startswith(says)
+    assert problem.line == 3 + line.count("\n") + 1
+    assert str(problem).startswith(f"config.toml:{problem.line}: ")
+    assert found.settings.read_only is True
+
+
+@given(st.text(alphabet="abk=\"[]{}\n.,#1'\\", max_size=80))
+def test_any_text_is_read_and_keeps_a_good_line(text: str) -> None:
+    found = parsed(f"mouse = false\n{text}")
+    assert found.settings.mouse is False or found.problems
+
+
+def test_a_file_that_was_named_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    found = program.configuration()
+    assert (found.exists, found.settings, found.problems) == (False, settings.Settings(), ())
+    assert found.path == settings.default_path()
+    with pytest.raises(InvalidInputError, match="no such configuration file"):
+        program.configuration(tmp_path / "none.toml")
+    settings.default_path().parent.mkdir(parents=True, exist_ok=True)
+    settings.default_path().write_bytes(b"\xff\xfe")
+    assert "not a readable TOML file" in str(program.configuration().problems[0])
+
+
+def test_the_command_prints_what_counts_and_names_the_bad_lines(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('theme = "day"\nsize = 3\n[keys]\ndetach = "Q"\n')
+    done = call("config", "--config", file)
+    assert done.returncode == 2
+    assert 'theme = "day"' in done.stdout
+    assert done.stderr == (
+        f"trainctl: {file}:2: size: no such setting; there are theme, ascii, bell, mouse, read_only and [keys]\n"
+    )
+    (tmp_path / "again.toml").write_text(done.stdout)
+    again = call("--config", tmp_path / "again.toml", "config")
+    assert (again.returncode, again.stderr) == (0, "")
+    assert again.stdout.splitlines()[1:] == done.stdout.splitlines()[1:]
+    found = call_json("config", "--config", tmp_path / "again.toml")
+    assert (found["theme"], found["keys"]["detach"], found["keys"]["help"]) == ("day", "Q", "?")
+
+
+def test_the_page_of_keys_is_up_to_date() -> None:
+    assert (ROOT / "docs" / "keys.md").read_text("utf-8") == keys_doc.page(), (
+        "write it again: python -m trainctl.tui.app.keys_doc docs/keys.md"
+    )
+
+
+async def test_chosen_keys_act_are_shown_and_a_bad_line_is_said_once() -> None:
+    config = parsed('size = 3\n[keys]\nevents = "f4"\ntable-filter = "f"\nhelp = "h"\ndetach = "Q"\n')
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        assert [str(note.message) for note in app._notifications] == [str(config.problems[0])]
+        assert "f4" in hint(app)
+        assert "h help Q detach" in hint(app)
+        await pilot.press("4", "question_mark", "q")
+        assert app.is_running
+        assert "f4" in hint(app)
+        await pilot.press("f4")
+        assert isinstance(app.screen, EventsScreen)
+        await pilot.press("f", *"anna", "enter")
+        assert "1-2 of 2" in body(app)
+        await pilot.press("h")
+        assert isinstance(app.screen, HelpScreen)
+        shown = "\n".join(app.screen.query_one("#help-text", Lines).shown)
+        assert "f4  all events" in shown
+        await pilot.press("escape")
+        await pilot.pause()
+        await pilot.click("#keys", offset=(hint(app).index("Q detach"), 0))
+        await pilot.pause()
+        assert not app.is_running or app.return_code == 0
+
+    await driven(source_of(1), play, config=config)

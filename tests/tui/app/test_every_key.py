@@ -1,0 +1,136 @@
+"""Every key of every screen and window is pressed, and does what its binding says: none is dead or shadowed."""
+
+import itertools
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from tests.tui.screens.test_alerts import CLOCK_ALERT, alerted
+from tests.tui.support import run_directory
+from tests.tui.support.driving import until
+from tests.tui.support.recorded import CLOCK
+from textual.binding import Binding
+from textual.dom import DOMNode
+from textual.pilot import Pilot
+from textual.screen import Screen
+
+from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.app.keybindings import EVERYWHERE
+from trainctl.tui.replay.replay_app import ReplayApp
+from trainctl.tui.replay.replay_source import ReplaySource
+from trainctl.tui.screens import registry
+from trainctl.tui.screens.log_screen import LogScreen
+from trainctl.tui.widgets.glyphs import UNICODE
+
+LEAVING = {"detach", "leave"}
+WINDOWS: dict[str, tuple[str, ...]] = {
+    "CommandDialog": ("x",), "SplitDialog": ("s",), "HelpScreen": ("question_mark",), "WhyScreen": ("w",),
+    "Chooser": ("y",), "EventDetails": ("4", "enter"), "ChartPicker": ("3", "m"),
+}  # fmt: skip
+"""By the window's type what opens it."""
+
+
+class _Noted:
+    """Notes each action that a key runs."""
+
+    actions: ClassVar[list[str]]
+
+    async def run_action(self, action: Any, *args: Any, **options: Any) -> bool:
+        self.actions.append(str(action))
+        return await super().run_action(action, *args, **options)  # type: ignore[misc, no-any-return]
+
+
+class Program(_Noted, TrainctlApp):
+    actions: ClassVar[list[str]] = []
+
+
+class Replay(_Noted, ReplayApp):
+    actions: ClassVar[list[str]] = []
+
+
+def own_bindings(kind: type[DOMNode]) -> list[Binding]:
+    """What a screen declares or inherits, one for each key."""
+    declared = [item for part in kind.__mro__ for item in part.__dict__.get("BINDINGS", ())
+                if issubclass(part, DOMNode) and part.__module__.startswith("trainctl.")]  # fmt: skip
+    found: dict[str, Binding] = {}
+    for binding in itertools.chain.from_iterable(Binding.make_bindings([item]) for item in declared):
+        found.setdefault(binding.key, binding)
+    return list(found.values())
+
+
+async def back_to(pilot: Pilot[int], app: TrainctlApp, name: str) -> None:
+    """Without windows over it."""
+    while len(app.screen_stack) > 2:
+        app.pop_screen()
+        await pilot.pause()
+    app.screen.set_focus(None)
+    if app.screen.name == name:
+        return
+    app.action_show(name)
+    await until(pilot, lambda: app.screen is app.get_screen(name) and app.screen.is_mounted)
+
+
+async def pressed(pilot: Pilot[int], app: Any, binding: Binding) -> None:
+    app.actions.clear()
+    await pilot.press(binding.key)
+    await pilot.pause()
+    assert any(binding.action == action for action in app.actions), (
+        f"{binding.key} on {type(app.screen).__name__} is {binding.action}, and ran {app.actions or 'nothing'}"
+    )
+
+
+@pytest.mark.parametrize("name", registry.KINDS)
+async def test_of_a_screen(name: str, tmp_path: Path) -> None:
+    source = alerted(CLOCK_ALERT)
+    app = Program(lambda: source, clock=CLOCK, glyphs=UNICODE, theme="night", pictures=tmp_path)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: app.live.heard_at is not None)
+        await back_to(pilot, app, name)
+        for binding in own_bindings(type(app.screen)):
+            await back_to(pilot, app, name)
+            if isinstance(app.screen, LogScreen) and app.screen.view.query.pattern is None:
+                await pilot.press("slash", "e", "enter")  # keys of a search need one
+            await pressed(pilot, app, binding)
+
+
+async def test_of_the_program(tmp_path: Path) -> None:
+    source = alerted(CLOCK_ALERT)
+    app = Program(lambda: source, clock=CLOCK, glyphs=UNICODE, theme="night", pictures=tmp_path)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: app.live.heard_at is not None)
+        for binding in Binding.make_bindings(EVERYWHERE):
+            if binding.action not in LEAVING:
+                await back_to(pilot, app, "overview")
+                await pressed(pilot, app, binding)
+        await back_to(pilot, app, "overview")
+        await pressed(pilot, app, next(item for item in Binding.make_bindings(EVERYWHERE) if item.action == "detach"))
+    assert app.return_code == 0
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+async def test_of_a_window(window: str, tmp_path: Path) -> None:
+    source = alerted(CLOCK_ALERT)
+    app = Program(lambda: source, clock=CLOCK, glyphs=UNICODE, theme="night", pictures=tmp_path)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: app.live.heard_at is not None)
+
+        async def opened() -> Screen[Any]:
+            await back_to(pilot, app, "overview")
+            await pilot.press(*WINDOWS[window])
+            await until(pilot, lambda: type(app.screen).__name__ == window and app.screen.is_mounted)
+            return app.screen
+
+        for binding in own_bindings(type(await opened())):
+            if type(app.screen).__name__ != window:
+                await opened()
+            await pressed(pilot, app, binding)
+
+
+async def test_of_a_replay(tmp_path: Path) -> None:
+    source = ReplaySource(run_directory.make(tmp_path / "demo-1", 3))
+    app = Replay(source, clock=CLOCK, theme="night", glyphs=UNICODE)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: app.live.run is not None)
+        for binding in Binding.make_bindings(ReplayApp.__dict__["BINDINGS"]):
+            await back_to(pilot, app, "overview")
+            await pressed(pilot, app, binding)

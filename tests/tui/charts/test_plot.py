@@ -1,0 +1,311 @@
+"""Charts as lines: every spike is in them at any zoom, gaps and pauses stay gaps, and the crosshair reads true."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.tui.support.recorded import history_of, run_view, source_of
+
+from trainctl.protocol import messages as m
+from trainctl.tui.charts import history, layout, readout, row
+from trainctl.tui.charts import viewport as vw
+from trainctl.tui.charts.axis import Axis
+from trainctl.tui.charts.marks import Mark
+from trainctl.tui.charts.plot import Plot, draw, margins, prepare
+from trainctl.tui.charts.plots import RunData, Sources, ground, plots
+from trainctl.tui.charts.scale import Scale
+from trainctl.tui.charts.traces import Trace, reading, shape
+from trainctl.tui.charts.viewport import ChartView, Ground, Pick
+from trainctl.tui.screens import overview_view
+from trainctl.tui.state import series as s
+from trainctl.tui.state import view_state as md
+from trainctl.tui.widgets import styled_line as ln
+from trainctl.tui.widgets.glyphs import ASCII, UNICODE, Glyphs
+
+
+def window(values: dict[int, float], capacity: int = 4096) -> s.Window:
+    made = s.empty(capacity)
+    for step, value in values.items():
+        made = s.add(made, step, value)
+    return made
+
+
+def flat(steps: int, spike_at: int, spike: float, bucket_steps: int) -> s.Window:
+    """A window of ones with one spike, in buckets of a size."""
+    first = np.arange(0, steps + 1, bucket_steps)
+    place = spike_at // bucket_steps
+    maximum, total = np.ones(len(first)), np.full(len(first), float(bucket_steps))
+    maximum[place], total[place] = spike, bucket_steps - 1 + spike
+    count = np.full(len(first), float(bucket_steps))
+    ones = np.ones(len(first))
+    return s.Window(bucket_steps, first, ones, maximum, total, count, ones, np.zeros(len(first), np.int64), len(first))
+
+
+def of(trace: s.Window, first: float, last: float, **other: object) -> Plot:
+    return Plot("loss", (Trace(trace, "", "series0"),), first, last, **other)  # type: ignore[arg-type]
+
+
+def text(plot: Plot, columns: int, rows: int, glyphs: Glyphs = UNICODE) -> list[str]:
+    return [ln.plain(row) for row in draw(plot, columns, rows, glyphs)[0]]
+
+
+def is_dot(char: str) -> bool:
+    return "\u2801" <= char <= "\u28ff"
+
+
+@given(
+    st.integers(1, 100_000),
+    st.sampled_from([1, 7, 100]),
+    st.lists(st.tuples(st.booleans(), st.floats(0, 1)), max_size=12),
+    st.integers(30, 140),
+    st.booleans(),
+    st.sampled_from([0.0, 50.0]),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_spike_is_lost_at_any_zoom(
+    spike_at: int, size: int, zooms: list[tuple[bool, float]], columns: int, log: bool, half_life: float
+) -> None:
+    values = flat(100_000, spike_at, 50.0, size)
+    place = Ground(100_000, live=False, columns=columns)
+    view = ChartView((vw.Chart((Pick("loss"),)),))
+    for inwards, part in zooms:
+        view = vw.zoomed(view, 0.5 if inwards else 2.0, place, vw.step_at(view, part, place))
+    first, last = vw.shown(view, place)
+    plot = of(values, first, last, scale=Scale(log), half_life_steps=half_life)
+    made = prepare(plot, 12)
+    assert made.span is not None
+    bucket = spike_at // size * size
+    if bucket + size > first and bucket < last + 1:
+        assert made.span[1] >= Scale(log).height(50.0)
+        rows = text(plot, columns, 12)
+        assert any(is_dot(char) for row in rows[:2] for char in row)
+    else:
+        assert made.span[1] < 2.0
+
+
+@given(st.integers(2, 400), st.integers(1, 300), st.integers(30, 120), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_gaps_stay_gaps(start: int, size: int, columns: int, smoothed: bool) -> None:
+    steps = [*range(1, start), *range(start + size, start + size + 300)]
+    plot = of(window(dict.fromkeys(steps, 1.0)), 1, steps[-1], half_life_steps=20.0 if smoothed else 0.0)
+    made = prepare(plot, 8)
+    left = margins(plot, made, columns, UNICODE).left
+    wide = (columns - left) / steps[-1]
+    rows = text(plot, columns, 8)[:-1]
+    for column in range(math.ceil((start - 1) * wide) + 1, math.floor((start + size - 1) * wide) - 1):
+        assert not any(is_dot(row[left + column]) for row in rows)
+
+
+def test_a_pause_is_a_gap_in_time_and_none_in_steps() -> None:
+    steps = np.arange(1.0, 101.0)
+    paused = Axis("time", steps, 1.7e9 + steps + np.where(steps > 50, 500.0, 0.0))
+    values = window(dict.fromkeys(range(1, 101), 1.0))
+    for axis, hole in ((paused, True), (Axis(), False)):
+        x0, x1 = float(axis.to_x(1.0)), float(axis.to_x(101.0))
+        made = shape(Trace(values, "", "series0", axis), x0, x1, Scale())
+        assert made.joins.sum() == (98 if hole else 99)
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
+def test_what_a_logarithm_has_no_place_for_is_marked_and_so_is_what_is_not_finite(glyphs: Glyphs) -> None:
+    values = window({1: 10.0, 2: 0.0, 3: 100.0, 4: math.nan, 5: 1000.0, 6: -1.0, **dict.fromkeys(range(7, 40), 5.0)})
+    rows = text(of(values, 1, 40, scale=Scale(log=True)), 60, 8, glyphs)
+    low = glyphs.down if glyphs is UNICODE else "v"
+    assert rows[-2].count(low) == 2
+    assert rows[0].count(glyphs.nonfinite) == 1
+    assert {"10", "100", "1000"} <= {row[:5].strip() for row in rows[:-1]}
+    assert low not in "".join(text(of(values, 1, 40), 60, 8, glyphs))
+
+
+@given(st.integers(0, 70), st.integers(0, 14), st.lists(st.floats(-1e9, 1e9), max_size=20), st.booleans(),
+       st.sampled_from([UNICODE, ASCII, dataclasses.replace(UNICODE, letters=True)]), st.floats(0, 30))  # fmt: skip
+@settings(max_examples=80, deadline=None)
+def test_any_size_is_filled_exactly(
+    columns: int, rows: int, values: list[float], log: bool, glyphs: Glyphs, crosshair: float
+) -> None:
+    made = window(dict(enumerate(values, 1)))
+    traces = (Trace(made, "node", "series0", letter="a"), Trace(made, "other", "series1", points=True, letter="b"))
+    plot = Plot("loss", traces, 1, 32, scale=Scale(log), marks=(Mark(3, "1"),), crosshair=crosshair)
+    drawn, _ = draw(plot, columns, rows, glyphs)
+    assert len(drawn) == rows
+    assert all(ln.width(row) == columns for row in drawn)
+    if glyphs.ascii_only:
+        assert all(ln.plain(row).isascii() for row in drawn)
+
+
+def test_the_smoothed_line_shows_in_the_raw_one_without_colours() -> None:
+    noisy = window({step: 1.0 + 0.5 * (-1) ** step for step in range(1, 2001)})
+    rows = text(of(noisy, 1, 2000, half_life_steps=200.0), 80, 9)
+    middle = rows[3] + rows[4]
+    assert sum(char in "⠉⠒⠤⣀⠒⠢⠔⠑⠊⠦⠴⠲⠖⠓⠚" for char in middle) > 40
+    assert "⣿" in middle + rows[1] + rows[2]
+
+
+def test_a_reading_is_the_bucket_at_the_crosshair_and_nothing_in_a_gap() -> None:
+    values = s.appended(flat(200, 15, 9.0, 10), window(dict.fromkeys(range(300, 310), 2.0)), 209)
+    trace = Trace(values, "loss", "series0")
+    found = reading(trace, 17.0)
+    assert found is not None
+    assert (found.first, found.last, found.minimum, found.maximum) == (10, 19, 1.0, 9.0)
+    assert found.mean == pytest.approx(1.8)
+    assert reading(trace, 250.0) is None
+    points = Trace(window({50: 3.0, 100: 2.0}), "eval", "series1", points=True)
+    last = reading(points, 99.0)
+    assert last is not None and (last.first, last.mean) == (50, 3.0)
+    assert reading(points, 10.0) is None
+
+
+def state_of(nodes: int = 4) -> md.ViewState:
+    state = md.ViewState()
+    for message in source_of(nodes).messages:
+        state = md.apply(state, message, 0.0)
+    return state
+
+
+def answered(run: m.RunView, view: ChartView, first: int, last: int, columns: int = 200) -> history.Answer:
+    metrics = history.needed(view.charts)
+    ask = history.ask_of(run.run, metrics, (first, last), run.step, columns)
+    reply = m.History(rid="r", series=history_of(run, metrics, ask.first, ask.last, columns))
+    return history.answer_of(ask, [reply])
+
+
+VIEW = ChartView((vw.Chart((Pick("loss"), Pick("eval_loss"))), vw.Chart((Pick("busy_seconds", vw.ALL_RANKS),))))
+
+
+def test_the_readout_says_step_tokens_time_values_and_the_nearest_mark() -> None:
+    state = state_of()
+    assert state.run is not None
+    data = {state.run.run: RunData(state.run, answered(state.run, VIEW, 1, 18_240))}
+    view = dataclasses.replace(VIEW, crosshair=18_215.0, x="tokens")
+    sources = Sources(state, data)
+    place = ground(view, sources, 100)
+    plot = plots(view, sources, place, (0,))[0]
+    axes = {kind: sources.axis(state.run.run, kind, elapsed=False) for kind in ("tokens", "time")}
+    rows = [ln.plain(row) for row in readout.lines(plot, axes, readout.notes(state, UNICODE), 110, 2, UNICODE)]
+    assert rows[0].startswith("597M tokens")
+    assert "step 18,215" in rows[0]
+    assert rows[0].rstrip().endswith("5 @18,210 set-lr 1.8e-4 → 1.62e-4 scaled by anna")
+    assert "eval 1.906 @15,200" in rows[1]
+    assert rows[1].startswith("loss 1.7")
+
+
+def test_another_run_is_laid_over_on_tokens_and_on_time_since_its_start() -> None:
+    state = state_of(1)
+    other = run_view(4, "stopped", 18_240, 60_000)
+    assert state.run is not None
+    for kind in ("step", "tokens", "time"):
+        view = dataclasses.replace(VIEW, x=kind, runs=(other.run,))
+        data = {run.run: RunData(run, answered(run, view, 1, run.step)) for run in (state.run, other)}
+        sources = Sources(state, data)
+        place = ground(view, sources, 100)
+        assert place.newest >= (18_000 if kind == "step" else 118)
+        shown = plots(view, sources, place, (0, 1))
+        labels = [trace.label for trace in shown[0].traces]
+        assert labels == ["loss", "eval", "sft-1b loss", "sft-1b eval"]
+        x0, x1 = shown[0].edges
+        reached = [float(trace.axis.to_x(float(trace.window.newest_step))) for trace in shown[0].traces[::2]]
+        assert all(x0 < x <= x1 * 1.01 for x in reached)
+        assert reached[1] > 2 * reached[0]
+
+
+def test_live_values_go_after_what_the_record_answered_and_a_hole_is_seen() -> None:
+    state = state_of(1)
+    run = state.run
+    assert run is not None
+    early = answered(run, VIEW, 1, 100)
+    windowed = history.window_of([early], state, ("loss", None), (1, 118))
+    assert windowed.newest_step == 118
+    assert len(windowed) == 118
+    assert not history.is_torn(early, state, {})
+    later = dataclasses.replace(state, recent={("loss", None): window({130: 1.0, 131: 2.0})})
+    assert history.is_torn(early, later, {})
+
+
+@pytest.mark.parametrize("metric", ["grad_norm", "learning_rate"])
+def test_what_no_snapshot_carries_is_drawn_from_the_run_s_beginning(metric: str) -> None:
+    """The state's own window begins where the screen was attached; the record's answer is coarser and whole."""
+    state = state_of(1)
+    run = state.run
+    assert run is not None
+    last, view = run.step, ChartView((vw.Chart((Pick(metric),)),))
+    whole = answered(run, view, 1, last, columns=40)
+    attached, alone = window(dict.fromkeys(range(last - 20, last + 1), 0.5)), (metric, None)
+    state = dataclasses.replace(state, windows={**state.windows, alone: attached}, recent={alone: attached})
+    assert whole.windows[alone].bucket_steps > 1
+    drawn = history.window_of([whole], state, alone, (1, last))
+    assert drawn.first[0] <= whole.windows[alone].bucket_steps
+    assert history.window_of([whole], state, alone, (last - 10, last)).bucket_steps == 1
+
+
+def test_what_ranks_say_of_waits_is_collected_without_doubles() -> None:
+    state = state_of(1)
+    part = next(iter(state.ranks.values())).value
+    tails: dict[history.Key, s.Window] = {}
+    for step in (*range(1, 9), *range(5, 12), *range(40, 43)):
+        state = dataclasses.replace(state, parts={0: (dataclasses_replace(part, step),)})
+        tails = history.collected(tails, state)
+        if step == 11:
+            assert tails["wait_seconds", 0].first.tolist() == list(range(1, 12))
+    assert tails["memory_bytes", 0].first.tolist() == [40, 41, 42]
+
+
+def dataclasses_replace(part: m.RankStep, step: int) -> m.RankStep:
+    fields = {name: getattr(part, name) for name in part.__struct_fields__}
+    return m.RankStep(**{**fields, "step": step})
+
+
+def test_asks_are_cut_to_the_protocol_s_limits() -> None:
+    metrics = history.needed(VIEW.charts)
+    assert set(metrics) >= {"loss", "loss_not_finite", "tokens_total", "committed_at"}
+    ask = history.ask_of("r", metrics, (0.5, 2000.7), 1500, 240)
+    assert (ask.first, ask.last, ask.columns, ask.end) == (1, 1500, 240, 2001)
+    assert history.parts(ask, 2) == [metrics]
+    many = history.parts(ask._replace(columns=2000), 16)
+    assert sum(many, ()) == metrics
+    assert len(many) > 1
+
+
+def test_a_value_that_was_not_finite_comes_back_as_a_mark() -> None:
+    ask = history.ask_of("r", ("loss", "loss_not_finite"), (1, 10), 10, 20)
+    ones = tuple([1.0] * 3)
+    reply = m.History(rid="r", series=(
+        m.Series("loss", None, 1, (1, 2, 4), ones, ones, ones, ones),
+        m.Series("loss_not_finite", None, 1, (3,), (1.0,), (1.0,), (1.0,), (1.0,)),
+    ))  # fmt: skip
+    made = history.answer_of(ask, [reply]).windows["loss", None]
+    assert made.first.tolist() == [1, 2, 3, 4]
+    assert made.broken.tolist() == [0, 0, 1, 0]
+    assert np.isnan(made.maximum[2])
+
+
+@pytest.mark.parametrize("size", [(80, 20), (120, 36), (200, 56), (60, 11)])
+@pytest.mark.parametrize("alone", [False, True])
+def test_charts_above_each_other_fill_the_rows_with_one_left_edge(size: tuple[int, int], alone: bool) -> None:
+    state = state_of()
+    assert state.run is not None
+    charts = (*VIEW.charts, vw.Chart((Pick("learning_rate"),)), vw.Chart(()))
+    view = dataclasses.replace(VIEW, charts=charts, focus=2, alone=alone)
+    sources = Sources(state, {state.run.run: RunData(state.run, answered(state.run, view, 1, 18_240))})
+    place = ground(view, sources, 100)
+    columns, rows = size
+    wanted = layout.window_of_charts(view, rows - layout.READOUT_ROWS - 1)
+    shown = list(zip(wanted, plots(view, sources, place, wanted), strict=True))
+    drawn = layout.draw(shown, view, place, {}, readout.notes(state, UNICODE), columns, rows, UNICODE)
+    assert len(drawn.lines) == rows
+    assert {ln.width(row) for row in drawn.lines} == {columns}
+    assert 2 in wanted
+    assert len({(item.left, item.columns) for item in drawn.places}) == 1
+    assert any("learning rate" in ln.plain(row) for row in drawn.lines)
+
+
+def test_panels_stand_side_by_side() -> None:
+    state = state_of()
+    panels = [overview_view.busy_panel(state), overview_view.rate_panel(state)]
+    rows = [ln.plain(line) for line in row.side_by_side(panels, 81, 8, UNICODE)]
+    assert [len(text) for text in rows] == [81] * 8
+    assert rows[0].index("┬") == 40
+    assert any(text.rstrip().endswith("no step yet") or is_dot(text[20]) for text in rows)
+    assert row.side_by_side([], 20, 3, UNICODE) == [ln.fit((), 20)] * 3

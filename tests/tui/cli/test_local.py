@@ -1,0 +1,451 @@
+"""What the command line decides by itself: no agent is asked, the exit code is 2 and one line says what is wrong."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT, assert_one_line, call_process, wait_until
+
+from trainctl.protocol.record import paths
+from trainctl.tui.cli import agent_call
+from trainctl.tui.cli import main as cli
+
+NOBODY = "tcp://127.0.0.1:1"
+"""Privileged, and nothing listens there."""
+UUID = "6c1e4f0a-52d3-4b8e-9a77-0d3c5be2f914"
+Main = Callable[..., tuple[int, str, str]]
+
+RUN_FILE = """
+[run]
+name = "small"
+steps = 10
+[model]
+path = "model"
+[data]
+path = "data"
+tokenizer = "bytes"
+[batch]
+global = 4
+micro = 2
+[optimizer]
+learning_rate = 1e-3
+"""
+
+
+@pytest.fixture
+def main(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Main:
+    """`main` in this process: its exit code, standard output and standard error."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.delenv("TRAINCTL_CONNECT", raising=False)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = cli.main(list(words))
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    for name, raw in (
+        ("model/config.json", b"{}"), ("model/model.safetensors", b"\2\0\0\0\0\0\0\0{}"), ("data/a.txt", b"text" * 200)
+    ):  # fmt: skip
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(raw)
+    path = tmp_path / "run.toml"
+    path.write_text(RUN_FILE)
+    return path
+
+
+BAD = [
+    (["frobnicate"], "No such command 'frobnicate'"),
+    (["--frobnicate"], "--frobnicate"),
+    (["send"], "Missing argument 'VERB'"),
+    (["send", "frobnicate"], "unknown verb 'frobnicate'; there are start-run, resize-batch"),
+    (["send", "resize-batch"], "micro"),
+    (["send", "resize-batch", "micro=0"], "micro: must be a whole number of at least 1"),
+    (["send", "resize-batch", "micro=x"], "micro: needs a whole number"),
+    (["send", "resize-batch", "micro=1.5"], "micro"),
+    (["send", "resize-batch", "micro=8", "macro=1"], "macro: resize-batch has no argument 'macro'; it takes micro"),
+    (["send", "resize-batch", "micro=8", "micro=9"], "'micro' is given twice"),
+    (["send", "resize-batch", "8"], "'8' is not of the form key=value"),
+    (["send", "resize-batch", "=8"], "'=8' is not of the form key=value"),
+    (["send", "pause", "now=1"], "now: pause has no argument 'now'; it takes none"),
+    (["send", "pause", "--node", "studio"], "node: pause is for the whole run"),
+    (["send", "set-lr", "value=nan"], "value"),
+    (["send", "set-lr", "value=1e-4", "schedule=halve"], "schedule"),
+    (["send", "pause", "--id", "7"], "--id: '7' is not a UUID"),
+    (["send", "pause", "--if-plan", "-1"], "--if-plan"),
+    (["send", "pause", "--if-plan", str(2**64)], "--if-plan: no plan version is that large"),
+    (["send", "pause", "--ttl", "0"], "--ttl"),
+    (["send", "pause", "--timeout", "0"], "--timeout"),
+    (["send", "pause", "--wait", "forever"], "--wait"),
+    (["send", "start-run"], "exactly one of config and resume"),
+    (["send", "start-run", "config=run.toml"], "is not of the form config=@run.toml"),
+    (["send", "start-run", "config=@none.toml"], "none.toml: no such run file"),
+    (["run"], "give either RUN.toml or --resume RUN"),
+    (["run", "a.toml", "--resume", "b"], "give either RUN.toml or --resume RUN"),
+    (["run", "--resume", "b", "--set", "run.steps=1"], "a resumed run keeps its own run file"),
+    (["run", "none.toml"], "none.toml: no such run file"),
+    (["check", "none.toml"], "none.toml: no such run file"),
+    (["ls", "--connect", "studio"], "studio: an address is tcp://host:port"),
+    (["logs", "--rank", "-1"], "--rank"),
+    (["events", "-n", "501"], "--last"),
+    (["demo", "--steps", "0"], "--steps"),
+    (["demo", "--backend", "jax"], "--backend"),
+    ([], "the full screen needs a terminal"),
+    (["attach"], "the full screen needs a terminal"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "says"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_wrong_usage_is_one_line_and_exit_code_2(main: Main, words: list[str], says: str) -> None:
+    code, out, err = main(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith("trainctl: ")
+    assert err.count("\n") == 1
+    assert says in err
+
+
+@pytest.mark.parametrize(("words", "says"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_with_json_it_is_one_object_on_standard_output(main: Main, words: list[str], says: str) -> None:
+    code, out, err = main(*words, "--json")
+    assert (code, err) == (2, "")
+    found = json.loads(out)
+    assert found["ok"] is False
+    assert found["error"]["code"] in ("usage", "invalid-input")
+    assert out.count("\n") == 1
+    if words not in ([], ["attach"], ["--frobnicate"]):  # there --json itself is the unknown option
+        assert says in found["error"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("batch.micro", "0", "run.toml: batch.micro: must be a whole number of at least 1"),
+        ("batch.micro", "5", "run.toml: batch.micro: 5 is over batch.global = 4"),
+        ("run.stepz", "5", "stepz"),
+        ("steps", "5", "--set: 'steps' is not of the form table.key=value"),
+        ("model.path", "nowhere", "model.path: no Hugging Face model"),
+        ("data.path", "nowhere", "data.path: no such file or folder"),
+        ("data.tokenizer", "model", "data.tokenizer"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_a_run_that_cannot_be_is_refused_here(
+    main: Main, run_file: Path, command: str, key: str, value: str, says: str
+) -> None:
+    code, out, err = main(command, str(run_file), "--set", f"{key}={value}")
+    assert (code, out) == (2, "")
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_without_a_cluster_several_nodes_are_not_taken_for_this_machine(main: Main, run_file: Path) -> None:
+    tables = "\n".join(f'[nodes.{node}]\nmodel_path = "/nowhere/{node}"' for node in ("studio-of-mine", "mbp-of-mine"))
+    run_file.write_text(run_file.read_text() + "\n" + tables + "\n")
+    code, out, err = main("check", str(run_file))
+    assert code == 0, err
+    assert "on 2 nodes" in out
+    assert err.startswith("several nodes: give --cluster FILE")
+
+
+@pytest.fixture
+def loopback(run_file: Path) -> Callable[..., Path]:
+    """A cluster file with these nodes on loopback, and their tables in the run file."""
+
+    def write(**tables: str) -> Path:
+        own = "".join(f"[nodes.{node}]\n{table}\n" for node, table in tables.items())
+        run_file.write_text(RUN_FILE + own)
+        entries = (f'[nodes.{node}]\naddress = "tcp://127.0.0.1:{1 + 2 * i}"\n' for i, node in enumerate(tables))
+        file = run_file.parent / "cluster.toml"
+        file.write_text("".join(entries))
+        return file
+
+    return write
+
+
+def test_paths_of_a_node_behind_a_forwarded_port_are_left_to_its_agent(
+    main: Main, run_file: Path, loopback: Callable[..., Path]
+) -> None:
+    cluster = str(loopback(near="share = 2", far='model_path = "/nowhere/model"\ndata_path = "/nowhere/data"'))
+    code, out, err = main("check", str(run_file), "--cluster", cluster)
+    assert (code, err.count("\n")) == (0, 2), err
+    assert "in order" in out
+    assert "nodes.far.model_path: /nowhere/model isn't on this machine; that node's agent looks for it" in err
+    code, out, err = main("check", str(run_file), "--cluster", cluster, "--json")
+    unseen = {"nodes.far.model_path": "/nowhere/model", "nodes.far.data_path": "/nowhere/data"}
+    assert (code, json.loads(out)["unseen"], err) == (0, unseen, "")
+    code, _, err = main("run", str(run_file), "--cluster", cluster)
+    assert code == 5, err  # not this machine's to refuse: it goes on to the agents
+
+
+def test_common_paths_and_those_of_this_machine_s_node_must_be_here(
+    main: Main, run_file: Path, loopback: Callable[..., Path]
+) -> None:
+    far, here = 'model_path = "/nowhere/far"', 'data_path = "/nowhere/here"'
+    for command in ("check", "run"):
+        cluster = str(loopback(**{"far": far, paths.node_name(): here}))
+        code, out, err = main(command, str(run_file), "--cluster", cluster)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"run.toml: nodes.{paths.node_name()}.data_path: no such file or folder: /nowhere/here" in err
+        cluster = str(loopback(only='model_path = "/nowhere/only"'))
+        _, _, err = main(command, str(run_file), "--cluster", cluster)
+        assert "run.toml: nodes.only.model_path: no Hugging Face model" in err
+        cluster = str(loopback(far=far, near="share = 2"))
+        words = (command, str(run_file), "--cluster", cluster, "--set", "data.path=nowhere")
+        assert "run.toml: data.path: no such file" in main(*words)[2]
+
+
+def test_empty_data_is_refused_here(main: Main, run_file: Path) -> None:
+    (run_file.parent / "data" / "a.txt").write_text("")
+    for words in (["run", str(run_file)], ["check", str(run_file)], ["send", "start-run", f"config=@{run_file}"]):
+        code, _, err = main(*words)
+        assert code == 2
+        assert "data.path" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "says"),
+    [
+        ("data/a.txt", b"x" * 511, "data.path: 512 tokens of text, fewer than one block of 513"),
+        ("model/model.safetensors", b"weights", "model.path: "),
+        ("model/model.safetensors", b"\2\0\0\0\0\0\0\0{", "model.safetensors is not a safetensors file"),
+    ],
+)
+def test_what_can_be_seen_without_loading_is_refused_here(
+    main: Main, run_file: Path, name: str, raw: bytes, says: str
+) -> None:
+    (run_file.parent / name).write_bytes(raw)
+    for words in (["run", str(run_file)], ["check", str(run_file)], ["send", "start-run", f"config=@{run_file}"]):
+        code, out, err = main(*words)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert says in err
+
+
+def test_check_tells_everything_that_is_wrong_a_line_each(main: Main, run_file: Path) -> None:
+    words = ["check", str(run_file), "--set", "model.path=none", "--set", "data.path=none"]
+    code, out, err = main(*words)
+    assert (code, out) == (2, "")
+    assert [line.split(": ")[2] for line in err.splitlines()] == ["model.path", "data.path"]
+    code, out, err = main(*words, "--json")
+    told = json.loads(out)["error"]
+    assert (code, err, told["code"], len(told["problems"])) == (2, "", "invalid-input", 2)
+    assert [f"trainctl: {line}" for line in told["problems"]] == main(*words)[2].splitlines()
+
+
+@pytest.mark.parametrize("words", [["--help"], ["keys", "--help"], ["cluster", "--help"]])
+def test_no_summary_in_a_help_is_cut(main: Main, words: list[str]) -> None:
+    code, out, _ = main(*words)
+    listed = out[out.index("Commands:") :].partition("\n\n")[0]
+    assert code == 0 and "..." not in listed and "…" not in listed
+    if words == ["--help"]:
+        assert all(len(line.split()) > 1 and line[2] != " " for line in listed.splitlines()[1:])
+
+
+@pytest.mark.parametrize("group", ["keys", "cluster"])
+def test_a_group_without_a_command_is_told_so_in_one_line(main: Main, group: str) -> None:
+    code, out, err = main(group)
+    assert (code, out) == (2, "")
+    assert err == f"trainctl: Missing command. (see trainctl {group} --help)\n"
+
+
+def test_a_choice_that_is_none_is_refused_in_the_words_of_a_person(main: Main) -> None:
+    _, _, err = main("demo", "--backend", "jax")
+    assert "'jax' is not one of 'auto', 'torch', 'mlx'" in err and "Value error" not in err
+    _, _, err = main("send", "mute", "kind=heat")
+    assert "'heat' is none of nonfinite, skipped" in err
+
+
+def test_check_says_that_a_run_file_is_in_order(main: Main, run_file: Path) -> None:
+    assert main("check", str(run_file)) == (0, f"{run_file}: in order; 10 steps of 4 samples\n", "")
+    code, out, _ = main("check", str(run_file), "--set", "run.steps=20", "--json")
+    assert code == 0
+    assert json.loads(out)["config"]["run"]["steps"] == 20
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    assert_one_line(call_process("send", "note", os.fsdecode(b"text=\xff")), 2, "text: not UTF-8 text")
+    done = call_process("send", os.fsdecode(b"\xff"), "--json")
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["ok"] is False
+
+
+def test_escape_sequences_of_an_argument_are_not_repeated_to_the_terminal(main: Main) -> None:
+    _, _, err = main("send", "resize-batch", "\x1b[2Jmicro")
+    assert "\x1b" not in err
+
+
+# ---------------------------------------------------------------- nobody there
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["ls"], ["status"], ["watch"], ["events"], ["events", "-f"], ["logs"], ["send", "pause"],
+     ["send", "pause", "--wait", "none"], ["run", "--resume", "a"], ["run", "--resume", "a", "--follow"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_an_agent_that_is_not_there_is_exit_code_5(
+    main: Main, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr(agent_call, "ANSWER_SECONDS", 0.2)
+    code, out, err = main(*words, "--connect", NOBODY)
+    assert (code, out) == (5, "")
+    assert NOBODY in err
+    assert err.count("\n") == 1
+    code, out, err = main(*words, "--connect", NOBODY, "--json")
+    assert (code, err) == (5, "")
+    assert json.loads(out)["error"]["code"] == "unreachable"
+
+
+def test_a_short_timeout_does_not_make_an_absent_agent_a_slow_one() -> None:
+    assert_one_line(call_process("send", "pause", "--timeout", "0.3", "--connect", NOBODY), 5, "no agent at")
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "wanted"),
+    [
+        (["ls", "--connect", "tcp://127.0.0.1:2"], "tcp://127.0.0.1:3", "tcp://127.0.0.1:2"),
+        (["--connect", "tcp://127.0.0.1:4", "ls"], "tcp://127.0.0.1:3", "tcp://127.0.0.1:4"),
+        (["--connect", "tcp://127.0.0.1:4", "ls", "--connect", "tcp://127.0.0.1:2"], None, "tcp://127.0.0.1:2"),
+        (["ls"], "tcp://127.0.0.1:3", "tcp://127.0.0.1:3"),
+        (["ls"], None, "tcp://127.0.0.1:7474"),
+    ],
+)
+def test_which_agent_is_meant(
+    main: Main, monkeypatch: pytest.MonkeyPatch, words: list[str], env: str | None, wanted: str
+) -> None:
+    asked: list[str] = []
+
+    def note(address: str, work: Any, **options: Any) -> None:
+        asked.append(address)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(agent_call, "call", note)
+    if env is not None:
+        monkeypatch.setenv("TRAINCTL_CONNECT", env)
+    assert main(*words)[0] == 130
+    assert asked == [wanted]
+
+
+def test_the_default_address_is_where_agents_listen() -> None:
+    from trainctl.protocol.wire.sockets import DEFAULT_PORT, split
+
+    assert split(agent_call.DEFAULT_ADDRESS).port == DEFAULT_PORT
+
+
+# ---------------------------------------------------------------- the edge
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in ("send", "run", "demo", "watch", "logs", "check"))])
+def test_help_is_there(main: Main, words: list[str]) -> None:
+    code, out, err = main(*words, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith("Usage: trainctl")
+    assert "\x1b" not in out
+
+
+def test_help_of_send_names_every_verb_and_argument(main: Main) -> None:
+    from trainctl.protocol.messages.verbs import VERBS
+
+    _, out, _ = main("send", "--help")
+    words = "".join(out.split())  # a line may break at a verb's hyphen
+    assert all(verb in words for verb in VERBS)
+    assert "micro=" in words
+
+
+def test_help_names_every_exit_code(main: Main) -> None:
+    _, out, _ = main("--help")
+    words = " ".join(out.split())
+    for said in ("0 applied", "1 an unexpected system error", "2 usage", "5 unreachable", "130 interrupted"):
+        assert said in words
+
+
+def test_a_demo_s_folder_that_cannot_be_is_named(main: Main, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for folder in (file, file / "below"):
+        code, out, err = main("demo", "--headless", "--folder", str(folder))
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith(f"trainctl: --folder: no demo can be kept in {folder}: ")
+        code, out, err = main("demo", "--json", "--folder", str(folder))
+        assert (code, err, json.loads(out)["error"]["code"]) == (2, "", "invalid-input")
+
+
+@pytest.mark.parametrize("piped", ["stdin", "stdout", "stderr"])
+def test_the_full_screen_needs_all_three_streams_on_a_terminal(piped: str) -> None:
+    here, there = pty.openpty()
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), there) | {piped: subprocess.PIPE}
+    with subprocess.Popen([*COMMAND, "attach", "--connect", NOBODY], env=ENVIRONMENT, **streams) as process:
+        os.close(there)
+        _, err = process.communicate(timeout=60)
+        said = err if piped == "stderr" else os.read(here, 4096)
+    os.close(here)
+    assert process.returncode == 2
+    assert b"the full screen needs a terminal on standard input, output and error" in said
+    assert said.count(b"\n") == 1
+
+
+def test_version(main: Main) -> None:
+    code, out, _ = main("--version")
+    assert code == 0
+    assert out.startswith("trainctl ")
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["send", "--help"], ["--version"], ["check", "FILE", "--json"]], ids=" ".join
+)
+def test_a_reader_that_has_gone_ends_it_quietly(run_file: Path, words: list[str]) -> None:
+    named = [str(run_file) if word == "FILE" else word for word in words]
+    with subprocess.Popen(
+        [*COMMAND, *named], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (cli.BROKEN_PIPE, b"")
+
+
+def test_ctrl_c_ends_it_quietly() -> None:
+    with subprocess.Popen(
+        [*COMMAND, "ls", "--connect", NOBODY], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        # It is waiting for an answer once ZeroMQ's threads are there.
+        wait_until(lambda: psutil.Process(process.pid).num_threads() >= 3, "the client to connect")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
+def test_a_fault_of_our_own_is_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        raise ZeroDivisionError("by hand\nin two lines")
+    except ZeroDivisionError as error:
+        cli._one_line_fault(type(error), error, error.__traceback__)
+    err = capsys.readouterr().err
+    assert err.startswith("trainctl: internal fault: ZeroDivisionError: by hand in two lines in test_a_fault")
+    assert err.count("\n") == 1
+
+
+def test_what_the_locale_cannot_show_does_not_stop_it() -> None:
+    done = call_process("send", "notë", PYTHONIOENCODING="ascii")
+    assert_one_line(done, 2, "unknown verb 'not?'")
+
+
+def test_json_of_a_bad_call_in_a_process_of_its_own() -> None:
+    done = call_process("send", "resize-batch", "micro=0", "--json")
+    assert (done.returncode, done.stderr) == (2, "")
+    assert json.loads(done.stdout)["error"] == {
+        "code": "invalid-input",
+        "text": "micro: must be a whole number of at least 1",
+    }

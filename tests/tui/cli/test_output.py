@@ -1,0 +1,362 @@
+"""What the command line prints, from messages alone: lines, tables, JSON, and the place a follower has come to."""
+
+import io
+import json
+import sys
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+from tests.tui.support.recorded import NOW, host, hung, leaving, run_view, shrunk, snapshot
+
+from trainctl.protocol import errors, examples
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError, RefusedError
+from trainctl.protocol.record.log_format import write
+from trainctl.tui.cli import agent_call, arguments, logs, logs_merged, output, watch
+from trainctl.tui.demo.folder import run_config
+from trainctl.tui.state import event_text
+
+SAID = examples.EXAMPLES["agent to client"]
+SHOWN = examples.EXAMPLES["published by an agent"]
+SNAPSHOT = SAID["snapshot"]
+STEP, EVENT, VIEW = SHOWN["step-committed"], SHOWN["event"], SHOWN["run-view"]
+assert isinstance(SNAPSHOT, m.Snapshot)
+assert isinstance(STEP, m.StepCommitted)
+assert isinstance(EVENT, m.Event)
+assert isinstance(VIEW, m.RunView)
+
+
+def test_a_step_s_line() -> None:
+    line = output.step_line(STEP)
+    assert line[8:] == "  step 121  loss 2.150  |g| 0.710  lr 1.62e-3  1.00 s  3,057 tok/s"
+    assert output.step_line(msgspec.structs.replace(STEP, loss=float("nan"), skipped="nan")).endswith("skipped: nan")
+    assert "n/a tok/s" in output.step_line(msgspec.structs.replace(STEP, step_seconds=0.0))
+
+
+def test_an_event_s_line() -> None:
+    assert output.event_line(EVENT)[8:] == "  anna  resize-batch studio 8→4 @121"
+    bare = msgspec.structs.replace(EVENT, text="resize-batch", severity="warning", by="")
+    assert output.event_line(bare)[8:] == "  WARNING auto  resize-batch studio 8→4 @121"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"text": "applied at step 121"}, "resize-batch applied at step 121 studio 8→4"),
+        ({"text": "resize-batch to 1,210"}, "resize-batch to 1,210 studio 8→4 @121"),
+        ({"text": "", "verb": None, "before": None, "step": None}, "command"),
+        ({"text": "resize-batch", "before": None, "outcome": "rejected"}, "resize-batch @121 rejected"),
+        (
+            {
+                "text": "rebalance a=3 b=4 c=5 → a=3 b=2 c=7: by own rates",
+                "verb": "rebalance",
+                "before": "a=3 b=4 c=5",
+                "after": "a=3 b=2 c=7",
+            },
+            "rebalance b 4→2, c 5→7: by own rates @121",
+        ),
+        (
+            {"text": "rebalance", "verb": "rebalance", "before": "a=3 b=4", "after": "a=3 b=4"},
+            "rebalance all shares as they were @121",
+        ),
+        (
+            {"text": "set-lr 1e-3 → 2e-3", "verb": "set-lr", "before": "1e-3", "after": "2e-3"},
+            "set-lr 1e-3 → 2e-3 @121",
+        ),
+    ],
+)
+def test_an_event_s_words_say_nothing_twice(fields: dict[str, Any], words: str) -> None:
+    assert event_text.words(msgspec.structs.replace(EVENT, **fields)) == words
+
+
+def test_what_came_from_elsewhere_cannot_steer_the_terminal() -> None:
+    hostile = msgspec.structs.replace(EVENT, text="\x1b[2J\x07\nall\u202e is well", by="\x1b]0;x\x07")
+    line = output.event_line(hostile)
+    assert line.isprintable()
+    assert output.log_text("a\x1b[31mb\r\x00c\td\n", raw=False) == "a[31mb\nc\td\n"
+    assert output.log_text("a\x1b[31m\r", raw=True) == "a\x1b[31m\r"
+
+
+def test_the_status_page() -> None:
+    text = output.status_text(SNAPSHOT)
+    for part in ("RUNNING", "121/60,000 (0%)", "loss 2.150", "eval 1.903 @100", "version 3", "studio", "8x2", "g1.4"):
+        assert part in text
+    no_run = output.status_text(msgspec.structs.replace(SNAPSHOT, run=None))
+    assert no_run.startswith("no run on studio yet\nhost")
+    assert SNAPSHOT.run is not None
+    failed = msgspec.structs.replace(SNAPSHOT.run, state="failed", reason="out of\ndisk")
+    assert "FAILED: out of disk" in output.status_text(msgspec.structs.replace(SNAPSHOT, run=failed, last_step=None))
+
+
+def test_the_status_of_a_group() -> None:
+    view = hung(run_view(3), 1)
+    peers = (
+        m.PeerView("torch-b", "tcp://127.0.0.1:2", None, "silent", NOW, "no answer to pings"),
+        m.PeerView("mlx-c", "tcp://127.0.0.1:3", "tcp://127.0.0.1:4", "connected", NOW),
+    )
+    shown = msgspec.structs.replace(snapshot(view), peers=peers)
+    text = output.status_text(shown, {"mlx-c": host("mlx-c")})
+    rows = {line.split()[1]: line.split() for line in text.splitlines() if line[:4].strip().isdigit()}
+    assert rows["torch-a"][2:6] == ["run", "12", "50%", "8x2"]
+    assert rows["mlx-c"][2:6] == ["run", "2", "8%", "2x1"]
+    assert "its agent is silent" in text
+    assert "engine gloo (mixed)  g1.2" in text
+    assert "host       mlx-c  cpu 87%" in text
+    assert "host       torch-b  silent since" in text
+    assert text.count("no answer to pings") == 1
+    assert "its agent doesn't answer at tcp://127.0.0.1:3" in output.status_text(shown)
+
+
+def test_the_status_says_since_when_a_rank_is_late_or_draining_and_why() -> None:
+    text, step = output.status_text(snapshot(leaving(run_view(3)))), run_view(3).step + 1
+    rows = [line for line in text.splitlines() if line[:4].strip().isdigit()]
+    assert [row.split()[2] for row in rows] == ["run", "late", "draining"]
+    assert rows[1].endswith(f"since {output.time_of_day(NOW - 12)}: step {step} takes long, as a rule 0.39 s")
+    assert rows[2].endswith(f"since {output.time_of_day(NOW - 2)}: until step {step} is done")
+
+
+def test_ranks_that_are_out_have_no_figures_but_since_when_and_why() -> None:
+    view = shrunk(run_view(3))
+    drained = msgspec.structs.replace(view.ranks[0], state="drained", share=0)
+    shown = snapshot(msgspec.structs.replace(view, ranks=(drained, *view.ranks[1:])))
+    rows = output.status_text(shown).splitlines()[-3:]
+    assert [row.split()[2:6] for row in rows] == [
+        [state, "0", "0%", "n/a"] for state in ("drained", "failed", "rejoining")
+    ]
+    assert all(row.count("n/a") == 5 for row in rows)
+    assert "says: CUDA out of memory" in rows[1]
+    assert rows[2].endswith(f"since {output.time_of_day(NOW - 4)}: has been silent for 5 s")
+    assert rows[0].endswith(f"since {output.time_of_day(drained.since_at)}")
+
+
+def test_what_is_unknown_is_na_and_never_zero() -> None:
+    assert SNAPSHOT.run is not None
+    table = output.ranks_table(SNAPSHOT.run.ranks, (), 24)
+    assert table.splitlines()[1].count("n/a") == 4
+
+
+def test_tables_line_up() -> None:
+    assert output.table(("A", "LONG"), [("x", "1"), ("yyy", "22")], right="LONG").splitlines() == [
+        "A    LONG",
+        "x       1",
+        "yyy    22",
+    ]
+    assert output.table(("A",), []) == "A"
+
+
+@pytest.mark.parametrize(
+    ("state", "line"),
+    [
+        ("applied", "resize-batch applied at step 121: studio=8 → studio=4"),
+        ("accepted", "resize-batch accepted, id 6c1e4f0a-52d3-4b8e-9a77-0d3c5be2f914"),
+        ("rejected", "resize-batch rejected: micro: too large"),
+        ("failed", "resize-batch failed: micro: too large"),
+    ],
+)
+def test_how_a_command_ended(state: str, line: str) -> None:
+    reply = msgspec.structs.replace(SAID["command-reply"], state=state, reason="too large", field="micro")
+    assert isinstance(reply, m.CommandReply)
+    assert output.reply_line("resize-batch", reply, "studio") == line
+    bare = msgspec.structs.replace(reply, before="8", after="4")
+    if state == "applied":
+        assert output.reply_line("resize-batch", bare, "studio") == "resize-batch applied at step 121: studio 8 → 4"
+        same = msgspec.structs.replace(reply, before="4", after="4")
+        assert output.reply_line("resize-batch", same, "mbp") == "resize-batch applied at step 121: mbp 4, as it was"
+    assert agent_call.exit_code(reply) == (0 if state in ("applied", "accepted") else 3)
+
+
+def test_json_holds_no_nan_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    output.emit_ok(loss=float("nan"), text="a\nb", step=STEP)
+    line = capsys.readouterr().out
+    assert line.count("\n") == 1
+    assert json.loads(line, parse_constant=pytest.fail)["loss"] is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "status"),
+    [
+        (errors.RefusedError, "refused", 3),
+        (errors.ExpiredError, "expired", 4),
+        (errors.UnreachableError, "unreachable", 5),
+        (errors.NotAuthorisedError, "not-authorised", 6),
+        (errors.VersionError, "version", 5),
+        (errors.ProtocolError, "protocol", 5),
+    ],
+)
+def test_every_error_has_its_code(kind: type[errors.TrainctlError], code: str, status: int) -> None:
+    assert output.error_code(kind("so")) == code
+    assert kind.exit_code == status
+
+
+def test_every_error_of_the_tree_has_a_code() -> None:
+    kinds = [
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.TrainctlError)
+    ]
+    assert {*kinds} - {errors.TrainctlError} == {kind for kind, _ in output.ERROR_CODES}
+
+
+# ---------------------------------------------------------------- how far a follower has come
+
+
+def step(number: int, n: int = 4) -> m.StepCommitted:
+    made: m.StepCommitted = msgspec.structs.replace(STEP, step=number, generation=m.Generation(1, n))
+    return made
+
+
+def event(number: int, run: str = STEP.run) -> m.Event:
+    made: m.Event = msgspec.structs.replace(EVENT, id=number, run=run)
+    return made
+
+
+def test_nothing_is_shown_twice() -> None:
+    place = watch.Place(STEP.run)
+    assert [place.passes(step(number)) for number in (1, 2, 2, 1, 3)] == [True, True, False, False, True]
+    assert [place.passes(event(number)) for number in (1, 1, 2)] == [True, False, True]
+    assert [place.passes(VIEW), place.passes(VIEW)] == [True, False]
+
+
+def test_a_step_done_again_in_a_later_generation_is_shown_again() -> None:
+    place = watch.Place(STEP.run)
+    assert [place.passes(item) for item in (step(5), step(4, 5), step(5, 5), step(5, 4))] == [True, True, True, False]
+
+
+def test_events_of_the_agent_itself_are_always_shown() -> None:
+    place = watch.Place(STEP.run)
+    assert [place.passes(item) for item in (event(9), event(1, ""), event(1, ""), event(1))] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_what_a_snapshot_holds_counts_as_shown() -> None:
+    place = watch.Place(STEP.run)
+    place.skip_to(SNAPSHOT)
+    assert not place.passes(STEP)
+    assert not place.passes(EVENT)
+    assert place.passes(step(122))
+    assert place.passes(event(18))
+
+
+@pytest.mark.parametrize(
+    ("offset", "asked", "size", "end"),
+    [(0, 0, 10, 10), (0, 0, 0, 0), (0, 0, 2**20, logs.LOG_CHUNK_BYTES), (100, 100, 100, 100)],
+)
+def test_where_a_part_of_a_log_ends(offset: int, asked: int, size: int, end: int) -> None:
+    part = m.LogPart(rid="", run=None, rank=0, offset_bytes=offset, size_bytes=size, text="\ufffd" * 4)
+    assert logs.end_of(part, asked) == end
+
+
+# ---------------------------------------------------------------- what was typed
+
+
+def test_pairs_keep_what_follows_the_first_equals_sign() -> None:
+    assert arguments.pairs(["text=a=b", "empty="], "note") == {"text": "a=b", "empty": ""}
+
+
+def test_an_at_sign_means_a_file_only_where_a_file_is_wanted() -> None:
+    assert arguments.verb_args("note", ["text=@anna look"], local=True) == {"text": "@anna look"}
+
+
+@pytest.mark.parametrize("steps", [1, 2, 10, 150, 2000])
+def test_the_demo_s_run_file_is_in_order(steps: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("demo")
+    config = run_config(folder, {"studio": "auto"}, steps)
+    assert config["batch"] == {"global": 24, "micro": 8}
+    assert config["data"]["sequence_length"] == 128
+    assert config["optimizer"]["warmup_steps"] < steps
+    assert config["run"]["steps"] == steps
+    group = run_config(folder, {"torch-a": "torch", "mlx-b": "mlx"}, steps)
+    assert group["group"]["first_shares"] == "timed"
+    assert [(name, table["backend"], table["threads"]) for name, table in group["nodes"].items()] == [
+        ("torch-a", "torch", 1),
+        ("mlx-b", "mlx", 1),
+    ]
+    assert group["optimizer"] == config["optimizer"]
+
+
+def test_a_status_tells_of_waits_only_where_all_have_reported_one_step() -> None:
+    shown = snapshot(run_view(3))
+    assert output.status_text(shown).splitlines()[-1] == (
+        "straggler  mlx-c: the others waited 92 ms for it; +60 ms in backward (last step)"
+    )
+    ahead = (msgspec.structs.replace(shown.rank_steps[0], step=119), *shown.rank_steps[1:])
+    text = output.status_text(msgspec.structs.replace(shown, rank_steps=ahead))
+    assert "straggler" not in text
+    header, *rows = text.splitlines()[-4:]
+    at = header.index("WAIT") + len("WAIT")
+    assert [row[:at].split()[-1] for row in rows] == ["n/a"] * 3
+
+
+@pytest.mark.parametrize(("encoding", "arrow"), [("utf-8", "→"), ("ascii", "->"), ("latin-1", "->")])
+def test_there_is_one_arrow_and_standard_output_can_show_it(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, arrow: str
+) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
+    assert output.arrowed("a=1 → a=2 -> a=3") == f"a=1 {arrow} a=2 {arrow} a=3"
+
+
+class EmptyLog:
+    """An agent whose third rank has written nothing."""
+
+    async def snapshot(self, columns: int, run: str | None) -> m.Snapshot:
+        return snapshot(run_view(3))
+
+    async def log(self, run: str | None, rank: int, offset: int, limit: int) -> m.LogPart:
+        return m.LogPart(rid="r", run="demo", rank=rank, offset_bytes=0, size_bytes=0, text="")
+
+
+@pytest.mark.parametrize("last", [None, 5])
+async def test_an_empty_log_is_said_to_be_empty(capsys: pytest.CaptureFixture[str], last: int | None) -> None:
+    client: Any = EmptyLog()
+    assert await logs.show_logs(client, None, 2, last, follow=False, json=False) == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "rank 2 on mlx-c has written nothing\n")
+
+
+class ClusterLogs(EmptyLog):
+    """An agent of the group of three, whose last rank's log can't be read."""
+
+    texts: ClassVar[dict[int, str]] = {
+        0: write(NOW - 9, "INFO", "ready") + "\n" + write(NOW - 2, "ERROR", "no space") + "\nOSError: 28\n",
+        1: write(NOW - 5, "WARNING", "late") + "\n",
+    }
+
+    async def log(self, run: str | None, rank: int, offset: int, limit: int) -> m.LogPart:
+        if rank not in self.texts:
+            raise RefusedError(f"rank: {rank} is on mlx-c: no answer")
+        text = self.texts[rank]
+        return m.LogPart(rid="r", run=run, rank=rank, offset_bytes=offset, size_bytes=len(text), text=text[offset:])
+
+
+async def test_logs_of_all_nodes_are_merged_and_what_cannot_be_read_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    client: Any = ClusterLogs()
+    assert await logs_merged.show(client, None, None, None, logs_merged.wanted(None), follow=False, json=False) == 0
+    said = capsys.readouterr()
+    assert [line[20:] for line in said.out.splitlines()] == [
+        "torch-a INFO    ready", "torch-b WARNING late", "torch-a ERROR   no space", "torch-a         OSError: 28",
+    ]  # fmt: skip
+    assert said.err == "mlx-c: rank: 2 is on mlx-c: no answer\n"
+    wanted = logs_merged.wanted("/l.te|space/")
+    assert await logs_merged.show(client, None, None, 1, wanted, follow=False, json=True) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [(line["node"], line["rank"], line["level"], line["text"]) for line in shown["lines"]] == [
+        ("torch-a", 0, "ERROR", "no space")
+    ]
+    with pytest.raises(InvalidInputError, match="--grep"):
+        logs_merged.wanted("/(/")
+
+
+async def test_logs_that_are_too_long_are_said_to_be_cut(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client: Any = ClusterLogs()
+    monkeypatch.setattr(logs_merged, "MOST_LINES", 3)
+    assert await logs_merged.show(client, None, None, None, logs_merged.wanted(None), follow=False, json=False) == 0
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 3
+    assert "only the newest 3 lines are kept" in said.err

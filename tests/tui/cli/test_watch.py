@@ -1,0 +1,129 @@
+"""`trainctl watch --json` at the head of a pipe: a line at once for all that happens, restarts told, a clean end."""
+
+import json
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.tui.support.cli_calls import DEADLINE_SECONDS, started
+from tests.tui.support.scripted import Scripted, scripted
+
+from trainctl.protocol import examples
+from trainctl.protocol import messages as m
+from trainctl.tui.cli import watch
+
+SHOWN: dict[str, Any] = examples.EXAMPLES["published by an agent"]
+VIEW, STEP, EVENT = SHOWN["run-view"], SHOWN["step-committed"], SHOWN["event"]
+
+
+class Run:
+    """What the agent has of a run that is watched: its record, and the snapshot it gives."""
+
+    def __init__(self) -> None:
+        self.steps, self.events = [STEP], [EVENT]
+        self.agent: Scripted | None = None
+        self.is_attached = threading.Event()
+
+    def answer(self, request: m.ClientRequest) -> list[Any]:
+        assert self.agent is not None
+        if isinstance(request, m.StepsRequest):
+            self.is_attached.set()
+            steps = tuple(step for step in self.steps if step.step > request.after_step)
+            return [m.Steps(rid="", run=VIEW.run, steps=steps, more=False)]
+        if isinstance(request, m.EventsRequest):
+            events = tuple(event for event in self.events if event.id > request.after_id)
+            return [m.Events(rid="", run=VIEW.run, events=events, more=False)]
+        if isinstance(request, m.GapRequest):
+            return [m.GapFill(rid="", complete=False, messages=())]
+        if isinstance(request, m.AttendRequest):
+            return [m.Viewers(rid="", viewers=())]
+        view = msgspec.structs.replace(VIEW, step=self.steps[-1].step)
+        return [self.agent.snapshot(run=view, last_step=self.steps[-1], events=tuple(self.events))]
+
+    def commit(self, step: int) -> m.StepCommitted:
+        self.steps.append(msgspec.structs.replace(STEP, step=step))
+        return self.steps[-1]
+
+    def happens(self, text: str) -> m.Event:
+        self.events.append(msgspec.structs.replace(EVENT, id=self.events[-1].id + 1, text=text))
+        return self.events[-1]
+
+
+@pytest.fixture
+def watched() -> Iterator[tuple[Run, Scripted]]:
+    run = Run()
+    with scripted(run.answer) as agent:
+        run.agent = agent
+        yield run, agent
+
+
+DOCUMENTED = re.compile(r"^\| `([a-z-]+)` \| .* \| ((?:`\w+` ?)+) \|$", re.MULTILINE)
+
+
+def test_the_lines_have_the_fields_that_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "scripting.md").read_text("utf-8")
+    documented = {kind: set(fields.replace("`", "").split()) for kind, fields in DOCUMENTED.findall(page)}
+    for item in (STEP, EVENT, VIEW, watch.Restarted()):
+        watch.show_item(item, json=True)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {line.pop("type"): {*line} for line in lines} == documented
+
+
+def read(process: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(process.stdout.readline())
+    return found
+
+
+def test_a_line_for_all_that_happens_and_for_a_restart_of_the_agent(watched: tuple[Run, Scripted]) -> None:
+    run, agent = watched
+    with started("watch", "--json", "--connect", agent.address) as process:
+        first, second = read(process), read(process)
+        assert {first["type"], second["type"]} == {"run-view", "connection"}
+        connected = first if first["type"] == "connection" else second
+        assert (connected["state"], connected["why"]) == ("connected", "")
+        agent.publish(run.commit(122))
+        assert [(line["type"], line["step"]) for line in [read(process)]] == [("step-committed", 122)]
+        agent.publish(run.happens("a note"))
+        assert [(line["type"], line["text"]) for line in [read(process)]] == [("event", "a note")]
+        run.commit(123)
+        run.happens("said while it was away")
+        agent.restart()
+        assert [(line["type"], line["state"]) for line in [read(process)]] == [("connection", "restarted")]
+        missed = [read(process), read(process)]
+        assert {line["type"]: line.get("step") for line in missed}["step-committed"] == 123
+        assert "said while it was away" in [line.get("text") for line in missed]
+        agent.publish(run.commit(124))
+        assert read(process)["step"] == 124
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=DEADLINE_SECONDS) == ("", "")
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize("words", [("watch", "--json"), ("events", "-f", "-n", "1", "--json")], ids=" ".join)
+def test_the_reader_gone_it_ends_with_nothing_to_write(watched: tuple[Run, Scripted], words: tuple[str, ...]) -> None:
+    _, agent = watched
+    with started(*words, "--connect", agent.address) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for _ in range(2):
+            assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(DEADLINE_SECONDS) == 141
+
+
+def test_to_a_person_a_restart_is_told_beside_the_lines(watched: tuple[Run, Scripted]) -> None:
+    run, agent = watched
+    with started("watch", "--connect", agent.address) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert run.is_attached.wait(DEADLINE_SECONDS)
+        agent.publish(run.commit(122))
+        assert "step 122" in process.stdout.readline()
+        agent.restart()
+        assert process.stderr.readline() == "agent restarted; what it recorded meanwhile follows\n"

@@ -1,0 +1,247 @@
+"""Commands as typed: the grammar, the checks, what a dialog promises, and how an outcome is put into words."""
+
+import dataclasses
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.tui.support.recorded import CLOCK, CONNECTED, run_view, shrunk, snapshot
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import verbs
+from trainctl.tui.commands import forms as c
+from trainctl.tui.commands.preview import changes_nothing, preview
+from trainctl.tui.state import view_state as md
+from trainctl.tui.widgets import formatting as f
+from trainctl.tui.widgets.glyphs import UNICODE
+from trainctl.tui.widgets.line_view import choice_rows
+from trainctl.tui.widgets.styled_line import plain
+
+STATE = md.apply(md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(1)), CLOCK.at_monotonic)
+FLEET = md.apply(
+    md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(4, step=18_240, steps=60_000)), CLOCK.at_monotonic
+)
+
+
+def test_a_command_is_read_as_on_the_command_line() -> None:
+    order = c.parse("resize-batch micro=4 --node studio --if-plan=7")
+    assert order == c.Order("resize-batch", {"micro": 4}, "studio", None, 7)
+    assert c.parse("note 'text=two words'").args == {"text": "two words"}
+    assert c.parse("stop checkpoint=false").args == {"checkpoint": False}
+    assert c.parse("set-lr value=1e-4 schedule=set").args == {"value": 1e-4, "schedule": "set"}
+
+
+def test_an_evaluation_is_promised_the_time_of_the_last_one() -> None:
+    event = m.Event(
+        id=40,
+        at=CLOCK.at_wall,
+        kind="evaluation",
+        severity="info",
+        by="auto",
+        step=60,
+        run=STATE.run.run,
+        text="held-out loss 1.9031, took 2.14 s",
+    )  # type: ignore[union-attr]
+    timed = dataclasses.replace(STATE, events=(event,))
+    assert preview(c.Order("evaluate"), timed, UNICODE).text.endswith(", took 2.14 s; curve unchanged")
+    assert "took" not in preview(c.Order("evaluate"), STATE, UNICODE).text
+
+
+def test_a_command_is_spoken_as_it_is_typed() -> None:
+    order = c.Order("stop", {"checkpoint": True})
+    assert c.spoken(order) == "stop checkpoint=true"
+    assert c.parse(c.spoken(order)).args == order.args
+    assert c.spoken(c.Order("set-lr", {"value": 0.1 + 0.2, "schedule": "set"})) == "set-lr value=0.3 schedule=set"
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [("", "command"), ("fly", "verb"), ("resize-batch micro=0", "micro"), ("resize-batch micro=many", "micro"),
+     ("resize-batch", "micro"), ("resize-batch size=3", "size"), ("resize-batch 3", "3"), ("pause --node a", "node"),
+     ("resize-batch micro=3 --speed 4", "--speed"), ("resize-batch micro=3 --node", "--node"), ("note 'text=x",
+     "command"),
+     ("resize-batch micro=3 --if-plan=x", "--if-plan"), ("start-run", "config")],
+)  # fmt: skip
+def test_a_wrong_command_is_named_where_it_is_wrong(text: str, where: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        c.parse(text)
+    assert caught.value.where == where
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text(max_size=60))
+def test_anything_typed_is_an_order_or_an_error(text: str) -> None:
+    try:
+        assert c.parse(text).verb in verbs.VERBS
+    except InvalidInputError as error:
+        assert error.where
+
+
+def test_every_verb_has_a_dialog_that_says_what_changes() -> None:
+    for verb in verbs.VERBS:
+        form = c.form(verb, STATE)
+        assert form.changes
+        assert form.keeps
+        assert form.title
+
+
+def test_a_dialog_carries_the_plan_it_was_computed_from() -> None:
+    form = c.form("resize-batch", FLEET, rank=2)
+    values = {item.name: item.value for item in form.fields}
+    assert values == {"node": "forge", "micro": "13"}
+    order = c.order_of(form, {**values, "micro": " 6 "})
+    assert order == c.Order("resize-batch", {"micro": 6}, "forge", "sft-1b-20261120-110000", 4)
+    assert c.form("checkpoint", STATE).if_plan is None
+
+
+def test_a_dialog_checks_as_the_agent_will() -> None:
+    with pytest.raises(InvalidInputError, match="micro"):
+        c.order_of(c.form("resize-batch", STATE), {"node": "atlas", "micro": "0"})
+
+
+def test_previews_tell_the_mathematics_apart_from_the_speed() -> None:
+    def said(text: str) -> str:
+        piece = preview(c.parse(text), STATE, UNICODE)
+        assert piece.role == "strong"
+        return piece.text
+
+    assert said("resize-batch micro=4") == (
+        "atlas 8×3 → 4×6; step time at micro 4 not measured yet; predicted memory at most 0.45 GB; curve unchanged"
+    )
+    assert said("resize-batch micro=8") == "atlas stays 8×3; curve unchanged"
+    assert said("resize-batch micro=24") == (
+        "atlas 8×3 → 24×1; step time at micro 24 not measured yet; predicted memory 0.54 GB; curve unchanged"
+    )
+    assert "changes the curve" in said("set-lr value=6e-4")
+    assert "×0.496" in said("set-lr value=6e-4")
+    assert "constant" in said("set-lr value=6e-4 schedule=set")
+    assert said("set-global-batch value=48 schedule=scale") == (
+        "G 24 → 48, lr ×2: changes the curve; predicted 0.31 → 0.60 s"
+    )
+    assert "WITHOUT" in said("stop checkpoint=false")
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "says"),
+    [
+        ("resize-batch micro=34", STATE, "34 is over atlas's share of 24 samples"),
+        ("resize-batch micro=25 --node atlas", STATE, "25 is over atlas's share of 24 samples"),
+        ("resize-batch micro=17", FLEET, "17 is over studio's share of 16 samples"),
+        ("resize-batch micro=4 --node x", STATE, "no node 'x' in this run; there are atlas"),
+    ],
+)
+def test_what_the_agent_will_refuse_is_said_before_it_is_sent(text: str, state: md.ViewState, says: str) -> None:
+    piece = preview(c.parse(text), state, UNICODE)
+    assert (piece.text, piece.role) == (says, "bad")
+
+
+OUT = md.apply(md.ViewState(), snapshot(shrunk(run_view(3))), CLOCK.at_monotonic)
+LOST = msgspec.structs.replace(
+    shrunk(run_view(3)),
+    ranks=tuple(msgspec.structs.replace(view, state="lost" if view.rank else view.state)
+                for view in shrunk(run_view(3)).ranks),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("admit --node mlx-c", "mlx-c is on its way back, and joins by itself"),
+        ("admit --node torch-a", "torch-a is not drained"),
+        ("drain --node torch-a", "torch-a is the last node in the group"),
+        ("resize-batch micro=1 --node torch-b", "torch-b (failed) runs no batch"),
+        ("resize-batch micro=1 --node mlx-c", "mlx-c (rejoining) runs no batch"),
+        ("rebalance mlx-c=2", "no node 'mlx-c' that takes part; there are torch-a"),
+    ],
+)
+def test_what_cannot_be_done_with_ranks_that_are_out(text: str, says: str) -> None:
+    piece = preview(c.parse(text), OUT, UNICODE)
+    assert (piece.text, piece.role) == (says, "bad")
+
+
+def test_one_that_is_lost_comes_back_by_itself_and_one_that_failed_by_admit() -> None:
+    lost = md.apply(md.ViewState(), snapshot(LOST), CLOCK.at_monotonic)
+    assert "joins by itself" in preview(c.parse("admit --node mlx-c"), lost, UNICODE).text
+    assert c.form("admit", lost).blocked == "no node is drained or has failed"
+    assert c.form("admit", OUT, rank=2).fields[0].choices == ("torch-b",)
+    taken = preview(c.parse("admit --node torch-b"), OUT, UNICODE)
+    assert taken.role == "strong"
+    assert "torch-b 0 → 12" in taken.text
+    assert c.way_back(OUT) == [
+        "torch-b failed; :admit --node torch-b takes it back", "mlx-c is on its way back, and joins by itself",
+    ]  # fmt: skip
+
+
+def test_one_that_failed_and_has_no_process_cannot_be_admitted() -> None:
+    assert OUT.run is not None
+    ranks = tuple(msgspec.structs.replace(view, pid=None) for view in OUT.run.ranks)
+    gone = dataclasses.replace(OUT, run=msgspec.structs.replace(OUT.run, ranks=ranks))
+    refused = preview(c.parse("admit --node torch-b"), gone, UNICODE)
+    assert (refused.text, refused.role) == ("the trainer of torch-b is not there to take part", "bad")
+    assert c.way_back(gone)[0] == "torch-b failed, and its trainer is gone"
+
+
+def test_a_rank_that_is_out_may_be_drained_so_that_it_stays_so() -> None:
+    assert c.form("drain", OUT, rank=2).fields[0].choices == ("torch-a", "torch-b", "mlx-c")
+    said = preview(c.parse("drain --node mlx-c"), OUT, UNICODE)
+    assert (said.text, said.role) == ("mlx-c stays out until it is admitted; curve unchanged", "strong")
+    assert c.form("rebalance", OUT).blocked.startswith("one rank takes the whole batch")
+    assert {field.name: field.choices for field in c.form("resize-batch", OUT).fields}["node"] == ("torch-a",)
+
+
+def test_a_run_that_ended_takes_no_commands_but_notes() -> None:
+    over = md.apply(md.ViewState(), snapshot(run_view(1, "finished")), 0.0)
+    assert c.form("pause", over).blocked
+    assert not c.form("note", over).blocked
+    assert c.form("pause", md.ViewState()).blocked == "there is no run to command"
+
+
+def reply(state: m.CommandState, **other: object) -> m.CommandReply:
+    return m.CommandReply(rid="r", id="i", state=state, **other)  # type: ignore[arg-type]
+
+
+def test_progress_reads_as_a_chain_and_a_refusal_keeps_its_reason() -> None:
+    order = c.Order("resize-batch", {"micro": 4})
+
+    def said(**other: object) -> str:
+        return plain(c.progress_line(c.Progress(order, 0.0, **other), UNICODE))  # type: ignore[arg-type]
+
+    assert said() == "sent …"
+    assert said(accepted=True, reply=reply("accepted")) == "sent → accepted …"
+    done = reply("applied", step=1200, before="micro 8", after="micro 4")
+    assert said(accepted=True, reply=done) == "sent → accepted → applied @ step 1,200  micro 8 → micro 4"
+    assert said(reply=reply("rejected", field="micro", reason="too big")) == "sent → rejected: micro: too big"
+    assert said(problem="no agent at x") == "sent → no answer: no agent at x"
+    assert not c.Progress(order, 0.0, True, reply("accepted")).ended
+    assert c.Progress(order, 0.0, problem="x").ended
+
+
+def test_what_changes_nothing_is_known_before_it_is_sent() -> None:
+    run = FLEET.run
+    assert run is not None
+    first, rate = run.ranks[0], f.scientific(run.learning_rate)
+    for text in (f"resize-batch micro={first.micro_batch} --node {first.node}", f"set-lr value={rate}",
+                 f"set-global-batch value={run.global_batch}"):  # fmt: skip
+        assert changes_nothing(c.parse(text), FLEET), text
+    for text in (f"resize-batch micro={first.micro_batch}", f"set-lr value={rate} schedule=set", "set-lr value=0.5",
+                 "set-global-batch value=128", "checkpoint"):  # fmt: skip
+        assert not changes_nothing(c.parse(text), FLEET), text
+
+
+def test_a_recording_says_at_once_that_it_takes_no_commands() -> None:
+    assert FLEET.run is not None
+    played = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, recording=True))
+    for verb in ("set-lr", "rebalance", "stop", "note"):
+        assert c.form(verb, played).blocked == "a recording takes no commands"
+
+
+@pytest.mark.parametrize("columns", [36, 46, 60])
+@pytest.mark.parametrize("count", [1, 3, 8, 64])
+def test_every_choice_has_its_place(columns: int, count: int) -> None:
+    names = [f"torch-{index}" for index in range(count)]
+    rows = choice_rows(names, columns)
+    assert [index for row in rows for index in row] == list(range(count))
+    for row in rows:
+        assert sum(len(names[index]) + 6 for index in row) - 2 <= columns

@@ -1,0 +1,132 @@
+"""Predictions: every verb says what it would change, by what was measured, and what isn't known is said to be so."""
+
+import msgspec
+import pytest
+from tests.tui.support.recorded import CLOCK, CONNECTED, rank_step, run_view, snapshot
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.batch.apportion import Speed
+from trainctl.protocol.messages import verbs
+from trainctl.tui.commands import forms, predictions
+from trainctl.tui.commands.preview import preview
+from trainctl.tui.commands.shares import Seat
+from trainctl.tui.state import view_state as md
+from trainctl.tui.widgets.glyphs import UNICODE
+
+GB = 10**9
+VIEW = run_view(4, step=18_240, steps=60_000)
+FLEET = md.apply(md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(VIEW), CLOCK.at_monotonic)
+EXAMPLES = {
+    "start-run": "start-run resume=sft-1b-20261119-110000", "resize-batch": "resize-batch micro=4 --node forge",
+    "rebalance": "rebalance studio=17 mbp=8 forge=39", "set-global-batch": "set-global-batch value=128",
+    "set-lr": "set-lr value=1e-4", "checkpoint": "checkpoint", "evaluate": "evaluate", "drain": "drain --node mbp",
+    "admit": "admit --node mini", "promote": "promote --node forge", "pause": "pause", "resume": "resume",
+    "stop": "stop", "note": "note text=x", "acknowledge": "acknowledge id=memory:forge",
+    "mute": "mute kind=memory minutes=30",
+}  # fmt: skip
+
+
+def seat(peak: float | None, held: float | None, cap: float | None = 24 * GB, micro: int = 8) -> Seat:
+    sizes = [None if size is None else int(size) for size in (held, cap, peak)]
+    return Seat("forge", 16, micro, Speed(10.0, 0.1), *sizes)
+
+
+def step_at(micro: int, busy_seconds: float, step: int) -> m.RankStep:
+    """A step of forge, with 39 samples in passes of `micro`."""
+    phases = m.Phases(data=0.0, forward=busy_seconds / 3, backward=busy_seconds * 2 / 3, sync=0.05)
+    return msgspec.structs.replace(rank_step(VIEW, step, 2, seq=step), phases=phases, micro_batch=micro, samples=39)
+
+
+def test_a_speed_at_a_micro_batch_is_what_was_measured_or_lies_between() -> None:
+    # A pass costs 0.1 s and a sample 0.05 s.
+    tried = {(2, micro): 1 / (0.1 / micro + 0.05) for micro in (4, 16)}
+    assert predictions.rate_at(tried, 2, 4) == pytest.approx(1 / 0.075)
+    assert predictions.rate_at(tried, 2, 8) == pytest.approx(1 / 0.0625)
+    assert predictions.rate_at(tried, 2, 1) == pytest.approx(1 / 0.15)
+    assert predictions.rate_at(tried, 1, 4) is None
+    assert predictions.rate_at({(2, 4): 10.0}, 2, 8) is None
+
+
+def test_speeds_at_micro_batches_that_were_left_are_kept_with_the_run() -> None:
+    state = FLEET
+    for step in range(18_241, 18_245):
+        state = md.apply(state, step_at(13, 2.6, step), CLOCK.at_monotonic)
+    for step in range(18_245, 18_249):
+        state = md.apply(state, step_at(6, 3.9, step), CLOCK.at_monotonic)
+    assert state.tried[2, 13] == pytest.approx(15.0)
+    ranks = [msgspec.structs.replace(view, micro_batch=6) if view.rank == 2 else view for view in VIEW.ranks]
+    state = md.apply(state, msgspec.structs.replace(VIEW, ranks=tuple(ranks), seq=20_000), CLOCK.at_monotonic)
+    again = preview(forms.parse("resize-batch micro=13 --node forge"), state, UNICODE).text
+    assert again.startswith("forge 6×7 → 13×3; predicted 3.95 → 3.04 s; predicted memory 22 of 24 GB; fits")
+    fresh = msgspec.structs.replace(step_at(6, 3.9, 18_249), memory_peak_bytes=GB, seq=20_002)
+    assert not md.apply(state, fresh, CLOCK.at_monotonic).tried
+    other = md.apply(state, run_view(1, run="another", seq=20_001), CLOCK.at_monotonic)
+    assert not other.tried
+
+
+def test_memory_grows_by_the_samples_of_a_pass_and_is_bounded_where_that_is_not_known() -> None:
+    known = predictions.memory_at(seat(20 * GB, 12 * GB), 16, 16)
+    assert known is not None
+    assert (str(known), known.over) == ("28 of 24 GB", True)
+    assert str(predictions.memory_at(seat(20 * GB, 12 * GB), 16, 4)) == "at most 20 of 24 GB"
+    assert str(predictions.memory_at(seat(20 * GB, 12 * GB), 16, 8)) == "20 of 24 GB"
+    assert str(predictions.memory_at(seat(6 * GB, 6 * GB), 16, 16)) == "at most 12 of 24 GB"
+    assert str(predictions.memory_at(seat(6 * GB, 6 * GB, None), 16, 16)) == "at most 12 GB"
+    assert predictions.memory_at(seat(None, None), 16, 16) is None
+    assert predictions.memory_at(seat(20 * GB, 12 * GB), 4, 8) == predictions.Memory(20 * GB, 24 * GB, at_most=True)
+
+
+def test_who_would_not_fit_is_named() -> None:
+    assert predictions.fits([seat(20 * GB, 12 * GB)], [16], [8]) == "fits"
+    assert predictions.fits([seat(20 * GB, 12 * GB)], [16], [16]) == "forge is over its memory: 28 of 24 GB"
+    assert predictions.fits([seat(16 * GB, 16 * GB)], [16], [16]) == (
+        "forge may be over its memory: at most 32 of 24 GB"
+    )  # fmt: skip
+    assert predictions.fits([seat(20 * GB, 12 * GB, None)], [16], [8]) == ""
+
+
+def test_two_lengths_are_told_in_one_unit() -> None:
+    assert predictions.seconds_change(3.06, 2.99, "→") == "predicted 3.06 → 2.99 s"
+    assert predictions.seconds_change(0.1, 0.08, "→") == "predicted 0.10 s → 80 ms"
+    assert predictions.seconds_change(None, 2.99, "→") == ""
+
+
+@pytest.mark.parametrize(
+    ("verb", "says"),
+    [
+        ("start-run", "sft-1b is running; there is one run at a time"),
+        ("resize-batch", "forge 13×3 → 4×10; step time at micro 4 not measured yet; "
+         "predicted memory at most 22 of 24 GB; fits; curve unchanged"),
+        ("rebalance", "studio 16 → 17, mbp 9 → 8; predicted 3.06 → 3.04 s; fits; curve unchanged"),
+        ("set-global-batch", "G 64 → 128, lr as it is: changes the curve; predicted 3.06 → 6.01 s; fits"),
+        ("set-lr", "changes the curve"),
+        ("checkpoint", "writes step 18,240 or the one after; the last one: 0.3 GB, loop paid 14 ms; curve unchanged"),
+        ("evaluate", "the last one: 1.903 @18,200; curve unchanged"),
+        ("drain", "mbp leaves; studio 16 → 19, forge 39 → 45; predicted 3.06 → 3.38 s; fits; curve unchanged"),
+        ("admit", "mini is lost; unless it was drained"),
+        ("promote", "forge conducts in the place of studio; curve unchanged"),
+        ("pause", "waits after step 18,241, within about 3.06 s; curve unchanged"),
+        ("resume", "goes on with step 18,241 by plan v4; curve unchanged"),
+        ("stop", "ends after step 18,241, within about 3.06 s, with a checkpoint first"),
+        ("note", "in the events at step 18,240; curve unchanged"),
+    ],
+)  # fmt: skip
+def test_every_verb_says_what_it_would_change(verb: str, says: str) -> None:
+    assert says in preview(forms.parse(EXAMPLES[verb]), FLEET, UNICODE).text
+
+
+def test_no_verb_is_left_out() -> None:
+    assert set(EXAMPLES) == set(verbs.VERBS)
+
+
+def test_without_a_run_each_is_refused_but_its_start() -> None:
+    nothing = md.ViewState()
+    ended = md.apply(nothing, snapshot(run_view(1, "stopped")), CLOCK.at_monotonic)
+    for verb, text in EXAMPLES.items():
+        order = forms.parse(text)
+        roles = (preview(order, nothing, UNICODE).role, preview(order, ended, UNICODE).role)
+        always = ("start-run", "acknowledge", "mute")  # the last two are the agent's own
+        assert roles == (
+            "strong" if verb in always else "bad",
+            "strong" if verb in (*always, "note") else "bad",
+        )

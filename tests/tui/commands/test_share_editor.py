@@ -1,0 +1,312 @@
+"""The split of the global batch: whatever is pressed it sums to the batch, and predictions are what they say."""
+
+import dataclasses
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.tui.support.recorded import CLOCK, NOW, hung, rank_step, run_view, under_way
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.batch.apportion import Speed
+from trainctl.tui.commands import forms as c
+from trainctl.tui.commands import share_editor as sp
+from trainctl.tui.commands import shares
+from trainctl.tui.commands.preview import preview
+from trainctl.tui.state import rank_speed
+from trainctl.tui.state import view_state as md
+from trainctl.tui.widgets.glyphs import UNICODE
+
+
+def state_of(view: m.RunView) -> md.ViewState:
+    state = md.ViewState()
+    for message in under_way(view):
+        state = md.apply(state, message, CLOCK.at_monotonic)
+    return state
+
+
+MIXED = state_of(run_view(3))
+FLEET = state_of(run_view(4, step=18_240, steps=60_000))
+ALONE = state_of(run_view(1))
+OPENED = sp.opened(MIXED)
+
+
+def seats(*rates: tuple[int, float | None]) -> tuple[shares.Seat, ...]:
+    return tuple(
+        shares.Seat(f"n{index}", share, 8, None if rate is None else Speed(rate, 0.1))
+        for index, (share, rate) in enumerate(rates)
+    )
+
+
+rate = st.none() | st.floats(0.01, 1e4)
+tables = st.lists(st.tuples(st.integers(1, 300), rate), min_size=1, max_size=16).map(lambda rows: seats(*rows))
+keys = st.sampled_from([*"0123456789%", "backspace", "up", "down", "left", "right", "far", "auto", "undo"])
+
+
+def press(split: sp.Split, key: str) -> sp.Split:
+    match key:
+        case "up" | "down":
+            return sp.choose(split, -1 if key == "up" else 1)
+        case "left" | "right" | "far":
+            return sp.move(split, {"left": -1, "right": 1, "far": 1000}[key])
+        case "auto":
+            return sp.auto(split)
+        case "undo":
+            return sp.undo(split)
+    return sp.type_key(split, key)
+
+
+@given(tables, st.lists(keys, max_size=40))
+def test_whatever_is_pressed_the_shares_sum_to_the_batch_and_none_is_empty(
+    table: tuple[shares.Seat, ...], pressed: list[str]
+) -> None:
+    split = sp.Split(table, tuple(seat.share for seat in table))
+    for key in pressed:
+        split = press(split, key)
+        assert sum(split.shares) == split.total
+        assert min(split.shares) >= 1
+        assert 0 <= split.chosen < len(table)
+    assert split.args == {"shares": {seat.node: share for seat, share in zip(table, split.shares, strict=True)}}
+
+
+def test_a_step_is_predicted_as_what_was_measured_and_the_group_takes_its_slowest() -> None:
+    now = shares.group_seconds(OPENED.seats, OPENED.shares)
+    assert now == pytest.approx(0.4, rel=0.01)
+    torch_a, _, mlx = OPENED.seats
+    assert torch_a.speed is not None
+    assert mlx.speed is not None
+    assert torch_a.speed.samples_per_second == pytest.approx(5200 / 127, rel=0.01)
+    step = rank_step(run_view(3), 118, 2)
+    assert mlx.speed.floor_seconds == pytest.approx(
+        step.phases.sync + step.phases.optimizer + step.phases.wait, rel=0.2
+    )
+    assert mlx.seconds(4) == pytest.approx(4 * 127 / 690 + mlx.speed.floor_seconds, rel=0.01)
+    assert shares.group_seconds(OPENED.seats, (1, 1, 22)) == mlx.seconds(22)
+
+
+def test_auto_follows_the_own_rates_and_says_when_there_are_none() -> None:
+    made = sp.auto(OPENED)
+    assert made.shares == (12, 11, 1)
+    assert (shares.group_seconds(made.seats, made.shares) or 1) < (shares.group_seconds(made.seats, OPENED.shares) or 0)
+    unknown = sp.auto(sp.Split(seats((4, 1.0), (4, None)), (4, 4)))
+    assert unknown.shares == (4, 4)
+    assert "not measured" in unknown.problem
+
+
+def test_a_sample_comes_from_whoever_is_slowest_and_goes_to_whoever_is_fastest() -> None:
+    split = sp.Split(seats((8, 10.0), (8, 1.0), (8, 5.0)), (8, 8, 8))
+    assert sp.move(split, 1).shares == (9, 7, 8)
+    assert sp.move(sp.choose(split, 1), -2).shares == (10, 6, 8)
+    assert sp.move(split, -100).shares == (1, 8, 15)
+    assert sp.move(split, 100).shares == (22, 1, 1)
+    assert sp.move(sp.move(split, 5), -5) == split, "back the same way"
+    alone = sp.Split(seats((8, 1.0)), (8,))
+    assert sp.move(alone, 1).shares == (8,)
+
+
+def test_a_number_is_taken_as_it_is_typed_and_what_cannot_be_is_refused_at_once() -> None:
+    split = sp.Split(seats((16, 1.0), (9, 1.0), (39, 1.0)), (16, 9, 39))
+    one = sp.type_key(split, "3")
+    assert one.shares == (3, 11, 50)
+    three = sp.type_key(one, "0")
+    assert three.shares[0] == 30
+    over = sp.type_key(three, "0")
+    assert (over.shares, over.problem) == ((16, 9, 39), "n0 can have 62 of 64 at most")
+    assert sp.type_key(over, "backspace").shares == three.shares
+    assert "1 sample or more" in sp.type_key(split, "0").problem
+    assert sp.type_key(sp.type_key(sp.type_key(split, "5"), "0"), "%").shares[0] == 32
+    assert sp.type_key(split, "%") == split
+    assert sp.type_key(one, "backspace") == split
+    assert sp.choose(over, 1).problem == ""
+
+
+def test_undo_gives_the_plans_shares_and_then_the_former_ones() -> None:
+    done = m.Event(
+        id=9, at=NOW, kind="command", severity="info", by="anna", text="rebalance", run=run_view(3).run, step=100,
+        verb="rebalance", before="torch-a=8 torch-b=8 mlx-c=8", after="torch-a=12 torch-b=10 mlx-c=2",
+        outcome="applied", boot="boot-1", seq=MIXED.seq + 1,
+    )  # fmt: skip
+    split = sp.opened(md.apply(MIXED, done, CLOCK.at_monotonic), rank=2)
+    assert split.chosen == 2
+    moved = sp.move(split, 3)
+    assert sp.undo(moved).shares == split.shares
+    assert sp.undo(split).shares == (8, 8, 8)
+    assert "no former split" in sp.undo(OPENED).problem
+    others = "torch-a=8 torch-b=8", "torch-a=8 torch-b=8 mlx-c=9", "torch-a=12 torch-b=12 mini=0", ""
+    assert [shares.former_of(text, split.seats) for text in others] == [()] * 4
+
+
+def test_memory_is_what_was_measured_and_can_only_fall() -> None:
+    torch_a = OPENED.seats[0]
+    assert torch_a.memory_bytes == 410_000_000
+    assert [torch_a.frees_memory(share) for share in (24, 8, 7)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "made"),
+    [
+        ({"n0": 16, "n1": 8, "n2": 40}, (16, 8, 40)),
+        ({"n0": 40}, (40, 5, 19)),
+        ({"n0": "50%"}, (32, 6, 26)),
+        ({"n0": "62.5%", "n1": "25%", "n2": "12.5%"}, (40, 16, 8)),
+        ({"n0": "33.4%", "n1": "33.3%", "n2": "33.3%"}, (22, 21, 21)),
+        ({"n0": 10, "n1": "25%"}, (10, 16, 38)),
+    ],
+)
+def test_rebalance_is_resolved_as_the_agent_does(wanted: dict[str, int | str], made: tuple[int, ...]) -> None:
+    table = seats((16, 1.0), (9, 1.0), (39, 1.0))
+    assert shares.resolve(table, wanted) == made
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        ({"x": 1}, "no node 'x' that takes part; there are n0, n1, n2"),
+        ({"n0": 64}, "leaves nothing for n1, n2"),
+        ({"n0": 63}, "1 samples are fewer than the 2 ranks"),
+        ({"n0": 1, "n1": 1, "n2": 1}, "shares come to 3 of 64 samples"),
+        ({"n0": "50%", "n1": "20%", "n2": "20%"}, "must sum to 64"),
+        ({"n0": "0%"}, "drain n0 takes it out"),
+    ],
+)
+def test_a_rebalance_that_cannot_be_says_why(wanted: dict[str, int | str], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        shares.resolve(seats((16, 1.0), (9, 1.0), (39, 1.0)), wanted)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 300), rate), min_size=1, max_size=8),
+    st.dictionaries(st.sampled_from(["n0", "n1", "n2", "n7", "x"]),
+                    st.integers(1, 500) | st.integers(0, 120).map("{}%".format), max_size=5),
+)  # fmt: skip
+def test_what_is_resolved_sums_or_is_refused(
+    table: list[tuple[int, float | None]], wanted: dict[str, int | str]
+) -> None:
+    made = seats(*table)
+    try:
+        counts = shares.resolve(made, wanted)
+    except ValueError as error:
+        assert str(error)
+    else:
+        assert sum(counts) == sum(seat.share for seat in made)
+        assert min(counts) >= 1
+
+
+# ---------------------------------------------------------------- what a command line is told
+
+
+@pytest.mark.parametrize(
+    ("text", "role", "says"),
+    [
+        (
+            "rebalance torch-a=12 torch-b=11 mlx-c=1",
+            "strong",
+            "torch-b 10 → 11, mlx-c 2 → 1; predicted 0.40 → 0.32 s; fits",
+        ),
+        ("rebalance auto=true", "strong", "curve unchanged"),
+        ("rebalance torch-a=12", "strong", "the split it has; curve unchanged"),
+        ("rebalance torch-a=23", "bad", "1 samples are fewer than the 2 ranks"),
+        ("rebalance mini=3", "bad", "no node 'mini'"),
+        (
+            "drain --node mlx-c",
+            "strong",
+            "mlx-c leaves; torch-a 12 → 13, torch-b 10 → 11; predicted 0.40 → 0.35 s; fits",
+        ),
+        ("set-global-batch value=2", "bad", "2 samples are too few for 3 ranks; each takes one or more"),
+        ("drain --node x", "bad", "no node 'x' in this run"),
+        ("admit --node mlx-c", "bad", "mlx-c is not drained"),
+        ("promote --node mlx-c", "strong", "mlx-c conducts in the place of torch-a; curve unchanged"),
+        ("promote old_lead_is_off=true --node mlx-c", "strong", "in the place of torch-a even without a majority"),
+        ("promote --node torch-a", "bad", "torch-a conducts the run already"),
+        ("promote --node x", "bad", "no node 'x' in this run"),
+    ],
+)
+def test_a_group_s_command_says_what_it_would_do(text: str, role: str, says: str) -> None:
+    piece = preview(c.parse(text), MIXED, UNICODE)
+    assert piece.role == role
+    assert says in piece.text
+
+
+def test_the_last_node_cannot_be_drained_and_a_drained_one_can_come_back() -> None:
+    assert "last node" in preview(c.parse("drain --node atlas"), ALONE, UNICODE).text
+    view = run_view(3)
+    ranks = (*view.ranks[:2], msgspec.structs.replace(view.ranks[2], state="drained", share=0))
+    state = state_of(msgspec.structs.replace(view, ranks=ranks))
+    back = preview(c.parse("admit --node mlx-c"), dataclasses.replace(state, parts=MIXED.parts), UNICODE)
+    assert back.text == "torch-a 12 → 11, torch-b 10 → 9, mlx-c 0 → 2; predicted 0.32 → 0.40 s; fits; curve unchanged"
+    assert "drained already" in preview(c.parse("drain --node mlx-c"), state, UNICODE).text
+    assert [seat.node for seat in sp.opened(state).seats] == ["torch-a", "torch-b"]
+    assert c.form("admit", state).fields[0].choices == ("mlx-c",)
+    assert c.form("admit", MIXED).blocked == "no node is drained or has failed"
+    assert "nothing to split" in c.form("rebalance", ALONE).blocked
+    assert c.form("promote", MIXED, rank=2).fields[0] == c.Field("node", "node", "mlx-c", ("torch-b", "mlx-c"))
+    assert "no other node" in c.form("promote", ALONE).blocked
+
+
+# ---------------------------------------------------------------- who is waited for
+
+
+def test_the_straggler_is_named_with_its_phase() -> None:
+    found = rank_speed.straggler(MIXED)
+    assert found is not None
+    assert (found.node, found.phase) == ("mlx-c", "backward")
+    assert found.waited_seconds == pytest.approx(0.368 - (0.293 + 0.259) / 2, rel=0.02)
+    assert rank_speed.straggler(dataclasses.replace(MIXED, plan_step=116)) is None, "three steps of a plan are too few"
+    assert rank_speed.straggler(FLEET) is None, "five parts in a hundred are no straggler"
+    assert rank_speed.straggler(ALONE) is None
+
+
+def test_a_rank_slow_in_reading_is_blamed_for_its_data() -> None:
+    def slow(step: m.RankStep) -> m.RankStep:
+        return msgspec.structs.replace(step, phases=msgspec.structs.replace(step.phases, data=0.4, sync=0.0))
+
+    parts = {**MIXED.parts, 0: tuple(map(slow, MIXED.parts[0]))}
+    found = rank_speed.straggler(dataclasses.replace(MIXED, parts=parts))
+    assert found is not None
+    assert (found.node, found.phase) == ("torch-a", "data")
+
+
+def typical(*busy: float, waiting: tuple[float, ...] | None = None) -> dict[int, rank_speed.Typical]:
+    idle = waiting or tuple(max(busy) - seconds for seconds in busy)
+    return {
+        rank: rank_speed.Typical({"data": 0.0, "forward": seconds, "backward": 0.0}, idle[rank])
+        for rank, seconds in enumerate(busy)
+    }
+
+
+def test_a_rank_that_itself_waits_is_no_straggler_and_one_that_is_stays_so_until_it_is_clearly_none() -> None:
+    nodes = {0: "a", 1: "b", 2: "c"}
+    assert rank_speed.straggler_of(typical(1.0, 0.8, 0.8, waiting=(0.3, 0.1, 0.1)), nodes, None) is None
+    named = rank_speed.straggler_of(typical(1.0, 1.0, 0.6), nodes, None)
+    assert named is not None
+    for busy in ((1.0, 1.01, 0.6), (1.01, 1.0, 0.6)):
+        again = rank_speed.straggler_of(typical(*busy), nodes, named)
+        assert again is not None
+        assert again.rank == named.rank, "equals don't take turns"
+    fading = typical(1.0, 0.93, 0.93)
+    assert rank_speed.straggler_of(fading, nodes, None) is None
+    assert rank_speed.straggler_of(fading, nodes, named) is not None
+    assert rank_speed.straggler_of(typical(1.0, 0.98, 0.98), nodes, named) is None
+
+
+def test_a_wait_for_others_is_what_is_over_the_least() -> None:
+    steps = {rank: seen.value for rank, seen in MIXED.ranks.items()}
+    waits = rank_speed.waits(steps)
+    assert waits[2] == 0.0
+    assert waits[0] == pytest.approx(steps[0].phases.sync - steps[2].phases.sync)
+    assert rank_speed.waits({0: steps[0]}) == {0: 0.0}, "nobody to wait for"
+    late = msgspec.structs.replace(steps[1], step=117)
+    assert rank_speed.waits({0: steps[0], 1: late, 2: steps[2]}) == {}, "not known before all have reported"
+
+
+def test_ranks_are_compared_over_the_newest_step_that_all_reported() -> None:
+    ahead = msgspec.structs.replace(MIXED.ranks[0].value, step=119, boot=MIXED.boot, seq=MIXED.seq + 1)
+    state = md.apply(MIXED, ahead, CLOCK.at_monotonic)
+    assert {part.step for part in rank_speed.common_parts(state).values()} == {118}
+    gone = dataclasses.replace(state, parts={**state.parts, 0: (ahead,)})
+    assert rank_speed.common_parts(gone) == {}
+
+
+def test_a_hung_rank_still_has_its_share_in_the_split() -> None:
+    assert [seat.share for seat in sp.opened(state_of(hung(run_view(3), 1))).seats] == [12, 10, 2]

@@ -1,0 +1,204 @@
+"""Undo: the inverse of what the conductor did brings its settings back, and what has none says why."""
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.node_agent.planning.test_compatibility import LINUX
+from tests.node_agent.support.simulation import config
+from tests.tui.support.recorded import NOW, run_view
+
+from trainctl.node_agent.planning import edits
+from trainctl.node_agent.planning.durable import RankSetting, Settings
+from trainctl.node_agent.planning.lr_schedule import LrRule
+from trainctl.node_agent.planning.share_edits import Facts
+from trainctl.protocol import messages as m
+from trainctl.protocol.messages import verbs
+from trainctl.tui.cli.agent_call import make_order
+from trainctl.tui.commands import undo
+
+
+def group(**counts: int) -> Settings:
+    ranks = {rank: RankSetting(node, share, 4) for rank, (node, share) in enumerate(counts.items())}
+    return Settings(1, sum(counts.values()), ranks)
+
+
+def view_of(settings: Settings, rate: float = 1e-3, state: m.RunState = "running") -> m.RunView:
+    ranks = tuple(
+        m.RankView(
+            rank=rank, node=one.node, state=one.out or "run", since_at=NOW, share=one.share,  # type: ignore[arg-type]
+            micro_batch=one.micro_in_force,
+        )
+        for rank, one in settings.ranks.items()
+    )  # fmt: skip
+    return run_view(
+        1, state, ranks=ranks, global_batch=settings.global_batch, lead="a", learning_rate=rate,
+        plan_version=settings.plan_version,
+    )  # fmt: skip
+
+
+def done(
+    settings: Settings, verb: str, args: dict[str, Any], node: str | None = None, number: int = 1,
+    id: str = "00000000-0000-4000-8000-000000000001",
+) -> tuple[Settings, m.Event]:  # fmt: skip
+    """The settings after a command, and its event as an agent tells it."""
+    facts = Facts({}, settings.live.keys(), dict.fromkeys(settings.ranks, LINUX))
+    edit = edits.apply(settings, verbs.check(verb, args, node), node, 5, config(), facts)
+    target = f" {node}" if node else ""
+    event = m.Event(
+        id=number, at=NOW + number, kind="command", severity="info", by="anna",
+        text=f"{verb}{target} {edit.before} → {edit.after}", step=100 + number, command=id, verb=verb,
+        before=edit.before, after=edit.after, outcome="applied",
+    )  # fmt: skip
+    return edit.settings, event
+
+
+def undone(settings: Settings, event: m.Event, rate: float = 1e-3) -> Settings:
+    order = undo.of(event, view_of(settings, rate), [event]).order
+    made = make_order(order.verb, dict(order.args), node=order.node, id=order.id)
+    return done(settings, made.verb, dict(made.args), made.node, 2, made.id or "")[0]
+
+
+def same(one: Settings, other: Settings) -> bool:
+    plain = [msgspec.structs.replace(item, plan_version=0) for item in (one, other)]
+    return plain[0] == plain[1]
+
+
+COUNTS = st.lists(st.integers(4, 30), min_size=2, max_size=4).map(lambda n: dict(zip("abcd", n, strict=False)))
+
+
+@given(COUNTS, st.randoms(use_true_random=False))
+def test_undoing_a_split_or_a_size_gives_the_settings_back(counts: dict[str, int], draw: Any) -> None:
+    settings = group(**counts)
+    wanted = dict(zip(counts, draw.sample([*counts.values()], len(counts)), strict=True))
+    split, event = done(settings, "rebalance", {"shares": wanted})
+    if split.ranks != settings.ranks:
+        assert same(undone(split, event), settings)
+    resized, event = done(settings, "resize-batch", {"micro": draw.randint(1, 3)}, draw.choice([*counts]))
+    assert same(undone(resized, event), settings)
+    everywhere, event = done(settings, "resize-batch", {"micro": 2})
+    assert same(undone(everywhere, event), settings)
+
+
+def test_undoing_a_global_batch_gives_batch_and_rate_back() -> None:
+    settings = group(a=8, b=8)
+    for schedule in ("scale", "set"):
+        larger, event = done(settings, "set-global-batch", {"value": 24, "schedule": schedule})
+        assert same(undone(larger, event), settings)
+
+
+def test_undoing_a_rate_scales_the_rest_of_the_schedule_back() -> None:
+    settings = group(a=8, b=8)
+    scaled, event = done(settings, "set-lr", {"value": 3.217e-4, "schedule": "scale"})
+    assert undone(scaled, event, rate=3.217e-4).lr.number == pytest.approx(settings.lr.number, rel=1e-6)
+    constant = msgspec.structs.replace(settings, lr=LrRule("constant", 2e-4))
+    for schedule in ("set", "scale"):
+        other, event = done(constant, "set-lr", {"value": 5e-4, "schedule": schedule})
+        assert undone(other, event).lr == constant.lr
+    fixed, event = done(settings, "set-lr", {"value": 5e-4, "schedule": "set"})
+    with pytest.raises(undo.NoInverse, match="no way back to the schedule"):
+        undo.of(event, view_of(fixed), [event])
+
+
+def test_a_drain_is_undone_by_an_admit_and_the_other_way_round() -> None:
+    settings = group(a=8, b=8)
+    without, event = done(settings, "drain", {}, "b")
+    inverse = undo.of(event, view_of(without), [event])
+    assert (inverse.order.verb, inverse.order.node) == ("admit", "b")
+    assert "need not be the one it had" in " ".join(inverse.remarks)
+    back, admitted = done(without, "admit", {}, "b", 2)
+    assert undo.of(admitted, view_of(back), [event, admitted]).order.verb == "drain"
+    with pytest.raises(undo.NoInverse, match="b is run, not drained"):
+        undo.of(event, view_of(back), [event, admitted])
+
+
+def plain(verb: str, number: int = 1, **other: Any) -> m.Event:
+    rest: dict[str, Any] = {"outcome": "applied", "step": 50, "kind": "command", "by": "anna", "text": verb, **other}
+    return m.Event(id=number, at=NOW + number, severity="info", verb=verb, **rest)
+
+
+def test_pause_stop_and_promote_have_inverses_too() -> None:
+    view = view_of(group(a=8, b=8))
+
+    def order(event: m.Event, state: m.RunState = "running") -> tuple[str, Any, str | None]:
+        made = undo.of(event, msgspec.structs.replace(view, state=state), [event]).order
+        return made.verb, made.args, made.node
+
+    assert order(plain("pause", before="running", after="paused"), "paused")[0] == "resume"
+    assert order(plain("resume", before="paused", after="running"))[0] == "pause"
+    assert order(plain("stop", before="running", after="stopped"), "stopped") == (
+        "start-run",
+        {"resume": view.run},
+        None,
+    )
+    promoted = plain("promote", before="b conducts", after="a conducts, term 2")
+    assert order(promoted) == ("promote", {}, "b")
+
+
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [
+        (plain("checkpoint", after="step-50"), "a checkpoint that was written stays"),
+        (plain("note", text="note hello"), "a note stays"),
+        (plain("resize-batch", outcome="rejected", step=None), "it changed nothing: rejected"),
+        (plain("rebalance", before="a=9 b=7", after="a=9 b=7"), "it changed nothing: all was so already"),
+        (plain("rebalance", before="a=8 c=8", after="a=4 c=12"), "c takes no part now"),
+        (plain("rebalance", before="a=16", after="a=8"), "b had no share then"),
+        (plain("rebalance", before="a=4 b=4", after="a=5 b=3"), "those were shares of 8 samples, the batch has 16 now"),
+        (plain("rebalance", before="a=8 b=8", after="a=4 b=12"), "the shares are those again already"),
+        (plain("resize-batch", before="a=2 b=3", after="a=4 b=4"), "no one command .* a 2, b 3"),
+        (plain("resize-batch", before="a=2 a=3", after="a=4 a=4"), "several sizes"),
+        (plain("resize-batch", before="8", after="4", kind="rank", by="auto"), "out of memory at that size"),
+        (plain("resize-batch", before="8", after="4", text="resize-batch x 8 → 4"), "x takes no part now"),
+        (plain("set-lr", before="0", after="1e-4 scaled"), "a learning rate of 0"),
+        (plain("pause", before="running", after="paused"), "the run is running already"),
+        (plain("resize-batch", run="other"), "it is of another run"),
+        (m.Event(id=1, at=NOW, kind="run", severity="info", by="auto", text="g1.2 formed"), "no change that a command"),
+    ],
+)
+def test_what_has_no_inverse_says_why(event: m.Event, why: str) -> None:
+    with pytest.raises(undo.NoInverse, match=why):
+        undo.of(event, view_of(group(a=8, b=8)), [event])
+
+
+def test_every_verb_is_thought_of() -> None:
+    for verb in verbs.VERBS:
+        with pytest.raises(undo.NoInverse) as reason:
+            undo.of(plain(verb), None, [])
+        assert "has no inverse" not in str(reason.value)
+    view = view_of(group(a=8, b=8))
+    for verb in verbs.VERBS:
+        for state in get_args(m.RunState):
+            try:
+                undo.of(plain(verb, before="1", after="2"), msgspec.structs.replace(view, state=state), [])
+            except undo.NoInverse as reason:
+                assert "has no inverse" not in str(reason)
+
+
+def test_the_undoing_event_tells_which_it_undid_and_can_be_undone_itself() -> None:
+    settings = group(a=8, b=8)
+    after, event = done(settings, "resize-batch", {"micro": 2}, "a")
+    order = undo.of(event, view_of(after), [event]).order
+    back, undoing = done(after, "resize-batch", dict(order.args), "a", 2, order.id or "")
+    both: Sequence[m.Event] = [event, undoing]
+    assert undo.undid(both) == {undoing.id: event}
+    with pytest.raises(undo.NoInverse, match="anna undid it already, @102"):
+        undo.of(event, view_of(back), both)
+    assert undo.of(undoing, view_of(back), both).order.args == {"micro": 2}
+    refused = msgspec.structs.replace(undoing, outcome="rejected", step=None, before=None, after=None)
+    assert undo.of(event, view_of(after), [event, refused]).order.id != order.id, "another try is another command"
+
+
+def test_what_changed_since_is_told() -> None:
+    settings = group(a=8, b=8)
+    first, event = done(settings, "resize-batch", {"micro": 2}, "a")
+    other, elsewhere = done(first, "resize-batch", {"micro": 2}, "b", 2, "x")
+    assert undo.of(event, view_of(other), [event, elsewhere]).since == ()
+    last, again = done(other, "resize-batch", {"micro": 1}, "a", 3, "y")
+    inverse = undo.of(event, view_of(last), [event, elsewhere, again])
+    assert inverse.since == (again,)
+    assert inverse.remarks[0].startswith("changed since: resize-batch a 2 → 1 @103 by anna")
+    assert [item.event for item in undo.newest(view_of(last), [event, elsewhere, again])] == [again, elsewhere, event]

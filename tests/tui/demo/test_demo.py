@@ -1,0 +1,142 @@
+"""The demo's own decisions: when it is over, what it leaves, what it says, and which folders it drops."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.tui.support.recorded import CLOCK, CONNECTED, run_view, snapshot
+
+from trainctl.protocol import examples
+from trainctl.protocol import messages as m
+from trainctl.protocol.config import cluster_file
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.record.paths import node_name
+from trainctl.tui.demo import demo, folder, heartbeat_watch, supervisor
+from trainctl.tui.state import view_state as md
+
+
+def view(state: str) -> Any:
+    return msgspec.structs.replace(examples.EXAMPLES["published by an agent"]["run-view"], state=state)
+
+
+def test_a_demo_is_over_once_its_run_has_ended_and_nobody_watches() -> None:
+    watch = supervisor.Watch()
+    assert not watch.over
+    watch.see(view("running"))
+    watch.note(nobody_watches=True)
+    assert not watch.over, "a run outlives its watchers"
+    watch.see(view("finished"))
+    assert watch.over
+    watch.see(view("running"))
+    assert not watch.over, "taken up again"
+
+
+def test_a_finished_demo_is_kept_while_somebody_watches() -> None:
+    watch = supervisor.Watch()
+    watch.see(view("finished"))
+    assert not watch.over
+    watch.note(nobody_watches=True)
+    assert watch.over
+
+
+@pytest.mark.parametrize("flag", ["asked_to_end", "agent_lost"])
+def test_what_ends_a_demo_at_once(flag: str) -> None:
+    watch = supervisor.Watch()
+    watch.see(view("running"))
+    watch.note(**{flag: True})
+    assert watch.over
+
+
+def test_an_agent_that_is_not_heard_of_hangs_but_not_when_nobody_listened() -> None:
+    pulse = heartbeat_watch.Pulse(0.0)
+    assert not any(pulse.is_lost(second) for second in range(30)), "it is still starting"
+    pulse.beat(30.0)
+    assert [pulse.is_lost(30.0 + second) for second in range(7)] == [False] * 5 + [True] * 2
+    pulse.beat(37.0)
+    assert not pulse.is_lost(400.0), "the machine slept"
+    assert not pulse.is_lost(401.0)
+    assert [pulse.is_lost(401.0 + second) for second in range(1, 6)] == [False] * 3 + [True] * 2
+    assert heartbeat_watch.Pulse(0.0).is_lost(1.9) is False
+
+
+def test_an_agent_that_never_says_a_word_is_waited_for_as_long_as_a_start_may_take() -> None:
+    pulse = heartbeat_watch.Pulse(0.0)
+    assert next(second for second in range(40) if pulse.is_lost(float(second))) == heartbeat_watch.FIRST_SECONDS
+
+
+def test_folders_of_demos_that_are_over_are_dropped(tmp_path: Path) -> None:
+    old = [folder.Session(tmp_path / f"demo-{name}") for name in ("over", "kept", "live", "young")]
+    for session in old:
+        session.folder.mkdir()
+        (session.folder / "demo.lock").touch()
+        os.utime(session.folder / "demo.lock", (0, 0))
+    (tmp_path / "demo-kept" / "keep").touch()
+    os.utime(tmp_path / "demo-young" / "demo.lock")
+    (tmp_path / "demo-foreign").mkdir()
+    (tmp_path / "model").mkdir()
+    with old[2].locked():
+        os.utime(old[2].folder / "demo.lock", (0, 0))
+        folder.drop_ended(tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"demo-kept", "demo-live", "demo-young", "demo-foreign", "model"}
+
+
+def test_a_backend_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(demo.NEEDED, "mlx", ("no_such_module",))
+    with pytest.raises(InvalidInputError, match=r"mlx not installed: pip install 'trainctl\[mlx\]'"):
+        demo.ranks_of(demo.Wanted(steps=1, backend="mlx"))
+    monkeypatch.setitem(demo.NEEDED, "torch", ("no_such_module",))
+    with pytest.raises(InvalidInputError, match=r"trainctl\[torch\]' or pip install 'trainctl\[mlx\]'"):
+        demo.ranks_of(demo.Wanted(steps=1))
+
+
+TORCH, MLX = ("numpy",), ("msgspec",)
+"""Stand for what is installed."""
+MISSING = ("no_such_module",)
+
+
+@pytest.mark.parametrize(
+    ("torch", "mlx", "backend", "nodes", "ranks"),
+    [
+        (TORCH, MLX, "auto", None, {"torch-a": "torch", "torch-b": "torch", "mlx-c": "mlx"}),
+        (TORCH, MISSING, "auto", None, {"torch-a": "torch", "torch-b": "torch"}),
+        (MISSING, MLX, "auto", None, {"mlx-a": "mlx", "mlx-b": "mlx"}),
+        (TORCH, MLX, "torch", None, {"torch-a": "torch", "torch-b": "torch"}),
+        (TORCH, MLX, "mlx", 3, {"mlx-a": "mlx", "mlx-b": "mlx", "mlx-c": "mlx"}),
+        (TORCH, MLX, "auto", 2, {"torch-a": "torch", "mlx-b": "mlx"}),
+        (TORCH, MLX, "auto", 1, {node_name(): "auto"}),
+        (TORCH, MLX, "mlx", 1, {node_name(): "mlx"}),
+    ],
+)
+def test_which_ranks_a_demo_has(
+    monkeypatch: pytest.MonkeyPatch, torch: tuple[str], mlx: tuple[str], backend: str, nodes: int | None,
+    ranks: dict[str, str],
+) -> None:  # fmt: skip
+    monkeypatch.setitem(demo.NEEDED, "torch", torch)
+    monkeypatch.setitem(demo.NEEDED, "mlx", mlx)
+    found = demo.ranks_of(demo.Wanted(steps=1, backend=backend, nodes=nodes))
+    assert list(found.items()) == list(ranks.items())
+
+
+def test_a_demo_s_cluster_file_names_every_agent_at_a_port_of_its_own(tmp_path: Path) -> None:
+    session = folder.Session.create(tmp_path, keep=False)
+    given = session.write_cluster(("torch-a", "torch-b", "mlx-c"), "tcp://127.0.0.1:0")
+    assert {node: entry.address for node, entry in cluster_file.read(session.cluster_file).nodes.items()} == given
+    assert session.write_cluster(("torch-a", "torch-b"), "tcp://127.0.0.1:7777")["torch-a"] == "tcp://127.0.0.1:7777"
+
+
+@pytest.mark.parametrize("state", ["finished", "stopped", "failed"])
+def test_who_leaves_an_ended_demo_is_told_where_its_record_is(state: m.RunState) -> None:
+    run = run_view(1, state)
+    shown = md.apply(md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run), CLOCK.at_monotonic)
+    said = demo._farewell(shown, "tcp://127.0.0.1:7")
+    assert said == f"the demo is over ({state} at step {run.step:,}); its record is in {run.directory}"
+
+
+def test_who_leaves_a_live_demo_is_told_how_to_come_back_and_how_to_end_it() -> None:
+    shown = md.apply(md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(1)), CLOCK.at_monotonic)
+    said = demo._farewell(shown, "tcp://127.0.0.1:7")
+    assert "trainctl attach --connect tcp://127.0.0.1:7" in said
+    assert said.endswith("end it with: trainctl send stop --connect tcp://127.0.0.1:7")

@@ -1,0 +1,96 @@
+"""A run's tables in every format, from its directory and through an agent, and what goes wrong told in one line."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.tui.support import run_directory
+
+from trainctl.protocol.record.reader import RecordReader
+from trainctl.tui.cli import main
+from trainctl.tui.export.rows import COLUMNS
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_directory.make(tmp_path_factory.mktemp("state") / "node" / "runs" / "demo-1")
+
+
+@pytest.fixture
+def reader(directory: Path) -> Iterator[RecordReader]:
+    with RecordReader(directory) as opened:
+        yield opened
+
+
+KEPT = run_directory.STEPS - run_directory.AWAY
+COUNTS = {"steps": KEPT, "ranks": KEPT * run_directory.NODES, "hosts": 1}
+
+
+@pytest.mark.parametrize("what", COLUMNS)
+def test_csv_and_json_lines_hold_every_row(
+    directory: Path, reader: RecordReader, what: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    count = COUNTS.get(what, len(reader.events(limit=500)[0]))
+    assert main.main(["export", str(directory), "--what", what]) == 0
+    rows = list(csv.DictReader(io.StringIO(capfdbinary.readouterr().out.decode())))
+    assert main.main(["export", str(directory), "--what", what, "--format", "jsonl"]) == 0
+    objects = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
+    assert len(rows) == len(objects) == count
+    for row, found in zip(rows, objects, strict=True):
+        assert list(row) == list(found) == list(COLUMNS[what])
+        for name, kind in COLUMNS[what].items():
+            assert found[name] == (kind(row[name]) if row[name] else None)
+
+
+def test_the_values_are_the_records(directory: Path, reader: RecordReader, tmp_path: Path) -> None:
+    file = tmp_path / "steps.jsonl"
+    assert main.main(["export", str(directory), "--format", "jsonl", "--output", str(file)]) == 0
+    last = json.loads(file.read_text().splitlines()[-1])
+    step = reader.last_step()
+    assert step is not None
+    assert (last["step"], last["loss"], last["generation"]) == (step.step, step.loss, "g1.1")
+    assert [found.name for found in tmp_path.iterdir()] == ["steps.jsonl"]
+
+
+def test_parquet_is_the_same_table(directory: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for what, columns in COLUMNS.items():
+        file = tmp_path / f"{what}.parquet"
+        assert main.main(["export", str(directory), "--what", what, "--format", "parquet", "--output", str(file)]) == 0
+        table = parquet.read_table(file)
+        assert table.column_names == list(columns)
+        assert table.num_rows == COUNTS.get(what, table.num_rows) > 0
+
+
+def test_a_failed_export_leaves_what_was_there(
+    directory: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "steps.csv"
+    file.write_text("before")
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    bad = tmp_path / "nowhere" / "x.csv"
+    for arguments, words in (
+        (["--format", "parquet", "--output", str(file)], "trainctl[parquet]"),
+        (["--format", "parquet"], "--output"),
+        (["--output", str(bad)], "--output"),
+    ):
+        assert main.main(["export", str(directory), *arguments]) == 2
+        said = capfd.readouterr().err
+        assert words in said and said.count("\n") == 1
+    assert file.read_text() == "before"
+    assert [found.name for found in tmp_path.iterdir()] == ["steps.csv"]
+
+
+def test_no_such_directory_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["export", str(tmp_path)]) == 2
+    assert "record.db" in capfd.readouterr().err
+
+
+def test_a_run_that_cannot_be_asked_for_writes_nothing(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    arguments = ["export", "nowhere", "--format", "csv", "--connect", "tcp://127.0.0.1:9"]
+    assert main.main(arguments) == 5
+    said = capfdbinary.readouterr()
+    assert said.out == b"" and b"no agent" in said.err

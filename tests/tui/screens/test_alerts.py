@@ -1,0 +1,209 @@
+"""Alerts on the screens: counted, shown first, explained, acknowledged, muted, and rung for once."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from tests.tui.screens.test_pictures import still
+from tests.tui.support.alerted import ALERTS, CLOCK_ALERT, DISK_ALERT, LOST_ALERT, SPIKE_ALERT, alerted, alerts
+from tests.tui.support.driving import body, driven, until
+from tests.tui.support.recorded import BOOT, CLOCK, NOW, app_of, run_view, snapshot, source_of
+from textual.pilot import Pilot
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.client.client import Connection
+from trainctl.protocol.messages import verbs
+from trainctl.tui.app.alert_bell import Ringer
+from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.cli import output
+from trainctl.tui.commands import forms
+from trainctl.tui.screens import alerts_view, header
+from trainctl.tui.state import view_state as md
+from trainctl.tui.widgets.glyphs import UNICODE
+from trainctl.tui.widgets.line_view import Lines
+from trainctl.tui.widgets.styled_line import plain
+
+SIZES = [(80, 24), (120, 40), (200, 60)]
+
+
+def state_of(*found: m.AlertView, **other: Any) -> md.ViewState:
+    shot = msgspec.structs.replace(snapshot(run_view(4, step=18_240, steps=60_000)), alerts=alerts(*found, **other))
+    return md.apply(md.ViewState(), shot, CLOCK.at_monotonic)
+
+
+def test_what_calls_for_somebody_comes_first_and_errors_first_of_that() -> None:
+    loud = msgspec.structs.replace(LOST_ALERT, acknowledged_by=None)
+    state = state_of(DISK_ALERT, SPIKE_ALERT, CLOCK_ALERT, loud)
+    assert [alert.kind for alert in state.open_alerts] == ["node-lost", "loss-spike", "clock", "disk"]
+    assert [alert.kind for alert in state.calling] == ["node-lost", "loss-spike", "clock"]
+    assert plain(header.alerts_piece(state)) == "3 ALERTS"
+    assert plain(header.alerts_piece(state_of(SPIKE_ALERT))) == "1 ALERT"
+    assert header.alerts_piece(state_of(DISK_ALERT)) == ()
+
+
+def test_the_newest_word_of_each_agent_counts() -> None:
+    state = state_of(SPIKE_ALERT)
+    state = md.apply(state, alerts(CLOCK_ALERT, seq=7), 1.0)
+    assert [alert.kind for alert in state.open_alerts] == ["clock"]
+    silent = m.AlertView(
+        id="lead-silent:mbp", kind="lead-silent", severity="error", text="x", raised_at=NOW, node="mbp"
+    )
+    theirs = m.Alerts(node="mbp", alerts=(silent,), boot="other", seq=1)
+    state = md.take(state, "mbp", theirs, 1.0)
+    assert [alert.kind for alert in state.open_alerts] == ["lead-silent", "clock"]
+    state = md.apply(state, alerts(seq=8), 1.0)
+    assert [alert.kind for alert in state.open_alerts] == ["lead-silent"]
+    assert md.apply(state, snapshot(run_view(1, "finished")), 2.0).alerts.keys() == {"mbp"}
+
+
+def test_what_a_returned_node_repeats_of_the_lead_is_the_lead_s_to_end() -> None:
+    """An agent that comes back may tell what it last heard of the lead, after which it never mentions it again."""
+    lost = msgspec.structs.replace(LOST_ALERT, acknowledged_by=None)
+    state = md.take(state_of(lost), "mini", Connection("silent", 1.0, "no message"), 1.0)
+    for message in (Connection("connected", 2.0), alerts(lost)):
+        state = md.take(state, "mini", message, 2.0)
+    assert [alert.id for alert in state.open_alerts] == [lost.id]
+    state = md.take(state, "studio", alerts(seq=9), 3.0)
+    assert state.open_alerts == ()
+    state = md.take(state, "mini", alerts(lost), 4.0)
+    assert state.open_alerts == ()
+
+
+def test_an_event_of_an_alert_shown_above_is_not_told_twice() -> None:
+    def event(number: int, at: float, severity: m.Severity, after: str) -> m.Event:
+        return m.Event(
+            id=number, at=at, kind="alert", severity=severity, by="auto", text=f"event {number}", run=run.run,
+            after=after, boot=BOOT, seq=number,
+        )  # fmt: skip
+
+    run = run_view(4, step=18_240, steps=60_000)
+    state = state_of(CLOCK_ALERT)
+    for number, (at, severity, id) in enumerate(
+        [(NOW - 900, "warning", "clock:mbp:1"), (NOW - 800, "good", "clock:mbp:1"),
+         (NOW - 64, "warning", "clock:mbp:1"), (NOW - 30, "warning", "disk:forge")], 20,
+    ):  # fmt: skip
+        state = md.apply(state, event(number, at, severity, id), 1.0)  # type: ignore[arg-type]
+    told = [event.text for event in alerts_view.without_open(state) if event.kind == "alert"]
+    assert told == ["event 20", "event 21", "event 23"]
+    assert plain(alerts_view.overview_lines(state, CLOCK, 80, 3, UNICODE)[0]).rstrip().endswith("w why")
+    many = state_of(*(msgspec.structs.replace(SPIKE_ALERT, id=f"x{index}") for index in range(9)))
+    shown = [plain(pieces).rstrip() for pieces in alerts_view.overview_lines(many, CLOCK, 80, 3, UNICODE)]
+    assert len(shown) == 3
+    assert shown[-1] == "… 7 more alerts: a shows them"
+
+
+def test_the_bell_rings_once_for_each_alert_that_is_new() -> None:
+    ringer = Ringer()
+    assert not ringer.rings(md.ViewState())
+    assert not ringer.rings(state_of(CLOCK_ALERT))
+    assert ringer.rings(state_of(CLOCK_ALERT, SPIKE_ALERT))
+    assert not ringer.rings(state_of(CLOCK_ALERT, SPIKE_ALERT))
+    assert not ringer.rings(state_of(DISK_ALERT))
+    assert ringer.rings(state_of(msgspec.structs.replace(SPIKE_ALERT, raised_at=NOW)))
+    ringer.on = False
+    assert not ringer.rings(state_of(CLOCK_ALERT, SPIKE_ALERT))
+    ringer.on = True
+    assert not ringer.rings(state_of(CLOCK_ALERT, SPIKE_ALERT))
+
+
+def test_dialogs_of_the_verbs_start_from_what_calls() -> None:
+    state = state_of(*ALERTS)
+    form = forms.form("acknowledge", state)
+    assert forms.order_of(form, {"id": form.fields[0].value}).args == {"id": "loss-spike"}
+    form = forms.form("mute", state_of(CLOCK_ALERT))
+    order = forms.order_of(form, {item.name: item.value for item in form.fields})
+    assert (order.args, order.node) == ({"kind": "clock", "minutes": 60.0}, "mbp")
+    verbs.check(order.verb, dict(order.args), order.node)
+
+
+def test_the_command_line_s_table_and_status() -> None:
+    table = output.alerts_table(ALERTS).splitlines()
+    assert [row.split()[0] for row in table] == ["ID", "loss-spike", "clock:mbp:1", "disk:forge", "node-lost:mini:3"]
+    assert "acknowledged by anna" in table[-1]
+    shot = msgspec.structs.replace(snapshot(run_view(4, step=18_240)), alerts=alerts(*ALERTS))
+    said = [line for line in output.status_text(shot).splitlines() if line.startswith("alert ")]
+    assert len(said) == 2
+    assert said[0].endswith("mbp +142 ms in backward: 84 °C, 1.62→1.38 GHz")
+
+
+async def test_the_panel_by_key_and_mouse() -> None:
+    source = alerted()
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        rung: list[int] = []
+        app.bell = lambda: rung.append(1)  # type: ignore[method-assign]
+        await until(pilot, lambda: len(app.live.open_alerts) == 4)
+        app.paint()
+        assert "2 ALERTS" in body(app)
+        assert "HOT" in body(app)
+        await pilot.press("a")
+        assert app.screen.name == "alerts"
+        assert body(app).splitlines()[3].startswith("▸ ALERT 14:30 12s    run      loss-spike")
+        await pilot.click(app.screen.query_one("#body"), offset=(20, 4))
+        await pilot.pause()
+        assert body(app).splitlines()[7].startswith("─ mbp: clock ─")
+        await pilot.press("k")
+        await pilot.pause()
+        assert body(app).splitlines()[7].startswith("─ loss spike ─"), "k is up, here as everywhere"
+        await pilot.press("j", "A", "m", "B")
+        assert not app.ringer.on
+        assert "B bell off" in body(app)
+        await until(pilot, lambda: len(source.commands) == 2)
+        assert [(verb, args, options["node"]) for verb, args, options in source.commands] == [
+            ("acknowledge", {"id": "clock:mbp:1"}, None),
+            ("mute", {"kind": "clock", "minutes": 60.0}, "mbp"),
+        ]
+        await pilot.press("down", "down", "down", "down", "m")
+        await until(pilot, lambda: len(source.commands) == 3)
+        assert source.commands[-1][1:][0] == {"kind": "disk", "minutes": 0.0}
+        await pilot.press("enter")
+        why = app.screen.query_one("#why-text", Lines)
+        assert "4.2 GB left" in why.shown[1]
+        source.more.put_nowait(alerts(seq=901))
+        await until(pilot, lambda: "it is over by now" in "\n".join(why.shown))
+        await pilot.press("escape")
+        app.paint()
+        assert "no alert is open" in body(app)
+        app.ringer.on = True
+        source.more.put_nowait(alerts(CLOCK_ALERT, seq=902))
+        await until(pilot, lambda: rung == [1])
+        await pilot.press("1", "w")
+        await pilot.pause()
+        assert app.screen.query_one("#why").border_title == "why: mbp: clock"
+        assert "+142 ms" in app.screen.query_one("#why-text", Lines).shown[1]
+
+    await driven(source, play)
+
+
+async def test_nothing_is_sent_by_a_screen_that_only_reads() -> None:
+    source = alerted()
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await until(pilot, lambda: bool(app.live.open_alerts))
+        await pilot.press("a", "A", "m")
+        await pilot.pause()
+        assert source.commands == []
+
+    await driven(source, play, read_only=True, bell=False)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_picture_of_the_panel(snap_compare: Any, size: tuple[int, int]) -> None:
+    assert snap_compare(app_of(alerted()), terminal_size=size, run_before=still(("a", "down")))
+
+
+@pytest.mark.parametrize("keys", [("1",), ("w",)], ids=["overview", "why"])
+def test_picture_of_alerts_on_the_overview(snap_compare: Any, keys: tuple[str, ...]) -> None:
+    assert snap_compare(app_of(alerted(CLOCK_ALERT, LOST_ALERT)), terminal_size=(80, 24), run_before=still(keys))
+
+
+def test_picture_without_alerts(snap_compare: Any) -> None:
+    assert snap_compare(app_of(source_of(4)), terminal_size=(80, 24), run_before=still(("a",)))
+
+
+@pytest.mark.parametrize(
+    ("node", "kind", "said"),
+    [("torch-h", "node-lost", "torch-h lost"), ("mbp", "lead-silent", "mbp: lead silent"), ("", "stall", "stall")],
+)
+def test_an_alert_is_titled_in_words(node: str, kind: m.AlertKind, said: str) -> None:
+    assert alerts_view.title(msgspec.structs.replace(CLOCK_ALERT, node=node, kind=kind)) == said

@@ -1,0 +1,142 @@
+"""`trainctl init`: what it writes passes `check`, fits model and machine, and never takes the place of a file."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from tests.tui.support.cli_calls import assert_one_line, call, call_json
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.tui.setup import init_files, init_probe, init_work, new_files
+from trainctl.tui.setup.init_files import Answers
+from trainctl.tui.setup.init_probe import Interface, Machine, Model
+
+LOOPBACK = Interface("lo", "127.0.0.1", "127.0.0.0/8", True)
+CABLE = Interface("en5", "10.0.7.1", "10.0.7.0/24", False)
+MAC = Machine("studio", ("mlx",), 192 * 10**9, (LOOPBACK, CABLE))
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    """A folder with a model of 400 parameters (bfloat16) and text."""
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [400], "data_offsets": [0, 800]}}).encode()
+    weights = len(header).to_bytes(8, "little") + header + bytes(800)
+    config = {"torch_dtype": "bfloat16", "max_position_embeddings": 128}
+    for name, raw in (
+        ("My Model/config.json", json.dumps(config).encode()), ("My Model/model.safetensors", weights),
+        ("data/a.txt", b"text" * 200),
+    ):  # fmt: skip
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(raw)
+    return tmp_path
+
+
+def words(folder: Path) -> list[str]:
+    return ["init", "--model", f"{folder}/My Model", "--data", f"{folder}/data", "--run-file", f"{folder}/run.toml"]
+
+
+def test_what_it_writes_passes_check(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINCTL_CLUSTER", str(inputs / "etc" / "cluster.toml"))
+    found = call_json(*words(inputs), "--steps", "40")
+    assert found["written"] == [str(inputs / "run.toml"), str(inputs / "etc" / "cluster.toml")]
+    assert call("check", inputs / "run.toml").returncode == 0
+    run = tomllib.loads((inputs / "run.toml").read_text())
+    assert (run["run"]["name"], run["run"]["steps"]) == ("my-model", 40)
+    assert (run["data"]["tokenizer"], run["data"]["sequence_length"]) == ("bytes", 128)
+    assert "examples/run.toml" in (inputs / "run.toml").read_text()
+    assert "examples/cluster.toml" in (inputs / "etc" / "cluster.toml").read_text()
+    assert {file.name for file in inputs.iterdir()} == {"My Model", "data", "run.toml", "etc"}, "drafts were left"
+
+
+def test_a_file_that_is_there_is_named_and_left(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, run = inputs / "cluster.toml", inputs / "run.toml"
+    monkeypatch.setenv("TRAINCTL_CLUSTER", str(cluster))
+    run.write_text("mine")
+    assert_one_line(call(*words(inputs)), 2, str(run), "is there already and is left as it is")
+    assert (run.read_text(), cluster.exists()) == ("mine", False)
+    run.unlink()
+    cluster.write_text('[nodes.box]\naddress = "tcp://127.0.0.1:7474"\n')
+    assert_one_line(call(*words(inputs), "--cluster-file", cluster), 2, str(cluster), "is there already")
+    assert not run.exists()
+    assert call_json(*words(inputs))["kept"] == str(cluster), "the default cluster file serves any number of runs"
+    assert call("check", run).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (["--model", "nowhere"], "--model: no such file or folder"),
+        (["--model", "data"], "--model: no Hugging Face model"),
+        (["--data", "empty.txt"], "is empty"),
+        (["--name", "No Name"], "run.name"),
+        (["--address", "tcp://203.0.113.9:7474"], "--address: 203.0.113.9 is no address of this machine"),
+        (["--address", "studio"], "an address is tcp://host:port"),
+        (["--steps", "0"], "--steps"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_leaves_nothing(
+    inputs: Path, monkeypatch: pytest.MonkeyPatch, change: list[str], says: str
+) -> None:
+    (inputs / "empty.txt").touch()
+    monkeypatch.chdir(inputs)
+    monkeypatch.setenv("TRAINCTL_CLUSTER", str(inputs / "cluster.toml"))
+    assert_one_line(call(*words(inputs), *change), 2, says)
+    assert not any(file.suffix == ".toml" for file in inputs.iterdir())
+
+
+def test_without_a_terminal_what_must_be_known_is_asked_for_by_option(tmp_path: Path) -> None:
+    done = call("init", "--cluster-file", tmp_path / "cluster.toml")
+    assert_one_line(done, 2, "--model: is needed where nobody can be asked")
+
+
+def test_on_a_terminal_only_what_is_missing_is_asked(inputs: Path) -> None:
+    asked: list[str] = []
+    answers = {"Data": str(inputs / "data"), "Steps": "500", "Samples": "48", "Address": "tcp://10.0.7.1:7474"}
+
+    def ask(question: str, default: str) -> str:
+        asked.append(question)
+        return next((answer for begin, answer in answers.items() if question.startswith(begin)), default)
+
+    given = init_work.Given(model=inputs / "My Model", name="first")
+    found = init_work.answered(given, MAC, ask, has_cluster=False)
+    assert found == Answers(inputs / "My Model", inputs / "data", "first", "tcp://10.0.7.1:7474", 500, 48)
+    assert [question.split()[0] for question in asked] == ["Data:", "Steps", "Samples", "Address"]
+    assert "10.0.7.1 (en5)" in asked[-1]
+    answers["Steps"] = "many"
+    with pytest.raises(InvalidInputError, match="'many' is not a whole number"):
+        init_work.answered(given, MAC, ask, has_cluster=False)
+
+
+def test_off_loopback_the_interface_and_its_network_are_named(tmp_path: Path) -> None:
+    answers = Answers(tmp_path / "m", tmp_path / "d.jsonl", "sft", "tcp://10.0.7.1:7474")
+    model = Model(tmp_path / "m", 1_000_000_000, None, True)
+    run = init_files.run_tables(answers, model, MAC)
+    assert run["nodes"] == {"studio": {"interface": "en5"}}
+    assert (run["data"]["kind"], run["data"]["tokenizer"], run["batch"]["micro"]) == ("samples", "model", 4)
+    cluster = init_files.cluster_tables(answers, MAC, "k" * 40)
+    assert cluster["trusted_networks"] == ["10.0.7.0/24"]
+    assert cluster["nodes"] == {"studio": {"address": "tcp://10.0.7.1:7474", "key": "k" * 40}}
+
+
+def test_remarks_say_what_is_missing(tmp_path: Path) -> None:
+    bare = MAC._replace(backends=())
+    found = init_files.remarks(Model(tmp_path, 70 * 10**9, None, True), bare)
+    assert "neither torch nor mlx" in found[0]
+    assert "70 B parameters take 1,400 GB" in found[1] and "192 GB" in found[1]
+    assert init_files.remarks(Model(tmp_path, 10**9, None, True), MAC) == []
+
+
+def test_this_machine_has_loopback_first() -> None:
+    found = init_probe.machine()
+    assert found.interfaces[0].is_loopback
+    assert found.interface_of("127.0.0.1") == found.interfaces[0]
+    assert found.memory_bytes > 10**8
+
+
+def test_a_file_that_comes_meanwhile_is_left_and_the_others_are_taken_back(tmp_path: Path) -> None:
+    one, other = tmp_path / "a.toml", tmp_path / "b.toml"
+    with pytest.raises(InvalidInputError, match=r"b\.toml"), new_files.drafts({one: "1", other: "2"}):
+        other.write_text("theirs")
+    assert other.read_text() == "theirs"
+    assert [file.name for file in tmp_path.iterdir()] == ["b.toml"]

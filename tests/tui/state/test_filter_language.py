@@ -1,0 +1,213 @@
+"""The filter language: what it means, how it says what is wrong, and that printing and parsing are one another's
+inverse."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.tui.support.recorded import CLOCK, CONNECTED, live_hosts, run_view, snapshot
+
+from trainctl.protocol import messages as m
+from trainctl.tui.state import filter_language as fl
+from trainctl.tui.state import sorting, table_schemas
+from trainctl.tui.state import units as q
+from trainctl.tui.state import view_state as md
+from trainctl.tui.state.filter_fields import Field, Table
+from trainctl.tui.state.rank_rows import rows
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "filters.md"
+STATE = md.ViewState()
+for _message in (CONNECTED, snapshot(_VIEW := run_view(4, step=18_240, steps=60_000)), *live_hosts(_VIEW)):
+    STATE = md.apply(STATE, _message, CLOCK.at_monotonic)
+ROWS = rows(STATE, CLOCK)
+
+
+def kept(text: str) -> str:
+    return " ".join(row.view.node for row in fl.parse(text, table_schemas.FLEET).kept(ROWS))
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("", "studio mbp forge mini"),
+        ("tok/s<2k", "mbp"),
+        ("tok/s>=1.56k tok/s<3k", "studio mbp"),
+        ("own:n/a", "mini"),
+        ("own!=n/a -forge", "studio mbp"),
+        ("state:lost or share=9", "mbp mini"),
+        ("not (state:run)", "mini"),
+        ("state!=run", "mini"),
+        ("mem>30GB mem%<30", "studio"),
+        ("mem>30", "studio mbp"),
+        ("share%>20% share<39", "studio"),
+        ("device~RTX|M2", "studio forge"),
+        ("4090", "forge"),
+        ('"m2 ultra"', "studio"),
+        ("~^m", "mbp mini"),
+        ("age>1h", "mini"),
+        ("wait>1000s or node=FORGE", "forge"),
+        ("clock>=2.5GHz power>400W temp>70", "forge"),
+        ("step:3.06s AND backend:mlx", "studio mbp"),
+        ("why:heartbeat state:out", "mini"),
+        ("not mem>0", "mini"),
+    ],
+)
+def test_it_keeps_what_was_asked_for(text: str, nodes: str) -> None:
+    assert kept(text) == nodes
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a tok/x<3", "column 3: 'tok/x' is no field here; one of node state rank"),
+        ("tok/s<", "column 7: a value is missing after tok/s<, such as 100, 10k or 1.5M"),
+        ("tok/s<3s", "column 7: '3s' is no number; tok/s takes 100, 10k or 1.5M"),
+        ("age<3x", "column 5: '3x' is no time; age takes 3s, 200ms, 5m, 2h or 1d"),
+        ("state:stal", "column 7: 'stal' is no state; one of starting ready run"),
+        ("node<3", "column 5: node is no number, so < says nothing of it; : = != ~ do"),
+        ("(a b", "column 1: this ( is not closed"),
+        ("a)", "column 2: this ) closes nothing"),
+        ("a or", "column 5: a term is missing here"),
+        ("not", "column 4: a term is missing here"),
+        ('x "abc', 'column 3: this " is not closed'),
+        ("a !b", "column 3: ! stands only before ="),
+        ("<3", "column 1: a field is missing before <"),
+        ("node~(", "column 6: the pattern '(' can't be read"),
+        ("~" + "a" * 201, "column 2: a pattern has 200 characters at most"),
+        ("(" * 60, "column 41: nested deeper than 40 times"),
+    ],
+)
+def test_what_is_wrong_names_its_column_and_what_would_be_right(text: str, said: str) -> None:
+    with pytest.raises(fl.FilterError) as error:
+        fl.parse(text, table_schemas.FLEET)
+    assert str(error.value).startswith(said)
+
+
+NUMBERS: Table[float | None] = Table("numbers", (Field("x", "", lambda row: row, q.Kinds.COUNT),), str)
+
+
+@pytest.mark.parametrize("operator", ["<", "<=", ">", ">=", "=", "!=", ":"])
+def test_the_unknown_matches_no_comparison_and_no_number_only_itself(operator: str) -> None:
+    found = fl.parse(f"x{operator}1", NUMBERS)
+    assert not found.keeps(None)
+    assert fl.parse("x:n/a", NUMBERS).keeps(None)
+    assert fl.parse("x:nan", NUMBERS).keeps(float("nan"))
+    assert found.keeps(float("nan")) == (operator == "!=")
+
+
+def test_a_number_equals_all_that_reads_as_it() -> None:
+    assert fl.parse("x=3.1", NUMBERS).kept([3.05, 3.06, 3.1, 3.149, 3.16]) == [3.06, 3.1, 3.149]
+    assert fl.parse("x=3", NUMBERS).kept([2.0, 3, 4]) == [3]
+    assert fl.parse("x=10k", NUMBERS).kept([9_400, 9_600, 10_400, 10_600]) == [9_600, 10_400]
+
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+COMPARISONS = st.one_of(
+    st.builds(fl.Compare, st.just("node"), st.sampled_from([":", "=", "!="]), WORDS),
+    st.builds(fl.Compare, st.just("state"), st.sampled_from([":", "!="]), st.sampled_from(["run", "lost", "n/a"])),
+    st.builds(fl.Compare, st.just("tok/s"), st.sampled_from(["<", "<=", ">", ">="]), st.sampled_from(["1", "1.5k"])),
+)
+LEAVES = st.one_of(
+    st.builds(fl.Word, WORDS), COMPARISONS, st.builds(fl.Pattern, st.sampled_from(["a|b", "(x )y", "\\d+", "^m"]))
+)
+
+
+def joined(kind: type[fl.And] | type[fl.Or], terms: list[fl.Term]) -> fl.Term:
+    flat = tuple(inner for term in terms for inner in (term.terms if isinstance(term, kind) else (term,)))
+    return kind(flat) if len(flat) > 1 else flat[0]
+
+
+TERMS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.builds(fl.Not, inner),
+        st.lists(inner, min_size=2, max_size=3).map(lambda terms: joined(fl.And, terms)),
+        st.lists(inner, min_size=2, max_size=3).map(lambda terms: joined(fl.Or, terms)),
+    ),
+    max_leaves=8,
+)
+
+
+@given(TERMS)
+def test_what_is_printed_parses_to_the_same(term: fl.Term) -> None:
+    assert fl.parse(fl.show(term), table_schemas.FLEET).term == term
+
+
+@given(TERMS)
+def test_not_not_changes_nothing(term: fl.Term) -> None:
+    plain, twice = (fl.parse(text, table_schemas.FLEET) for text in (fl.show(term), f"not not ({fl.show(term)})"))
+    assert plain.kept(ROWS) == twice.kept(ROWS)
+    once = fl.parse(f"-({fl.show(term)})", table_schemas.FLEET)
+    assert {id(row) for row in [*once.kept(ROWS), *plain.kept(ROWS)]} == {id(row) for row in ROWS}
+
+
+PIECES = st.sampled_from(["tok/s", "state", "<", ">=", "!=", ":", "~", "(", ")", '"', "'", "\\", "-", "or", "not", " ",
+                          "10k", "n/a", "*", "[", "{9}", "a"])  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(st.one_of(st.lists(PIECES, max_size=14).map("".join), st.text(max_size=60)))
+def test_whatever_is_typed_it_filters_or_says_what_is_wrong(text: str) -> None:
+    for table in table_schemas.TABLES:
+        try:
+            found = fl.parse(text, table)
+        except fl.FilterError as error:
+            assert 1 <= error.column <= len(text) + 1
+        else:
+            assert fl.parse(fl.show(found.term), table).term == found.term
+
+
+def test_the_unknown_is_sorted_last_either_way_and_equals_keep_their_order() -> None:
+    def order(wanted: sorting.Order) -> str:
+        return " ".join(row.view.node for row in sorting.in_order(ROWS, wanted, table_schemas.FLEET))
+
+    assert order(sorting.Order()) == "studio mbp forge mini"
+    assert order(sorting.Order(falling=True)) == "mini forge mbp studio"
+    assert order(sorting.Order("tok/s")) == "mbp studio forge mini"
+    assert order(sorting.Order("tok/s", falling=True)) == "forge studio mbp mini"
+    assert order(sorting.Order("backend")) == "studio mbp forge mini"
+    assert order(sorting.Order("node")) == "forge mbp mini studio"
+
+
+def test_o_goes_round_and_a_click_turns() -> None:
+    fields, order, seen = ["node", "age"], sorting.Order(), []
+    for _ in range(3):
+        order = sorting.turned(order, fields)
+        seen.append(order.field)
+    assert seen == ["node", "age", ""]
+    clicked = [sorting.picked(order, "age")]
+    for _ in range(2):
+        clicked.append(sorting.picked(clicked[-1], "age"))
+    assert clicked == [sorting.Order("age"), sorting.Order("age", falling=True), sorting.Order()]
+
+
+@pytest.mark.parametrize("table", table_schemas.TABLES, ids=lambda table: table.name)
+def test_the_page_lists_every_field_as_it_is(table: Table[object]) -> None:
+    page = PAGE.read_text("utf-8")
+    section = page.partition(f"### {table.name}\n")[2].partition("###")[0]
+    for field in table.fields:
+        takes = field.kind.value.example if field.kind else " ".join(field.states) if field.states else "text"
+        name = ", ".join(f"`{name}`" for name in (field.name, *field.aliases))
+        assert f"| {name} | {field.about} | {takes} |" in section
+
+
+def test_the_page_s_examples_can_be_typed() -> None:
+    lines = [line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("    ")]
+    assert len(lines) > 5
+    for line in lines:
+        fl.parse(line.partition("  # ")[0].strip(), table_schemas.FLEET)
+
+
+def test_events_and_runs_have_fields_of_their_own() -> None:
+    event = m.Event(id=1, at=0, kind="command", severity="warning", by="anna", text="resize-batch forge 4 → 8",
+                    step=120, verb="resize-batch", before="4", after="8", outcome="applied")  # fmt: skip
+    row = table_schemas.EventRow(event, 60.0, ("forge",), effect=-0.12)
+    for text in ("by:anna verb:resize-batch", "step>100 outcome:applied", "node:forge severity:warning", "effect<-5%",
+                 "age=1m before:4 after=8", "not is:undone", "resize"):  # fmt: skip
+        assert fl.parse(text, table_schemas.EVENTS).keeps(row), text
+    assert not fl.parse("kind:run or effect>0", table_schemas.EVENTS).keeps(row)
+    summary = m.RunSummary("tiny-1", "tiny", "failed", 3, 2_000, None, 0.0, "/runs/tiny", "atlas", ("atlas", "mbp"))
+    run = table_schemas.RunRow(summary, 7200.0, 30.0)
+    for text in ("state:failed", "done<1%", "loss:n/a", "age:2h duration<1m", "lead=atlas node:mbp", "tiny"):
+        assert fl.parse(text, table_schemas.RUNS).keeps(run), text

@@ -1,0 +1,179 @@
+"""The merged tail: order, stray lines, bounds, files that are cut or begun anew; and what is searched in it."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from tests.tui.support.logs import logs_of_four
+from tests.tui.support.recorded import CLOCK, NOW, run_view
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.record.log_format import write
+from trainctl.tui.screens import log_view as lv
+from trainctl.tui.state import log_query as lq
+from trainctl.tui.state import merged_log as lt
+from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.widgets.glyphs import UNICODE
+from trainctl.tui.widgets.styled_line import plain
+
+NODES = ("studio", "mbp", "forge", "mini")
+
+
+def part(text: str, offset: int = 0, size: int | None = None) -> m.LogPart:
+    whole = offset + len(text.encode()) if size is None else size
+    return m.LogPart(rid="r", run="run", rank=0, offset_bytes=offset, size_bytes=whole, text=text)
+
+
+def read(tail: lt.LogTail, rank: int, text: str, offset: int = 0, size: int | None = None) -> lt.LogTail:
+    return lt.take(tail, NODES[rank], rank, part(text, offset, size), lt.PART_BYTES, NOW)
+
+
+def merged() -> lt.LogTail:
+    tail = lt.LogTail("run")
+    for rank, text in logs_of_four().items():
+        tail = read(tail, rank, text)
+    return tail
+
+
+def at(seconds: float, text: str, level: str = "INFO") -> str:
+    return write(NOW + seconds, level, text) + "\n"
+
+
+def texts(tail: lt.LogTail) -> list[str]:
+    return [entry.text for entry in tail.entries]
+
+
+def test_lines_of_all_nodes_are_in_the_order_of_their_times() -> None:
+    tail = merged()
+    times = [entry.key.at for entry in tail.entries if not entry.stray]
+    assert times == sorted(times) and len(tail.entries) == 28
+    assert [entry.node for entry in tail.entries[:3]] == ["studio", "mbp", "forge"]
+
+
+def test_stray_lines_stay_with_the_line_before_them_in_their_file() -> None:
+    tail = read(read(lt.LogTail(), 0, at(0, "fails", "ERROR")), 1, at(0, "as well") + at(5, "later"))
+    tail = read(tail, 0, "Traceback:\n  File x\nValueError: no\n", offset=tail.files[0].offset or 0)
+    assert texts(tail) == ["fails", "Traceback:", "  File x", "ValueError: no", "as well", "later"]
+    assert [entry.level for entry in tail.entries[:4]] == ["ERROR", "ERROR", "", "ERROR"]
+
+
+def test_lines_before_the_first_time_go_with_it_and_without_any_with_when_they_were_read() -> None:
+    tail = read(lt.LogTail(), 0, "native start\n" + at(-9, "ready"))
+    tail = read(tail, 1, "only native\n")
+    assert [(entry.text, entry.key.at) for entry in tail.entries] == [
+        ("native start", NOW - 9), ("ready", NOW - 9), ("only native", NOW),
+    ]  # fmt: skip
+
+
+def test_a_line_is_taken_when_its_end_is_there_and_nothing_is_read_twice() -> None:
+    whole = at(0, "first") + at(1, "second")
+    tail = lt.LogTail()
+    for start in range(0, len(whole), 7):
+        assert tail.next_offset(0) == (start if start else -lt.FIRST_BYTES)
+        tail = read(tail, 0, whole[start : start + 7], offset=start)
+    assert texts(tail) == ["first", "second"]
+
+
+def test_a_last_line_without_an_end_is_shown_once_nothing_more_comes() -> None:
+    tail = read(lt.LogTail(), 0, at(0, "first") + "Killed")
+    assert texts(tail) == ["first"]
+    tail = read(tail, 0, "", offset=tail.files[0].offset or 0)
+    assert texts(tail) == ["first", "Killed"] and tail.entries[1].level == "ERROR"
+
+
+def test_a_log_is_begun_at_a_whole_line_and_a_new_file_at_its_start() -> None:
+    tail = read(lt.LogTail(), 0, "f of a line\n" + at(0, "whole"), offset=5000)
+    assert texts(tail) == ["whole"]
+    tail = read(tail, 0, "", offset=10, size=10)
+    assert tail.next_offset(0) == 0
+    assert texts(read(tail, 0, at(3, "anew"))) == ["whole", "anew"]
+
+
+def test_what_grows_faster_than_it_is_read_is_left_out_and_said() -> None:
+    tail = read(lt.LogTail(), 0, at(0, "one"), size=lt.PART_BYTES + lt.MOST_BEHIND_BYTES + 1)
+    assert tail.next_offset(0) == -lt.FIRST_BYTES
+    tail = read(tail, 0, "rest\n" + at(9, "two"), offset=900_000)
+    assert texts(tail) == ["one", "(834,464 bytes left out)", "two"]
+
+
+def test_it_is_bounded_and_counts_what_was_dropped() -> None:
+    text = "".join(at(step, f"line {step} " + "x" * 2000) for step in range(20))
+    tail = lt.LogTail()
+    for round_ in range(0, 6000, 20):
+        made = text if not round_ else "".join(at(round_ + step, "y") for step in range(20))
+        tail = lt.take(tail, "studio", 0, part(made, 10**6 * round_), 10**7, NOW)
+        tail = replace(tail, files={0: replace(tail.files[0], offset=10**6 * (round_ + 20))})
+    assert len(tail.entries) == lt.MAX_LINES and tail.left_out == 1000
+    assert max(len(entry.text) for entry in merged().entries) <= lt.MAX_CHARACTERS
+
+
+def test_colours_and_progress_bars_are_read_as_a_terminal_shows_them() -> None:
+    tail = read(lt.LogTail(), 0, "\x1b[31mred\x1b[0m\r\n 10%|#  |\r100%|###|\n\x1b]0;title\x07said\n")
+    assert texts(tail) == ["red", "100%|###|", "said"]
+
+
+def test_a_rank_that_cannot_be_read_is_named_until_it_can() -> None:
+    state = ViewState(run=run_view(4))
+    names = lv.names_of(state)
+    tail = lt.failed(merged(), 3, "no answer")
+    assert lv.problems(tail, names) == "mini: no answer"
+    assert lv.problems(read(tail, 3, ""), names) == ""
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [("joined", 6), ("JOINED", 6), ("node:forge joined", 2), ("node:m joined", 2), (r"/g1\.[3] joined/", 3), ("[W1", 3),
+     ("/step 18,2/", 3), ("a/b", 0), ("/", 0)],
+)  # fmt: skip
+def test_a_query_is_text_or_a_pattern_of_some_nodes(typed: str, found: int) -> None:
+    query = lq.parse(typed)
+    kept = lq.kept(merged().entries, query, only=True)
+    assert lq.count_found(kept, query) == len(kept) == found
+    assert not query.problem
+
+
+def test_a_pattern_that_is_none_is_named_and_finds_nothing() -> None:
+    query = lq.parse("/(/")
+    assert query.problem.startswith("/(/: ") and not lq.kept(merged().entries, query, only=True)
+    assert isinstance(lq.parse("node:").pattern, re.Pattern)  # begun, not yet a node
+
+
+def test_the_end_is_followed_until_one_scrolls_and_again_at_the_end() -> None:
+    tail, view = merged(), lv.View()
+    assert lv.first_shown(view, tail.entries, 10) == 18
+    view = lv.scrolled(view, tail.entries, 10, -3)
+    grown = read(tail, 0, at(50, "new"), offset=tail.files[0].offset or 0)
+    assert lv.first_shown(view, grown.entries, 10) == 15
+    view = lv.scrolled(view, grown.entries, 10, 100)
+    assert view.top is None
+    held = lv.held(view, grown.entries, 10)
+    assert held.top is not None and lv.held(held, grown.entries, 10).top is None
+
+
+def test_matches_are_gone_through_round_the_ends() -> None:
+    entries = merged().entries
+    view = lv.View(query=lq.parse("evaluated"))
+    seen = []
+    for _ in range(4):
+        view = lv.jumped(view, entries, 5, back=True)
+        assert view.at is not None
+        seen.append(view.at.rank)
+        first = lv.first_shown(view, entries, 5)
+        assert view.at in [entry.key for entry in entries[first : first + 5]]
+    assert seen == [2, 1, 0, 2]
+    assert lv.jumped(view, entries, 5, back=False).at == min(
+        entry.key for entry in entries if "evaluated" in entry.text
+    )
+    assert lv.jumped(lv.View(query=lq.parse("nowhere")), entries, 5, back=True).at is None
+
+
+def test_lines_have_their_time_node_and_level_and_keep_to_the_screen() -> None:
+    tail, names = merged(), lv.names_of(ViewState(run=run_view(4)))
+    view = lv.View(query=lq.parse("checkpoint"))
+    shown = [plain(line) for line in lv.lines(tail, view, tail.entries, names, CLOCK, 60, 12, UNICODE)]
+    assert all(len(text) == 60 for text in shown)
+    assert shown[6].startswith("14:21:05 forge  WARN  step 18,231: memory")
+    assert shown[6].endswith("…")
+    assert shown[-1].startswith("         forge        OSError: [Errno 28]")
+    pieces = lv.lines(tail, view, tail.entries, names, CLOCK, 100, 5, UNICODE)[0]
+    assert [piece.text for piece in pieces if piece.role == "mark"] == ["checkpoint"]

@@ -1,0 +1,51 @@
+"""Drives the program in tests: keys in, text out, every wait with a deadline."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from tests.tui.support.recorded import Recorded, app_of  # fmt: skip
+from textual import events
+from textual.pilot import Pilot
+
+from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.widgets.line_view import Lines
+
+DEADLINE_SECONDS = 20.0
+
+
+async def until(pilot: Pilot[int], true: Callable[[], bool]) -> None:
+    """Lets the program run until something is so; fails at the deadline."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not true():
+            await pilot.pause(0.01)
+
+
+def body(app: TrainctlApp) -> str:
+    return "\n".join(app.screen.query_one("#body", Lines).shown)
+
+
+def dialog_text(app: TrainctlApp) -> str:
+    return "\n".join(app.screen.query_one("#dialog-text", Lines).shown)
+
+
+def hint(app: TrainctlApp) -> str:
+    return app.screen.query_one("#keys", Lines).shown[0]
+
+
+async def driven(
+    source: Recorded, play: Callable[[Pilot[int], TrainctlApp], Awaitable[None]], size: tuple[int, int] = (80, 24),
+    **options: object
+) -> TrainctlApp:  # fmt: skip
+    app = app_of(source, **options)  # type: ignore[arg-type]
+    async with app.run_test(size=size) as pilot:
+        await until(pilot, lambda: app.live.heard_at is not None or not source.messages)
+        await pilot.pause()
+        await play(pilot, app)
+    return app
+
+
+def burst(app: TrainctlApp, *keys: str) -> None:
+    for key in keys:
+        character = {"space": " "}.get(key, key if len(key) == 1 else {"colon": ":", "slash": "/"}.get(key))
+        name = {" ": "space", "=": "equals_sign", "%": "percent_sign", ":": "colon"}.get(key, key)
+        app.post_message(events.Key(name, character))

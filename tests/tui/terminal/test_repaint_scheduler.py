@@ -1,0 +1,237 @@
+"""What is shown when: all messages of a moment taken in at once, repaints in parts, and keys before the next part."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.tui.support.driving import driven, until
+from tests.tui.support.recorded import BOOT, CONNECTED, committed, host, rank_step, run_view, snapshot, source_of
+from textual import events as textual_events
+from textual._compositor import Compositor
+from textual.pilot import Pilot
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.client.client import Connection
+from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.app.clock import Clock
+from trainctl.tui.state import view_state as md
+from trainctl.tui.state.live_feed import Feed
+from trainctl.tui.terminal.repaint_scheduler import KEY_SECONDS
+from trainctl.tui.terminal.rhythm import IDLE_SECONDS, SETTLED_SECONDS, SLOWEST_SECONDS, Rhythm
+
+VIEW = run_view(4, step=18_240, steps=60_000)
+NODES = [rank.node for rank in VIEW.ranks]
+
+
+def message(kind: str, step: int, rank: int, seq: int) -> tuple[str, md.Incoming]:
+    """Of a kind, and the node whose agent says it."""
+    node = NODES[rank]
+    match kind:
+        case "step":
+            return NODES[0], committed(VIEW, VIEW.step + step, seq=seq)
+        case "rank":
+            return NODES[0], rank_step(VIEW, VIEW.step + step, rank, seq=seq)
+        case "host":
+            return node, host(node, seq=seq)
+        case "beat":
+            return node, m.Heartbeat(
+                node=node, at=1.0, step_age_seconds=None, loop_lag_seconds=0.01, boot=BOOT, seq=seq
+            )
+        case "alerts":
+            return node, m.Alerts(node=node, boot=BOOT, seq=seq)
+        case "snapshot":
+            return NODES[0], msgspec.structs.replace(snapshot(VIEW), series=())
+        case _:
+            return node, Connection("silent", float(step), "gone")
+
+
+KINDS = ("step", "rank", "rank", "rank", "host", "beat", "alerts", "silent", "snapshot")
+drawn = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 6), st.integers(0, 3)), max_size=30)
+
+
+def known(state: md.ViewState) -> dict[str, object]:
+    """All of a state, to compare."""
+    made = {**vars(state), "values": None}
+    for name in ("windows", "recent"):
+        windows = made[name].items()
+        made[name] = {key: [*map(list, (window.first, window.total, window.count))] for key, window in windows}
+    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in made.items()}
+
+
+@given(drawn, st.lists(st.integers(1, 20), max_size=8))
+@settings(deadline=None, max_examples=15)
+def test_messages_taken_at_once_make_what_they_make_one_by_one(
+    made: list[tuple[str, int, int]], sizes: list[int]
+) -> None:
+    told = [(*message(*item, seq), float(seq)) for seq, item in enumerate([("snapshot", 1, 0), *made], 1)]
+    alone, together, left = md.ViewState(), md.ViewState(), list(told)
+    for size in [*sizes, len(told)]:
+        part, left = left[:size], left[size:]
+        before, seen = together, known(together)
+        for item in part:
+            alone = md.take(alone, *item)
+        together = md.take_all(before, part)
+        assert known(before) == seen, "what somebody holds is never changed"
+        assert known(together) == known(alone)
+    for name in ("ranks", "windows", "agents"):
+        with pytest.raises(TypeError):
+            getattr(together, name)["new"] = None
+
+
+class Talkative:
+    """A source that says many things at once."""
+
+    def __init__(self, items: list[tuple[str, Any]]) -> None:
+        self.items = items
+
+    async def __aenter__(self) -> "Talkative":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    async def follow(self, columns: int) -> AsyncGenerator[tuple[str, Any], None]:
+        for item in self.items:
+            yield item
+        await asyncio.Event().wait()
+
+
+async def test_the_state_is_made_when_somebody_looks_and_a_snapshot_is_told_of_at_once() -> None:
+    said = [message("rank", step, 0, step) for step in range(1, 400)]
+    arrived: list[md.ViewState] = []
+    told: list[object] = []
+    source: Any = Talkative([(NODES[0], CONNECTED), message("snapshot", 1, 0, 1), *said])
+    feed = Feed(lambda: source, Clock(), lambda: arrived.append(feed.live), told.append)
+    following = asyncio.create_task(feed.keep_up())
+    async with asyncio.timeout(10):
+        while len(told) < 400:
+            await asyncio.sleep(0)
+    assert arrived[0].run == VIEW and not arrived[0].parts[0][-1].step > VIEW.step
+    assert feed.live.parts[0][-1].step == VIEW.step + 399
+    assert feed.live is feed.live
+    following.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await following
+
+
+def test_a_step_is_shown_a_moment_after_it_came_and_all_else_within_a_second() -> None:
+    rhythm = Rhythm(0.5)
+    rhythm.begun(10.0)
+    assert rhythm.due == 10.0 + IDLE_SECONDS
+    assert rhythm.told(10.2, prompt=False) and rhythm.due == 10.2 + SLOWEST_SECONDS < 11.2
+    assert not rhythm.told(10.3, prompt=False), "the first one counts"
+    assert rhythm.told(10.9, prompt=True) and rhythm.due == 10.9 + SETTLED_SECONDS
+    rhythm.begun(11.0)
+    assert rhythm.told(11.1, prompt=True) and rhythm.due == 11.5, "twice a second at most"
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 1.5), st.booleans()), max_size=60))
+def test_never_more_than_two_repaints_a_second_nor_later_than_one(gaps: list[tuple[float, bool]]) -> None:
+    rhythm, now, painted = Rhythm(0.5), 0.0, [0.0]
+    rhythm.begun(0.0)
+    waiting: list[float] = []
+    for gap, prompt in [*gaps, (5.0, True)]:
+        while rhythm.due <= now + gap:
+            painted.append(rhythm.due)
+            assert all(painted[-1] - at < 1.0 for at in waiting)
+            waiting = []
+            rhythm.begun(painted[-1])
+        now += gap
+        waiting.append(now)
+        rhythm.told(now, prompt=prompt)
+    assert all(0.499 < after - before < 1.2001 for before, after in itertools.pairwise(painted))
+
+
+async def test_a_key_that_comes_during_a_repaint_is_handled_and_shown_before_its_next_part() -> None:
+    order: list[str] = []
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        screen: Any = app.screen
+        await pilot.press("colon")
+        whole, field = screen.painting, screen.query_one("#command")
+        app._repainting._wait = lambda: None  # type: ignore[method-assign]  no other than the one begun here
+
+        def painting() -> Iterator[None]:
+            for number, _ in enumerate(whole()):
+                order.append(f"part {number}")
+                if number == 1:
+                    app.post_message(textual_events.Key("x", "x"))
+                yield
+            order.append("end")
+
+        screen.painting = painting
+        screen.watch(field, "value", lambda value: order.append(f"value {value}"), init=False)
+        app._repainting._begin()
+        await until(pilot, lambda: "end" in order and "value x" in order)
+
+    await driven(source_of(4), play, size=(120, 40))
+    assert order[:2] == ["part 0", "part 1"] and order.index("value x") < order.index("end"), order
+
+
+async def test_after_a_key_the_next_part_waits_for_what_the_key_does() -> None:
+    order: list[str] = []
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        loop, repainting = asyncio.get_running_loop(), app._repainting
+        repainting._wait = lambda: None  # type: ignore[method-assign]  no other than the one begun here
+
+        def parts() -> Iterator[None]:
+            order.append("part")
+            repainting.pressed()
+            loop.call_later(KEY_SECONDS / 2, order.append, "what the key does")
+            yield
+            order.append("next part")
+
+        repainting._parts = parts
+        repainting._begin()
+        await until(pilot, lambda: len(order) == 3)
+
+    await driven(source_of(1), play)
+    assert order == ["part", "what the key does", "next part"]
+
+
+async def test_what_is_painted_during_a_repaint_in_parts_stays() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        screen: Any = app.screen
+        parts = screen.painting()
+        next(parts)
+        screen.action_choose(1)
+        newer = screen.query_one("#body").shown
+        assert list(parts) == [] and screen.query_one("#body").shown == newer
+        for _ in screen.painting():
+            pass
+        assert screen.query_one("#body").shown == newer, "in parts or at once, it is the same"
+
+    await driven(source_of(4), play)
+
+
+async def test_words_that_all_has_changed_are_drawn_as_one_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Textual alone draws the whole screen at each: three or four times when one opens."""
+    drawn: list[object] = []
+    draw = Compositor.render_full_update
+
+    def counted(self: Compositor, simplify: bool = False) -> Any:
+        drawn.append(self)
+        return draw(self, simplify)
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("question_mark")
+        await until(pilot, lambda: bool(app.screen.query("#help-text")))
+        screen: Any = app.screen
+        await until(pilot, lambda: screen._whole is None and not screen._compositor._dirty_regions)
+        drawn.clear()
+        for _ in range(3):
+            screen._compositor._dirty_regions.add(screen.size.region)
+            screen._compositor_refresh()
+        assert drawn == []
+        await until(pilot, lambda: screen._whole is None)
+        assert drawn == [screen._compositor]
+
+    monkeypatch.setattr(Compositor, "render_full_update", counted)
+    await driven(source_of(4), play, size=(120, 40))
