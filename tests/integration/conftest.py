@@ -248,7 +248,7 @@ def all_steps(client: BlockingClient, run: str | None = None) -> list[m.StepComm
 @pytest.fixture(scope="session")
 def three_agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A cluster of three agents that all tests share; use `cluster`."""
-    from tests.integration.clusters import Cluster
+    from tests.integration.support.clusters import Cluster
 
     made = Cluster(tmp_path_factory.mktemp("cluster"))
     yield made
@@ -257,7 +257,7 @@ def three_agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def cluster(three_agents: Any) -> Iterator[Any]:
-    """The three agents of `tests.integration.clusters`, in touch with each other and without a run."""
+    """The three agents of `tests.integration.support.clusters`, in touch with each other and without a run."""
     three_agents.in_touch()
     yield three_agents
     three_agents.settle()

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.clusters import TORCH, free_addresses
 from tests.integration.conftest import AgentProcess, until, wait_for_end, wait_for_step
+from tests.integration.support.clusters import TORCH, free_addresses
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient

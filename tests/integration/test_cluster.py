@@ -4,8 +4,8 @@ import os
 import signal
 
 import pytest
-from tests.integration.clusters import FOREVER, on, plans_of
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
+from tests.integration.support.clusters import FOREVER, on, plans_of
 from tests.integration.test_cluster_resume import newest_step, resumed
 
 from trainctl.protocol import messages as m

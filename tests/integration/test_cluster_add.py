@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.conftest import SHARED_PIDS
-from tests.integration.clusters import free_addresses
-from tests.integration.sshd import PYTHON, LoopbackSshd
+from tests.integration.support.clusters import free_addresses
+from tests.integration.support.sshd import PYTHON, LoopbackSshd
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
 
 from trainctl.protocol.client.blocking import BlockingClient

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.clusters import FOREVER, NODES, Cluster, on, plans_of
 from tests.integration.conftest import keep_processes, until, wait_for_end, wait_for_step
-from tests.integration.folding import EDITS, applied_commands, check_edits, check_steps
+from tests.integration.support.clusters import FOREVER, NODES, Cluster, on, plans_of
+from tests.integration.support.folding import EDITS, applied_commands, check_edits, check_steps
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client, Connection

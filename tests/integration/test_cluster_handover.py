@@ -3,10 +3,10 @@
 import time
 
 import zmq
-from tests.integration.clusters import FOREVER, on
 from tests.integration.conftest import until, wait_for_end, wait_for_step
-from tests.integration.greeter import claim
-from tests.integration.succession import promote, view_at
+from tests.integration.support.clusters import FOREVER, on
+from tests.integration.support.greeter import claim
+from tests.integration.support.transfer import promote, view_at
 
 from trainctl.node_agent.roles.followed_run import RECLAIM_SECONDS
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 import zmq
-from tests.integration.clusters import Cluster, on
 from tests.integration.conftest import until
-from tests.integration.greeter import LEAD, Greeter
+from tests.integration.support.clusters import Cluster, on
+from tests.integration.support.greeter import LEAD, Greeter
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.wire import codec

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from tests.integration.clusters import FOREVER, NODES, Cluster, have_back, on
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
+from tests.integration.support.clusters import FOREVER, NODES, Cluster, have_back, on
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.integration.terminals import Terminal, needs_tmux
+from tests.integration.support.terminals import Terminal, needs_tmux
 from tests.tui.support.cli_calls import (
     COMMAND,
     ENVIRONMENT,

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
-from tests.integration.clusters import NODES, on
 from tests.integration.conftest import all_steps, wait_for_end
-from tests.integration.exactness import check_ledger, worst_deviation
-from tests.integration.faults import PHASES, VICTIMS, Harness, naming, schedule
-from tests.integration.reference import one_rank_curve
+from tests.integration.support.clusters import NODES, on
+from tests.integration.support.exactness import check_ledger, worst_deviation
+from tests.integration.support.faults import PHASES, VICTIMS, Harness, naming, schedule
+from tests.integration.support.reference import one_rank_curve
 
 from trainctl.protocol import messages as m
 

@@ -19,8 +19,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.integration import rawzmtp
-from tests.integration.narrow import DESCRIPTORS, Keyed, Narrow, answers, flood, warmed
+from tests.integration.support import rawzmtp
+from tests.integration.support.narrow import DESCRIPTORS, Keyed, Narrow, answers, flood, warmed
 from tests.node_agent.support.processes import ENVIRONMENT, python
 
 from trainctl.protocol.record.schema import open_for_reading

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.clusters import FOREVER, Cluster, have_back, on
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
-from tests.integration.exactness import check_ledger
+from tests.integration.support.clusters import FOREVER, Cluster, have_back, on
+from tests.integration.support.exactness import check_ledger
 
 from trainctl.protocol.client.blocking import BlockingClient
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from tests.integration.terminals import TRAINCTL, Terminal, needs_tmux
+from tests.integration.support.terminals import TRAINCTL, Terminal, needs_tmux
 from tests.tui.support.recorded import run_view, snapshot
 
 from trainctl.protocol import messages as m

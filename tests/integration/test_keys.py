@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import zmq
 from tests.conftest import SHARED_PIDS
-from tests.integration.clusters import free_addresses
 from tests.integration.conftest import AgentProcess, until
+from tests.integration.support.clusters import free_addresses
 
 from trainctl.protocol import examples
 from trainctl.protocol import messages as m

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 from tests.integration.conftest import AgentProcess, all_steps, until, wait_for_end, wait_for_step
-from tests.integration.reference import one_rank_curve
+from tests.integration.support.reference import one_rank_curve
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection

@@ -10,13 +10,13 @@ from typing import Any
 import psutil
 import pytest
 import zmq
-from tests.integration.clusters import FOREVER, NODES, Cluster, on
 from tests.integration.conftest import all_steps, until, wait_for_end, wait_for_step
-from tests.integration.exactness import check_ledger, worst_deviation
-from tests.integration.folding import check_edits, check_steps
-from tests.integration.greeter import claim
-from tests.integration.reference import one_rank_curve
-from tests.integration.succession import check_watched, power_off, promote, resume, steps_of, view_at, watched
+from tests.integration.support.clusters import FOREVER, NODES, Cluster, on
+from tests.integration.support.exactness import check_ledger, worst_deviation
+from tests.integration.support.folding import check_edits, check_steps
+from tests.integration.support.greeter import claim
+from tests.integration.support.reference import one_rank_curve
+from tests.integration.support.transfer import check_watched, power_off, promote, resume, steps_of, view_at, watched
 from tests.integration.test_faults import was_lost as given_up
 
 from trainctl.protocol import messages as m

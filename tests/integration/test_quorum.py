@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.clusters import FOREVER, Cluster, free_addresses, on
 from tests.integration.conftest import AgentProcess, until, wait_for_end, wait_for_step
+from tests.integration.support.clusters import FOREVER, Cluster, free_addresses, on
 
 from trainctl.protocol.client.blocking import BlockingClient
 

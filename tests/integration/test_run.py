@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.integration.conftest import AgentProcess, all_steps, keep_processes, until, wait_for_end, wait_for_step
-from tests.integration.reference import one_rank_curve
+from tests.integration.support.reference import one_rank_curve
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient

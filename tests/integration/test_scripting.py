@@ -14,8 +14,8 @@ from unittest.mock import patch
 import pytest
 import tomli_w
 from tests.conftest import SHARED_PIDS
-from tests.integration.clusters import FOREVER, free_addresses, on
 from tests.integration.conftest import AgentProcess, keep_processes, until, wait_for_end, wait_for_step
+from tests.integration.support.clusters import FOREVER, free_addresses, on
 from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT
 from tests.tui.support.scripted import SNAPSHOT, scripted
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import tomli_w
-from tests.integration.clusters import FOREVER, TORCH
-from tests.integration.folding import check_steps
-from tests.integration.namespaces import INTERFACE, SIDE, SIDE_LAN
-from tests.integration.several_hosts import DESK, NODES, PORT, STRANGER, Hosts
-from tests.integration.terminals import Terminal
+from tests.integration.support.clusters import FOREVER, TORCH
+from tests.integration.support.folding import check_steps
+from tests.integration.support.namespaces import INTERFACE, SIDE, SIDE_LAN
+from tests.integration.support.several_hosts import DESK, NODES, PORT, STRANGER, Hosts
+from tests.integration.support.terminals import Terminal
 
 from trainctl.protocol import messages as m
 

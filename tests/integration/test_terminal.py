@@ -3,7 +3,7 @@
 import psutil
 import pytest
 from tests.integration.conftest import wait_for_step
-from tests.integration.terminals import TRAINCTL, Terminal, needs_tmux
+from tests.integration.support.terminals import TRAINCTL, Terminal, needs_tmux
 
 pytestmark = needs_tmux
 

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 import zmq
-from tests.integration import rawzmtp
+from tests.integration.support import rawzmtp
 
 from trainctl.node_agent.transport import subscriber_limits
 from trainctl.node_agent.transport.publisher import Publisher

@@ -20,7 +20,7 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
-from tests.integration import rawzmtp
+from tests.integration.support import rawzmtp
 from zmq.utils.monitor import recv_monitor_message
 
 from trainctl.protocol import examples

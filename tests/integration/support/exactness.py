@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from tests.integration.clusters import NODES, Cluster, plans_of
+from tests.integration.support.clusters import NODES, Cluster, plans_of
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.reader import RecordReader

@@ -1,6 +1,6 @@
 """Mutated frames at a socket, as fast as it takes them, over connections made again whenever the other side hangs up.
 
-`python -m tests.integration.flooder ADDRESS KIND CONVERSATION FRAMES SEED` prints how many it sent, as JSON. With a
+`python -m tests.integration.support.flooder ADDRESS KIND CONVERSATION FRAMES SEED` prints how many it sent, as JSON. With a
 FOLDER of keys and the public key of the SERVER besides, the frames come in that user's session.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-from tests.integration import rawzmtp
+from tests.integration.support import rawzmtp
 from tests.protocol.support.mutations import Mutator
 
 from trainctl.protocol.security.keys import KeyFolder

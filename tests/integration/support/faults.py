@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import psutil
-from tests.integration.clusters import NODES, Cluster
 from tests.integration.conftest import until
+from tests.integration.support.clusters import NODES, Cluster
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient

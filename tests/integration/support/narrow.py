@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import psutil
 from tests.conftest import SHARED_PIDS
-from tests.integration.clusters import free_addresses
 from tests.integration.conftest import AgentProcess, until
+from tests.integration.support.clusters import free_addresses
 from tests.node_agent.support.processes import ENVIRONMENT
 
 from trainctl.protocol.client.blocking import BlockingClient
@@ -112,11 +112,11 @@ class Flooded(NamedTuple):
 
 
 def flood(agent: Narrow, *arguments: str) -> Flooded:
-    """Flood an agent, as `tests.integration.flooder` is told to, and ask it all the while."""
+    """Flood an agent, as `tests.integration.support.flooder` is told to, and ask it all the while."""
     with agent.client(timeout_seconds=30) as client:
         answers(client)
         before, seconds = agent.megabytes, []
-        command = [sys.executable, "-m", "tests.integration.flooder", *arguments]
+        command = [sys.executable, "-m", "tests.integration.support.flooder", *arguments]
         flooder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
         try:
             while flooder.poll() is None:

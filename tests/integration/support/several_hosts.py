@@ -11,7 +11,7 @@ import psutil
 import tomli_w
 from tests.conftest import SHARED_PIDS
 from tests.integration.conftest import until
-from tests.integration.namespaces import LAN, Network
+from tests.integration.support.namespaces import LAN, Network
 
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.security.keys import KeyFolder

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from tests.integration.clusters import NODES, Cluster
-from tests.integration.faults import (
+from tests.integration.support.clusters import NODES, Cluster
+from tests.integration.support.faults import (
     FAULT_SECONDS,
     LEAD,
     SHOWN,

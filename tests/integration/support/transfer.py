@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
-from tests.integration.clusters import Cluster
+from tests.integration.support.clusters import Cluster
 from tests.tui.support.cli_calls import started
 
 from trainctl.protocol import messages as m

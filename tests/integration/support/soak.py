@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
-from tests.integration.clusters import NODES, Cluster
-from tests.integration.faults import takes_part
+from tests.integration.support.clusters import NODES, Cluster
+from tests.integration.support.faults import takes_part
 
 from trainctl.protocol import messages as m
 

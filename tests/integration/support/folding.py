@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Any, Self
 
 import pytest
-from tests.integration.clusters import NODES, Cluster, plans_of
+from tests.integration.support.clusters import NODES, Cluster, plans_of
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import apportion
