@@ -36,8 +36,8 @@ def test_the_command_line_starts_light() -> None:
 @pytest.mark.parametrize(
     ("words", "file", "other"),
     [
-        (["ls", "--connect", "nonsense", "--json"], "cli_inspect", "cli_runs"),
-        (["send", "pause", "a=b", "--node", "x", "--timeout", "3", "--wait", "none"], "cli_send", "cli_inspect"),
+        (["ls", "--connect", "nonsense", "--json"], "inspect", "run"),
+        (["send", "pause", "a=b", "--node", "x", "--timeout", "3", "--wait", "none"], "send", "inspect"),
     ],
     ids=["ls", "send"],
 )
@@ -45,15 +45,16 @@ def test_a_command_of_plain_values_loads_no_validator_and_no_other_command(
     words: list[str], file: str, other: str
 ) -> None:
     loaded = loaded_by(f"trainctl.tui.cli.main as cli; assert cli.main({words!r}) == 2")
-    assert f"trainctl.tui.{file}" in loaded
-    assert not loaded & {"pydantic", f"trainctl.tui.{other}"}
+    assert f"trainctl.tui.cli.{file}" in loaded
+    assert not loaded & {"pydantic", f"trainctl.tui.cli.{other}"}
 
 
 def test_the_full_screen_starts_without_the_screens_it_does_not_show() -> None:
     loaded = loaded_by("trainctl.tui.app.launch")
     assert "trainctl.tui.screens.base" in loaded
-    shown_later = ("runs", "charts", "events", "alerts", "node", "logs", "help", "why")
+    shown_later = ("runs", "charts", "events", "alerts", "node", "logs")
     assert not loaded & {f"trainctl.tui.screens.{name}" for name in shown_later}
+    assert not loaded & {f"trainctl.tui.dialogs.{name}" for name in ("help", "alert_details")}
     assert not loaded & {"trainctl.tui.dialogs.command_dialog", "trainctl.tui.charts.plot", "pydantic", "sqlite3"}
 
 
@@ -66,9 +67,8 @@ def test_what_does_not_compute_loads_no_backend(module: str) -> None:
 
 def test_the_protocol_loads_none_of_the_rooms() -> None:
     names = ", ".join(
-        f"trainctl.protocol.{file.stem}"
-        for file in sorted((ROOT / "protocol" / "trainctl" / "protocol").glob("*.py"))
-        if file.stem != "__init__"
+        ".".join(file.relative_to(ROOT / "protocol").with_suffix("").parts).removesuffix(".__init__")
+        for file in sorted((ROOT / "protocol" / "trainctl" / "protocol").rglob("*.py"))
     )
     loaded = loaded_by(names)
     assert not {name for name in loaded if name.startswith(tuple(f"trainctl.{room}" for room in ROOMS[1:]))}

@@ -1,7 +1,7 @@
 """Mutated frames at a socket, as fast as it takes them, over connections made again whenever the other side hangs up.
 
-`python -m tests.integration.support.flooder ADDRESS KIND CONVERSATION FRAMES SEED` prints how many it sent, as JSON. With a
-FOLDER of keys and the public key of the SERVER besides, the frames come in that user's session.
+`python -m tests.integration.support.flooder ADDRESS KIND CONVERSATION FRAMES SEED` prints how many it sent, as JSON.
+With a FOLDER of keys and the public key of the SERVER besides, the frames come in that user's session.
 """
 
 import contextlib

@@ -51,7 +51,8 @@ def _plans(run: run_file.RunFile, dataset: Dataset, steps: int) -> Iterator[m.St
         cursor = (step - 1) * batch
         yield m.StepPlan(
             run=ALONE.run, generation=GENERATION, seq=step, kind="train", step=step, plan_version=1, cursor=cursor,
-            global_batch=batch, divisor=divisor, learning_rate=lr_schedule.base_rate(run.optimizer, run.run.steps, step),
+            global_batch=batch, divisor=divisor,
+            learning_rate=lr_schedule.base_rate(run.optimizer, run.run.steps, step),
             work=(m.RankWork(ALONE.rank, (m.Range(cursor, batch),), node.micro or run.batch.micro),),
         )  # fmt: skip
 

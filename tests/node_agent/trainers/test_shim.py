@@ -27,8 +27,8 @@ class Kept:
     def __init__(self, folder: Path, *command: str, options: tuple[str, ...] = (), **popen: Any) -> None:
         self.record, self.log = folder / "rank-0.process.json", folder / "rank-0.log"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "trainctl.node_agent.trainers.shim", "--record", str(self.record), "--log", str(self.log),
-             *options, "--", *command],
+            [sys.executable, "-m", "trainctl.node_agent.trainers.shim", "--record", str(self.record),
+             "--log", str(self.log), *options, "--", *command],
             env=ENVIRONMENT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **popen,
         )  # fmt: skip
 

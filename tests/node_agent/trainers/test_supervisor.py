@@ -113,7 +113,8 @@ def test_nothing_is_left_of_trainers_that_ended(paths: RunPaths) -> None:
 def test_a_trainer_outlives_a_killed_agent_and_the_next_one_finds_it(paths: RunPaths) -> None:
     agent_code = (
         "import sys; from pathlib import Path; from trainctl.node_agent.trainers.supervisor import TrainerHost;"
-        "from trainctl.protocol.record.paths import RunPaths; paths = RunPaths(Path(sys.argv[1])); host = TrainerHost();"
+        "from trainctl.protocol.record.paths import RunPaths;"
+        "paths = RunPaths(Path(sys.argv[1])); host = TrainerHost();"
         "host.start(paths, 0, ['sleep', '60'])\n"
         "while host.find(paths, 0).pid is None: pass\n"
         "print(host.find(paths, 0).pid, flush=True); sys.stdin.read()"

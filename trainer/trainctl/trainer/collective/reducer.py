@@ -1,4 +1,4 @@
-"""`python -m trainctl.trainer.collective.reducer`: sums a shared buffer over all ranks by an engine, beside its trainer.
+"""`python -m trainctl.trainer.collective.reducer`: sums a shared buffer over all ranks, beside its trainer.
 
 It holds nothing that would be missed. Whatever goes wrong ends it, and it ends with its trainer: a thread of its own
 reads the channel and leaves at its end, in the middle of a sum too, since a sum that a dead rank still adds to would

@@ -10,13 +10,13 @@ import typer
 from trainctl.protocol.errors import InvalidInputError
 
 FILES = {
-    "run": "cli_runs", "check": "cli_runs",
-    "ls": "cli_inspect", "status": "cli_inspect", "alerts": "cli_inspect", "watch": "cli_inspect",
-    "events": "cli_inspect", "logs": "cli_inspect",
-    "send": "cli_send", "promote": "cli_send",
-    "replay": "cli_record", "export": "cli_record", "mirror": "cli_mirror",
-    "config": "cli_config", "keys": "cli_keys", "init": "cli_init", "doctor": "cli_doctor", "discover": "cli_discover",
-    "cluster": "cli_cluster",
+    "run": "run", "check": "run",
+    "ls": "inspect", "status": "inspect", "alerts": "inspect", "watch": "inspect",
+    "events": "inspect", "logs": "inspect",
+    "send": "send", "promote": "send",
+    "replay": "replay_export", "export": "replay_export", "mirror": "mirror",
+    "config": "config", "keys": "keys", "init": "init", "doctor": "doctor", "discover": "discover",
+    "cluster": "cluster",
 }  # fmt: skip
 """Where each is, in the order of the help."""
 CHANGING = frozenset({
@@ -65,7 +65,7 @@ class LateCommands(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._built:
-            module = importlib.import_module(f"trainctl.tui.{FILES[name]}")
+            module = importlib.import_module(f"trainctl.tui.cli.{FILES[name]}")
             found = typer.main.get_group(module.app).commands
             for command in found.values():
                 self._complete(command)

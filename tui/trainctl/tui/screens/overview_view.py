@@ -34,7 +34,7 @@ class Layout:
     """Rows of each part, rules included; they add up to the rows given."""
 
     head: int
-    fleet_table: int
+    fleet: int
     charts: int
     events: int
 

@@ -1,6 +1,7 @@
 """What `trainctl cluster add` has done on the machine that is added: called there over SSH, JSON in and JSON out.
 
-`python -m trainctl.tui.setup.remote_side join|start|stream`. Each can be called again: it changes only what isn't so yet.
+`python -m trainctl.tui.setup.remote_side join|start|stream`. Each can be called again: it changes only what isn't so
+yet.
 """
 
 import contextlib
