@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.errors import TrainctlError
 from trainctl.trainer.backends.protocol import first_line
+from trainctl.trainer.backends.rope_config import both_layouts
 from trainctl.trainer.common.atomic_folder import make_folder
 from trainctl.trainer.data.packing import BYTES_BEGIN, BYTES_END, BYTES_PAD
 from trainctl.trainer.data.permutation import mix
@@ -78,11 +79,12 @@ def llama_weights(config: dict[str, Any], seed: int = _SEED) -> dict[str, NDArra
 def make_model(folder: Path, config: dict[str, Any] | None = None, seed: int = _SEED) -> int:
     """A Hugging Face directory at `folder`, if it isn't there yet; returns its number of parameters."""
     config = config or llama_config()
+    written = both_layouts(config, str(folder))
 
     def write(work: Path) -> None:
         from safetensors.numpy import save_file
 
-        (work / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        (work / "config.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
         save_file(llama_weights(config, seed), work / "model.safetensors", metadata={"format": "pt"})
 
     make_folder(folder, write)

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.config.run_file import NodeTable, OptimizerTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import ModelParts
 from trainctl.trainer.backends.host_memory import HostMemory
-from trainctl.trainer.backends.protocol import Array, BackendName, Memory, Part, first_line, model_config
+from trainctl.trainer.backends.protocol import Array, BackendName, Memory, Part, first_line
 from trainctl.trainer.data.batch import Batch
 
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # float32 means float32: promised tolerances are below TF32's
@@ -30,6 +31,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 Arrays = dict[str, Any]
 _OUT_OF_MEMORY = ("malloc", "out of memory", "insufficient memory", "unable to allocate", "bad_alloc")
+_NO_SLIDING_WINDOW = ("gemma2", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "starcoder2")  # in mlx-lm
 
 
 class MlxBackend(ModelParts):
@@ -200,20 +202,23 @@ def load_mlx(config: RunFile, node: NodeTable, where: str) -> MlxBackend:
     limit_bytes = None if node.memory_limit_gb is None else int(node.memory_limit_gb * 1e9)
     if limit_bytes:
         mx.set_memory_limit(limit_bytes)
-    model = read_model(Path(config.model.path), where)
+    model = read_model(Path(config.model.path), where, config.data.sequence_length)
     return MlxBackend(model, config.optimizer, dtype=getattr(mx, config.model.dtype), limit_bytes=limit_bytes)
 
 
-def read_model(path: Path, where: str) -> Any:
-    """The model in a Hugging Face directory; no code in it is run. Raises InvalidInputError if it cannot be read,
-    or if its weights have other names or shapes in MLX, since checkpoints and other ranks know them by their
-    Hugging Face ones."""
-    model_config(path)
+def read_model(path: Path, where: str, longest: int) -> Any:
+    """The model in a Hugging Face directory, for sequences of up to `longest` tokens; no code in it is run.
+
+    Raises InvalidInputError if it cannot be read, if mlx-lm leaves out its sliding window, or if its weights have
+    other names or shapes in MLX, since checkpoints and other ranks know them by their Hugging Face ones.
+    """
+    config = rope_config.for_mlx(rope_config.read(path), longest)
+    _check_window(config, where, longest)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from mlx_lm.utils import load_model
 
     try:
-        model, _ = load_model(path)
+        model, _ = load_model(path, model_config=rope_config.changed(config, path))
         files: list[Any] = [mx.load(str(file)) for file in sorted(path.glob("model*.safetensors"))]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise InvalidInputError(f"{where}: model.path", f"cannot load {path}: {first_line(error)}") from None
@@ -225,6 +230,18 @@ def read_model(path: Path, where: str) -> Any:
                 f"{name!r} is not stored in MLX's layout in {path}; train this architecture with torch",
             )
     return model
+
+
+def _check_window(config: dict[str, Any], where: str, longest: int) -> None:
+    """Whether mlx-lm sees what the model does: sequences of up to the window's length look the same without one."""
+    window, kind = config.get("sliding_window"), config.get("model_type", "")
+    windowed = kind in _NO_SLIDING_WINDOW and config.get("use_sliding_window", not kind.startswith("qwen"))
+    if windowed and isinstance(window, int) and longest > window:
+        raise InvalidInputError(
+            f"{where}: data.sequence_length",
+            f"{longest} is above the sliding window of {window}, which mlx-lm leaves out of {kind} models; "
+            f"set {window} at most, or train with torch",
+        )
 
 
 def _choose_device(wanted: str, where: str) -> None:

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.config.run_file import NodeTable, OptimizerTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import ModelParts
 from trainctl.trainer.backends.host_memory import HostMemory, limit_process
-from trainctl.trainer.backends.protocol import Array, BackendName, Memory, Part, first_line, model_config
+from trainctl.trainer.backends.protocol import Array, BackendName, Memory, Part, first_line
 from trainctl.trainer.data.batch import Batch
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -237,7 +238,7 @@ def read_model(path: Path, where: str) -> torch.nn.Module:
 
     Raises InvalidInputError if a weight is missing, of the wrong shape, or the files cannot be read.
     """
-    model_config(path)
+    config = rope_config.read(path)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import transformers
     from safetensors import SafetensorError
@@ -247,8 +248,14 @@ def read_model(path: Path, where: str) -> torch.nn.Module:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
+        stated, _ = transformers.PreTrainedConfig.get_config_dict(path, local_files_only=True)
         model, notes = loader.from_pretrained(
-            path, dtype=torch.float32, local_files_only=True, use_safetensors=True, output_loading_info=True
+            path,
+            config=transformers.AutoConfig.for_model(**stated | rope_config.changed(config, path)),
+            dtype=torch.float32,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         raise InvalidInputError(f"{where}: model.path", f"cannot load {path}: {first_line(error)}") from None

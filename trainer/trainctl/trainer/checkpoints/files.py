@@ -28,7 +28,8 @@ from trainctl.protocol.record.checkpoints import (
     read_manifest,
     verify,
 )
-from trainctl.trainer.backends.protocol import State, first_line, model_config
+from trainctl.trainer.backends import rope_config
+from trainctl.trainer.backends.protocol import State, first_line
 from trainctl.trainer.common.atomic_folder import is_left_by_dead, part_of, remove_parts, sync
 
 _CARRIED_FILES = (
@@ -140,7 +141,7 @@ def _write_files(work: Path, loop: LoopState, state: State, model: Path) -> None
     save_file(state.weights, work / "model.safetensors", metadata={"format": "pt"})
     save_file(moments, work / "optimizer.safetensors")
     save_file(state.random or {"none": np.zeros(1, np.uint8)}, work / "random.safetensors")
-    config = model_config(model) | {"dtype": "float32"}
+    config = rope_config.read(model) | {"dtype": "float32"}
     config.pop("torch_dtype", None)
     (work / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     (work / "state.json").write_bytes(msgspec.json.encode(loop))

@@ -1,0 +1,274 @@
+"""Each family, saved by transformers as it saves today, is one model in transformers and in both of our backends."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+from numpy.typing import NDArray
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.backends.protocol import Backend, load
+from trainctl.trainer.checkpoints import files
+from trainctl.trainer.data import batch as batches
+
+TOKENS = 40  # more than the short context of llama3 below, fewer than that of longrope
+SMALL = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "max_position_embeddings": 256, "initializer_range": 0.2, "pad_token_id": 0,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+FACTORS = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [4.0, 6.0, 8.0, 12.0]}
+
+
+@dataclasses.dataclass
+class Family:
+    """How transformers 5 is told of a model's RoPE, and how transformers 4 wrote the same."""
+
+    kind: str
+    rope: dict[str, Any]
+    old: dict[str, Any]
+    others: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def theta(kind: str, value: float, **others: Any) -> Family:
+    return Family(kind, {"rope_type": "default", "rope_theta": value}, {"rope_theta": value}, others)
+
+
+FAMILIES = {
+    "llama": theta("llama", 5e5),
+    "llama3": Family("llama", {**LLAMA3, "rope_theta": 5e5}, {"rope_theta": 5e5, "rope_scaling": LLAMA3}),
+    "mistral": theta("mistral", 1e6),
+    "phi3": Family(
+        "phi3",
+        {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
+        {"rope_theta": 5e5, "partial_rotary_factor": 0.5},
+    ),
+    "phi3-longrope": Family(
+        "phi3",
+        {"rope_type": "longrope", "rope_theta": 5e5, "partial_rotary_factor": 0.5, **FACTORS},
+        {"rope_theta": 5e5, "partial_rotary_factor": 0.5, "rope_scaling": {"type": "su", **FACTORS}},
+        {"original_max_position_embeddings": 64},
+    ),
+    "qwen2": theta("qwen2", 1e6),
+    "qwen2-10000": theta("qwen2", 1e4),  # what transformers writes for a model made from its defaults
+    "qwen3": theta("qwen3", 1e6, head_dim=16),
+    "gemma2": theta("gemma2", 1e4, head_dim=16, query_pre_attn_scalar=16),
+    "gemma3": Family(
+        "gemma3_text",
+        {
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+        },
+        {
+            "rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+            "sliding_window_pattern": 2,
+        },
+        {
+            "hidden_size": 64,  # mlx-lm rounds its root to bfloat16, transformers to the weights' type: here both are 8
+            "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+}  # fmt: skip
+Saved = Callable[[str], Path]
+Loader = Callable[[Path, str], Backend]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """A random model of a family in float32, as `save_pretrained` writes it."""
+    import torch
+
+    folder = tmp_path_factory.mktemp("families")
+
+    def make(name: str) -> Path:
+        if not (folder / name).exists():
+            torch.manual_seed(11)
+            family = FAMILIES[name]
+            told = json.loads(json.dumps({**SMALL, **family.others, "rope_parameters": family.rope}))
+            config = transformers.AutoConfig.for_model(family.kind, **told)
+            transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder / name)
+        return folder / name
+
+    return make
+
+
+@pytest.fixture
+def load_model(run_file: Callable[..., Any]) -> Loader:
+    def make(model: Path, backend: str) -> Backend:
+        there = {"backend": backend, "device": "cpu", "threads": 1}
+        config = run_file(model__path=str(model), data__sequence_length=TOKENS, nodes__here=there)
+        return load(config, config.nodes["here"], "run.toml")
+
+    return make
+
+
+@pytest.fixture
+def old_layout(saved: Saved, tmp_path: Path) -> Saved:
+    """The same model, described as transformers 4 did."""
+
+    def make(name: str) -> Path:
+        shutil.copytree(saved(name), tmp_path / "old")
+        config = json.loads((saved(name) / "config.json").read_text(encoding="utf-8"))
+        del config["rope_parameters"]
+        assert not config.keys() & {"rope_theta", "rope_scaling", "partial_rotary_factor", "rope_local_base_freq"}
+        (tmp_path / "old" / "config.json").write_text(json.dumps(config | FAMILIES[name].old), encoding="utf-8")
+        return tmp_path / "old"
+
+    return make
+
+
+def batch() -> batches.Batch:
+    tokens = np.random.default_rng(3).integers(1, SMALL["vocab_size"], (2, TOKENS + 1), dtype=np.int32)
+    return batches.from_blocks(tokens)
+
+
+def picked(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The log-probability of each target of `batch()`, [B, L]."""
+    wide = logits.astype(np.float64)
+    wide -= wide.max(-1, keepdims=True)
+    logs = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
+    return np.take_along_axis(logs, batch().targets[..., None].astype(np.int64), -1)[..., 0]
+
+
+def torch_logs(model: Any) -> NDArray[np.float64]:
+    import torch
+
+    with torch.no_grad():
+        logits = model.eval()(input_ids=torch.tensor(batch().inputs, dtype=torch.int64)).logits
+    return picked(logits.numpy())
+
+
+def mlx_logs(model: Any) -> NDArray[np.float64]:
+    import mlx.core as mx
+
+    return picked(np.array(model(mx.array(batch().inputs))))
+
+
+def logs_of(backend: Any) -> NDArray[np.float64]:
+    return (torch_logs if backend.name == "torch" else mlx_logs)(backend._model)
+
+
+def plain_torch(model: Path) -> NDArray[np.float64]:
+    """None of ours: as transformers loads it."""
+    import torch
+
+    return torch_logs(transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32))
+
+
+def plain_mlx(model: Path) -> NDArray[np.float64]:
+    """None of ours: as mlx-lm loads it."""
+    from mlx_lm.utils import load_model as load_plain
+
+    return mlx_logs(load_plain(model)[0])
+
+
+def furthest(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    return float(np.abs(one - other).max())
+
+
+def two_losses(backend: Backend) -> list[float]:
+    """Before and after one step of AdamW."""
+    first = backend.forward(batch(), 1 / batch().weight)
+    backend.backward()
+    backend.accumulate()
+    backend.update(1e-3, 1.0)
+    return [first, backend.forward(batch(), 1.0)]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_both_backends_train_the_model_that_transformers_saved(saved: Saved, load_model: Loader, name: str) -> None:
+    torch, mlx = (load_model(saved(name), backend) for backend in ("torch", "mlx"))
+    plain = plain_torch(saved(name))
+    assert furthest(logs_of(torch), plain) < 1e-4
+    assert furthest(logs_of(mlx), plain) < 1e-4
+    assert furthest(logs_of(mlx), logs_of(torch)) < 1e-4
+    one, other = two_losses(torch), two_losses(mlx)
+    assert one[0] == pytest.approx(-plain.sum(), rel=1e-5)
+    assert other == pytest.approx(one, rel=1e-5)
+    assert one[1] < one[0]
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_layout_of_transformers_4_is_the_same_model(
+    saved: Saved, old_layout: Saved, load_model: Loader, name: str, backend: str
+) -> None:
+    assert furthest(logs_of(load_model(old_layout(name), backend)), plain_torch(saved(name))) < 1e-4
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_checkpoint_is_the_same_model_in_plain_transformers_and_plain_mlx_lm(
+    saved: Saved, load_model: Loader, name: str, tmp_path: Path
+) -> None:
+    loop = files.LoopState(
+        step=1, cursor=0, updates=0, loss_scale=1.0, loss_scale_good_steps=0, seed=3, samples=9,
+        layout_digest="l", data_digest="d",
+    )  # fmt: skip
+    before = (saved(name) / "config.json").read_bytes()
+    state = load_model(saved(name), "torch").export_state()
+    files.write(tmp_path / "step-1", "r", loop, state, saved(name))
+    plain = plain_torch(saved(name))
+    assert furthest(plain_torch(tmp_path / "step-1"), plain) < 1e-4
+    if name == "phi3-longrope":  # mlx-lm has its long factors alone, whatever the length
+        read = json.loads((tmp_path / "step-1" / "config.json").read_text(encoding="utf-8"))["rope_scaling"]
+        assert read == {"type": "longrope", "rope_type": "longrope", "original_max_position_embeddings": 64, **FACTORS}
+    else:
+        assert furthest(plain_mlx(tmp_path / "step-1"), plain) < 1e-4
+    assert (saved(name) / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_a_model_whose_layouts_contradict_each_other_is_refused(
+    saved: Saved, load_model: Loader, backend: str, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(saved("llama"), model)
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    (model / "config.json").write_text(json.dumps(config | {"rope_theta": 10000.0}), encoding="utf-8")
+    with pytest.raises(InvalidInputError) as refusal:
+        load_model(model, backend)
+    assert str(refusal.value) == (
+        f"{model / 'config.json'}: rope_parameters has rope_theta = 500000.0, the older keys beside it say 10000.0; "
+        "keep the value that the model was trained with and remove the other"
+    )
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_what_a_configuration_says_beside_rope_is_read_as_ever(
+    saved: Saved, load_model: Loader, backend: str, tmp_path: Path
+) -> None:
+    """transformers 5 writes what JSON has no number for in a form of its own."""
+    model = tmp_path / "model"
+    shutil.copytree(saved("llama"), model)
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    tagged = {"rms_norm_eps": {"__float__": "Infinity"}}
+    (model / "config.json").write_text(json.dumps(config | tagged), encoding="utf-8")
+    logs = logs_of(load_model(model, backend))
+    assert logs == pytest.approx(-np.log(SMALL["vocab_size"])), "all norms are 0"
+
+
+def test_a_sliding_window_that_mlx_lm_leaves_out_is_refused(saved: Saved, load_model: Loader, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(saved("mistral"), model)
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    (model / "config.json").write_text(json.dumps(config | {"sliding_window": TOKENS}), encoding="utf-8")
+    assert furthest(logs_of(load_model(model, "mlx")), plain_torch(model)) < 1e-4, "it is as long as the sequences"
+    (model / "config.json").write_text(json.dumps(config | {"sliding_window": 8}), encoding="utf-8")
+    with pytest.raises(InvalidInputError, match=r"^run\.toml: data\.sequence_length: 40 is above .* window of 8, "):
+        load_model(model, "mlx")
+    assert furthest(logs_of(load_model(model, "torch")), plain_torch(model)) < 1e-4
+    qwen2 = json.loads((saved("qwen2") / "config.json").read_text(encoding="utf-8")) | {"sliding_window": 8}
+    assert qwen2.pop("use_sliding_window") is False
+    (model / "config.json").write_text(json.dumps(qwen2), encoding="utf-8")
+    shutil.copyfile(saved("qwen2") / "model.safetensors", model / "model.safetensors")
+    assert furthest(logs_of(load_model(model, "mlx")), plain_torch(model)) < 1e-4, "its window is off"
