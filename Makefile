@@ -33,8 +33,8 @@ check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m trainctl.protocol.docs --check docs/protocol.md
-	$(BIN)/python -m trainctl.protocol.schema --check docs/protocol.schema.json
+	$(BIN)/python -m tools.protocol_docs.docs --check docs/protocol.md
+	$(BIN)/python -m tools.protocol_docs.schema --check docs/protocol.schema.json
 
 format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .

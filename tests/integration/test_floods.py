@@ -175,7 +175,7 @@ def test_a_peer_that_promised_heartbeats_and_is_silent_is_dropped(narrow: Narrow
 
 SUBSCRIBER = """
     import sys, zmq
-    from trainctl.protocol import sockets
+    from trainctl.protocol.wire import sockets
 
     socket = sockets.new_socket(zmq.Context(), zmq.SUB)
     socket.setsockopt(zmq.SUBSCRIBE, b"")
@@ -187,7 +187,8 @@ SUBSCRIBER = """
 PUBLISHER = """
     import os, sys, time, psutil, zmq
     from trainctl.node_agent.transport.publisher import Publisher
-    from trainctl.protocol import examples, sockets
+    from trainctl.protocol.wire import sockets
+    from tools.protocol_docs import examples
 
     socket = sockets.new_socket(zmq.Context(), zmq.XPUB)
     print(f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}", flush=True)

@@ -13,8 +13,8 @@ import zmq
 from tests.conftest import SHARED_PIDS
 from tests.integration.conftest import AgentProcess, until
 from tests.integration.support.clusters import free_addresses
+from tools.protocol_docs import examples
 
-from trainctl.protocol import examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.client.client import Connection, make_command

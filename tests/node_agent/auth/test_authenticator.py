@@ -10,6 +10,7 @@ import psutil
 import pytest
 import zmq
 import zmq.asyncio
+from tools.protocol_docs import examples
 
 from trainctl.node_agent.auth.audit import MOST_ENTRIES, Audit, Subject
 from trainctl.node_agent.auth.authenticator import Door
@@ -17,7 +18,6 @@ from trainctl.node_agent.auth.roles import LIVE, REQUESTS, AccessList, Rights
 from trainctl.node_agent.records.agent_db import MAX_REFUSALS, AgentLedger
 from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.runs.preflight import Grounds
-from trainctl.protocol import examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.cluster_file import Cluster, NodeEntry
 from trainctl.protocol.config.run_file import parse

@@ -12,9 +12,9 @@ import pytest
 import zmq
 import zmq.asyncio
 from tests.protocol.support.mutations import Mutator
+from tools.protocol_docs import examples
 
 from trainctl.node_agent.transport.peer_link import PeerLink
-from trainctl.protocol import examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import client as c
 from trainctl.protocol.client.live_queue import LiveQueue

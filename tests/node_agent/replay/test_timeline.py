@@ -5,12 +5,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tools.protocol_docs import examples
 
 from trainctl.node_agent.replay import format as r
 from trainctl.node_agent.replay.alerts import PlayedAlerts
 from trainctl.node_agent.replay.readings import reading
 from trainctl.node_agent.replay.timeline import Story
-from trainctl.protocol import examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 

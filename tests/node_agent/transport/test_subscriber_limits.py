@@ -11,11 +11,11 @@ import psutil
 import pytest
 import zmq
 from tests.integration.support import rawzmtp
+from tools.protocol_docs import examples
 
 from trainctl.node_agent.transport import subscriber_limits
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.node_agent.transport.subscriber_limits import MOST_BYTES, MOST_SAID
-from trainctl.protocol import examples
 from trainctl.protocol.wire import sockets
 
 EVENT: Any = examples.EXAMPLES["published by an agent"]["event"]

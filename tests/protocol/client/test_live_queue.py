@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
+from tools.protocol_docs import examples
 
-from trainctl.protocol import examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import live_queue
 from trainctl.protocol.client.live_queue import AT_ONCE, LiveQueue

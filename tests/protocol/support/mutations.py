@@ -9,8 +9,8 @@ from typing import Any
 
 import msgpack
 import msgspec
+from tools.protocol_docs import examples
 
-from trainctl.protocol import examples
 from trainctl.protocol.wire import codec
 
 HUGE_HEADERS = (b"\xdb", b"\xdd", b"\xdf", b"\xc6", b"\xc9")

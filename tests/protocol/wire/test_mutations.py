@@ -10,7 +10,6 @@ import tracemalloc
 import pytest
 from tests.protocol.support.mutations import Mutator
 
-from trainctl.protocol import examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError
 from trainctl.protocol.wire import codec
@@ -19,9 +18,9 @@ FRAMES = int(os.environ.get("TRAINCTL_FRAMES", "2500"))
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("talk", examples.DECODERS)
+@pytest.mark.parametrize("talk", codec.DECODERS)
 def test_a_mutated_frame_is_read_or_refused_in_a_line(talk: str) -> None:
-    decode, read = examples.DECODERS[talk], 0
+    decode, read = codec.DECODERS[talk], 0
     for number, frame in enumerate(Mutator(talk, 1).frames(FRAMES)):
         try:
             message = decode(frame)

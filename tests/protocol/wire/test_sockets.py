@@ -21,9 +21,9 @@ import pytest
 import zmq
 import zmq.asyncio
 from tests.integration.support import rawzmtp
+from tools.protocol_docs import examples
 from zmq.utils.monitor import recv_monitor_message
 
-from trainctl.protocol import examples
 from trainctl.protocol.errors import ProtocolError
 from trainctl.protocol.wire import codec, sockets
 
@@ -55,7 +55,7 @@ def test_options_of_all(context, kind) -> None:
 
 LATE = """
 import time, zmq
-from trainctl.protocol import sockets
+from trainctl.protocol.wire import sockets
 context = zmq.Context()
 publisher = sockets.new_socket(context, zmq.XPUB)
 publisher.setsockopt(zmq.SNDHWM, 10_000)
@@ -182,7 +182,7 @@ def test_no_two_processes_number_their_connections_alike() -> None:
     """libzmq seeds nothing: who had seen one process's numbers would know every other's."""
     program = """
 import zmq
-from trainctl.protocol import sockets
+from trainctl.protocol.wire import sockets
 context = zmq.Context()
 router, dealer = sockets.new_socket(context, zmq.ROUTER), sockets.new_socket(context, zmq.DEALER)
 dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")

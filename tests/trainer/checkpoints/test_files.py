@@ -184,12 +184,12 @@ def test_a_process_killed_while_writing_leaves_no_checkpoint(run_python: Callabl
     run_python(f"""
         import os, sys, numpy as np
         from pathlib import Path
-        from trainctl.trainer import checkpoint
+        from trainctl.trainer.checkpoints import files
         from trainctl.trainer.backends.protocol import State
         array = {{"w": np.zeros(2, np.float32)}}
-        loop = checkpoint.LoopState(step=7, cursor=0, updates=0, loss_scale=1.0, loss_scale_good_steps=0, seed=0,
+        loop = files.LoopState(step=7, cursor=0, updates=0, loss_scale=1.0, loss_scale_good_steps=0, seed=0,
                                     samples=1, layout_digest="", data_digest="")
-        state, folder, sync = State(array, array, array, 0), Path({str(tmp_path)!r}), checkpoint.sync
+        state, folder, sync = State(array, array, array, 0), Path({str(tmp_path)!r}), files.sync
         def write(stop):
             count = 0
             def stopping(path):
@@ -198,8 +198,8 @@ def test_a_process_killed_while_writing_leaves_no_checkpoint(run_python: Callabl
                 sync(path)
                 if count == stop:
                     os._exit(0)
-            checkpoint.sync = stopping
-            checkpoint.write(folder / str(stop) / "step-7", "r", loop, state, Path(sys.argv[1]) / "model")
+            files.sync = stopping
+            files.write(folder / str(stop) / "step-7", "r", loop, state, Path(sys.argv[1]) / "model")
         for stop in range(1, 10):
             if (child := os.fork()) == 0:
                 try:
@@ -312,7 +312,7 @@ def test_a_process_killed_while_replacing_leaves_one_or_the_other(
     run_python(f"""
         import os, sys, numpy as np
         from pathlib import Path
-        from trainctl.trainer import checkpoint
+        from trainctl.trainer.checkpoints import files
         from trainctl.trainer.backends.protocol import State
         count, rename = 0, Path.rename
         def stopping(path, target):
@@ -323,9 +323,9 @@ def test_a_process_killed_while_replacing_leaves_one_or_the_other(
                 os._exit(0)
         Path.rename = stopping
         array = {{"w": np.full(2, 2.0, np.float32)}}
-        loop = checkpoint.LoopState(step=4, cursor=4, updates=4, loss_scale=1.0, loss_scale_good_steps=0, seed=0,
+        loop = files.LoopState(step=4, cursor=4, updates=4, loss_scale=1.0, loss_scale_good_steps=0, seed=0,
                                     samples=9, layout_digest="l", data_digest="d")
-        checkpoint.write(Path({str(folder)!r}), "r", loop, State(array, array, array, 4), Path(sys.argv[1]) / "model")
+        files.write(Path({str(folder)!r}), "r", loop, State(array, array, array, 4), Path(sys.argv[1]) / "model")
     """)
     found = checkpoints.newest_complete(folder.parent)
     assert found is not None

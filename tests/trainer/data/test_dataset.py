@@ -172,11 +172,11 @@ def test_trainers_that_make_a_pack_at_once_share_it(run_file: RunFileWriter, tmp
     script = """
 import sys
 from pathlib import Path
-from trainctl.protocol import runfile
+from trainctl.protocol.config import run_file
 from trainctl.trainer.data.dataset import open_dataset
 print("loaded", flush=True)
 sys.stdin.readline()
-print(open_dataset(runfile.read(Path(sys.argv[1])), Path(sys.argv[2]), "run.toml").digest)
+print(open_dataset(run_file.read(Path(sys.argv[1])), Path(sys.argv[2]), "run.toml").digest)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     trainers = [

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 from tests.tui.support.recorded import NOW, host, hung, leaving, run_view, shrunk, snapshot
+from tools.protocol_docs import examples
 
-from trainctl.protocol import errors, examples
+from trainctl.protocol import errors
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.log_format import write

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import zmq
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
+from tools.protocol_docs import examples
 
-from trainctl.protocol import examples
 from trainctl.protocol.wire import codec
 from trainctl.tui.cli import agent_call
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from tests.tui.support.cli_calls import DEADLINE_SECONDS, started
 from tests.tui.support.scripted import Scripted, scripted
+from tools.protocol_docs import examples
 
-from trainctl.protocol import examples
 from trainctl.protocol import messages as m
 from trainctl.tui.cli import watch
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 from tests.tui.support.recorded import CLOCK, CONNECTED, run_view, snapshot
+from tools.protocol_docs import examples
 
-from trainctl.protocol import examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.errors import InvalidInputError

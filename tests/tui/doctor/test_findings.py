@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from tools.protocol_docs import examples
 
-from trainctl.protocol import examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.machine import facts

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import zmq
+from tools.protocol_docs import examples
 
-from trainctl.protocol import examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.wire import codec
 

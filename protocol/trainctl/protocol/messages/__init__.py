@@ -5,6 +5,7 @@ down, answers up), and the lead's agent and a follower's (the same, relayed). Ti
 other duration is in seconds by a monotonic clock.
 """
 
+import typing
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -1170,3 +1171,25 @@ METRICS: dict[str, tuple[str, bool]] = {
     "drift": ("relative", True),
 }
 """What history can be asked for: name -> (unit, whether it is kept per rank)."""
+
+UNIONS: dict[str, Any] = {
+    "client to agent": ClientRequest,
+    "agent to client": AgentReply,
+    "published by an agent": Live | Heartbeat,
+    "agent to trainer": ToTrainer,
+    "trainer to agent": FromTrainer,
+    "lead to follower": ToPeer,
+    "follower to lead": FromPeer,
+    "kept by followers": Kept,
+}
+"""The seven conversations and the types each takes, and what followers keep of a run."""
+
+
+def types_of(conversation: str) -> tuple[type[Message], ...]:
+    """The message types of a conversation, in the order of its union."""
+    return typing.get_args(UNIONS[conversation])
+
+
+def tag_of(kind: type[Message]) -> str:
+    """The value of a message's `type`."""
+    return str(kind.__struct_config__.tag)

@@ -174,3 +174,16 @@ def _check_finite(value: Any) -> None:
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     for item in items:
         _check_finite(item)
+
+
+DECODERS: dict[str, Any] = {
+    "client to agent": decode_request,
+    "agent to client": decode_reply,
+    "published by an agent": decode_live,
+    "agent to trainer": decode_order,
+    "trainer to agent": decode_answer,
+    "lead to follower": decode_to_peer,
+    "follower to lead": decode_peer,
+    "kept by followers": decode_kept,
+}
+"""The decoder of each conversation in `messages.UNIONS`."""

@@ -1,11 +1,11 @@
 """Examples of every message: the golden byte vectors in tests/golden/wire and the bytes in docs/protocol.md.
 
-`python -m trainctl.protocol.examples FOLDER` writes the vectors. A version's vectors change only when its version does.
+`python -m tools.protocol_docs.examples FOLDER` writes the vectors. A version's vectors change only when its version
+does.
 """
 
 import json
 import sys
-import typing
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +13,6 @@ import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.wire import codec
-
-UNIONS: dict[str, Any] = {
-    "client to agent": m.ClientRequest,
-    "agent to client": m.AgentReply,
-    "published by an agent": m.Live | m.Heartbeat,
-    "agent to trainer": m.ToTrainer,
-    "trainer to agent": m.FromTrainer,
-    "lead to follower": m.ToPeer,
-    "follower to lead": m.FromPeer,
-    "kept by followers": m.Kept,
-}
-"""The seven conversations and the types each takes, and what followers keep of a run."""
-DECODERS: dict[str, Any] = {
-    "client to agent": codec.decode_request,
-    "agent to client": codec.decode_reply,
-    "published by an agent": codec.decode_live,
-    "agent to trainer": codec.decode_order,
-    "trainer to agent": codec.decode_answer,
-    "lead to follower": codec.decode_to_peer,
-    "follower to lead": codec.decode_peer,
-    "kept by followers": codec.decode_kept,
-}
 
 _RUN, _BOOT, _AT = "sft-1b-20261120-143107-9f3c", "5f3a9c0de1b24786", 1795185067.25
 _ID, _RID = "6c1e4f0a-52d3-4b8e-9a77-0d3c5be2f914", "0f8b2c6d4e1a49d7a3c5b7e9f1d20364"
@@ -328,16 +306,6 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
 """Conversation -> name -> message; a name is the message's tag, and what sets a variant of it apart."""
 
 
-def types_of(conversation: str) -> tuple[type[m.Message], ...]:
-    """The message types of a conversation, in the order of its union."""
-    return typing.get_args(UNIONS[conversation])
-
-
-def tag_of(kind: type[m.Message]) -> str:
-    """The value of a message's `type`."""
-    return str(kind.__struct_config__.tag)
-
-
 def vector(conversation: str, name: str) -> dict[str, str | dict[str, Any]]:
     """What a golden file holds: the message as plain values (NaN as null) and its frame in hexadecimal."""
     message = EXAMPLES[conversation][name]
@@ -358,5 +326,5 @@ def write(folder: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m trainctl.protocol.examples FOLDER")
+        sys.exit("usage: python -m tools.protocol_docs.examples FOLDER")
     write(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""`python -m trainctl.protocol.docs [--check] [PATH]`: writes docs/protocol.md from the message types themselves.
+"""`python -m tools.protocol_docs.docs [--check] [PATH]`: writes docs/protocol.md from the message types themselves.
 
 Types and limits come from the code at run time, the meaning of each field from the comment beside it in the source.
 With `--check` nothing is written and the exit status says whether the page is as it would be.
@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 from msgspec import inspect as shape
+from tools.protocol_docs import examples, generated, meanings, prose
 
-from trainctl.protocol import examples, generated, meanings, prose
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.version import HISTORY, PROTOCOL_VERSION
@@ -41,10 +41,7 @@ def page() -> str:
         prose.CONVERSATIONS,
         prose.LEADS,
         prose.ATTACHING,
-        "## Messages\n\n"
-        + prose.MESSAGES
-        + "\n\n"
-        + "\n\n".join(_conversation(talk, comments) for talk in examples.UNIONS),
+        "## Messages\n\n" + prose.MESSAGES + "\n\n" + "\n\n".join(_conversation(talk, comments) for talk in m.UNIONS),
         "## Parts of messages\n\n" + "\n\n".join(_type(kind, comments) for kind in part_types()),
         _metrics(),
         _verbs(field_comments(verbs)),
@@ -173,7 +170,7 @@ def _default(field: shape.Field) -> str:
 
 
 def _conversation(talk: str, comments: Comments) -> str:
-    kinds = examples.types_of(talk)
+    kinds = m.types_of(talk)
     return f"### {talk[0].upper()}{talk[1:]}\n\n" + "\n\n".join(_type(kind, comments) for kind in kinds)
 
 
@@ -261,7 +258,7 @@ def _history() -> str:
 
 def main() -> int:
     """Write or check it; the exit status."""
-    return generated.main("trainctl.protocol.docs", page, DEFAULT_PATH)
+    return generated.main("tools.protocol_docs.docs", page, DEFAULT_PATH)
 
 
 if __name__ == "__main__":
