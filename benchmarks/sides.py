@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -40,18 +41,23 @@ def end_on_sigterm() -> None:
 
 
 def kill_left(folder: Path) -> int:
-    """Kill all processes whose command line names `folder`; how many there were."""
+    """Kill all processes that have a file in `folder` open, or name it in their command line; how many there were."""
     found = [
         process
-        for process in psutil.process_iter(["cmdline", "status"])
+        for process in psutil.process_iter(["cmdline", "open_files", "status"])
         if process.info["status"] != psutil.STATUS_ZOMBIE
-        and any(str(folder) in word for word in process.info["cmdline"] or ())
+        and process.pid != os.getpid()
+        and any(str(folder) in text for text in _traces(process.info))
     ]
     for process in found:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(found, 20)
     return len(found)
+
+
+def _traces(info: dict[str, Any]) -> list[str]:
+    return [*(info["cmdline"] or ()), *(file.path for file in info["open_files"] or ())]
 
 
 def run_config(folder: Path, nodes: Sequence[str], batch: int, micro: int, **group: Any) -> dict[str, Any]:

@@ -83,16 +83,21 @@ def needed(item: pytest.Item) -> set[str]:
 
 
 def our_processes(but: set[int]) -> dict[int, str]:
-    """Live processes of this session other than this one and `but`: pid and command line."""
+    """Live processes of this session other than this one and `but`: pid and title or command line."""
     found = {}
     for pid in set(psutil.pids()) - but - SHARED_PIDS - {os.getpid()}:
         try:
             process = psutil.Process(pid)
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == os.environ[MARK]:
-                found[pid] = " ".join(process.cmdline())[:200]
+            if is_ours(process):
+                found[pid] = " ".join(process.cmdline()).strip()[:200]
         except psutil.Error:
             continue
     return found
+
+
+def is_ours(process: psutil.Process) -> bool:
+    """Whether it lives and is of this session. Raises psutil.Error."""
+    return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == os.environ[MARK]
 
 
 def our_threads() -> dict[int, str]:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from tests.conftest import SHARED_PIDS, our_processes
 
+from trainctl.node_agent.trainers import shim
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.record.paths import RunPaths
@@ -100,10 +101,8 @@ class AgentProcess:
         found = []
         for file in self.directory.glob("runs/*/rank-*.process.json"):
             known = json.loads(file.read_text())
-            with contextlib.suppress(psutil.Error):
-                process = psutil.Process(known["pid"])
-                if process.status() != psutil.STATUS_ZOMBIE and "trainctl.trainer" in " ".join(process.cmdline()):
-                    found.append(known["pid"])
+            if (known["boot_id"], known["start_time"]) == (shim.boot_id(), shim.start_time(known["pid"])):
+                found.append(known["pid"])
         return found
 
     def clean_up(self) -> None:

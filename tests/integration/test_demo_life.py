@@ -61,10 +61,10 @@ def sessions(folder: Path) -> list[Path]:
 ALONE = ("--nodes", "1", "--backend", "torch")
 
 
-def process_of(folder: Path, module: str) -> psutil.Process | None:
+def process_of(folder: Path, role: str) -> psutil.Process | None:
     for process in processes_of(folder):
         with contextlib.suppress(psutil.Error):  # it may end meanwhile
-            if module in process.cmdline():
+            if " ".join(process.cmdline()).startswith(f"trainctl: {role} "):
                 return process
     return None
 
@@ -82,7 +82,7 @@ def test_the_supervisor_killed_after_the_run_leaves_no_agent(folder: Path) -> No
     ) as supervisor:
         assert supervisor.stdout is not None
         assert any(json.loads(line)["state"] == "ready" for line in supervisor.stdout)
-        assert process_of(folder, "trainctl.node_agent.cli") is not None
+        assert process_of(folder, "agent") is not None
         supervisor.kill()
     assert_gone_within(folder, 20)
 
@@ -95,13 +95,13 @@ def test_headless_its_agent_and_its_supervisor_killed_the_run_goes_on_and_every_
         os.close(there)
         assert process.stderr is not None
         assert any("step 4 " in line for line in process.stderr)
-        agent, trainer = process_of(folder, "trainctl.node_agent.cli"), process_of(folder, "trainctl.trainer")
+        agent, trainer = process_of(folder, "agent"), process_of(folder, "trainer")
         assert agent is not None
         assert trainer is not None
         agent.kill()
         restarted_in = seconds_until_another(folder, agent)
         assert any(re.search(r"step \d+  loss", line) for line in process.stderr)
-        stopped = process_of(folder, "trainctl.node_agent.cli")
+        stopped = process_of(folder, "agent")
         assert stopped is not None
         stopped.suspend()
         _, stood_at = recorded(sessions(folder)[-1])
@@ -109,10 +109,10 @@ def test_headless_its_agent_and_its_supervisor_killed_the_run_goes_on_and_every_
         shown = (re.search(r"step (\d+)  loss", line) for line in process.stderr)
         assert any(step is not None and int(step[1]) > stood_at + 1 for step in shown), "it conducts the run"
         assert trainer.is_running()
-        supervisor = process_of(folder, "trainctl.tui.demo.supervisor")
+        supervisor = process_of(folder, "demo supervisor")
         assert supervisor is not None
         supervisor.kill()
-        assert process_of(folder, "trainctl.node_agent.cli") is not None
+        assert process_of(folder, "agent") is not None
         _, err = process.communicate(timeout=120)
     said = os.read(here, 65536).decode()
     os.close(here)
@@ -140,7 +140,7 @@ def seconds_until_another(folder: Path, agent: psutil.Process) -> float:
     """How long it takes until there is an agent in the place of one."""
     began = time.monotonic()
     wait_until(
-        lambda: (again := process_of(folder, "trainctl.node_agent.cli")) is not None and again.pid != agent.pid,
+        lambda: (again := process_of(folder, "agent")) is not None and again.pid != agent.pid,
         "the agent to be started again", 20,
     )  # fmt: skip
     return time.monotonic() - began
@@ -182,7 +182,7 @@ def test_its_terminal_closed_it_trains_to_the_end_and_then_leaves(folder: Path) 
     process.send_signal(signal.SIGHUP)  # first: a line that can be written no more would end it as well
     os.close(here)
     assert process.wait(20) == -signal.SIGHUP
-    assert process_of(folder, "trainctl.trainer") is not None
+    assert process_of(folder, "trainer") is not None
     assert_gone_within(folder, 60)
     (session,) = set(sessions(folder)) - before
     assert recorded(session) == (6, 6)

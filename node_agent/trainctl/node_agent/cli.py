@@ -147,7 +147,9 @@ async def _serve(
     from trainctl.node_agent.agent import Agent, Options
     from trainctl.node_agent.services.supervision import at_work
     from trainctl.node_agent.transport import bind
+    from trainctl.protocol.machine.process_title import set_title
 
+    set_title("agent", name)
     bind.allow_open_files()
     options = Options(leash, hooks, metrics, advertise, require_keys=require_keys)
     async with Agent(name, listen, live, state, cluster, options) as agent, at_work(agent, stall_seconds):
@@ -192,8 +194,10 @@ def play(
     """Play a recorded run as a cluster on loopback, with scripted faults; it takes no commands."""
     from trainctl.node_agent.replay import format as recordings
     from trainctl.node_agent.replay.player import Pace, Player, passing_folder
+    from trainctl.protocol.machine.process_title import set_title
 
     played = recordings.read(recording or recordings.shipped())
+    set_title("player", f"of {played.name}")
     pace = Pace(rate, speed, steps, begin, readings)
     at = _metrics_place("", Cluster(), metrics, anyone=False)
 

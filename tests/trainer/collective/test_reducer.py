@@ -15,11 +15,13 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.conftest import MARK
 from tests.trainer.support.fork_servers import ForkServers
 from tests.trainer.support.ranks import DEADLINE_SECONDS, Ranks, pid_of
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_file import GroupTable
+from trainctl.protocol.machine import process_title
 from trainctl.trainer.collective.channel import Reduce
 from trainctl.trainer.collective.fork_client import ForkStandby
 from trainctl.trainer.collective.group import ReducerGroup
@@ -234,6 +236,45 @@ def test_an_engine_that_fails_is_one_line_and_the_next_process_is_fresh(made: Ca
         standby.take("ring")
 
 
+@STANDBYS
+def test_a_reducer_s_title_follows_its_generation(made: Callable[[], Standby], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forked and started alike; it doesn't cost them their environment."""
+    monkeypatch.setattr(process_title, "_whose", "rank 1 of demo-20260102-030405")
+    standby, layout = made(), Layout({"a": (10,)}, "x")
+    formations = [Formation(rank, layout, GroupTable(), "", "gloo", standby) for rank in range(2)]
+    generation = m.Generation(2, 7)
+    endpoints = tuple(one.offer(m.Offer(run="r", generation=generation, engine="gloo")) for one in formations)
+    form = m.Form(
+        run="r", generation=generation, engine="gloo", ranks=(0, 1), endpoints=endpoints, layout_digest="x",
+        deadline_seconds=DEADLINE_SECONDS,
+    )  # fmt: skip
+    group = formations[1].form(form)
+    assert isinstance(group, ReducerGroup)
+    reducer, waiting = group._reducer, standby.take("gloo")
+    assert wait_for_title(reducer, "reducer") == "trainctl: reducer rank 1 of demo-20260102-030405 g2.7"
+    assert wait_for_title(waiting, "standby") == "trainctl: standby reducer rank 1 of demo-20260102-030405"
+    if isinstance(standby, ForkStandby):
+        server = psutil.Process(pid_of(waiting)).parent()
+        assert server is not None and title_of(server) == "trainctl: fork server rank 1 of demo-20260102-030405"
+    group.close()
+    waiting.close()
+    for one in formations:
+        one.close()
+
+
+def wait_for_title(reducer: ReducerProcess, begins: str) -> str:
+    process, deadline = psutil.Process(pid_of(reducer)), time.monotonic() + DEADLINE_SECONDS
+    while not title_of(process).startswith(f"trainctl: {begins}"):
+        assert time.monotonic() < deadline, title_of(process)
+        time.sleep(0.01)
+    return title_of(process)
+
+
+def title_of(process: psutil.Process) -> str:
+    assert process.environ()[MARK] == os.environ[MARK]
+    return " ".join(process.cmdline()).strip()
+
+
 def test_a_process_that_died_while_it_waited_is_not_used() -> None:
     standby = SpawnStandby()
     standby.prepare("ring")
@@ -270,14 +311,15 @@ def test_the_first_fork_server_is_the_trainer_forked_and_one_that_dies_is_replac
     run_python: Callable[[str], str],
 ) -> None:
     said = run_python("""
-        import gc, os, psutil
+        import gc, psutil
         from tests.trainer.support.ranks import pid_of
+        from trainctl.trainer.collective.fork_self import Offshoot
         from trainctl.trainer.collective.standby import early_standby
         standby = early_standby("ring")
         server = standby._server.process
         this, forked = psutil.Process(), psutil.Process(server.pid)
         first = standby.take("ring")
-        print(forked.ppid() == this.pid, forked.cmdline() == this.cmdline(), forked.num_threads())
+        print(forked.ppid() == this.pid, isinstance(server, Offshoot), forked.num_threads())
         print(gc.get_freeze_count() > 0)  # so neither process's collections copy what they share
         print(psutil.Process(pid_of(first)).ppid() == server.pid, server.poll())
         server.kill()

@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import psutil
+from tests.conftest import is_ours
 
 from trainctl.tui.cli import main
 
@@ -92,13 +93,19 @@ def wait_until(what: Callable[[], Any], why: str, seconds: float = DEADLINE_SECO
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """Live processes whose command line names `folder`."""
+    """Live processes of this session that have a file in `folder` open, as its log, or name it in their command line:
+    one that has a title doesn't."""
     found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        words = process.info["cmdline"] or ()
-        if process.info["status"] != psutil.STATUS_ZOMBIE and any(str(folder) in word for word in words):
-            found.append(process)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # another user's, or it ends meanwhile
+            if is_ours(process) and any(str(folder) in text for text in traces(process)):
+                found.append(process)
     return found
+
+
+def traces(process: psutil.Process) -> Iterator[str]:
+    yield from process.cmdline()
+    yield from (file.path for file in process.open_files())
 
 
 def assert_none_left(folder: Path) -> None:

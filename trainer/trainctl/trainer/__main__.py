@@ -10,6 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
+from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.protocol import first_line
@@ -26,6 +27,7 @@ from trainctl.trainer.step.progress import Ledger
 def main() -> int:
     """Run one rank to its end; returns the exit status."""
     arguments = _parser().parse_args()
+    set_title("trainer", f"rank {arguments.rank} of {arguments.run}")
     logs.configure()
     termination = Termination()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # no terminal takes a trainer with it

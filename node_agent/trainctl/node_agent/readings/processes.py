@@ -11,9 +11,12 @@ from typing import NamedTuple
 import psutil
 
 from trainctl.node_agent.trainers import shim
+from trainctl.protocol.machine import process_title
 from trainctl.protocol.messages import ProcessReading
 
 MOST_PROCESSES = 32
+_ROLES = {"fork server": "standby", "standby reducer": "standby", "reducer": "reducer"}
+"""What a trainer's descendant is for, by its title: what makes reducers stands by as one does."""
 
 
 class _Known(NamedTuple):
@@ -78,12 +81,4 @@ def _tree(file: Path) -> Iterator[_Known]:
         yield _Known(psutil.Process(told["keeper_pid"]), "keeper", rank)
     for child in trainer.children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            yield _Known(child, _role(child, pid), rank)
-
-
-def _role(child: psutil.Process, trainer: int) -> str:
-    """What a trainer's descendant is for: what makes reducers, or stands by as one, is its child."""
-    words = " ".join(child.cmdline())
-    if "trainctl.trainer.collective.forkserver" in words:
-        return "standby" if child.ppid() == trainer else "reducer"
-    return "reducer" if "trainctl.trainer.collective.reducer" in words else "helper"
+            yield _Known(child, _ROLES.get(process_title.role_of(child.cmdline()), "helper"), rank)

@@ -1,7 +1,7 @@
 """The parent of a trainer: outlives the agent, and keeps in a file who the trainer is and how it ended.
 
-`python -m trainctl.node_agent.trainers.shim --record FILE --log FILE [--nice N] -- CMD...`. Standard library only, so
-that it stays small. It also keeps LOG from growing without end. FILE is written before CMD begins, so no trainer ever
+`python -m trainctl.node_agent.trainers.shim --record FILE --log FILE [--nice N] -- CMD...`. Standard library only (but for
+its title), so that it stays small. It also keeps LOG from growing without end. FILE is written before CMD begins, so no trainer ever
 runs unknown: {"pid", "start_time", "boot_id", "command", "started_at", "keeper_pid"}, and at its end also
 {"exit_status" (negative: the signal), "ended_at"}. Times are Unix seconds; `start_time` is the system's own mark of a
 process, for comparing only.
@@ -83,6 +83,7 @@ def keep(command: list[str], record: Path, log: Path, log_limit: int = LOG_LIMIT
         write_record(record, known)
         with contextlib.suppress(BrokenPipeError):  # ended by someone who read the record before it could begin
             os.write(go_write, b"g")
+        _show_title(record)
     finally:
         os.close(go_write)  # without a record the child reads the end of the pipe, and ends
         _, status = os.waitpid(pid, 0)
@@ -105,6 +106,15 @@ def _become(command: list[str], go: int, output: int) -> None:
         os.write(output, f"keeper: {command[0]}: {error.strerror}\n".encode())
     finally:
         os._exit(CANNOT_EXECUTE)
+
+
+def _show_title(record: Path) -> None:
+    """Not before the fork, which it isn't safe before on macOS; nothing is lost where it can't be imported."""
+    with contextlib.suppress(ImportError):
+        from trainctl.protocol.machine.process_title import set_title
+
+        rank = record.name.partition(".")[0].replace("-", " ")
+        set_title("keeper", f"{rank} of {record.absolute().parent.name}")
 
 
 def _watch_log(log: Path, limit: int) -> None:

@@ -36,6 +36,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     deadline_seconds: float  # the process ends if it has not joined by then
     size_bytes: int  # of the shared buffer
     chunk_words: int  # summed at a time
+    generation: str = ""  # shown in the process's title
 
 
 class Reduce(msgspec.Struct, frozen=True, tag=True):

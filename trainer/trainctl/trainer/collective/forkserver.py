@@ -18,6 +18,7 @@ import socket
 import sys
 from typing import NoReturn
 
+from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.messages import Engine
 from trainctl.trainer.collective import engines, reducer
 from trainctl.trainer.collective.channel import Born, Channel, Fork, Gone, Order, Prepare, Release, close_all
@@ -89,11 +90,15 @@ def main() -> NoReturn:
         prog="python -m trainctl.trainer.collective.forkserver", description="Forks reducers."
     )
     parser.add_argument("--channel", type=int, required=True, metavar="FD", help="of a connected socket")
-    serve(Channel(socket.socket(fileno=parser.parse_args().channel)))
+    parser.add_argument("--whose", metavar="TEXT", help="shown in the process's title")
+    arguments = parser.parse_args()
+    serve(Channel(socket.socket(fileno=arguments.channel)), whose=arguments.whose)
 
 
-def serve(channel: Channel, trainer: int | None = None) -> NoReturn:
-    """Be a fork server for the rest of this process, which the process `trainer` has forked, if any."""
+def serve(channel: Channel, trainer: int | None = None, whose: str | None = None) -> NoReturn:
+    """Be a fork server for the rest of this process, which the process `trainer` has forked, if any. `whose`: see
+    `set_title`."""
+    set_title("fork server", whose)
     reducer.heed_signals()
     if trainer not in (None, os.getppid()):  # it died before this process could ask to end with it
         os._exit(1)

@@ -126,6 +126,7 @@ class ReducerGroup:
             deadline_seconds=form.deadline_seconds,
             size_bytes=self._buffer.size_bytes,
             chunk_words=chunk_words,
+            generation=str(form.generation),
         )
         is_host = form.engine == "gloo" and self._index == 0
         listener = [endpoints[0].fileno()] if is_host else []

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from queue import SimpleQueue
 from typing import NoReturn, assert_never
 
+from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.messages import Engine
 from trainctl.trainer.backends.protocol import first_line
 from trainctl.trainer.collective import engines
@@ -68,6 +69,7 @@ class Reducer:
         return self._engines[engine]
 
     def _join(self, order: Join, descriptors: list[int]) -> None:
+        set_title("reducer", more=order.generation)
         collective = self._prepare(order.engine)
         self._buffer, self._chunk_words = SharedBuffer(descriptors[0], order.size_bytes), order.chunk_words
         listener = descriptors[1] if len(descriptors) > 1 else None
@@ -91,11 +93,16 @@ def main() -> int:
         prog="python -m trainctl.trainer.collective.reducer", description="Sums for one trainer."
     )
     parser.add_argument("--channel", type=int, required=True, metavar="FD", help="of a connected socket")
-    serve(Channel(socket.socket(fileno=parser.parse_args().channel)))
+    parser.add_argument("--whose", metavar="TEXT", help="shown in the process's title")
+    arguments = parser.parse_args()
+    serve(Channel(socket.socket(fileno=arguments.channel)), whose=arguments.whose)
 
 
-def serve(channel: Channel, ready: Mapping[Engine, engines.Collective] | None = None) -> NoReturn:
-    """Be a reducer, with the engines that are `ready`, for the rest of this process."""
+def serve(
+    channel: Channel, ready: Mapping[Engine, engines.Collective] | None = None, whose: str | None = None
+) -> NoReturn:
+    """Be a reducer, with the engines that are `ready`, for the rest of this process. `whose`: see `set_title`."""
+    set_title("standby reducer", whose)
     heed_signals()
     orders: SimpleQueue[tuple[Order, list[int]]] = SimpleQueue()
     threading.Thread(target=_read, args=(channel, orders), name="channel", daemon=True).start()

@@ -13,6 +13,7 @@ from typing import Protocol
 import psutil
 
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.machine.process_title import whose
 from trainctl.protocol.messages import Engine
 from trainctl.trainer.collective.channel import Channel, Failed, Join, Prepare, Reduce
 from trainctl.trainer.step.progress import AbandonedError
@@ -144,7 +145,7 @@ def spawn() -> ReducerProcess:
 def start(module: str, environment: dict[str, str]) -> "tuple[subprocess.Popen[bytes], Channel]":
     """Run a module of the trainer's with a channel to it. Raises GroupError."""
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", module, "--channel", str(theirs.fileno())]
+    command = [sys.executable, "-m", module, "--channel", str(theirs.fileno()), "--whose", whose()]
     try:
         # Its output goes where the trainer's own does: the log.
         process = subprocess.Popen(

@@ -20,6 +20,7 @@ from typing import Any
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client, Connection
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.machine.process_title import set_title
 from trainctl.tui.demo.agents import Agents, StartError, last_line
 from trainctl.tui.demo.folder import Session
 
@@ -188,6 +189,7 @@ def main() -> int:
     parser.add_argument("--node", required=True, action="append", help="once for each node, the lead's first")
     parser.add_argument("--listen", default="tcp://127.0.0.1:0")
     given = parser.parse_args()
+    set_title("demo supervisor", f"of {given.session.name}")
     with Session(given.session).locked() as session:
         return asyncio.run(supervise(session, given.assets, given.node, given.listen))
 
