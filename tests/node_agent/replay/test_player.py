@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.conftest import SHARED_PIDS
 
@@ -26,7 +27,9 @@ def played() -> Iterator[str]:
     with subprocess.Popen([*command, "--leash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         SHARED_PIDS.add(process.pid)
-        yield json.loads(process.stdout.readline())["listen"]
+        said = json.loads(process.stdout.readline())
+        assert psutil.Process(said["pid"]).cmdline()[0].startswith("trainctl: player of ")
+        yield said["listen"]
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(DEADLINE_SECONDS) == 0
