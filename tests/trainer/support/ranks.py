@@ -20,6 +20,7 @@ from trainctl.trainer.step.progress import FenceAnswer
 
 DEADLINE_SECONDS = 60.0
 G = 12
+NAMES = ("a", "b", "c")
 T = TypeVar("T")
 
 
@@ -39,7 +40,7 @@ class Rank:
         self.number, self.thread = number, thread
         self.rig: Any = self.call(new_rig)
         layout = Layout(self.rig.backend.shapes, digest.layout_digest(self.rig.backend.shapes))
-        self.formation = Formation(number, layout, self.rig.config.group, "", None, standby)
+        self.formation = Formation(number, layout, self.rig.config.group, "", None, standby, NAMES)
         self.group: ReducerGroup | None = None
 
     def submit(self, work: Callable[[], T]) -> "Future[T]":

@@ -58,7 +58,9 @@ class Trainer:
         self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
         self._joined: m.Generation | None = None  # the generation of the executor's group
         interface = config.nodes.get(who.node, run_file.NodeTable()).interface
-        self._formation = Formation(who.rank, self._layout, config.group, interface, _likely(config), standby)
+        self._formation = Formation(
+            who.rank, self._layout, config.group, interface, _likely(config), standby, tuple(config.nodes)
+        )
 
     def resume(self, folder: Path | None) -> None:
         """Stand where the checkpoint in `folder` stood, or at the beginning. Raises InvalidInputError if it doesn't
