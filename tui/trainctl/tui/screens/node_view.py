@@ -10,7 +10,6 @@ from trainctl.tui.app.clock import Clock
 from trainctl.tui.charts import panel as p
 from trainctl.tui.charts.row import Block, beside, widths
 from trainctl.tui.screens import node_facts, phase_view, recent_events
-from trainctl.tui.screens.overview_view import RECENT_CHART_STEPS
 from trainctl.tui.state import series as s
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.view_state import ViewState
@@ -21,6 +20,8 @@ from trainctl.tui.widgets.theme import SERIES_ROLES
 FACTS = 5
 _TABLE_CELLS, _MEMORY_CELLS = 40, 44
 _TWO_CHARTS, _THREE_CHARTS = 76, 116
+RECENT_CHART_STEPS = 240
+"""Steps the charts span."""
 PHASE_ROWS = 8
 """Of the phases, their rule included."""
 
