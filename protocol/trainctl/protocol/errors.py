@@ -101,3 +101,8 @@ class ProtocolError(TrainctlError):
 
 class VersionError(ProtocolError):
     """A message of another protocol version."""
+
+
+def installing(*extras: str) -> str:
+    """How to get optional dependencies, any of `extras`; trainctl itself is in no package index yet."""
+    return "in a checkout of trainctl: pip install " + " or ".join(f"'.[{extra}]'" for extra in extras)

@@ -205,7 +205,8 @@ def test_a_missing_library_is_one_line_that_names_the_extra(tmp_path: Path) -> N
         without="prometheus_client",
     )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr == "trainctl-agent: --metrics: needs prometheus-client: pip install 'trainctl[prometheus]'\n"
+    how = "in a checkout of trainctl: pip install '.[prometheus]'"
+    assert done.stderr == f"trainctl-agent: --metrics: needs prometheus-client; {how}\n"
 
 
 def test_the_cluster_file_names_the_place(tmp_path: Path) -> None:

@@ -85,10 +85,10 @@ def test_folders_of_demos_that_are_over_are_dropped(tmp_path: Path) -> None:
 
 def test_a_backend_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(demo.NEEDED, "mlx", ("no_such_module",))
-    with pytest.raises(InvalidInputError, match=r"mlx not installed: pip install 'trainctl\[mlx\]'"):
+    with pytest.raises(InvalidInputError, match=r"mlx not installed; in a checkout .*pip install '\.\[mlx\]'"):
         demo.ranks_of(demo.Wanted(steps=1, backend="mlx"))
     monkeypatch.setitem(demo.NEEDED, "torch", ("no_such_module",))
-    with pytest.raises(InvalidInputError, match=r"trainctl\[torch\]' or pip install 'trainctl\[mlx\]'"):
+    with pytest.raises(InvalidInputError, match=r"pip install '\.\[torch\]' or '\.\[mlx\]'"):
         demo.ranks_of(demo.Wanted(steps=1))
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.config.run_file import NodeTable, RunFile
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.trainer.data.batch import Batch
 
 Array = NDArray[np.float32]
@@ -149,9 +149,9 @@ def choose(wanted: str, where: str) -> BackendName:
         if present[name] and wanted in ("auto", name):
             return name
     if wanted == "auto":
-        problem = "neither torch nor mlx is installed here; pip install trainctl[torch] or trainctl[mlx]"
+        problem = f"neither torch nor mlx is installed here; {installing('torch', 'mlx')}"
     else:
-        problem = f"{wanted!r} is not installed here; pip install trainctl[{wanted}]"
+        problem = f"{wanted!r} is not installed here; {installing(wanted)}"
     raise InvalidInputError(f"{where}: nodes.backend", problem)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError
+from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError, installing
 from trainctl.protocol.record.paths import node_name
 from trainctl.tui.cli import agent_call, output, watch
 from trainctl.tui.demo.folder import Session, default_folder, run_config, write_run_file
@@ -251,6 +251,5 @@ def installed(backend: str) -> tuple[str, ...]:
     wanted = tuple(NEEDED) if backend == "auto" else (backend,)
     found = tuple(name for name in wanted if all(importlib.util.find_spec(module) for module in NEEDED[name]))
     if not found:
-        extras = " or ".join(f"pip install 'trainctl[{name}]'" for name in wanted)
-        raise InvalidInputError("backend", f"{' and '.join(wanted)} not installed: {extras}")
+        raise InvalidInputError("backend", f"{' and '.join(wanted)} not installed; {installing(*wanted)}")
     return found
