@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import ROOT
 from tests.lacking import lacks
-from tests.tui.support.cli_calls import COMMAND, assert_none_left, end_all, started
+from tests.tui.support.cli_calls import COMMAND, assert_none_left, call, end_all, started
 
 from trainctl.protocol.config import cluster_file
 
@@ -40,6 +40,7 @@ class Shown:
             said = [next(line for line in iter(process.stderr.readline, "") if "step 2 " in line)]
             (self.cluster,) = folder.glob("demo-*/cluster.toml")
             address = next(iter(cluster_file.read(self.cluster).nodes.values())).address
+            self.seen = call("status", "--json")
             self.steered = self._steer(address) if not lacks("nodejs") else None
             self.out, err = process.communicate(timeout=170)
         self.err, self.status = "".join([*said, err]), process.returncode
@@ -79,6 +80,12 @@ def test_the_headless_demo_trains_one_model_on_torch_and_mlx_and_prints_one_obje
     assert list(cluster_file.read(shown.cluster).nodes) == ["torch-a", "torch-b", "mlx-c"]
     assert Path(result["run_directory"]).is_dir()
     assert "Traceback" not in shown.err
+
+
+def test_a_second_terminal_finds_the_running_demo_by_itself(shown):
+    assert shown.seen.returncode == 0, shown.seen.stderr
+    found = json.loads(shown.seen.stdout)
+    assert found["run"]["run"] == json.loads(shown.out)["run"]
 
 
 @pytest.mark.needs("nodejs")

@@ -14,6 +14,9 @@ TrainctlError
 import contextlib
 from collections.abc import Iterator, Sequence
 
+START_ONE = "start one with trainctl-agent run, or see one at work with trainctl demo"
+"""What to do where no agent answers."""
+
 
 class TrainctlError(Exception):
     """Anything this program says no with; its text is one line that names what, where and what would be right."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import (
+    START_ONE,
     ExpiredError,
     InvalidInputError,
     NotAuthorisedError,
@@ -146,7 +147,7 @@ def _nobody(addresses: Sequence[str], refused: list[TrainctlError]) -> TrainctlE
     """None of several agents has answered: for want of keys, or because none is there."""
     if refused:
         return refused[0]
-    return UnreachableError(f"no agent of the cluster answers: {', '.join(addresses)} (trainctl-agent run)")
+    return UnreachableError(f"no agent of the cluster answers: {', '.join(addresses)}; {START_ONE}")
 
 
 def _conducts(seen: m.Snapshot) -> bool:

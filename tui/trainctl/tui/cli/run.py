@@ -10,6 +10,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.tui.cli import agent_call, arguments, command_result, output, targets
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Set, Timeout, subcommands, where
+from trainctl.tui.setup import start_agent
 
 app = subcommands()
 
@@ -52,6 +53,8 @@ def run(
         args = {"resume": arguments.check_text(resume or "", "--resume")}
     args |= {"old_lead_is_off": True} if old_lead_is_off else {}
     order = agent_call.make_order("start-run", args, node=node, ttl_seconds=_ttl(timeout))
+    if not json:
+        start_agent.offer(at, agent_call.DEFAULT_ADDRESS)
     with command_result.told(order, json=json):
         address = agent_call.find_lead(at.addresses) if resume is None else agent_call.find_run(at.addresses, resume)
         wait: agent_call.Wait = "accepted" if follow else "applied"
