@@ -17,6 +17,7 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError, Unreachabl
 from trainctl.protocol.record.paths import node_name
 from trainctl.tui.cli import agent_call, output, watch
 from trainctl.tui.demo.folder import Session, default_folder, run_config, write_run_file
+from trainctl.tui.demo.stages import stage
 
 if TYPE_CHECKING:
     from trainctl.tui.state.view_state import ViewState
@@ -153,14 +154,16 @@ def _supervised(wanted: Wanted) -> Iterator[tuple[Demo, "subprocess.Popen[bytes]
 
 def _until_ready(supervisor: "subprocess.Popen[bytes]", session: Session) -> str:
     assert supervisor.stdout is not None
-    for line in supervisor.stdout:
-        said = json.loads(line)
-        if said["state"] == "ready":
-            address: str = said["address"]
-            return address
-        if said["state"] == "failed":
-            raise InvalidInputError("demo", said["error"])
-        output.tell(f"demo: {said['state']} {said['what']}")
+    with contextlib.ExitStack() as shown:
+        for line in supervisor.stdout:
+            shown.close()
+            said = json.loads(line)
+            if said["state"] == "ready":
+                address: str = said["address"]
+                return address
+            if said["state"] == "failed":
+                raise InvalidInputError("demo", said["error"])
+            shown.enter_context(stage(f"demo: {said['state']} {said['what']}"))
     raise RefusedError(f"the demo's supervisor ended at once; see {session.supervisor_log}")
 
 
