@@ -226,6 +226,8 @@ class Conductor:
         if report.kind == "train":
             for rank in done.ranks:
                 self._attendance.stepped(rank)
+        if report.kind == "probe":
+            self._losses.refuse(side_plans.probe(self._book, done.plan, done.reports), now)
         failed = side_plans.conclude(self._book, self._course.rates, done.plan, done.reports)
         if failed and self.durable.mode == "stopping":
             self._orders.call_stop_off(failed)

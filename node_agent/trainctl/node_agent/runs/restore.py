@@ -147,7 +147,7 @@ def old_run(
         durable = msgspec.structs.replace(
             durable, settings=settings, generation=max(_highest(durable, state), m.Generation(term, 0)), seq=state.seq,
             mode="paused" if starter is None and durable.mode == "paused" else "running",
-            carried=starting, paused_ids=(), members=(), retracted=0,
+            carried=starting, paused_ids=(), members=(), probed=(), retracted=0,
         )  # fmt: skip
         _keep(recorder, durable)
         conductor = Conductor(paths.directory.name, config, durable, _progress(state))

@@ -24,7 +24,7 @@ RankState = Literal[
 ]
 CommandState = Literal["accepted", "applied", "rejected", "expired", "failed", "conflict"]
 Severity = Literal["info", "good", "warning", "error"]
-PlanKind = Literal["train", "evaluate", "checkpoint", "sync", "measure"]
+PlanKind = Literal["train", "evaluate", "checkpoint", "sync", "measure", "probe"]
 Engine = Literal["gloo", "ring"]
 
 ACTIVE_RUN_STATES: frozenset[str] = frozenset({"starting", "running", "pausing", "paused", "stopping"})
@@ -76,7 +76,7 @@ class StepPlan(Message, tag="step-plan", frozen=True):
     """One message for all ranks; its identity is (generation, seq).
 
     `train` moves the cursor; `evaluate` and `checkpoint` don't; `sync` gives all ranks the lowest one's state;
-    `measure` times micro-batches and adds nothing.
+    `measure` times micro-batches and adds nothing; `probe` shows whether all ranks hold the same model.
     """
 
     run: Name
@@ -247,6 +247,17 @@ class Report(Message, tag="report", frozen=True):
     samples_per_second: float | None = None  # measure: of forward and backward alone
 
 
+class Probed(Report, tag="probed", kw_only=True, frozen=True):
+    """The report of a `probe` plan: what the rank's model says of the first training samples, for comparison."""
+
+    family: str  # model_type in the model's config.json
+    tokens_digest: str  # SHA-256 of the tokens
+    lengths: tuple[Count, ...]  # targets of each sample
+    log_probabilities: bytes  # natural, of each target, one sample after another: float32, little endian
+    weight_norms: bytes  # of each trainable parameter, ascending by name, the first 4,096: float32, little endian
+    tf32: bool = False  # whether products of float32 matrices may be rounded to TF32
+
+
 class Fenced(Message, tag="fenced", frozen=True):
     """The answer to Fence: nothing is committed or added under an older generation from here on."""
 
@@ -295,7 +306,7 @@ class TrainerFailed(Message, tag="trainer-failed", frozen=True):
     reason: str  # one line
 
 
-FromTrainer = Ready | Alive | Soon | Report | Fenced | Offered | Formed | GroupFailed | TrainerFailed
+FromTrainer = Ready | Alive | Soon | Report | Probed | Fenced | Offered | Formed | GroupFailed | TrainerFailed
 
 # ---------------------------------------------------------------- what clients see
 
@@ -444,7 +455,7 @@ class Event(Message, tag="event", frozen=True):
 
     id: Count  # grows within a run's record
     at: float
-    kind: Name  # "command", "run", "rank", "checkpoint", "evaluation", "agent", "alert" (`after` is its id)
+    kind: Name  # "command", "run", "rank", "checkpoint", "evaluation", "probe", "agent", "alert" (`after`: its id)
     severity: Severity
     by: str  # who or what caused it: a user name, "auto", a node
     text: str

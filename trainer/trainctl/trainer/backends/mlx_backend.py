@@ -8,9 +8,10 @@ bias corrections from float32 powers, off by 1.3e-5 at beta2 = 0.999, and counts
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,11 +114,28 @@ class MlxBackend(ModelParts):
         self._publish()
 
     def evaluate(self, batch: Batch) -> float:
+        with self._evaluating():
+            loss: Any = self._loss_sum(*_arrays(batch))
+            return float(loss.item())
+
+    def token_log_probabilities(self, batch: Batch) -> Array:
+        with self._evaluating():
+            return -np.array(self._losses(*_arrays(batch), "none"))
+
+    def _row_norms(self) -> Iterator[Array]:
+        for _, parameter in sorted(_flat(self._model.trainable_parameters())):
+            yield np.array(mx.linalg.norm(parameter.astype(mx.float32), axis=-1))
+
+    @property
+    def tf32(self) -> bool:
+        return self.device != "cpu" and os.environ.get("MLX_ENABLE_TF32") != "0"
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
         self._model.eval()
         try:
             with self._memory_errors():
-                loss: Any = self._loss_sum(*_arrays(batch))
-                return float(loss.item())
+                yield
         finally:
             self._model.train()
 
@@ -187,8 +205,11 @@ class MlxBackend(ModelParts):
         return loss * scale, loss
 
     def _loss_sum(self, inputs: Any, targets: Any, counted: Any) -> Any:
+        return self._losses(inputs, targets, counted, "sum")
+
+    def _losses(self, inputs: Any, targets: Any, counted: Any, reduction: Literal["none", "sum"]) -> Any:
         logits = self._model(inputs).astype(mx.float32)
-        return nn.losses.cross_entropy(logits, targets, weights=counted, reduction="sum")
+        return nn.losses.cross_entropy(logits, targets, weights=counted, reduction=reduction)
 
     def _publish(self) -> None:
         self._model.update(tree_unflatten([(name, p.astype(self._dtype)) for name, p in self._masters.items()]))

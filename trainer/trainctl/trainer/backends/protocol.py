@@ -118,6 +118,17 @@ class Backend(Protocol):
     def evaluate(self, batch: Batch) -> float:
         """The loss sum of `batch` in nats, without dropout and without a gradient. Raises DeviceMemoryError."""
 
+    def token_log_probabilities(self, batch: Batch) -> Array:
+        """[B, L] natural logarithms of the probabilities of the counted targets, 0 elsewhere; as `evaluate`. Raises
+        DeviceMemoryError."""
+
+    def weight_norms(self) -> Array:
+        """Euclidean norm of each trainable parameter, as the forward pass takes it, in the order of `shapes`."""
+
+    @property
+    def tf32(self) -> bool:
+        """Whether products of float32 matrices may be rounded to TF32."""
+
     def memory(self) -> Memory: ...
 
     def export_state(self) -> State: ...

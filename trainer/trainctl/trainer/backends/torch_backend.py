@@ -5,7 +5,8 @@ Phases are honest because each ends in a wait for the device: `forward` reads it
 
 import gc
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +113,29 @@ class TorchBackend(ModelParts):
         self._synchronize()
 
     def evaluate(self, batch: Batch) -> float:
+        with self._evaluating():
+            return float(self._loss_sum(batch).item())
+
+    def token_log_probabilities(self, batch: Batch) -> Array:
+        with self._evaluating():
+            losses: Array = self._losses(batch, "none").view(batch.targets.shape).cpu().numpy()
+            return -losses
+
+    @torch.no_grad()
+    def _row_norms(self) -> Iterator[Array]:
+        for parameter in self._parameters:
+            yield torch.linalg.vector_norm(parameter, dim=-1, dtype=torch.float32).cpu().numpy()
+
+    @property
+    def tf32(self) -> bool:
+        return self._device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
         self._model.eval()
         try:
             with self._memory_errors(), torch.inference_mode():
-                return float(self._loss_sum(batch).item())
+                yield
         finally:
             self._model.train()
 
@@ -171,11 +191,14 @@ class TorchBackend(ModelParts):
         return self._totals
 
     def _loss_sum(self, batch: Batch) -> torch.Tensor:
+        return self._losses(batch, "sum")
+
+    def _losses(self, batch: Batch, reduction: str) -> torch.Tensor:
         inputs = torch.from_numpy(batch.inputs).to(self._device, torch.int64)
         targets = torch.from_numpy(np.where(batch.counted > 0, batch.targets, _IGNORED)).to(self._device, torch.int64)
         logits = self._model(input_ids=inputs, use_cache=False).logits
         flat = logits.float().flatten(0, 1)
-        return torch.nn.functional.cross_entropy(flat, targets.flatten(), ignore_index=_IGNORED, reduction="sum")
+        return torch.nn.functional.cross_entropy(flat, targets.flatten(), ignore_index=_IGNORED, reduction=reduction)
 
     def _lower(self, dtype: torch.dtype) -> list[torch.nn.Parameter]:
         """Float32 masters of the parameters, which become `dtype`; buffers (rotary frequencies) stay float32."""
