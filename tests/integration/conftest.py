@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,12 @@ def until(condition: Callable[[], Any], seconds: float = STEP_SECONDS_LIMIT, wha
 class AgentProcess:
     """One agent on free loopback ports, or where a cluster file has it, in a node folder of its own."""
 
-    def __init__(self, folder: Path, name: str = NODE, cluster: Path | None = None, keys: Path | None = None) -> None:
-        """`keys`: a folder of keys that the agent is to use, on loopback too."""
+    def __init__(
+        self, folder: Path, name: str = NODE, cluster: Path | None = None, keys: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """`keys`: a folder of keys that the agent is to use, on loopback too. `environment`: beside the test's own."""
+        self._environment = {**(environment or {}), **({"TRAINCTL_KEYS": str(keys)} if keys is not None else {})}
         self.state, self.name, self._cluster, self._keys = folder, name, cluster, keys
         self.address = "tcp://127.0.0.1:0"
         self.live_address: str | None = "tcp://127.0.0.1:0" if cluster is not None else None
@@ -61,7 +65,7 @@ class AgentProcess:
         if self.live_address is not None:
             command += ["--live", self.live_address]
         command += ["--keys", "require"] if self._keys is not None else []
-        env = {**os.environ, "TRAINCTL_KEYS": str(self._keys)} if self._keys is not None else None
+        env = {**os.environ, **self._environment}
         self.process = subprocess.Popen(
             [*command, "--state", str(self.state)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

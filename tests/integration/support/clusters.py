@@ -22,12 +22,18 @@ TORCH = {"backend": "torch", "device": "cpu", "threads": 1}
 class Cluster:
     """The agents by node; they outlive the test that asked for them first."""
 
-    def __init__(self, folder: Path, *, quorum: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, quorum: bool = False, environment: dict[str, dict[str, str]] | None = None
+    ) -> None:
+        """`environment`: variables by node, beside the test's own."""
         self.file = folder / "cluster.toml"
         addresses = dict(zip(NODES, free_addresses(len(NODES)), strict=True))
         tables = "".join(f'[nodes.{node}]\naddress = "{at}"\n' for node, at in addresses.items())
         self.file.write_text(f"quorum = {str(quorum).lower()}\n{tables}")
-        self.agents = {node: AgentProcess(folder / "state", node, self.file) for node in NODES}
+        self.agents = {
+            node: AgentProcess(folder / "state", node, self.file, environment=(environment or {}).get(node))
+            for node in NODES
+        }
         for node in NODES:
             self.start(node)
 

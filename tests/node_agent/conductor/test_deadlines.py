@@ -164,11 +164,13 @@ def slow(simulation: Simulation) -> list[str]:
     return [text for text in texts(simulation) if "not finished" in text]
 
 
-def hang_in_its_part(simulation: Simulation, rank: int) -> None:
-    """Before it has done its part of the step in progress."""
-    at = simulation.ranks[rank]
-    simulation.until(lambda: at.last_step == simulation.conductor.progress.step and not at.accumulated)
-    hang(simulation, rank)
+def hang_in_its_part(simulation: Simulation, *ranks: int) -> None:
+    """Before they have done their parts of the step in progress."""
+    hung = [simulation.ranks[rank] for rank in ranks]
+    step = simulation.conductor.progress
+    simulation.until(lambda: all(rank.last_step == step.step and not rank.accumulated for rank in hung))
+    for rank in ranks:
+        hang(simulation, rank)
 
 
 def test_a_rank_that_hangs_in_its_part_of_a_step_is_named_once():
