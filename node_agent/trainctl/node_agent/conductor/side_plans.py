@@ -88,7 +88,7 @@ def probe(book: Book, plan: m.StepPlan, reports: Reports) -> dict[int, str]:
     if refused and not passed:
         raise CannotGoOnError(next(iter(refused.values())))
     book.persist(probed=tuple(rank for rank in found if rank not in refused))
-    seconds = max(report.step_seconds for report in reports.values())
+    seconds = max(report.step_seconds - report.phases.wait for report in reports.values())
     for each in differences:
         if each.rank not in refused:
             named = f"{book.settings.label(each.rank)} and {book.settings.label(each.other)}"

@@ -108,7 +108,7 @@ EVENTS: Table[EventRow] = Table(
     "events",
     (
         Field("by", "who caused it", lambda row: row.event.by or None),
-        Field("kind", "command, run, rank, checkpoint, evaluation, agent, alert", lambda row: row.event.kind),
+        Field("kind", "command, run, rank, checkpoint, evaluation, probe, agent, alert", lambda row: row.event.kind),
         Field("verb", "of a command, or of what happened by itself", lambda row: row.event.verb),
         Field("text", "what it says", lambda row: row.event.text or None),
         Field("node", "a node that it names", lambda row: " ".join(row.nodes) or None),
