@@ -19,7 +19,7 @@ class Agenda:
 
     def schedule_probe(self) -> None:
         """The comparison of models that comes before the first step of a rank."""
-        if self._formation.live.keys() - set(self._book.durable.probed):
+        if self._formation.live.keys() - set(self._book.durable.probed or ()):
             self._desk.scheduled.add("probe")
 
     def schedule_first(self) -> None:

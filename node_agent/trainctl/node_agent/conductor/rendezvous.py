@@ -279,7 +279,7 @@ class Formation:
         self._book.stage, self._due = "formed", float("inf")
         members = tuple(self.live)
         durable = self._book.durable
-        probed = members if len(members) == 1 else tuple(rank for rank in durable.probed if rank in members)
+        probed = members if len(members) == 1 else tuple(rank for rank in durable.probed or () if rank in members)
         if (members, probed) != (durable.members, durable.probed):
             self._book.persist(members=members, probed=probed)
         self._book.happen("run", "info", self._described(len(members), now))

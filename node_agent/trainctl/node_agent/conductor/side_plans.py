@@ -81,13 +81,12 @@ def probe(book: Book, plan: m.StepPlan, reports: Reports) -> dict[int, str]:
     """Whether all ranks hold the same model. Gives why, of each new rank that holds another than those that train.
     Raises CannotGoOnError if none of them has trained."""
     found = {rank: report for rank, report in sorted(reports.items()) if isinstance(report, m.Probed)}
-    passed = [rank for rank in book.durable.probed if rank in found]
+    passed = [rank for rank in book.durable.probed or () if rank in found]
     limit = probes.tolerance(next(iter(found.values())).family, book.config.model.dtype)
     differences = probes.compare(found, passed)
     refused = {each.rank: _refusal(book, each, found, limit) for each in differences if each.largest > limit}
     if refused and not passed:
         raise CannotGoOnError(next(iter(refused.values())))
-    book.persist(probed=tuple(rank for rank in found if rank not in refused))
     seconds = max(report.step_seconds - report.phases.wait for report in reports.values())
     for each in differences:
         if each.rank not in refused:
@@ -95,6 +94,7 @@ def probe(book: Book, plan: m.StepPlan, reports: Reports) -> dict[int, str]:
             text = f"probe passed: a token's log-probability differs by at most {each.largest:.2g} between {named}"
             text += f" (tolerance {limit:g}, {each.tokens} tokens); took {seconds:.2g} s"
             book.decide(d.Happened("probe", "good", "auto", text, plan.step, after=f"{each.largest:.2g}"))
+    book.persist(probed=tuple(rank for rank in found if rank not in refused))  # not before it, as an evaluation
     return refused
 
 

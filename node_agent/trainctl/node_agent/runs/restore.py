@@ -167,6 +167,8 @@ def surviving_run(paths: RunPaths, open_commands: frozenset[str], term: int = 0)
         carried = {id: command for id, command in durable.carried.items() if id in open_commands}
         recent = tuple(plan for plan in state.plans if plan.kind == "train")
         durable = msgspec.structs.replace(durable, generation=_highest(durable, state), seq=state.seq, carried=carried)
+        if durable.probed is None:  # a version without probes conducted it: its trainers know none
+            durable = msgspec.structs.replace(durable, probed=durable.members)
         if term:
             durable = taken_over(durable, term, recent)
             _keep(recorder, durable)  # killed from here on, this node's agent comes back in that term
