@@ -27,7 +27,8 @@ from trainctl.tui.setup import start_agent
 DEADLINE_SECONDS = 60.0
 NODES = ("tcp://127.0.0.1:11", "tcp://127.0.0.1:12", "tcp://127.0.0.1:13")
 PROGRAM = (
-    "import sys; from trainctl.tui import calls, cli; calls.DEFAULT_ADDRESS = sys.argv.pop(1); sys.exit(cli.main())"
+    "import sys; from trainctl.tui.cli import agent_call, main; agent_call.DEFAULT_ADDRESS = sys.argv.pop(1);"
+    "sys.exit(main.main())"
 )
 
 
