@@ -22,6 +22,8 @@ import sysconfig
 import tarfile
 from pathlib import Path
 
+import msgpack
+
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
 ROOT = Path("/tmp/trainctl-0.1.0")
@@ -39,7 +41,6 @@ def main() -> None:
     ROOT.mkdir()
     wheel = build()
     subprocess.run([VENV / "bin" / "python", HERE / "scenario.py"], env=ENV, check=True)
-    settle()
     keep(wheel)
 
 
@@ -51,9 +52,9 @@ def keep(wheel: Path) -> None:
         "events": events(),
     }  # fmt: skip
     (HERE / "expected.json").write_text(json.dumps(expected, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    pack(
-        HERE / "state.tar.xz", [path for path in sorted(ROOT.iterdir()) if path.name in KEPT or path.suffix == ".toml"]
-    )
+    settle()
+    kept = [path for path in sorted(ROOT.iterdir()) if path.name in KEPT or path.suffix == ".toml"]
+    pack(HERE / "state.tar.xz", kept)
     pack(HERE / "wire.tar.xz", [wire])
     size = sum(path.stat().st_size for path in HERE.iterdir() if path.is_file())
     assert size < LIMIT_BYTES, f"{size:,} bytes"
@@ -86,8 +87,24 @@ def settle() -> None:
     for file in (file for name in KEPT for file in sorted((ROOT / name).rglob("*")) if file.is_file()):
         content = file.read_bytes()
         found = [word for word in foreign if word in content]
-        found += host.findall(content) if file.suffix != ".safetensors" else []
+        found += host.findall(words(file, content))
         assert not found, (file, found)
+
+
+def words(file: Path, content: bytes) -> bytes:
+    """What of a file is text, for a host's name may be short: in a database its texts and messages."""
+    if file.suffix == ".safetensors" or file.suffix == ".status":
+        return b""
+    if file.suffix != ".db":
+        return content
+    with sqlite3.connect(file) as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        rows = [row for name in tables for row in connection.execute(f"SELECT * FROM {name}")]
+    connection.close()
+    values = [value for row in rows for value in row]
+    texts = [value if isinstance(value, str) else str(msgpack.unpackb(value)) for value in values
+             if isinstance(value, str | bytes)]  # fmt: skip
+    return "\n".join(texts).encode()
 
 
 def numbers() -> dict[str, dict[str, object]]:
@@ -101,10 +118,20 @@ def numbers() -> dict[str, dict[str, object]]:
             tables[what] = list(csv.DictReader(io.StringIO(said)))
         last = tables["steps"][-1] if tables["steps"] else {}
         found[folder.name] = {
-            "state": ledger(folder.name), "rows": {what: len(rows) for what, rows in tables.items()},
+            "state": ledger(folder.name), "shown": shown(folder),
+            "rows": {what: len(rows) for what, rows in tables.items()},
             "last_step": int(last.get("step", 0)), "last_loss": last.get("loss", ""),
         }  # fmt: skip
     return found
+
+
+def shown(folder: Path) -> str:
+    """The state by the last view in the run's own record: one that cannot go back to its checkpoint is left as it was
+    while it waited."""
+    with sqlite3.connect(folder / "record.db") as connection:
+        ((view,),) = connection.execute("SELECT value FROM meta WHERE key = 'view'").fetchall()
+    connection.close()
+    return str(json.loads(view)["state"])
 
 
 def ledger(run: str) -> str:
