@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import random
 import signal
 import time
@@ -10,9 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 from tests.integration.conftest import keep_processes, until, wait_for_end, wait_for_step
-from tests.integration.support.clusters import FOREVER, NODES, Cluster, on, plans_of
+from tests.integration.support.clusters import FOREVER, NODES, Cluster, have_back, on, plans_of
 from tests.integration.support.folding import EDITS, applied_commands, check_edits, check_steps
 
+from trainctl.node_agent.trainers.rank_reports import newest_reports
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client, Connection
 from trainctl.protocol.client.cluster import attach_cluster
@@ -194,6 +196,27 @@ def test_agents_killed_again_and_again_cost_no_step_and_no_trainer(group):
     with cluster.client("beta") as follower:
         seen = follower.snapshot(0).run
     assert (seen.run, seen.lead, seen.state) == (run, "alpha", "running")
+
+
+def test_a_step_that_a_node_made_before_it_died_has_its_row_once_the_node_is_back(group):
+    """Its agent never read the report, and its trainer, which had kept it in a record of its own, is gone as well."""
+    cluster, run = group
+    gamma, paths = cluster["gamma"], cluster.run_paths("gamma", run)
+    with cluster.client("alpha") as client, RecordReader(cluster.run_paths("alpha", run)) as reader:
+        gamma.process.send_signal(signal.SIGSTOP)
+        (pid,) = gamma.trainer_pids()
+        made = until(lambda: unread_step(reader, newest_reports(paths.rank_record(2))), what="an unread step")
+        os.kill(pid, signal.SIGKILL)
+        gamma.kill()
+        cluster.start("gamma")
+        until(lambda: len(reader.rank_steps(made)) == len(NODES), what="gamma's row of the step")
+        have_back(client, "gamma")
+
+
+def unread_step(reader: RecordReader, reports: list[m.Report]) -> int | None:
+    """The newest step that rank 2 has kept a report of, if the lead has the step and not that report."""
+    step = reports[-1].step if reports else 0
+    return step if {part.rank for part in reader.rank_steps(step)} == {0, 1} else None
 
 
 # ---------------------------------------------------------------- what clients see

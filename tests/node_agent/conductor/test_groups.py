@@ -496,6 +496,19 @@ def test_a_drained_rank_hears_of_generations_and_its_return_fences_nobody():
     assert simulation.conductor.durable.generation == before
 
 
+def test_a_lost_rank_whose_answer_to_a_fence_was_lost_is_fenced_again():
+    """Only its answer has the reports that were lost with its agent."""
+    simulation = group().begin().until_step(4)
+    lost = simulation.ranks[2]
+    simulation.disconnect(lost)
+    simulation.tick(6.0)
+    assert simulation.conductor.durable.settings.ranks[2].out == "lost"
+    conductor = simulation.conductor
+    assert len(told(conductor.handle(lost.alive(), simulation.now), m.Fence)) == 1
+    assert told(conductor.handle(lost.alive(), simulation.now), m.Fence) == []
+    assert len(told(conductor.handle(d.RankReturned(2), simulation.now), m.Fence)) == 1
+
+
 def test_who_was_away_when_the_run_ended_is_told_to_leave_again():
     simulation = group(steps=5).begin()
     simulation.until(lambda: simulation.conductor.stage == "leaving")

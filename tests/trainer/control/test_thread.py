@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 from tests.trainer.support.line import DEADLINE_SECONDS, WHO, Line
 
 from trainctl.protocol import messages as m
@@ -43,6 +44,12 @@ def test_work_that_shows_nothing_for_long_is_a_sign_of_life_too(line: Line) -> N
     while time.process_time() < worked + 1.2:
         pass
     wait_for(lambda: (line.hear(m.Alive).progress or 0) > begun)
+
+
+def test_an_agent_is_looked_for_at_an_even_pace(line: Line) -> None:
+    """ZeroMQ's pauses would grow to as long as an agent that is back waits before it takes the trainer for hung."""
+    assert line.control._socket.getsockopt(zmq.RECONNECT_IVL_MAX) == 0
+    assert line.control._socket.getsockopt(zmq.RECONNECT_IVL) <= 200
 
 
 def test_an_outdated_fence_is_dropped_without_an_answer(

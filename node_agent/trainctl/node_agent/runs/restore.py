@@ -2,10 +2,9 @@
 
 import secrets
 import shutil
-import sqlite3
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -21,6 +20,7 @@ from trainctl.node_agent.records.run_db import LastState, RunRecorder
 from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.session import DURABLE_KEY, settings_key
+from trainctl.node_agent.trainers.rank_reports import reports_after
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.config import run_file
@@ -28,8 +28,6 @@ from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.protocol.record.schema import open_for_reading
-from trainctl.protocol.wire.codec import decode_answer
 
 T = TypeVar("T")
 FIRST_GENERATION = m.Generation(1, 0)
@@ -264,15 +262,7 @@ def _kept_reports(paths: RunPaths, after_step: int, least: m.Generation) -> list
     reported it; those older than `least` are of steps that were retracted."""
     found: dict[int, m.Report] = {}
     for file in sorted(paths.directory.glob("rank-*.db")):
-        with closing(open_for_reading(file)) as connection:
-            try:
-                rows = connection.execute(
-                    "SELECT body FROM reports WHERE step > ? ORDER BY step", (after_step,)
-                ).fetchall()
-            except sqlite3.DatabaseError:
-                continue  # of a trainer that died before it had made its tables
-        answers = [decode_answer(body) for (body,) in rows]
-        for report in (answer for answer in answers if isinstance(answer, m.Report)):
+        for report in reports_after(file, after_step):
             known = found.get(report.step)
             if report.generation >= least and (known is None or report.generation > known.generation):
                 found[report.step] = report
