@@ -47,7 +47,7 @@ class Cluster:
         SHARED_PIDS.add(process.pid)
 
     def client(self, node: str = NODES[0], **options: Any) -> BlockingClient:
-        return self.agents[node].client(**{"timeout_seconds": 30, **options})
+        return self.agents[node].client(**options)
 
     def in_touch(self) -> None:
         """Every agent has reached every other one."""
@@ -98,9 +98,9 @@ def have_back(client: BlockingClient, *nodes: str) -> m.RunView:
         assert run is not None
         return run if all(condition(rank) for rank in run.ranks if rank.node in wanted) else None
 
-    assert client.send("pause", {}, timeout_seconds=60).state in ("applied", "rejected")
+    assert client.send("pause", {}).state in ("applied", "rejected")
     until(lambda: view_if(lambda rank: rank.backend), what="the trainers that are to return")
-    assert client.send("resume", {}, timeout_seconds=60).state == "applied"
+    assert client.send("resume", {}).state == "applied"
     found: m.RunView = until(lambda: view_if(lambda rank: rank.state == "run"), what="the return")
     return found
 

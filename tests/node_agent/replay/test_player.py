@@ -11,13 +11,14 @@ from typing import Any
 import psutil
 import pytest
 from tests.conftest import SHARED_PIDS
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.client.cluster import attach_cluster
 from trainctl.protocol.record import log_format
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = HANG_SECONDS
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import psutil
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
 from trainctl.trainer.collective import digest
@@ -18,7 +19,7 @@ from trainctl.trainer.collective.standby import Standby
 from trainctl.trainer.step import state_transfer
 from trainctl.trainer.step.progress import FenceAnswer
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = HANG_SECONDS
 G = 12
 NAMES = ("a", "b", "c")
 T = TypeVar("T")
