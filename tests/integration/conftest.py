@@ -193,7 +193,7 @@ def run_config(small_assets: Path) -> Callable[..., dict[str, Any]]:
 
     def make(**changes: Any) -> dict[str, Any]:
         raw: dict[str, Any] = {
-            "run": {"name": "small", "steps": 30, "seed": 3, "orphan_seconds": 30},
+            "run": {"name": "small", "steps": 30, "seed": 3, "orphan_seconds": 300},
             "model": {"path": str(small_assets / "model")},
             "data": {
                 "path": str(small_assets / "text"), "tokenizer": "bytes", "sequence_length": 24, "held_out": 0.05,

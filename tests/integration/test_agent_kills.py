@@ -115,7 +115,7 @@ def restart(agent: AgentProcess) -> None:
     agent.kill()
     agent.start()
     keep_processes()
-    with agent.client() as client:  # a trainer that never meets an agent leaves after 30 s
+    with agent.client() as client:  # a trainer that never meets an agent leaves after a while
         run = client.snapshot(0).run
         assert run is not None
         wait_for_step(client, run.step + 1)
