@@ -239,7 +239,7 @@ class Report(Message, tag="report", frozen=True):
     phases: Phases = Phases()
     step_seconds: float = 0.0  # from this plan's start to its end, plan wait included
     finished_at: float = 0.0
-    memory_bytes: Count | None = None  # held by the trainer on its device
+    memory_bytes: Count | None = None
     memory_peak_bytes: Count | None = None
     memory_cap_bytes: Count | None = None
     checkpoint: CheckpointInfo | None = None
@@ -401,6 +401,11 @@ class RankStep(Message, tag="rank-step", frozen=True):
         """What the rank would do alone: tokens / (data + forward + backward)."""
         busy_seconds = self.phases.busy
         return self.tokens / busy_seconds if busy_seconds > 0 else None
+
+    @property
+    def peak_or_held_bytes(self) -> int | None:
+        """What the step needed of memory: its peak, or what was held after it where no peak is known."""
+        return self.memory_bytes if self.memory_peak_bytes is None else self.memory_peak_bytes
 
 
 SCRIPTED_DEVICE = "scripted"
@@ -1179,6 +1184,7 @@ METRICS: dict[str, tuple[str, bool]] = {
     "optimizer_seconds": ("s", True),
     "wait_seconds": ("s", True),
     "memory_bytes": ("B", True),
+    "memory_peak_bytes": ("B", True),
     "drift": ("relative", True),
 }
 """What history can be asked for: name -> (unit, whether it is kept per rank)."""

@@ -47,7 +47,7 @@ class MlxBackend(ModelParts):
         self._table = optimizer
         self._dtype = dtype
         self._limit_bytes = limit_bytes
-        self._host = HostMemory(limit_bytes)
+        self._host = HostMemory(limit_bytes) if self.device == "cpu" else None  # a GPU's allocator keeps its own
         trainable = sorted(_flat(model.trainable_parameters()))
         self.shapes = {name: tuple(p.shape) for name, p in trainable}
         self._masters: Arrays = {name: p.astype(mx.float32) for name, p in trainable}
@@ -73,11 +73,13 @@ class MlxBackend(ModelParts):
             finally:
                 self._publish()  # tracing left its own arrays in the model
             mx.eval(loss)
+            self._sample()  # while what backward needs is held
             return float(loss.item())
 
     def backward(self) -> None:
         with self._memory_errors():
             mx.eval(self._scratch)
+            self._sample()
 
     def accumulate(self) -> None:
         with self._memory_errors():
@@ -139,13 +141,24 @@ class MlxBackend(ModelParts):
         finally:
             self._model.train()
 
+    def reset_peak(self) -> None:
+        if self._host is not None:
+            self._host.reset()
+        else:
+            mx.reset_peak_memory()
+
+    def _sample(self) -> None:
+        if self._host is not None:
+            self._host.sample()
+
     def memory(self) -> Memory:
         """Of the allocator on a GPU; on a CPU, where both are the machine's, what the process holds, as torch's is."""
-        if self.device == "cpu":
+        if self._host is not None:
             return self._host.read()
         device: dict[str, Any] = mx.device_info()
         cap = self._limit_bytes or device.get("max_recommended_working_set_size") or mx.get_memory_limit()
-        return Memory(mx.get_active_memory(), mx.get_peak_memory(), cap)
+        used = mx.get_active_memory()
+        return Memory(used, max(used, mx.get_peak_memory()), cap)  # a reset peak is 0 until something is allocated
 
     def copy_out(self, part: Part, arrays: Mapping[str, Array]) -> None:
         for name, array in self._part(part).items():

@@ -44,7 +44,7 @@ class Memory:
     """What the trainer holds on its device, in bytes; None where it cannot be known."""
 
     used_bytes: int | None = None
-    peak_bytes: int | None = None
+    peak_bytes: int | None = None  # since `reset_peak`
     cap_bytes: int | None = None
 
 
@@ -128,6 +128,9 @@ class Backend(Protocol):
     @property
     def tf32(self) -> bool:
         """Whether products of float32 matrices may be rounded to TF32."""
+
+    def reset_peak(self) -> None:
+        """Begin a new peak of memory, at what is held now."""
 
     def memory(self) -> Memory: ...
 

@@ -20,6 +20,7 @@ from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import ModelParts
 from trainctl.trainer.backends.host_memory import HostMemory, limit_process
 from trainctl.trainer.backends.protocol import Array, BackendName, Memory, Part, first_line
+from trainctl.trainer.backends.sampled_memory import SampledMemory
 from trainctl.trainer.data.batch import Batch
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -52,7 +53,11 @@ class TorchBackend(ModelParts):
         self._loss: torch.Tensor | None = None
         self._scratch: tuple[torch.Tensor, ...] = ()
         self._cap_bytes = _device_cap(self._device, limit_bytes)
-        self._host = HostMemory(limit_bytes)
+        self._memory = (
+            SampledMemory(torch.mps.current_allocated_memory, self._cap_bytes)
+            if self._device.type == "mps"
+            else HostMemory(limit_bytes)
+        )
 
     @property
     def device(self) -> str:
@@ -64,7 +69,9 @@ class TorchBackend(ModelParts):
         with self._memory_errors():
             loss = self._loss_sum(batch)
             self._loss = loss * scale
-            return float(loss.item())
+            value = float(loss.item())
+            self._memory.sample()  # while the graph is held
+            return value
 
     def backward(self) -> None:
         assert self._loss is not None, "backward follows forward"
@@ -72,6 +79,7 @@ class TorchBackend(ModelParts):
             loss, self._loss = self._loss, None
             self._scratch = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
             self._synchronize()
+            self._memory.sample()
 
     def accumulate(self) -> None:
         with self._memory_errors():
@@ -139,14 +147,18 @@ class TorchBackend(ModelParts):
         finally:
             self._model.train()
 
+    def reset_peak(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            self._memory.reset()
+
     def memory(self) -> Memory:
         if self._device.type == "cuda":
             # Once, not per number: each of torch's shorthands flattens and sorts the allocator's whole statistics.
             allocated = torch.cuda.memory_stats_as_nested_dict(self._device)["allocated_bytes"]["all"]
             return Memory(allocated["current"], allocated["peak"], self._cap_bytes)
-        if self._device.type == "mps":
-            return Memory(torch.mps.current_allocated_memory(), None, self._cap_bytes)
-        return self._host.read()
+        return self._memory.read()
 
     @property
     def updates(self) -> int:

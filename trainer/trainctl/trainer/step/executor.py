@@ -73,7 +73,7 @@ class Executor:
         """One step. `started` is when the wait for the plan began (perf_counter). Raises AbandonedError if fenced
         half-way, GroupError if the sum failed (either way the accumulators hold what they held), ProtocolError for a
         plan that doesn't follow the last step, TrainctlError if memory cannot suffice."""
-        watch = Stopwatch(self._status, started)
+        watch = self._begin_plan(started)
         work = self._work(plan)
         batch = self._begin(plan)
         sums = Sums()
@@ -97,7 +97,7 @@ class Executor:
 
     def evaluate(self, plan: StepPlan, started: float) -> Report:
         """Loss sums over held-out samples, the rank's own; accumulators are left alone. Raises as `train`."""
-        watch = Stopwatch(self._status, started)
+        watch = self._begin_plan(started)
         work = self._work(plan)
         sums = Sums()
 
@@ -116,7 +116,7 @@ class Executor:
     def measure(self, plan: StepPlan, started: float) -> Report:
         """How fast forward and backward go over training samples; where there is more than one micro-batch, the first
         only warms up. Nothing is added. Raises as `train`."""
-        watch, work = Stopwatch(self._status, started), self._work(plan)
+        watch, work = self._begin_plan(started), self._work(plan)
         sums, timed = Sums(), list[tuple[int, float]]()
 
         def once(positions: Indices) -> None:
@@ -138,7 +138,7 @@ class Executor:
     def sync(self, plan: StepPlan, started: float) -> Report:
         """Take over the state of the group's lowest rank; the report says how far this one had drifted. Raises
         AbandonedError or GroupError."""
-        watch = Stopwatch(self._status, started)
+        watch = self._begin_plan(started)
         with watch.phase("sync"):
             drift = take_lowest(self.group, plan.generation, self._backend, self._ledger)
         return msgspec.structs.replace(self._report(plan, Sums(), watch, 0.0), drift=drift)
@@ -161,8 +161,13 @@ class Executor:
 
     def written(self, plan: StepPlan, started: float, failure: str | None) -> Report:
         """The report of a checkpoint plan, the checkpoint itself left for the caller to add."""
-        watch = Stopwatch(self._status, started)
+        watch = self._begin_plan(started)
         return self._report(plan, Sums(), watch, 0.0, skipped=failure)
+
+    def _begin_plan(self, started: float) -> Stopwatch:
+        """Time and memory are this plan's from here on."""
+        self._backend.reset_peak()
+        return Stopwatch(self._status, started)
 
     def _begin(self, plan: StepPlan) -> HalfBatch:
         with self._ledger.exclusive(plan.generation):

@@ -1,14 +1,15 @@
 """What a change would make of the step's length and of each node's memory, from what was measured: pure.
 
-Seconds a sample at micro-batch m are taken as a / m + b, a pass's cost and a sample's. Memory grows with the samples of
-a pass by what the peak has over what is held between steps; where those don't differ (a process's resident size), no
-more is known than that it grows at most in proportion. Everything here is a prediction and is called one.
+Seconds a sample at micro-batch m are taken as a / m + b, a pass's cost and a sample's. Memory at a micro-batch that was
+in use is the peak of its steps. Beyond the largest it grows with the samples of a pass by what that peak has over what
+is held after the step; where those don't differ, no more is known than that it grows at most in proportion. Everything
+here is a prediction and is called one.
 """
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from trainctl.protocol import messages as m
 from trainctl.tui.widgets import formatting as f
@@ -17,8 +18,16 @@ from trainctl.tui.widgets.styled_line import clean
 if TYPE_CHECKING:
     from trainctl.tui.commands.shares import Seat
 
-Tried = Mapping[tuple[int, int], float]
-"""(rank, micro-batch) -> samples a second of data, forward and backward, as measured."""
+
+class Trial(NamedTuple):
+    """What was measured of a rank at a micro-batch."""
+
+    rate: float  # samples a second of data, forward and backward
+    peak_bytes: int | None = None  # of a step's memory
+
+
+Tried = Mapping[tuple[int, int], Trial]
+"""By rank and micro-batch."""
 MAX_TRIED = 256
 _LEAST_GROWTH = 0.02
 """A peak over what is held by less than this part says nothing about samples."""
@@ -29,18 +38,24 @@ def tried_with(tried: Tried, parts: Sequence[m.RankStep]) -> Tried:
     rates = [part.samples / part.phases.busy for part in parts if part.phases.busy > 0 and part.samples]
     if not rates or (len(tried) >= MAX_TRIED and (parts[-1].rank, parts[-1].micro_batch) not in tried):
         return tried
-    return {**tried, (parts[-1].rank, parts[-1].micro_batch): statistics.median(rates)}
+    last = parts[-1]
+    return {**tried, (last.rank, last.micro_batch): Trial(statistics.median(rates), last.peak_or_held_bytes)}
 
 
-def without_rank(tried: Tried, rank: int) -> Tried:
-    """What was tried but by `rank`: its process is another one, whose peak says nothing of what the old one tried."""
-    return {key: rate for key, rate in tried.items() if key[0] != rank}
+def of_same_processes(tried: Tried, before: m.RunView | None, after: m.RunView) -> Tried:
+    """What was tried of the ranks whose trainer is the same in two views of a run: one may have been replaced because
+    a micro-batch that it had tried took too much memory."""
+    if before is None or before.run != after.run:
+        return {}
+    pids = {view.rank: view.pid for view in before.ranks}
+    same = {view.rank for view in after.ranks if pids.get(view.rank) == view.pid}
+    return {key: trial for key, trial in tried.items() if key[0] in same}
 
 
 def rate_at(tried: Tried, rank: int, micro: int) -> float | None:
     """Samples a second of a rank at a micro-batch: as measured, or between two others that were; None if neither is
     known."""
-    known = {size: 1 / rate for (of, size), rate in tried.items() if of == rank and rate > 0}
+    known = {size: 1 / trial.rate for (of, size), trial in tried.items() if of == rank and trial.rate > 0}
     if micro in known:
         return 1 / known[micro]
     if len(known) < 2:
@@ -72,16 +87,18 @@ class Memory:
 
 def memory_at(seat: "Seat", share: int, micro: int) -> Memory | None:
     """The peak with `share` samples in passes of `micro`; None where none was measured."""
-    peak, held = seat.peak_bytes or seat.memory_bytes, seat.memory_bytes
-    if peak is None or held is None:
+    wanted, cap = min(share, micro), seat.memory_cap_bytes
+    enough = min((size for size in seat.peaks if size >= wanted), default=None)
+    if enough is not None:
+        return Memory(seat.peaks[enough], cap, at_most=wanted < enough)
+    if not seat.peaks or seat.memory_bytes is None:
         return None
-    times = min(share, micro) / max(min(seat.share, seat.micro_batch), seat.reached, 1)
-    if times <= 1:
-        return Memory(peak, seat.memory_cap_bytes, at_most=times < 1)
+    largest = max(seat.peaks)
+    peak, held, times = seat.peaks[largest], seat.memory_bytes, wanted / max(largest, 1)
     samples = peak - held
     if samples < _LEAST_GROWTH * peak:
-        return Memory(peak * times, seat.memory_cap_bytes, at_most=True)
-    return Memory(held + samples * times, seat.memory_cap_bytes, at_most=False)
+        return Memory(peak * times, cap, at_most=True)
+    return Memory(held + samples * times, cap, at_most=False)
 
 
 def fits(seats: Sequence["Seat"], shares: Sequence[int], micros: Sequence[int]) -> str:

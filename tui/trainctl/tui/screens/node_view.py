@@ -140,12 +140,12 @@ def rate_panel(state: ViewState, row: Row) -> p.Panel:
 
 
 def memory_panel(state: ViewState, row: Row, found: Sequence[phase_view.Lap]) -> p.Panel:
-    """The trainer's memory, in GB."""
+    """The peaks of the trainer's memory, in GB."""
     known = [(lap.step, lap.memory_bytes / 1e9) for lap in found if lap.memory_bytes is not None]
     steps = np.array([step for step, _ in known], np.int64)
     values = np.array([value for _, value in known], np.float64)
     ones, none = np.ones(len(known)), np.zeros(len(known), np.int64)
     window = s.Window(1, steps, values, values, values, ones, values, none)
     role = SERIES_ROLES[row.place % len(SERIES_ROLES)]
-    return p.Panel("trainer's memory, GB", (p.Track(window, "", role),), *_span(state), recent_events.marks(state),
+    return p.Panel("trainer's peak memory, GB", (p.Track(window, "", role),), *_span(state), recent_events.marks(state),
                    empty_text="n/a", least_span=0.2)  # fmt: skip

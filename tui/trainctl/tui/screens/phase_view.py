@@ -16,7 +16,8 @@ from trainctl.tui.widgets.inline_bars import PHASES, in_cells
 from trainctl.tui.widgets.styled_line import Line, Piece, fit, from_cells, line
 
 PHASE_NAMES = ("data", "forward", "backward", "sync", "optimizer", "wait")
-METRICS = (*(f"{name}_seconds" for name in PHASE_NAMES), "memory_bytes")
+METRICS_OF_0_1_0 = (*(f"{name}_seconds" for name in PHASE_NAMES), "memory_bytes")
+METRICS = (*METRICS_OF_0_1_0, "memory_peak_bytes")
 """What of the record this is made from."""
 STEPS = 240
 """Newest steps that are asked for."""
@@ -31,7 +32,7 @@ class Lap(NamedTuple):
 
     step: int
     phases: m.Phases
-    memory_bytes: float | None
+    memory_bytes: float | None  # its peak; where none is known, what was held after it
 
     @property
     def seconds(self) -> float:
@@ -68,7 +69,7 @@ def _whole(steps: Mapping[int, Mapping[str, float]]) -> dict[int, Lap]:
     for step, named in steps.items():
         phases = {name: named.get(f"{name}_seconds", math.nan) for name in PHASE_NAMES}
         if all(math.isfinite(value) for value in phases.values()):
-            made[step] = Lap(step, m.Phases(**phases), named.get("memory_bytes"))
+            made[step] = Lap(step, m.Phases(**phases), named.get("memory_peak_bytes", named.get("memory_bytes")))
     return made
 
 
@@ -82,7 +83,7 @@ def laps(state: ViewState, past: Past, rank: int) -> list[Lap]:
 def _known(state: ViewState, past: Past, rank: int) -> dict[int, Lap]:
     run = state.run.run if state.run else ""
     found = dict(past.laps.get(rank, {})) if past.run == run else {}
-    found |= {part.step: Lap(part.step, part.phases, part.memory_bytes) for part in state.laps.get(rank, ())}
+    found |= {part.step: Lap(part.step, part.phases, part.peak_or_held_bytes) for part in state.laps.get(rank, ())}
     return found
 
 

@@ -82,12 +82,15 @@ FLEET: Table[Row] = Table(
         Field("busy", "data, forward and backward of it", _of_step(lambda step: step.phases.busy), Kinds.SECONDS),
         Field("wait", "for slower ranks and for the plan", lambda row: row.wait, Kinds.SECONDS),
         Field("phase", "that makes it slow", lambda row: row.slow_phase or None),
-        Field("mem", "held on its device", _of_step(lambda step: step.memory_bytes), Kinds.BYTES),
+        Field(
+            "mem", "most held on its device in its last step", _of_step(lambda step: step.peak_or_held_bytes),
+            Kinds.BYTES, aliases=("peak",),
+        ),
         Field(
             "mem%", "of what it may hold",
-            _of_step(lambda step: _percent_of(step.memory_bytes, step.memory_cap_bytes)), Kinds.PERCENT,
+            _of_step(lambda step: _percent_of(step.peak_or_held_bytes, step.memory_cap_bytes)), Kinds.PERCENT,
         ),
-        Field("peak", "most it held", _of_step(lambda step: step.memory_peak_bytes), Kinds.BYTES),
+        Field("held", "held on its device after that step", _of_step(lambda step: step.memory_bytes), Kinds.BYTES),
         Field("gpu", "use of its GPU", _of_gpu(lambda gpu: gpu.utilization_percent), Kinds.PERCENT),
         Field("cpu", "use of its machine's CPUs", _of_host(lambda host: host.cpu_percent), Kinds.PERCENT),
         Field(

@@ -276,7 +276,7 @@ def _open(state: ViewState, snapshot: m.Snapshot, now: float) -> ViewState:
         parts=_frozen({step.rank: (step,) for step in snapshot.rank_steps}),
         laps=_frozen({step.rank: (step,) for step in snapshot.rank_steps}),
         peers=snapshot.peers,
-        tried=state.tried if _same_run(state.run, snapshot.run) else _frozen({}),
+        tried=_tried_by(state, snapshot.run) if snapshot.run else _frozen({}),
         plan_step=changed_step(snapshot.events, snapshot.run.run if snapshot.run else ""),
         slow=None,
         hosts=_frozen({**hosts, host.node: Seen(host, seen_at(host.read_at))} if host else hosts),
@@ -296,8 +296,9 @@ def _alerts_after(state: ViewState, snapshot: m.Snapshot) -> dict[str, m.Alerts]
     return {**others, main: snapshot.alerts} if snapshot.alerts is not None else others
 
 
-def _same_run(one: m.RunView | None, other: m.RunView | None) -> bool:
-    return one is not None and other is not None and one.run == other.run
+def _tried_by(state: ViewState, view: m.RunView) -> predictions.Tried:
+    """What was tried on the trainers that the run has now."""
+    return _frozen(dict(predictions.of_same_processes(state.tried, state.run, view)))
 
 
 def _live(state: ViewState, message: m.Live, now: float) -> ViewState:
@@ -332,7 +333,7 @@ def _run_changed(state: ViewState, view: m.RunView) -> ViewState:
         )  # fmt: skip
     if view.run != state.run.run:
         return state
-    state = replace(state, run=view)
+    state = replace(state, run=view, tried=_tried_by(state, view))
     if view.eval_loss is not None and view.eval_step is not None:
         known = state.windows.get(("eval_loss", None))
         bucket = view.eval_step // known.bucket_steps * known.bucket_steps if known is not None else -1
@@ -386,8 +387,6 @@ def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
     if known and known[-1].micro_batch != step.micro_batch:
         state = replace(state, tried=_frozen(dict(predictions.tried_with(state.tried, known))))
         known = ()  # another micro-batch, another speed
-    if known and (step.memory_peak_bytes or 0) < (known[-1].memory_peak_bytes or 0):
-        state = replace(state, tried=_frozen(dict(predictions.without_rank(state.tried, step.rank))))
     parts = _set(state.parts, {step.rank: (*known, step)[-RECENT_PARTS:]})
     laps = _set(state.laps, {step.rank: (*state.laps.get(step.rank, ()), step)[-RECENT_LAPS:]})
     state = _with(state, ranks=ranks, parts=parts, laps=laps)
