@@ -29,6 +29,8 @@ IN_FLIGHT_SECONDS = 0.025
 
 
 def config(steps: int = 20, batch: int = 8, **tables: dict) -> run_file.RunFile:
+    """With even shares unless `tables` say otherwise: most tests begin with the first step."""
+    group = {"first_shares": "even", **tables.pop("group", {})}
     raw = {
         "run": {"name": RUN, "steps": steps},
         "model": {"path": "/model"},
@@ -36,6 +38,7 @@ def config(steps: int = 20, batch: int = 8, **tables: dict) -> run_file.RunFile:
         "batch": {"global": batch, "micro": 4},
         "optimizer": {"learning_rate": 1e-3, "schedule": "constant"},
         "checkpoint": {"at_end": False},
+        "group": group,
         **tables,
     }
     return run_file.parse(raw)

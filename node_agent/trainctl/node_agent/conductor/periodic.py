@@ -23,11 +23,10 @@ class Agenda:
             self._desk.scheduled.add("probe")
 
     def schedule_first(self) -> None:
-        """The measurement that a new run's shares come from."""
-        config, durable = self._book.config, self._book.durable
-        is_new = self._book.progress.step == 0 and not durable.timed
-        is_open = all(table.share is None for table in config.nodes.values())
-        if is_new and is_open and config.group.first_shares == "timed" and len(self._formation.live) > 1:
+        """The measurement that those of a new run's shares come from which its file leaves open."""
+        is_new = self._book.progress.step == 0 and not self._book.durable.timed
+        is_timed = self._book.config.group.first_shares == "timed"
+        if is_new and is_timed and len(self._book.ranks_without_share()) > 1:
             self._desk.scheduled.add("measure")
 
     def schedule_periodic(self, step: int) -> None:

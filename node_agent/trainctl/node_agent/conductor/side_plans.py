@@ -34,7 +34,8 @@ def conclude(book: Book, rates: Rates, plan: m.StepPlan, reports: Reports) -> st
 
 
 def measurement(book: Book, rates: Rates, reports: Reports) -> None:
-    """The first shares, by what each rank managed alone; a rank that timed nothing leaves them as they are."""
+    """The first shares of the ranks without one in the run file, by what each managed alone; a rank that timed nothing
+    leaves them as they are."""
     seen = {rank: report.samples_per_second or 0.0 for rank, report in reports.items()}
     book.keep(timed=True)
     if not all(0 < rate < math.inf for rate in seen.values()):
@@ -44,7 +45,9 @@ def measurement(book: Book, rates: Rates, reports: Reports) -> None:
         return
     for rank, rate in seen.items():
         rates.measured(rank, rate)
-    edit = share_edits.edit(book.settings, apportion(book.settings.global_batch, seen))
+    shares = {rank: setting.share for rank, setting in book.settings.live.items()}
+    free = {rank: seen[rank] for rank in book.ranks_without_share() if rank in seen}
+    edit = share_edits.edit(book.settings, shares | apportion(sum(shares[rank] for rank in free), free))
     book.persist(settings=edit.settings)
     timed = ", ".join(f"{book.settings.label(rank)} {rate:,.3g}/s" for rank, rate in seen.items())
     text = f"rebalance {edit.before} → {edit.after}: first shares by measured samples per second, {timed}"
