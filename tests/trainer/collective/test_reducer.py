@@ -96,12 +96,12 @@ IN_A_SUM_AND_CONNECTING = """
     groups = [formation.form(form) for formation in formations]
     threads = [threading.Thread(target=group.complete) for group in groups]
     [thread.start() for thread in threads]; [thread.join() for thread in threads]
-    groups[0]._reducer.order(Reduce("float32", 0, 1000))
+    groups[0]._reducers[0].order(Reduce("float32", 0, 1000))
     formations, form = made(sys.argv[1], 3)
     groups += [formations[0].form(form)]
-    while (pid := groups[2]._reducer.life.pid) is None: time.sleep(0.01)
+    while (pid := groups[2]._reducers[0].life.pid) is None: time.sleep(0.01)
     time.sleep(1.0)
-    print(*[group._reducer.life.pid for group in groups], flush=True)
+    print(*[group._reducers[0].life.pid for group in groups], flush=True)
     time.sleep(600)
 """
 
@@ -279,8 +279,7 @@ def title_of(process: psutil.Process) -> str:
 def test_a_process_that_died_while_it_waited_is_not_used() -> None:
     standby = SpawnStandby()
     standby.prepare("ring")
-    waiting = standby._waiting
-    assert waiting is not None
+    (waiting,) = standby._waiting
     waiting.kill()
     waiting.life.reap()
     again = standby.take("ring")
