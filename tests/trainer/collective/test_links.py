@@ -12,23 +12,24 @@ from tests.trainer.support.ranks import DEADLINE_SECONDS, pid_of
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_file import GroupTable
-from trainctl.trainer.collective.group import ReducerGroup
+from trainctl.trainer.collective.group import Group, ReducerGroup
 from trainctl.trainer.collective.membership import Formation
 from trainctl.trainer.collective.reducer_process import GroupError
 from trainctl.trainer.collective.shared_buffer import Layout
 from trainctl.trainer.collective.standby import SpawnStandby
+from trainctl.trainer.step.progress import AbandonedError
 
-LINKS, FORMINGS, ALLOWANCE_SECONDS = 4, 5, 0.5
+LINKS, FORMINGS, ALLOWANCE_SECONDS, LATE_SECONDS = 4, 5, 0.5, 0.1
 WORDS = LINKS * (1 << 18) + 1001
 Pair = tuple[ReducerGroup, ReducerGroup]
 
 
 @pytest.fixture
-def new_pair(fork_servers: ForkServers) -> Iterator[Callable[[int], Pair]]:
-    """Ranks 0 and 1 in a ring with so many links, formed."""
-    made: list[Formation | ReducerGroup] = []
+def new_pair(fork_servers: ForkServers) -> Iterator[Callable[..., Pair]]:
+    """Ranks 0 and 1 in a ring with so many links, formed; rank 0 may begin late."""
+    made: list[Formation | Group] = []
 
-    def make(links: int) -> Pair:
+    def make(links: int, late: float = 0.0) -> Pair:
         layout, table = Layout({"a": (WORDS,)}, "x"), GroupTable(links_per_peer=links)
         formations = [Formation(rank, layout, table, "", "ring", fork_servers) for rank in (0, 1)]
         offer = m.Offer(run="r", generation=m.Generation(1, 1), engine="ring")
@@ -37,9 +38,10 @@ def new_pair(fork_servers: ForkServers) -> Iterator[Callable[[int], Pair]]:
             run="r", generation=offer.generation, engine="ring", ranks=(0, 1), endpoints=endpoints, layout_digest="x",
             deadline_seconds=DEADLINE_SECONDS,
         )  # fmt: skip
-        groups = [formation.form(form) for formation in formations]
-        made.extend([*formations, *(group for group in groups if isinstance(group, ReducerGroup))])
-        first, second = groups
+        second = formations[1].form(form)
+        time.sleep(late)
+        first = formations[0].form(form)
+        made.extend([*formations, first, second])
         assert isinstance(first, ReducerGroup)
         assert isinstance(second, ReducerGroup)
         assert both((first, second), ReducerGroup.complete) == []
@@ -70,26 +72,33 @@ def both(pair: Pair, work: Callable[[ReducerGroup], object]) -> list[Exception]:
     return errors
 
 
-def forming_seconds(new_pair: Callable[[int], Pair], links: int) -> float:
+def forming_seconds(new_pair: Callable[..., Pair], links: int, late: float = 0.0) -> float:
     """The fastest of some: MLX's ring may still sleep for 1 s where two ranks share a busy machine."""
     found = []
     for _ in range(FORMINGS):
         begun = time.perf_counter()
-        pair = new_pair(links)
+        pair = new_pair(links, late)
         found.append(time.perf_counter() - begun)
         for group in pair:
             group.close()
     return min(found)
 
 
-def test_more_links_take_hardly_longer_to_form(new_pair: Callable[[int], Pair]) -> None:
+def test_more_links_take_hardly_longer_to_form(new_pair: Callable[..., Pair]) -> None:
     new_pair(1)  # the engine is imported
     one, several = forming_seconds(new_pair, 1), forming_seconds(new_pair, LINKS)
     assert several < LINKS * one + ALLOWANCE_SECONDS, f"{several:.2f} s with {LINKS} links, {one:.2f} s with one"
 
 
+def test_a_rank_that_is_late_makes_nobody_sleep(new_pair: Callable[..., Pair]) -> None:
+    """Rank 1 connects to rank 0, which listens only later."""
+    new_pair(1)
+    in_time, late = forming_seconds(new_pair, 1), forming_seconds(new_pair, 1, LATE_SECONDS)
+    assert late - LATE_SECONDS < in_time + ALLOWANCE_SECONDS
+
+
 @pytest.mark.parametrize("links", [1, 3, LINKS])
-def test_the_parts_that_links_sum_make_the_whole(new_pair: Callable[[int], Pair], links: int) -> None:
+def test_the_parts_that_links_sum_make_the_whole(new_pair: Callable[..., Pair], links: int) -> None:
     pair = new_pair(links)
     values = np.random.default_rng(0).standard_normal(WORDS).astype(np.float32)
     shared: list[np.ndarray] = []
@@ -105,14 +114,24 @@ def test_the_parts_that_links_sum_make_the_whole(new_pair: Callable[[int], Pair]
     assert both(pair, lambda group: group.share_numbers(0, [1.5])) == [], "and what is too short to part"
 
 
-def test_a_link_that_fails_ends_all_of_them(new_pair: Callable[[int], Pair]) -> None:
+def test_a_link_that_fails_ends_all_of_them(new_pair: Callable[..., Pair]) -> None:
     pair = new_pair(LINKS)
     processes = [psutil.Process(pid_of(reducer)) for group in pair for reducer in group._reducers]
     assert len({process.pid for process in processes}) == 2 * LINKS
     processes[LINKS - 1].kill()
-    errors = both(pair, lambda group: group.share(0, lambda arrays: None))
+
+    def share(group: ReducerGroup) -> None:
+        try:
+            group.share(0, lambda arrays: None)
+        except GroupError:
+            for other in pair:  # as a fence does, which the first failure brings about
+                other.abort()
+            raise
+
+    errors = both(pair, share)
     assert len(errors) == 2
-    assert all(isinstance(error, GroupError) for error in errors)
+    assert any(isinstance(error, GroupError) for error in errors)
+    assert all(isinstance(error, GroupError | AbandonedError) for error in errors)
     for group in pair:
         group.close()
     assert not any(process.is_running() for process in processes)
