@@ -251,7 +251,7 @@ def test_a_reducer_s_title_follows_its_generation(made: Callable[[], Standby], m
     )  # fmt: skip
     group = formations[1].form(form)
     assert isinstance(group, ReducerGroup)
-    reducer, waiting = group._reducer, standby.take("gloo")
+    reducer, waiting = group._reducers[0], standby.take("gloo")
     assert wait_for_title(reducer, "reducer") == "trainctl: reducer rank 1 of demo-20260102-030405 g2.7"
     assert wait_for_title(waiting, "standby") == "trainctl: standby reducer rank 1 of demo-20260102-030405"
     if isinstance(standby, ForkStandby):

@@ -88,7 +88,7 @@ def test_predictions_are_made_from_the_peak_of_the_step() -> None:
 def test_a_peak_that_falls_leaves_all_that_was_measured_of_the_rank() -> None:
     state = state_with(HELD, PEAK)
     before = state.ranks[RANK].value
-    state = dataclasses.replace(state, tried=dict(md.foresight.tried_with({}, [before])))
+    state = dataclasses.replace(state, tried=dict(md.predictions.tried_with({}, [before])))
     state = md.apply(state, step_with(HELD, 13 * GB, VIEW.step + 2), CLOCK.at_monotonic)
     assert list(state.tried) == [(RANK, 13)]
     assert len(state.parts[RANK]) == 3
