@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainctl.node_agent.planning.terms import next_term
 from trainctl.node_agent.records.agent_db import AgentLedger
-from trainctl.node_agent.roles.election import Claim, next_term
+from trainctl.node_agent.roles.election import Claim
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 

@@ -8,6 +8,7 @@ from tests.node_agent.support.records import part, plan, step
 from tests.node_agent.support.simulation import config
 
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
+from trainctl.node_agent.records.keys import settings_key
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.protocol import messages as m
@@ -36,7 +37,7 @@ def paths(tmp_path: Path) -> RunPaths:
     nodes = {"a": {"backend": "torch"}, "b": {"backend": "torch"}}
     with restore.make_directory(made, config(100, 24, nodes=nodes)) as recorder:
         for settings in (ALL, WITHOUT_A, BACK):
-            key = restore.settings_key(settings.plan_version)
+            key = settings_key(settings.plan_version)
             recorder.set_meta(key, msgspec.json.encode(settings).decode())
         live(recorder, 1, {1: 1, 2: 1, 3: 2, 4: 2, 5: 2, 6: 2}, until=5)
         recorder.retract_after(2)
@@ -57,7 +58,7 @@ def test_the_life_that_was_gone_back_behind_has_no_say(paths: RunPaths, after: i
 def test_what_came_after_the_step_is_undone_with_it(paths: RunPaths) -> None:
     drained = msgspec.structs.replace(WITHOUT_A, plan_version=4)
     with restore.RunRecorder(paths) as recorder:
-        recorder.set_meta(restore.settings_key(4), msgspec.json.encode(drained).decode())
+        recorder.set_meta(settings_key(4), msgspec.json.encode(drained).decode())
         live(recorder, 3, {5: 3, 6: 4}, until=6)
         restore._keep(recorder, Durable(drained, m.Generation(1, 3), 306))
     opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(4, "b"), None)

@@ -11,16 +11,13 @@ from trainctl.node_agent.alerts.conditions import Scene
 from trainctl.node_agent.alerts.evaluator import Change, Evaluator, Raised
 from trainctl.node_agent.alerts.hooks import Call, Hooks
 from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.records.keys import ALERTS_KEY
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertHooks, AlertsTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
-
-ALERTS_KEY = "alerts"
-"""Where a run's record keeps what is open; the run's other nodes keep it too."""
-
 
 OF_MACHINE = frozenset({"disk"})
 """Kinds that are watched on this agent's own machine while it takes part in no run, by the thresholds that hold where a

@@ -11,8 +11,7 @@ import zmq.auth
 from zmq.auth.base import Authenticator
 
 from trainctl.node_agent.auth.audit import Audit, Subject
-from trainctl.node_agent.auth.connection_log import ConnectionLog
-from trainctl.node_agent.auth.connections import Callers
+from trainctl.node_agent.auth.connections import Callers, ConnectionLog
 from trainctl.node_agent.auth.roles import LIVE, REQUESTS, AccessList, Rights, what
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.cluster_file import Cluster

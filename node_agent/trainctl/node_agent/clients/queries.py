@@ -11,7 +11,7 @@ import msgspec
 from trainctl.node_agent.clients import proxy
 from trainctl.node_agent.clients.doctor import Examination
 from trainctl.node_agent.clients.presence import Audience
-from trainctl.node_agent.records.replication import VIEW_KEY
+from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client

@@ -12,13 +12,12 @@ from trainctl.node_agent.conductor import side_plans
 from trainctl.node_agent.conductor.commands import Orders
 from trainctl.node_agent.conductor.failures import Losses
 from trainctl.node_agent.conductor.hangs import Hangs
-from trainctl.node_agent.conductor.patience import Patience
 from trainctl.node_agent.conductor.pending import Desk
 from trainctl.node_agent.conductor.pipeline import Course
 from trainctl.node_agent.conductor.regroup import Regroup
 from trainctl.node_agent.conductor.rendezvous import Formation, Rank
 from trainctl.node_agent.conductor.restarts import Attendance
-from trainctl.node_agent.conductor.shutdown import Ending, Final
+from trainctl.node_agent.conductor.shutdown import Ending, Final, Patience
 from trainctl.node_agent.conductor.state import Book, CannotGoOnError, NobodyLeftError, Progress, Stage
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.lr_schedule import rate

@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping
 from typing import Literal
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.conductor import rows
 from trainctl.node_agent.conductor.state import Book, CannotGoOnError, NobodyLeftError, Stage
 from trainctl.node_agent.planning import compatibility, estimates, ranges
 from trainctl.protocol import messages as m
@@ -150,7 +149,9 @@ class Formation:
 
     def _check_agreement(self) -> None:
         settings, ready = self._book.settings, self.ready
-        difference = rows.disagreement({settings.label(rank): ready[rank] for rank in self.live if rank in ready})
+        difference = compatibility.disagreement(
+            {settings.label(rank): ready[rank] for rank in self.live if rank in ready}
+        )
         if difference is not None:
             raise CannotGoOnError(difference)
 

@@ -6,8 +6,8 @@ from typing import Self
 
 from trainctl.node_agent.records import replication
 from trainctl.node_agent.records.agent_db import KnownRun
+from trainctl.node_agent.records.keys import DURABLE_KEY
 from trainctl.node_agent.records.run_db import RunRecorder
-from trainctl.node_agent.runs.session import DURABLE_KEY
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
 

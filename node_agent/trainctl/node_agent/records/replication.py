@@ -8,6 +8,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from trainctl.node_agent.records.keys import OWN_KEYS
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.transport.peer_link import PeerLink
 from trainctl.protocol import messages as m
@@ -17,9 +18,6 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.wire import codec
 
-VIEW_KEY, GENERATION_KEY, HANDED_OVER_KEY = "view", "generation", "handed-over"
-OWN_KEYS = frozenset({VIEW_KEY, GENERATION_KEY, HANDED_OVER_KEY})
-"""Values of a record that each node makes by itself."""
 PAGE_STEPS, PAGE_EVENTS, HANDED_PLANS = 100, 100, 8
 HANDED_BYTES = codec.FRAME_BYTES // 2
 """Of what a claimant gets beyond its own record, in the one message that consents."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainctl.node_agent.records.replication import VIEW_KEY
+from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.replay import format as r
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError

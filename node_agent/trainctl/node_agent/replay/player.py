@@ -21,7 +21,7 @@ import zmq.asyncio
 from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.listen_address import Place
-from trainctl.node_agent.records.replication import VIEW_KEY
+from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.replay import readings as played_machine
 from trainctl.node_agent.replay.agent import PlayedAgent

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from trainctl.node_agent.planning.terms import next_term
 from trainctl.node_agent.records.replication import far
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.node_agent.transport.peer_pool import Peers
@@ -16,14 +17,6 @@ CLAIM_SECONDS = 5.0
 """How long another node's agent may take to answer a claim."""
 TRIES = 3
 """Terms that are claimed in a row, each above all that the refusals tell of."""
-
-
-def next_term(above: int, node: str, others: Collection[str]) -> int:
-    """The lowest term above one that is `node`'s to claim. Each node of the cluster has every n-th one for itself, as
-    with the ballots of Paxos (Lamport, The Part-Time Parliament, 1998): no two can lead in one term, not even where
-    they were parted and an operator's word stood for a majority, if all have the same cluster file."""
-    names = sorted({node, *others})
-    return above + 1 + (names.index(node) - above - 1) % len(names)
 
 
 class Copy(Protocol):

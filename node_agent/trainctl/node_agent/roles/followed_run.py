@@ -9,7 +9,7 @@ import msgspec
 from trainctl.node_agent.conductor.views import same_but_progress
 from trainctl.node_agent.records import replication
 from trainctl.node_agent.records.agent_db import FollowedRun
-from trainctl.node_agent.records.replication import GENERATION_KEY, HANDED_OVER_KEY, VIEW_KEY
+from trainctl.node_agent.records.keys import GENERATION_KEY, HANDED_OVER_KEY, VIEW_KEY
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.trainers.rank_ports import Ending, RankPort
 from trainctl.protocol import messages as m

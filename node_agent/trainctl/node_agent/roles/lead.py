@@ -20,7 +20,6 @@ from trainctl.node_agent.runs.context import Equipment
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.runs.recovery import GoingBack
 from trainctl.node_agent.runs.session import Session
-from trainctl.node_agent.trainers.rank_ports import end_rank
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
@@ -293,7 +292,7 @@ class Lead:
         session.close()
         self._own.link.forget(session.run)
         for rank, node in self.remote(session).items():
-            await end_rank(self.peers.links[node], session.run, rank, state, reason)
+            await self.peers.links[node].end_rank(session.run, rank, state, reason)
         self._idle.set()
 
     async def _go_back(self) -> None:

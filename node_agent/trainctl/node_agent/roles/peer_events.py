@@ -7,7 +7,6 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.runs.session import Session
-from trainctl.node_agent.trainers.rank_ports import end_rank
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 
@@ -67,7 +66,7 @@ class Neighbours:
             if rank not in known:
                 await session.feed(d.RankEnded(rank, False, "is not known to its agent any more"))
             elif session.conductor.final is not None:
-                await end_rank(self._lead.peers.links[node], session.run, rank, "stopping")
+                await self._lead.peers.links[node].end_rank(session.run, rank, "stopping")
             elif self._boots.get(node) == welcome.boot:
                 await session.feed(d.RankReturned(rank))
         self._boots[node] = welcome.boot
@@ -81,7 +80,7 @@ class Neighbours:
         if known is not None and (known.state in m.ACTIVE_RUN_STATES or handed_over):
             return  # another node conducts it by now, and has it end its ranks or go on with them
         state: m.RunState = known.state if known is not None else "starting"
-        await end_rank(self._lead.peers.links[node], hosted.run, hosted.rank, state, known.reason if known else "")
+        await self._lead.peers.links[node].end_rank(hosted.run, hosted.rank, state, known.reason if known else "")
 
     async def say(self, node: str, said: m.PeerAnswer | m.PeerExit) -> None:
         """Again what was kept because its run wasn't open yet."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
-from trainctl.node_agent.records.replication import HANDED_OVER_KEY
+from trainctl.node_agent.records.keys import HANDED_OVER_KEY
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.roles.followed_run import Followed
 from trainctl.node_agent.runs import checkpoint_source, preflight, restore

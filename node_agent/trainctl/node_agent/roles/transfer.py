@@ -5,12 +5,12 @@ from typing import NamedTuple, Protocol
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
+from trainctl.node_agent.records.keys import DURABLE_KEY
 from trainctl.node_agent.roles.election import Claim
 from trainctl.node_agent.roles.followed_run import Followed
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.node_agent.runs.launch import Launch
-from trainctl.node_agent.runs.session import DURABLE_KEY
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError

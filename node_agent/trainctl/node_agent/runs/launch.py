@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Collection
 
 from trainctl.node_agent.conductor.conductor import Conductor
+from trainctl.node_agent.planning.terms import next_term
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.replication import Copies
-from trainctl.node_agent.roles.election import next_term
 from trainctl.node_agent.runs import checkpoint_source, preflight, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.node_agent.runs.session import CommandEnding, Session
-from trainctl.node_agent.trainers.rank_ports import RankPort, RemoteRank, end_rank
+from trainctl.node_agent.trainers.rank_ports import RankPort, RemoteRank
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
@@ -121,7 +121,7 @@ class Launch:
     async def _call_off(self, known: KnownRun, ranks: dict[int, str], reason: str) -> None:
         for rank, node in ranks.items():
             if node in self._peers.links:
-                await end_rank(self._peers.links[node], known.run, rank, known.state, reason)
+                await self._peers.links[node].end_rank(known.run, rank, known.state, reason)
 
     def session(self, opening: restore.Opening, started_at: float, on_command_end: CommandEnding) -> Session:
         """The session of a run that has been opened, with its ranks wherever they are."""

@@ -1,17 +1,18 @@
 """A run all of whose ranks were lost: taken up from its newest checkpoint, with the nodes that are in reach by then."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.restarts import LEAST_DELAY_SECONDS, STARTS, delay_seconds
 from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.node_agent.runs.session import Session
-from trainctl.node_agent.runs.way_back import WayBack
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
@@ -179,3 +180,58 @@ def _tell(session: Session, absent: Collection[int], given_up: str) -> None:
     text = f"taken up again from step {step:,}: steps after it are made again"
     text += f"; {given_up}" if given_up else ""
     session.note(d.Happened("run", "warning", "auto", text, step))
+
+
+class WayBack:
+    """Counts the times that a run goes back without getting further than before, and waits longer after each."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.run: str | None = None  # that waits to be taken up
+        self._last: tuple[str, int] | None = None  # the run that went back last, and how far it had come
+        self._tries, self._due = 0, 0.0
+        self._held_since: float | None = None
+        self.reason = ""  # of the last loss
+
+    def take(self, run: str, step: int, reason: str) -> bool:
+        """A run has lost all its ranks at `step`; False if it goes back no more."""
+        further = self._last is None or self._last[0] != run or step > self._last[1]
+        self._tries = 0 if further else self._tries
+        self._last = (run, step) if further else self._last
+        self.reason = reason
+        return self._wait(run)
+
+    def again(self) -> bool:
+        """The run that was due could not be taken up; False if that is tried no more."""
+        return self._last is not None and self._wait(self._last[0])
+
+    def hold(self, run: str) -> None:
+        """The run that was due waits for nodes that are out of reach, which is no try; look again in a second."""
+        self._held_since = self._clock() if self._held_since is None else self._held_since
+        self.run, self._due = run, self._clock() + LEAST_DELAY_SECONDS
+
+    @property
+    def held_seconds(self) -> float:
+        """How long it has waited for nodes."""
+        return 0.0 if self._held_since is None else self._clock() - self._held_since
+
+    def _wait(self, run: str) -> bool:
+        self._held_since = None
+        if self._tries >= STARTS:
+            self.run = None
+            return False
+        self._due = self._clock() + delay_seconds(self._tries)
+        self._tries, self.run = self._tries + 1, run
+        return True
+
+    def due(self) -> str | None:
+        """The run whose time has come; it is handed out once."""
+        if self.run is None or self._clock() < self._due:
+            return None
+        run, self.run = self.run, None
+        return run
+
+    def forget(self) -> str | None:
+        """An operator begins something else; the run that waited, if one did."""
+        waited, self.run, self._last, self._tries = self.run, None, None, 0
+        return waited

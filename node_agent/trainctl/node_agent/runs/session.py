@@ -12,7 +12,8 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import rows, views
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.planning.durable import Durable
-from trainctl.node_agent.records.replication import VIEW_KEY, Copies
+from trainctl.node_agent.records.keys import DURABLE_KEY, VIEW_KEY, settings_key
+from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.trainers.rank_ports import RankPort
 from trainctl.node_agent.transport.publisher import Publisher
@@ -24,13 +25,6 @@ STALL_SECONDS, CATCH_UP_SECONDS = 2.0, 1.0
 """An agent that has not looked for so long was stopped itself, and then takes so long to hear what it missed."""
 UNCOMMITTED_PARTS = 64
 """Newest parts of steps that no other rank had reported yet when they came late."""
-DURABLE_KEY = "conductor"
-
-
-def settings_key(plan_version: int) -> str:
-    """Where the record keeps the settings of a plan version."""
-    return f"settings-{plan_version}"
-
 
 CommandEnding = Callable[[d.CommandEnded], Awaitable[None]]
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 from trainctl.node_agent.trainers.ipc import TrainerLink
-from trainctl.node_agent.trainers.memory_deaths import recognised
-from trainctl.node_agent.trainers.oom import OomKills
+from trainctl.node_agent.trainers.oom import OomKills, recognised
 from trainctl.node_agent.trainers.rank_reports import newest_reports
 from trainctl.node_agent.trainers.supervisor import GRACE_SECONDS, TrainerHost
 from trainctl.node_agent.transport.peer_link import PeerLink
@@ -238,14 +237,4 @@ class RemoteRank:
         )
 
     async def end(self) -> None:
-        await end_rank(self._link, self._run, self._rank, "stopping")
-
-
-async def end_rank(link: PeerLink, run: str, rank: int, state: m.RunState, reason: str = "") -> bool:
-    """Have a follower's agent end a rank and keep how the run ended; False if it can't be told now.
-
-    A `state` of "starting" says that the run never began: nothing of it is kept.
-    """
-    return await link.send(
-        lambda name, seq: m.PeerEnd(link=name, seq=seq, run=run, rank=rank, state=state, reason=reason)
-    )
+        await self._link.end_rank(self._run, self._rank, "stopping")

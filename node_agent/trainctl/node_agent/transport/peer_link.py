@@ -123,6 +123,15 @@ class PeerLink:
         finally:
             self._claiming = None
 
+    async def end_rank(self, run: str, rank: int, state: m.RunState, reason: str = "") -> bool:
+        """Have it end a rank and keep how the run ended; False if it can't be told now.
+
+        A `state` of "starting" says that the run never began: nothing of it is kept.
+        """
+        return await self.send(
+            lambda link, seq: m.PeerEnd(link=link, seq=seq, run=run, rank=rank, state=state, reason=reason)
+        )
+
     def renew(self) -> None:
         """Begin the conversation anew: what this agent says of itself has changed."""
         self._broken.set()

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from trainctl.node_agent.trainers.rank_ports import end_rank
 from trainctl.node_agent.transport.peer_link import CredentialsFor, LeadEnd, PeerLink
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
@@ -95,7 +94,7 @@ class Peers:
         refusals = [answer for answer in answers if answer is not None]
         if refusals:
             for rank, node in asked.items():
-                await end_rank(self.links[node], run, rank, call_off, str(refusals[0]))
+                await self.links[node].end_rank(run, rank, call_off, str(refusals[0]))
             raise refusals[0]
 
     async def _ask(self, node: str, message: m.PeerHost) -> InvalidInputError | None:

@@ -20,8 +20,7 @@ from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.durable import RankSetting, Settings
 from trainctl.node_agent.trainers import rank_ports
 from trainctl.node_agent.trainers.ipc import TrainerLink
-from trainctl.node_agent.trainers.memory_deaths import Held, Kills, recognised
-from trainctl.node_agent.trainers.oom import WINDOW_SECONDS, OomKills, count_file, read_count
+from trainctl.node_agent.trainers.oom import WINDOW_SECONDS, Held, Kills, OomKills, count_file, read_count, recognised
 from trainctl.node_agent.trainers.supervisor import TrainerHost
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
