@@ -27,12 +27,11 @@ from trainctl.node_agent.exporter.listen_address import Place
 from trainctl.node_agent.readings.host import HostReader
 from trainctl.node_agent.readings.processes import ProcessMeter
 from trainctl.node_agent.records.agent_db import AgentLedger
-from trainctl.node_agent.roles.adoption import Resumption
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
-from trainctl.node_agent.roles.transfer import Succession
+from trainctl.node_agent.roles.rank_hosting import Hosting
+from trainctl.node_agent.roles.role import AgentRole, Idle
 from trainctl.node_agent.runs.context import Equipment
-from trainctl.node_agent.runs.late_notes import Afterthoughts
 from trainctl.node_agent.services.caffeinate import Wakefulness
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.supervisor import TrainerHost
@@ -141,13 +140,19 @@ class Agent:
             self.node, boot, self.address, self.live_address, self.directory, self._cluster, self._context,
             self._ledger, TrainerHost(), self._link, self.publisher, self._door,
         )  # fmt: skip
-        self._reception = Reception(self._control, self._door)
-        self._lead = Lead(equipment, self._reception.reply)
-        self._follower = Follower(equipment, self._reception.reply, self._lead, self._lead.office.settle)
         hooks = self._cluster.alerts if self._options.hooks is None else self._options.hooks
         self._alerts = AlertOffice(self.node, hooks, self.publisher)
+        self._reception = Reception(self._control, self._door)
+        self._role = AgentRole()
+        hosting = Hosting(equipment, self._role)
+        self._lead = Lead(equipment, self._role, hosting, self._alerts, self._reception.reply)
+        self._follower = Follower(
+            equipment, self._role, hosting, self._reception.reply, self._lead, self._lead.office.settle,
+            self._lead.succession.reclaim,
+        )  # fmt: skip
         self._outlook = Outlook(equipment, self._lead, self._follower, self._alerts)
-        self._connect(equipment)
+        referrals = Referrals(equipment, self._lead, self._follower, self._alerts, self._outlook)
+        self._reception.attend(self._lead, self._follower, referrals, self._outlook)
         self._reader = HostReader(self.node, self.directory)
         self._processes = ProcessMeter()
         self._wakefulness = Wakefulness()
@@ -155,19 +160,6 @@ class Agent:
         self._advertisement = Advertisement(self.node, self.address, equipment.version, public)
         if self._exporter is not None:
             self._exporter.attend(self._outlook, self.publisher)
-
-    def _connect(self, equipment: Equipment) -> None:
-        """What lead and follower turn to others for, who need both of them."""
-        succession = Succession(equipment, self._lead, self._follower)
-        self._lead.office.promote, self._follower.reclaim = succession.promote, succession.reclaim
-        resumption = Resumption(equipment, self._lead, self._follower)
-        self._lead.agree, self._lead.check_free = resumption.take, resumption.check_free
-        self._lead.on_end, self._lead.on_reading = self._alerts.ended, self._alerts.read
-        self._lead.office.alerts = self._alerts.obey
-        afterthoughts = Afterthoughts(self.node, self._ledger, self.publisher.publish, self._lead)
-        self._lead.office.note_ended = afterthoughts.note
-        referrals = Referrals(equipment, self._lead, self._follower, self._alerts, self._outlook)
-        self._reception.attend(self._lead, self._follower, referrals, self._outlook)
 
     @property
     def metrics_url(self) -> str | None:
@@ -194,7 +186,7 @@ class Agent:
 
     @property
     def _is_busy(self) -> bool:
-        return self._lead.is_busy or self._follower.followed is not None
+        return not isinstance(self._role.now, Idle)
 
     @property
     def doing(self) -> str:
@@ -214,7 +206,7 @@ class Agent:
         await self._take_up_run()
         workers = [self._reception.serve, self._reception.serve_commands]
         workers += [self._serve_trainers, self._beat, self._watch]
-        workers += [self._follower.serve, self._lead.peers.serve, self._alerts.hooks.serve]
+        workers += [self._lead.serve, self._follower.serve, self._lead.peers.serve, self._alerts.hooks.serve]
         workers += [self._heed_leash] if self._options.leashed else []
         workers += [self._advertisement.serve] if self._options.advertise else []
         workers += [self._door.serve, self._guard] if self._door is not None else []

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.node_agent.support.records import FIRST, part, plan, rows, step
@@ -10,7 +11,7 @@ from tests.node_agent.support.simulation import durable
 
 from trainctl.node_agent.records.agent_db import AgentLedger, FollowedRun, JournaledCommand, digest_of
 from trainctl.node_agent.records.run_db import RunRecorder
-from trainctl.node_agent.runs.command_journal import CommandOffice
+from trainctl.node_agent.runs.command_journal import CommandOffice, Handlers
 from trainctl.node_agent.runs.late_notes import Afterthoughts
 from trainctl.node_agent.runs.session import Session
 from trainctl.protocol import messages as m
@@ -92,11 +93,10 @@ async def test_one_that_was_written_when_the_agent_was_killed_is_told_as_written
 
     async def answer(identity: bytes, reply: m.CommandReply) -> None: ...
 
-    async def start_run(command: m.Command, args: object) -> str:
-        raise AssertionError
-
-    office = CommandOffice(world.ledger, answer, start_run, lambda run: False)
-    office.note_ended = world.office.note
+    unused: Any = None
+    office = CommandOffice(
+        world.ledger, answer, world.idle, Handlers(unused, unused, unused, world.office.note, unused)
+    )
     world.office.note(world.asked())
     await office.fail_open()
     found = world.ledger.find(ID)

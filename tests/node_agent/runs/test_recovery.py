@@ -5,7 +5,7 @@ import pytest
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.runs import checkpoint_source
 from trainctl.node_agent.runs.checkpoint_source import Source
-from trainctl.node_agent.runs.recovery import Way, WayBack, absent
+from trainctl.node_agent.runs.recovery import Backoff, Way, absent
 from trainctl.protocol.record.paths import RunPaths
 
 WAY = Way({0: "a", 1: "b", 2: "c"}, Source(40, "b"), 300.0)
@@ -68,62 +68,42 @@ class Clock:
         return self.now
 
 
-def waited(way: WayBack, clock: Clock) -> float:
-    """Until the run is due."""
-    begun = clock.now
-    while way.due() is None:
-        clock.now += 0.5
-    return clock.now - begun
-
-
 def test_the_wait_doubles_until_it_is_given_up():
-    way = WayBack(clock := Clock())
+    backoff = Backoff(clock := Clock())
     waits = []
-    while way.take("run-1", 40, "killed"):
-        waits.append(waited(way, clock))
+    while (due := backoff.take("run-1", 40)) is not None:
+        waits.append(due - clock.now)
+        clock.now = due
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0]
-    assert way.run is None
 
 
 def test_a_run_that_got_further_begins_to_count_anew():
-    way = WayBack(clock := Clock())
-    for step in (40, 40, 40, 41):
-        assert way.take("run-1", step, "killed")
-        last = waited(way, clock)
-    assert last == 1.0
+    backoff = Backoff(Clock())
+    assert [backoff.take("run-1", step) for step in (40, 40, 40, 41)] == [1.0, 2.0, 4.0, 1.0]
+
+
+def test_so_does_one_that_was_forgotten_for_another():
+    backoff = Backoff(Clock())
+    assert [backoff.take("run-1", 40) for _ in range(2)] == [1.0, 2.0]
+    backoff.forget()
+    assert backoff.take("run-1", 40) == 1.0
 
 
 def test_one_that_cannot_be_taken_up_is_tried_again():
-    way = WayBack(clock := Clock())
-    assert way.take("run-1", 40, "killed")
-    tries = 0
-    while way.run is not None:
-        waited(way, clock)
-        tries += 1
-        way.again()
-    assert tries == 5
-    assert way.run is None
-
-
-def test_it_is_handed_out_once_and_forgotten_for_another_run():
-    way = WayBack(clock := Clock())
-    way.take("run-1", 40, "killed")
-    assert way.due() is None
-    clock.now = 1.0
-    assert (way.due(), way.due()) == ("run-1", None)
-    way.take("run-1", 40, "killed")
-    assert way.forget() == "run-1"
-    assert (way.forget(), way.run) == (None, None)
+    backoff = Backoff(Clock())
+    assert backoff.again() is None, "none has gone back"
+    due = [backoff.take("run-1", 40), *(backoff.again() for _ in range(5))]
+    assert due == [1.0, 2.0, 4.0, 8.0, 16.0, None]
 
 
 def test_waiting_for_nodes_is_no_try():
-    way = WayBack(clock := Clock())
-    assert way.take("run-1", 40, "killed")
-    waited(way, clock)
-    assert way.held_seconds == 0.0
+    backoff = Backoff(clock := Clock())
+    assert backoff.take("run-1", 40) == 1.0
+    assert backoff.held_seconds == 0.0
     for _ in range(30):
-        way.hold("run-1")
-        assert waited(way, clock) == 1.0
-    assert way.held_seconds == 30.0
-    assert way.again()
-    assert (waited(way, clock), way.held_seconds) == (2.0, 0.0)
+        due = backoff.hold()
+        assert due == clock.now + 1.0
+        clock.now = due
+    assert backoff.held_seconds == 30.0
+    assert backoff.again() == clock.now + 2.0
+    assert backoff.held_seconds == 0.0

@@ -19,11 +19,12 @@ from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.records.agent_db import AgentLedger, JournaledCommand
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.runs import restore
-from trainctl.node_agent.runs.command_journal import CommandOffice
+from trainctl.node_agent.runs.command_journal import CommandOffice, Handlers
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.trainers.rank_ports import Look
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire.codec import decode_order
@@ -120,7 +121,7 @@ class JournaledAgent:
         self.ledger = AgentLedger(self._ledger_path)
         if add:
             self.ledger.add_run(RUN, RUN, self.paths.directory, 0.0)
-        self.office = CommandOffice(self.ledger, self._answer, self._start_run, lambda run: False)
+        self.office = CommandOffice(self.ledger, self._answer, self, self._handlers())
         if opening is None:
             open_ids = frozenset(row.id for row in self.ledger.open_commands())
             opening = restore.surviving_run(self.paths, open_ids)
@@ -130,7 +131,7 @@ class JournaledAgent:
         for book in (self.ledger, self.recorder):
             book._connection.execute("PRAGMA synchronous=OFF")
             book._connection = Mortal(book._connection, self.life)  # type: ignore[assignment]
-        self.session = self.office.session = Session(
+        self.session = Session(
             opening.conductor, self.paths, opening.recorder, "a", ports, publisher, 0.0, self.office.end,
             self.ledger.saw, Copies(self.paths, {}, list),
         )  # fmt: skip
@@ -138,8 +139,11 @@ class JournaledAgent:
     async def _answer(self, identity: bytes, reply: m.CommandReply) -> None:
         self.replies.append(reply)
 
-    async def _start_run(self, command: m.Command, args: Any) -> str:
-        raise AssertionError("a run is active")
+    def _handlers(self) -> Handlers:
+        def refuse(*_: Any) -> Any:
+            raise InvalidInputError("run", "there is no other run here")
+
+        return Handlers(refuse, lambda run: False, refuse, refuse, refuse)
 
     # ------------------------------------------------------------ what happens
 

@@ -139,7 +139,6 @@ class Reception:
                 await self._lead.office.take(identity, command)
             except RefusedError as error:
                 await self.reply(identity, m.Refusal(rid=command.rid, code="busy", text=str(error)))
-            await self._lead.close_if_ended()
 
     # ------------------------------------------------------------ out
 

@@ -15,6 +15,7 @@ from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
 from trainctl.node_agent.roles.followed_run import Followed
 from trainctl.node_agent.roles.inbound_links import Answer, Order, Say, Talks
 from trainctl.node_agent.roles.rank_hosting import NO_RANK, Hosting
+from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.roles.transfer import LetGo
 from trainctl.node_agent.roles.votes import Consents
 from trainctl.node_agent.runs import restore
@@ -24,12 +25,13 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 
+Settle = Callable[[m.KeptCommand], Awaitable[None]]
+Reclaim = Callable[[int], Awaitable[None]]
+
 
 class Conducting(Protocol):
     """What a follower has to do with its own agent's conducting."""
 
-    @property
-    def run(self) -> str | None: ...
     def beyond(self, other: m.HostedRank) -> list[m.Kept]: ...
     async def let_go(self, successor: str) -> LetGo: ...
     def moved(self, node: str, address: str) -> None: ...
@@ -39,30 +41,27 @@ class Follower:
     """Hosts at most one rank of one run that another node's agent conducts."""
 
     def __init__(
-        self, equipment: Equipment, say: Say, conducting: Conducting, settle: Callable[[m.KeptCommand], Awaitable[None]]
-    ) -> None:
-        """`conducting`: what this agent conducts itself. `settle` is told of commands as a lead has them."""
+        self, equipment: Equipment, role: AgentRole, hosting: Hosting, say: Say, conducting: Conducting, settle: Settle,
+        reclaim: Reclaim,
+    ) -> None:  # fmt: skip
+        """`conducting`: what this agent conducts itself. `settle` is told of commands as a lead has them; `reclaim` has
+        this agent conduct again, in a term above the one given, what it had handed over."""
         self._own, self._node, self._ledger = equipment, equipment.node, equipment.ledger
-        self._talks, self._conducting, self._settle = Talks(say), conducting, settle
-        self._hosting = Hosting(equipment, lambda: conducting.run)
-        self._consents = Consents(equipment, conducting, self._hosting, self._hand_over)
+        self._talks, self._conducting, self._settle, self._reclaim = Talks(say), conducting, settle, reclaim
+        self._role, self._hosting = role, hosting
+        self._consents = Consents(equipment, role, conducting, hosting, self._hand_over)
         self.loop_lag_seconds = 0.0
         self.host_reading: m.HostReading | None = None  # this machine's newest, for its leads
-        self.reclaim: Callable[[int], Awaitable[None]] | None = None  # conduct again, in a term above the one given
         self._orders: asyncio.Queue[tuple[str, Order]] = asyncio.Queue()
 
     @property
     def followed(self) -> Followed | None:
         """The rank that is hosted here."""
-        return self._hosting.followed
+        return self._role.followed
 
     def adopt(self, row: KnownRun, known: FollowedRun) -> None:
         """Follow again what the last agent of this node followed. Raises InvalidInputError if its files are no use."""
         self._hosting.adopt(row, known)
-
-    def release(self) -> tuple[KnownRun, FollowedRun]:
-        """Let go of the rank that is followed, for this agent is to conduct its run; the trainer stays as it is."""
-        return self._hosting.release()
 
     def close(self) -> None:
         """Let the record go; the trainer stays as it is, for the next agent of this node."""
@@ -114,7 +113,7 @@ class Follower:
         """Follow another lead of the same run in a newer term, or the same one at another address; False if this
         agent can't let go of the run at this moment."""
         told = hello.generation
-        if told is not None and hello.run is not None and hello.run == self._conducting.run:
+        if told is not None and hello.run is not None and hello.run == self._role.run:
             if told.term <= restore.kept_term(self._paths(hello.run)):
                 return True  # as far as is known here it is this agent that conducts
             try:
@@ -122,7 +121,7 @@ class Follower:
             except RefusedError:
                 return False
         followed = self.followed
-        of_it = self._conducting.run in (None, hello.run) and (followed is None or followed.run == hello.run)
+        of_it = self._role.run in (None, hello.run) and (followed is None or followed.run == hello.run)
         if told is not None and hello.run is not None and of_it:
             self._ledger.saw(told)
         if followed is not None and followed.run == hello.run and told is not None:
@@ -230,7 +229,7 @@ class Follower:
         if followed is not None and followed.known.is_same(FollowedRun(end.run, end.rank, lead, "")):
             await followed.end(end.state, end.reason)
             await self.watch()
-        elif end.run not in (self._conducting.run, followed.run if followed is not None else None):
+        elif end.run not in (self._role.run, followed.run if followed is not None else None):
             await self._tell_unknown(lead, end.run, end.rank)  # its lead may wait for it to end
 
     async def _wish(self, lead: str, wish: m.PeerTrainer) -> None:
@@ -264,8 +263,8 @@ class Follower:
         followed = self.followed
         if followed is None:
             return
-        if self.reclaim is not None and followed.is_to_be_reclaimed():
-            await self.reclaim(followed.awaited_term)
+        if followed.is_to_be_reclaimed():
+            await self._reclaim(followed.awaited_term)
             return
         followed.watch()
         if followed.ending is not None and not followed.told_ending:

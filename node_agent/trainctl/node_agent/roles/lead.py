@@ -1,22 +1,26 @@
 """What an agent does as the lead of a run: starts it on all its nodes, conducts it, and sees it to its end."""
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Collection
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.replication import beyond
-from trainctl.node_agent.roles.adoption import Taken
+from trainctl.node_agent.roles import role as transitions
+from trainctl.node_agent.roles.adoption import Resumption
 from trainctl.node_agent.roles.peer_events import Neighbours
-from trainctl.node_agent.roles.transfer import LetGo
+from trainctl.node_agent.roles.rank_hosting import Hosting
+from trainctl.node_agent.roles.role import AgentRole, Leading, WaitingToRestart
+from trainctl.node_agent.roles.transfer import LetGo, Succession
 from trainctl.node_agent.runs import restore
-from trainctl.node_agent.runs.command_journal import Answer, CommandOffice
+from trainctl.node_agent.runs.command_journal import Answer, CommandOffice, Handlers
 from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.late_notes import Afterthoughts
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.runs.recovery import GoingBack
 from trainctl.node_agent.runs.session import Session
@@ -36,46 +40,53 @@ FINISH_SECONDS = 5.0
 """How long the end of a run waits for nodes whose copies of the record are behind."""
 
 
+class Alerts(Protocol):
+    """What is told of the run that is conducted, and carries out commands about alerts."""
+
+    def ended(self, session: Session) -> None: ...
+    def read(self, reading: m.HostReading) -> None: ...
+    def obey(self, command: m.Command, args: verbs.Acknowledge | verbs.Mute) -> d.CommandEnded: ...
+
+
 class Lead:
     """Conducts at most one run; `session` is that run while it is active."""
 
-    def __init__(self, equipment: Equipment, answer: Answer) -> None:
-        self._own, self._ledger = equipment, equipment.ledger
+    def __init__(
+        self, equipment: Equipment, role: AgentRole, hosting: Hosting, alerts: Alerts, answer: Answer
+    ) -> None:  # fmt: skip
+        """`alerts` is told of a run that has ended here while its record can still be written, and of what other nodes'
+        agents read of their machines."""
+        self._own, self._ledger, self._role, self._alerts = equipment, equipment.ledger, role, alerts
         others = {name: entry for name, entry in equipment.cluster.nodes.items() if name != equipment.node}
         self._neighbours = Neighbours(equipment, self)
         self.peers = Peers(equipment.context, others, self._neighbours, equipment.credentials)
-        self.launch = Launch(equipment, self.peers)
+        self.launch = Launch(equipment, self.peers, self._name_run)
         self._going_back = GoingBack(equipment, self.peers, self._begin_again)
-        self.office = CommandOffice(equipment.ledger, answer, self.start_run, self._going_back.stop)
-        self.session: Session | None = None
-        self._closing: Session | None = None  # that session, while copies of its record are brought up to date
+        self.succession = Succession(equipment, role, self, hosting)
+        self._resumption = Resumption(equipment, role, self.peers, self.launch)
+        afterthoughts = Afterthoughts(equipment.node, self._ledger, equipment.publisher.publish, role)
+        handlers = Handlers(
+            self.start_run, self._stop_waiting, self.succession.promote, afterthoughts.note, alerts.obey
+        )  # fmt: skip
+        self.office = CommandOffice(equipment.ledger, answer, role, handlers)
         self.last_run: str | None = None  # the newest to have been opened by this agent
-        self.is_beginning = False
         self.superseded = ""  # why another node must be conducting this agent's run, empty if none is known to
-        self._idle = asyncio.Event()  # set when a run has just ended
-        self.check_free: Callable[[], None]
-        """Raises InvalidInputError while this node takes part in a run that another one conducts."""
-        self.agree: Callable[[m.Command, verbs.StartRun], Awaitable[Taken]]
-        """Agrees with other nodes that a run which has ended is taken up here."""
-        self.on_end: Callable[[Session], None] = lambda _: None
-        """Told of a run that has ended here, while its record can still be written."""
-        self.on_reading: Callable[[m.HostReading], None] = lambda _: None
-        """Told of what other nodes' agents read of their machines."""
+        self._ended = asyncio.Event()  # set when the run may have ended
 
     @property
-    def is_busy(self) -> bool:
-        """Whether a run is conducted, or waits to be taken up again."""
-        return self.session is not None or self._going_back.run is not None or self.is_beginning
+    def session(self) -> Session | None:
+        """The run that is conducted, until its record is closed."""
+        return self._role.session
 
     @property
     def run(self) -> str | None:
         """The run that is conducted, or about to be."""
-        return self.session.run if self.session is not None else self.launch.hosting or self._going_back.run
+        return self._role.run
 
     @property
-    def going_back(self) -> str | None:
-        """The run that waits to be taken up again."""
-        return self._going_back.run
+    def is_starting(self) -> bool:
+        """Whether a run is just being opened."""
+        return self._role.is_starting
 
     # ------------------------------------------------------------ starting
 
@@ -88,34 +99,40 @@ class Lead:
         if self.session is not None:
             why = "is active" if self.session.conductor.final is None else "is still ending, try again in a moment"
             raise InvalidInputError("run", f"{self.session.run} {why}; one run at a time")
-        if self.is_beginning:
+        if self.is_starting:
             raise InvalidInputError("run", "another run is just being started, try again in a moment")
-        self.check_free()
-        if args.config is not None:
-            config = run_file.parse(args.config, "config")
-            run = await self._begin(lambda: self.launch.new(config, command))
-        else:
-            run = await self._begin(lambda: self._old(command, args))
-        given_up = self._going_back.forget()
-        if given_up is not None and given_up != run:
-            self._ledger.set_run_state(given_up, "failed", self._going_back.reason)
+        self._resumption.check_free()
+        self._role.turn(transitions.start(self._role.now, args.resume))
+        waited = self._role.waiting
+        try:
+            run = await self._begin(self._new(command, args) if args.config is not None else self._old(command, args))
+        except (InvalidInputError, RefusedError, OSError):
+            if self.is_starting:
+                self._role.turn(transitions.call_off(self._role.now))
+            raise
+        self._going_back.forget()
+        if waited is not None and waited.run != run:
+            self._ledger.set_run_state(waited.run, "failed", self._going_back.reason)
         return run
 
+    async def _new(self, command: m.Command, args: verbs.StartRun) -> restore.Opening:
+        return await self.launch.new(run_file.parse(args.config or {}, "config"), command)
+
     async def _old(self, command: m.Command, args: verbs.StartRun) -> restore.Opening:
-        run = self.launch.hosting = args.resume or ""  # no other node is agreed with meanwhile that it takes it up
-        taken = await self.agree(command, args)
-        opening = await self.launch.old(run, command.id, command.by, taken.without)
+        taken = await self._resumption.take(command, args)
+        opening = await self.launch.old(args.resume or "", command.id, command.by, taken.without)
         for rank in taken.without:
             opening.conductor.ranks[rank].why = "was out of reach when the run was taken up"
         return opening._replace(notices=(*taken.notices, *opening.notices))
 
-    async def _begin(self, opened: Callable[[], Awaitable[restore.Opening]]) -> str:
-        self.is_beginning = True
+    def _name_run(self, run: str) -> None:
+        self._role.turn(transitions.name(self._role.now, run))
+
+    async def _begin(self, opened: Awaitable[restore.Opening]) -> str:
         try:
-            opening = await opened()
+            opening = await opened
             session = self._open(opening, time.time())
         finally:
-            self.is_beginning = False
             early = self.launch.done()
         for notice in opening.notices:
             session.note(d.Happened("run", "warning", "auto", notice, session.conductor.progress.step))
@@ -129,10 +146,9 @@ class Lead:
 
     async def _see_off_ending_run(self) -> None:
         """A run that is over but for its trainers' exit is waited for, so that the next can follow it at once."""
-        if self.session is not None and self.session.conductor.final is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ENDING_SECONDS):
-                    await self._idle.wait()
+        session = self.session
+        if session is not None and session.conductor.final is not None:
+            await self._role.wait_while(lambda: self.session is session, ENDING_SECONDS)
 
     async def take_up(self, known: KnownRun) -> None:
         """Conduct again a run that was active when the last agent of this node ended.
@@ -183,12 +199,11 @@ class Lead:
     async def let_go(self, successor: str) -> LetGo:
         """Conduct the run no more, for another node's agent does; the trainers stay as they are. Raises RefusedError
         if it is just being started, or ends."""
-        session, waiting = self.session, self._going_back.run
-        if self.is_beginning or (session is None and waiting is None):
+        session, run = self.session, self.run
+        if run is None or self.is_starting:
             raise RefusedError("a run is just being started")
         if session is not None and session.conductor.stage in ("leaving", "over"):
             raise RefusedError(f"{session.run} is ending")
-        run = session.run if session is not None else waiting
         self._going_back.forget()
         self.superseded = ""
         known = next(row for row in self._ledger.runs() if row.run == run)
@@ -200,9 +215,13 @@ class Lead:
             await session.copies.close()  # from here to the end without a pause: a trainer always has its conductor
             if self.session is not session:
                 raise RefusedError(f"{session.run} has been let go of already")
-            self.session = self.office.session = None
             session.close()
+        self._role.turn(transitions.let_go(self._role.now))
         return LetGo(known, next((rank for rank, node in ranks.items() if node == self._own.node), None))
+
+    def read(self, reading: m.HostReading) -> None:
+        """Another node's agent tells how its machine is."""
+        self._alerts.read(reading)
 
     def moved(self, node: str, address: str) -> None:
         """Another node's agent says where it is: it is reached there if it can't be where it was."""
@@ -221,12 +240,11 @@ class Lead:
             session.copies.begin(node, hosted)
 
     def _open(self, opening: restore.Opening, started_at: float) -> Session:
-        self.session = self.launch.session(opening, started_at, self.office.end)
-        run = self.session.run
-        self.office.session, self.last_run, self.superseded = self.session, run, ""
-        self._idle.clear()
-        self._ledger.set_run_state(run, "starting")
-        return self.session
+        session = self.launch.session(opening, started_at, self.office.end, self._ended.set)
+        self._role.turn(transitions.lead(self._role.now, session))
+        self.last_run, self.superseded = session.run, ""
+        self._ledger.set_run_state(session.run, "starting")
+        return session
 
     # ------------------------------------------------------------ conducting
 
@@ -243,13 +261,12 @@ class Lead:
         if returned:
             await session.feed(d.RankReturned(answer.rank))
         await session.feed(answer)
-        await self.close_if_ended()
 
     async def watch(self) -> None:
         """Notice ranks that have ended and commands that expire; call it a few times a second."""
         session = self.session
         if session is None:
-            await self._go_back()
+            await self._restart()
             return
         await session.watch_trainers()
         await session.lacks(self.superseded or (self.peers.lacking() if self._own.cluster.quorum else ""))
@@ -257,7 +274,6 @@ class Lead:
         await session.tick()
         if session is self.session:  # it may have been closed while this waited for its turn
             session.check_record()
-        await self.close_if_ended()
 
     async def _give_up_lost(self, session: Session) -> None:
         """The end of a run doesn't wait for ever for a node that can't be reached; its trainer ends when it can."""
@@ -268,47 +284,61 @@ class Lead:
                 why = f"has an agent that has been silent for {silent_seconds:.0f} s"
                 await session.feed(d.RankEnded(rank, False, why))
 
-    async def close_if_ended(self) -> None:
+    async def serve(self) -> None:
+        """Close the record of each run that has ended."""
+        while True:
+            await self._ended.wait()
+            self._ended.clear()
+            match self._role.now:
+                case Leading(session) if session.ended is not None:
+                    await self._close(session, session.ended.state, session.ended.reason)
+
+    async def _close(self, session: Session, state: m.RunState, reason: str) -> None:
         """Let go of a run none of whose ranks is left, and tell the nodes that hosted them."""
-        session = self.session
-        if session is None or session.ended is None or session is self._closing:
-            return
-        self._closing = session
-        state, reason = session.ended.state, session.ended.reason
-        if not (session.conductor.goes_back and self._going_back.take(session, reason)):
+        due = self._going_back.take(session, reason) if session.conductor.goes_back else None
+        waiting = WaitingToRestart(session.run, due) if due is not None else None
+        self._role.turn(transitions.close(self._role.now, waiting))
+        if waiting is None:
             self._ledger.set_run_state(session.run, state, reason)
             severity: m.Severity = "error" if state == "failed" else "good"
             text = f"{state} at step {session.conductor.progress.step:,}"
             session.note(d.Happened("run", severity, "auto", text, session.conductor.progress.step))
             # A run that goes back no more is still shown as one that starts.
             self._own.publisher.publish(msgspec.structs.replace(session.view, state=state, reason=reason))
-        self.on_end(session)
+        self._alerts.ended(session)
         await session.copies.flush()
         await session.copies.close(FINISH_SECONDS)
-        self._closing = None
         if self.session is not session:
             return  # it was dropped meanwhile, for another node had conducted it to its end
-        self.session = self.office.session = None
         session.close()
+        self._role.turn(transitions.closed(self._role.now))
         self._own.link.forget(session.run)
         for rank, node in self.remote(session).items():
             await self.peers.links[node].end_rank(session.run, rank, state, reason)
-        self._idle.set()
 
-    async def _go_back(self) -> None:
+    async def _restart(self) -> None:
         """Take a run up from its newest checkpoint, all of whose ranks were lost; one that can't be has failed."""
-        run = None if self.is_beginning else self._going_back.due()
-        if run is None:
+        now = self._role.now
+        if not isinstance(now, WaitingToRestart) or time.monotonic() < now.due:
             return
-        self.is_beginning, self.launch.hosting = True, run  # nothing else begins, or is told that there is no such run
-        try:
-            await self._going_back.take_up(run, self.superseded)
-        finally:
-            self.is_beginning = False
-            self.launch.hosting = None if self.session is None else self.launch.hosting
+        self._role.turn(transitions.restart(now))
+        due = await self._going_back.take_up(now.run, self.superseded)
+        if due is not None:
+            self._role.turn(transitions.put_off(self._role.now, WaitingToRestart(now.run, due)))
+        elif self.is_starting:
+            self._role.turn(transitions.call_off(self._role.now))
+
+    def _stop_waiting(self, run: str | None) -> bool:
+        """Have the run that waits to be taken up again end instead; False if there is none, or not that one."""
+        now = self._role.now
+        if not isinstance(now, WaitingToRestart) or run not in (None, now.run):
+            return False
+        self._role.turn(transitions.let_go(now))
+        self._going_back.stop(now.run)
+        return True
 
     async def _begin_again(self, run: str, without: Collection[int]) -> Session | None:
-        await self._begin(lambda: self.launch.old(run, None, without=without))
+        await self._begin(self.launch.old(run, None, without=without))
         return self.session
 
     def close(self) -> None:
@@ -318,7 +348,8 @@ class Lead:
 
     async def drop(self, run: str, state: m.RunState, reason: str) -> None:
         """Have nothing to do any more with a run that another node has conducted to its end."""
-        session, self.session, self.office.session = self.session, None, None
+        session = self.session
+        self._role.turn(transitions.let_go(self._role.now))
         self._going_back.forget()
         if session is not None:
             for rank, port in session.ports.items():
@@ -330,7 +361,6 @@ class Lead:
             self._own.link.forget(run)
         self._ledger.set_run_state(run, state, reason)
         self.superseded = ""
-        self._idle.set()
         await self.office.fail_open()
 
     def remote(self, session: Session) -> dict[int, str]:

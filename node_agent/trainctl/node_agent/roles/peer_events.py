@@ -1,6 +1,5 @@
 """What the agents of other nodes tell the lead: how they are, and what the ranks that they host say (its LeadEnd)."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 from trainctl.node_agent.conductor import events as d
@@ -16,12 +15,12 @@ class Leading(Protocol):
 
     peers: Peers
     launch: Launch
-    session: Session | None
-    is_beginning: bool
     superseded: str
 
     @property
-    def on_reading(self) -> Callable[[m.HostReading], None]: ...
+    def session(self) -> Session | None: ...
+    @property
+    def is_starting(self) -> bool: ...
     @property
     def run(self) -> str | None: ...
     def remote(self, session: Session) -> dict[int, str]: ...
@@ -29,7 +28,7 @@ class Leading(Protocol):
     def give_copy(self, session: Session, node: str) -> None: ...
     async def take(self, session: Session, answer: m.FromTrainer, *, returned: bool) -> None: ...
     async def drop(self, run: str, state: m.RunState, reason: str) -> None: ...
-    async def close_if_ended(self) -> None: ...
+    def read(self, reading: m.HostReading) -> None: ...
 
 
 class Neighbours:
@@ -70,7 +69,6 @@ class Neighbours:
             elif self._boots.get(node) == welcome.boot:
                 await session.feed(d.RankReturned(rank))
         self._boots[node] = welcome.boot
-        await self._lead.close_if_ended()
 
     async def _end_stray(self, node: str, hosted: m.HostedRank) -> None:
         """A rank of a run that is over, or never began: its agent was away when it was told."""
@@ -88,18 +86,17 @@ class Neighbours:
 
     async def answered(self, node: str, said: m.PeerAnswer) -> None:
         """What a trainer on another node said."""
-        if self._lead.session is None and said.answer.run == self._lead.launch.hosting:
+        if self._lead.is_starting and said.answer.run == self._lead.run:
             self._lead.launch.early.append((node, said))
         elif self._lead.is_rank_of(node, said.answer.run, said.answer.rank) and self._lead.session is not None:
             await self._lead.take(self._lead.session, said.answer, returned=said.returned)
 
     async def exited(self, node: str, said: m.PeerExit) -> None:
         """A trainer on another node has ended."""
-        if self._lead.session is None and said.run == self._lead.launch.hosting:
+        if self._lead.is_starting and said.run == self._lead.run:
             self._lead.launch.early.append((node, said))
         elif self._lead.is_rank_of(node, said.run, said.rank) and self._lead.session is not None:
             await self._lead.session.feed(d.RankEnded(said.rank, said.clean, said.why, said.memory))
-            await self._lead.close_if_ended()
 
     async def hosted(self, node: str, hosted: m.PeerHosted) -> None:
         """Another node's agent hosts a rank, for the first time or again, or refuses to."""
@@ -114,12 +111,12 @@ class Neighbours:
 
     def read(self, reading: m.HostReading) -> None:
         """Another node's agent tells how its machine is."""
-        self._lead.on_reading(reading)
+        self._lead.read(reading)
 
     async def superseded(self, refusal: m.PeerRefusal) -> None:
         """Another node knows a newer term of the run that this agent conducts: no more steps are made, until the one
         that conducts it greets this agent. If it has ended there, it has ended."""
-        if refusal.run is None or refusal.run != self._lead.run or self._lead.is_beginning:
+        if refusal.run is None or refusal.run != self._lead.run or self._lead.is_starting:
             return
         self._lead.superseded = refusal.text
         if refusal.state in ("finished", "stopped"):  # a node alone may hold a run for failed that goes on

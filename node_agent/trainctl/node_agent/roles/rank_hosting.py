@@ -1,16 +1,16 @@
 """The rank that this node hosts for another node's agent: begun, taken up again, let go of, and what is kept of it."""
 
 import asyncio
-import contextlib
 import re
 import shutil
 import time
-from collections.abc import Callable
 
 from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
 from trainctl.node_agent.records.keys import HANDED_OVER_KEY
 from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.roles import role as transitions
 from trainctl.node_agent.roles.followed_run import Followed
+from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import checkpoint_source, preflight, restore
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.protocol import messages as m
@@ -29,20 +29,20 @@ ENDING_SECONDS = 8.0
 class Hosting:
     """At most one rank of one run."""
 
-    def __init__(self, equipment: Equipment, conducted: Callable[[], str | None]) -> None:
-        """`conducted` gives the run that this agent conducts itself."""
-        self._own, self._node, self._ledger, self._conducted = equipment, equipment.node, equipment.ledger, conducted
-        self.followed: Followed | None = None
-        self._free = asyncio.Event()  # set while no rank is hosted for another node
-        self._free.set()
+    def __init__(self, equipment: Equipment, role: AgentRole) -> None:
+        self._own, self._node, self._ledger, self._role = equipment, equipment.node, equipment.ledger, role
+
+    @property
+    def followed(self) -> Followed | None:
+        """The rank that is hosted here."""
+        return self._role.followed
 
     async def host(self, lead: str, address: str, wanted: m.PeerHost) -> tuple[str, str]:
         """Start the rank's trainer; gives the field that stands against it and what is wrong, or two empty strings."""
         known = FollowedRun(wanted.run, wanted.rank, lead, address)
-        if self.followed is not None and self.followed.wanted is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ENDING_SECONDS):
-                    await self._free.wait()
+        ending = self.followed
+        if ending is not None and ending.wanted is not None:
+            await self._role.wait_while(lambda: self.followed is ending, ENDING_SECONDS)
         if self.followed is not None and self.followed.known.is_same(known):
             return "", ""  # asked again, for the answer was lost
         try:
@@ -51,6 +51,7 @@ class Hosting:
             if self._node not in config.nodes:
                 raise InvalidInputError("config: nodes", f"{self._node} is not in it")
             await asyncio.to_thread(preflight.check_on, config, self._node, grounds=self._own.grounds)
+            self._check_free()  # an operator may have started a run meanwhile
             self._begin(known, config, wanted)
         except InvalidInputError as error:
             return error.where, error.problem
@@ -62,8 +63,8 @@ class Hosting:
         if self.followed is not None:
             text = f"hosts {self.followed.run} for {self.followed.known.lead}; one run at a time"
             raise InvalidInputError("run", text)
-        if (own := self._conducted()) is not None:
-            raise InvalidInputError("run", f"conducts {own}; one run at a time")
+        if self._role.is_busy:
+            raise InvalidInputError("run", f"conducts {self._role.run or 'a run that is starting'}; one run at a time")
 
     def _begin(self, known: FollowedRun, config: RunFile, wanted: m.PeerHost) -> None:
         """Raises InvalidInputError or RefusedError; leaves nothing then."""
@@ -114,23 +115,21 @@ class Hosting:
         return Followed(known, config, paths, recorder, port, self._node, started_at, adopted=adopted)
 
     def _take_up(self, followed: Followed) -> None:
-        self.followed = followed
-        self._free.clear()
+        self._role.turn(transitions.follow(self._role.now, followed))
         self._own.publisher.publish(followed.view)
 
     def release(self) -> tuple[KnownRun, FollowedRun]:
         """Let go of the rank that is followed, for this agent is to conduct its run; the trainer stays as it is."""
-        assert self.followed is not None
-        followed, self.followed = self.followed, None
+        followed = self.followed
+        assert followed is not None
         row = self.row(followed.run)
         assert row is not None
         followed.close()
-        self._free.set()
+        self._role.turn(transitions.let_go(self._role.now))
         return row, followed.known
 
     def finish(self, followed: Followed, state: m.RunState, reason: str) -> None:
         """Its trainer has ended, as it was to; of one that never began ("starting") nothing is kept."""
-        self.followed = None
         followed.close()
         self._own.link.forget(followed.run)
         if state == "starting":
@@ -138,7 +137,7 @@ class Hosting:
         else:
             self._ledger.set_run_state(followed.run, state, reason)
             self._own.publisher.publish(followed.view)
-        self._free.set()
+        self._role.turn(transitions.let_go(self._role.now))
 
     def _forget(self, run: str, paths: RunPaths) -> None:
         self._ledger.forget_run(run)

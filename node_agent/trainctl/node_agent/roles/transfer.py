@@ -4,10 +4,12 @@ import contextlib
 from typing import NamedTuple, Protocol
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
+from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.keys import DURABLE_KEY
 from trainctl.node_agent.roles.election import Claim
 from trainctl.node_agent.roles.followed_run import Followed
+from trainctl.node_agent.roles.rank_hosting import Hosting
+from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.node_agent.runs.launch import Launch
@@ -27,37 +29,26 @@ class LetGo(NamedTuple):
     rank: int | None  # this node's, None if it has none
 
 
-class Following(Protocol):
-    """The part of an agent that follows."""
-
-    @property
-    def followed(self) -> Followed | None: ...
-    def release(self) -> tuple[KnownRun, FollowedRun]: ...
-    def adopt(self, row: KnownRun, known: FollowedRun) -> None: ...
-
-
-class Leading(Protocol):
+class Conducting(Protocol):
     """The part of an agent that conducts."""
 
     peers: Peers
     launch: Launch
 
-    @property
-    def run(self) -> str | None: ...
     async def take_over(self, known: KnownRun, term: int, before: str) -> int: ...
 
 
 class Succession:
     """Carries out `promote` on the node that it names."""
 
-    def __init__(self, equipment: Equipment, leading: Leading, following: Following) -> None:
-        self._own, self._leading, self._following = equipment, leading, following
+    def __init__(self, equipment: Equipment, role: AgentRole, conducting: Conducting, hosting: Hosting) -> None:
+        self._own, self._role, self._conducting, self._hosting = equipment, role, conducting, hosting
 
     async def promote(self, command: m.Command, args: verbs.Promote) -> d.CommandEnded:
         """Conduct the run that is followed here. Raises InvalidInputError, and then nothing has changed but the terms
         that nodes have consented to."""
         followed = self._check(command)
-        self._leading.launch.check_take_over(followed.paths)
+        self._conducting.launch.check_take_over(followed.paths)
         before = followed.known.lead
         term = await self._consented(followed, args.old_lead_is_off)
         step = await self._take_over(followed, term)
@@ -70,19 +61,19 @@ class Succession:
         """Conduct again the run that is followed and was handed over in `term`, for its claimant has not greeted this
         node. Whoever is in reach is asked first: if the claimant has begun it hands over what it has committed. Where
         the cluster has no quorum it isn't waited for either."""
-        followed = self._following.followed
-        if followed is not None and followed.wanted is None and self._leading.run is None:
+        followed = self._role.followed
+        if followed is not None and followed.wanted is None and self._role.run is None:
             self._own.ledger.saw(m.Generation(term, 0))
             with contextlib.suppress(InvalidInputError):
                 await self._take_over(followed, await self._consented(followed, not self._own.cluster.quorum))
 
     async def _take_over(self, followed: Followed, term: int) -> int:
         """Gives the step that the run stands at. Raises InvalidInputError, and follows it then as before."""
-        row, known = self._following.release()
+        row, known = self._hosting.release()
         try:
-            step = await self._leading.take_over(row, term, known.lead)
+            step = await self._conducting.take_over(row, term, known.lead)
         except InvalidInputError:
-            self._following.adopt(row, known)
+            self._hosting.adopt(row, known)
             raise
         self._own.ledger.unfollow(row.run)
         return step
@@ -93,19 +84,19 @@ class Succession:
         self._own.ledger.saw(m.Generation(restore.kept_term(followed.paths), 0))
 
         def still() -> None:
-            if self._following.followed is not followed or followed.wanted is not None:
+            if self._role.followed is not followed or followed.wanted is not None:
                 raise InvalidInputError("node", f"{followed.run} has ended meanwhile")
             if (followed.known.lead, followed.generation.term) != (lead, term):
                 raise InvalidInputError("node", f"{followed.known.lead} has begun to conduct {followed.run} meanwhile")
 
-        return await Claim(self._own, self._leading.peers, followed, lead, still).consented(old_lead_is_off)
+        return await Claim(self._own, self._conducting.peers, followed, lead, still).consented(old_lead_is_off)
 
     def _check(self, command: m.Command) -> Followed:
-        node, followed = self._own.node, self._following.followed
+        node, followed = self._own.node, self._role.followed
         if command.node != node:
             raise InvalidInputError("node", f"no node {command.node!r} in this agent's cluster")
-        if self._leading.run is not None:
-            raise InvalidInputError("node", f"{node} conducts {self._leading.run} already")
+        if self._role.run is not None:
+            raise InvalidInputError("node", f"{node} conducts {self._role.run} already")
         if followed is None or followed.wanted is not None:
             raise InvalidInputError("node", f"{node} has no rank of an active run, and so no record of one")
         if command.run is not None and command.run != followed.run:

@@ -8,6 +8,7 @@ import msgspec
 from trainctl.node_agent.records.agent_db import FollowedRun
 from trainctl.node_agent.records.ended import EndedRun
 from trainctl.node_agent.roles.rank_hosting import NO_RANK, Hosting
+from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.context import Equipment
 from trainctl.protocol import messages as m
@@ -22,8 +23,6 @@ HandOver = Callable[[str, str, int], Awaitable[None]]
 class Conducting(Protocol):
     """What a claim has to do with its own agent's conducting."""
 
-    @property
-    def run(self) -> str | None: ...
     def beyond(self, other: m.HostedRank) -> list[m.Kept]: ...
 
 
@@ -31,16 +30,16 @@ class Consents:
     """Judges claims by what this node takes part in, has consented to and has seen."""
 
     def __init__(
-        self, equipment: Equipment, conducting: Conducting, hosting: Hosting, hand_over: HandOver
+        self, equipment: Equipment, role: AgentRole, conducting: Conducting, hosting: Hosting, hand_over: HandOver
     ) -> None:  # fmt: skip
         self._own, self._node, self._ledger = equipment, equipment.node, equipment.ledger
-        self._conducting, self._hosting, self._hand_over = conducting, hosting, hand_over
+        self._role, self._conducting, self._hosting, self._hand_over = role, conducting, hosting, hand_over
 
     def term_of(self, run: str | None) -> int:
         """The newest term of a run that this node knows of, 0 if of none."""
         if run is None:
             return 0
-        followed, row = self._hosting.followed, self._hosting.row(run)
+        followed, row = self._role.followed, self._hosting.row(run)
         if followed is not None and followed.run == run:
             kept = followed.generation.term
         else:
@@ -55,13 +54,13 @@ class Consents:
         try:
             if not refusal and claim.resume:
                 said, items, refusal = self._beyond_ended(claimant, address, claim, said)
-            elif not refusal and self._conducting.run == claim.run:
+            elif not refusal and self._role.run == claim.run:
                 items += self._conducting.beyond(claim.hosted)
                 await self._hand_over(claimant, address, claim.term)
                 items += [row.kept for row in self._ledger.open_commands() if row.run == claim.run]
                 said = msgspec.structs.replace(said, hosted=self._hosted)
-            elif not refusal and self._hosting.followed is not None:
-                items += self._hosting.followed.beyond(claim.hosted)
+            elif not refusal and self._role.followed is not None:
+                items += self._role.followed.beyond(claim.hosted)
         except (InvalidInputError, RefusedError) as error:
             refusal, items = str(error), []
         if refusal:
@@ -72,12 +71,12 @@ class Consents:
     @property
     def _active(self) -> str | None:
         """The run that this node takes part in."""
-        followed = self._hosting.followed
-        return self._conducting.run or (followed.run if followed is not None else None)
+        followed = self._role.followed
+        return self._role.run or (followed.run if followed is not None else None)
 
     @property
     def _hosted(self) -> m.HostedRank | None:
-        return self._hosting.followed.hosted if self._hosting.followed is not None else None
+        return self._role.followed.hosted if self._role.followed is not None else None
 
     def _objection(self, claimant: str, claim: m.PeerClaim) -> str:
         """Why this node doesn't consent, empty if it does; from then on to nobody else in that term."""
@@ -85,7 +84,7 @@ class Consents:
         if claimant not in self._own.cluster.nodes:
             return f"{claimant} is no node of the cluster that {self._node} knows"
         if active is not None and claim.resume:
-            followed = self._hosting.followed
+            followed = self._role.followed
             lead = self._node if followed is None else followed.known.lead
             return f"{self._node} takes part in {active}, which {lead} conducts and which has not ended"
         if active not in (None, claim.run):

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -15,10 +16,6 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.messages import verbs
 
 Answer = Callable[[bytes, m.CommandReply], Awaitable[None]]
-StartRun = Callable[[m.Command, verbs.StartRun], Awaitable[str]]
-AboutAlerts = Callable[[m.Command, "verbs.Acknowledge | verbs.Mute"], d.CommandEnded]
-NoteEnded = Callable[[JournaledCommand], d.CommandEnded]
-Promote = Callable[[m.Command, verbs.Promote], Awaitable[d.CommandEnded]]
 LEFT_SECONDS = 30.0
 """How long after a command's time is up another node's agent, which conducts its run now, may take to tell of it."""
 
@@ -29,21 +26,38 @@ class _Asker:
     rid: str
 
 
+class Conducting(Protocol):
+    """The part of an agent that conducts."""
+
+    @property
+    def session(self) -> Session | None: ...
+
+
+class Handlers(NamedTuple):
+    """Who carries out what isn't for the conductor of an active run. Each raises InvalidInputError or RefusedError."""
+
+    start_run: Callable[[m.Command, verbs.StartRun], Awaitable[str]]
+    stop_waiting: Callable[[str | None], bool]
+    """Stops a run that waits to go back to its checkpoint; False if there is none, or not that one."""
+    promote: Callable[[m.Command, verbs.Promote], Awaitable[d.CommandEnded]]
+    """Has this node conduct the run that it follows."""
+    note_ended: Callable[[JournaledCommand], d.CommandEnded]
+    """Writes a note on a run that has ended."""
+    alerts: Callable[[m.Command, "verbs.Acknowledge | verbs.Mute"], d.CommandEnded]
+
+
 class CommandOffice:
     """Takes commands from clients, keeps the ledger, and tells who asked."""
 
-    def __init__(
-        self, ledger: AgentLedger, answer: Answer, start_run: StartRun, stop_waiting: Callable[[str | None], bool]
-    ) -> None:
-        """`stop_waiting` stops a run that waits to go back to its checkpoint and is not conducted meanwhile; False if
-        there is none, or not that one."""
+    def __init__(self, ledger: AgentLedger, answer: Answer, conducting: Conducting, handlers: Handlers) -> None:
         self._ledger, self._answer = ledger, answer
-        self._start_run, self._stop_waiting = start_run, stop_waiting
+        self._conducting, self._handlers = conducting, handlers
         self._askers: dict[str, list[_Asker]] = {}
-        self.session: Session | None = None
-        self.promote: Promote | None = None  # has this node conduct the run that it follows
-        self.note_ended: NoteEnded | None = None  # writes a note on a run that has ended
-        self.alerts: AboutAlerts | None = None  # carries out what is about alerts, at once
+
+    @property
+    def session(self) -> Session | None:
+        """The run that is conducted."""
+        return self._conducting.session
 
     async def take(self, identity: bytes, command: m.Command) -> None:
         """One command from one client. The same id again gets the outcome that the first one had or will have."""
@@ -60,11 +74,11 @@ class CommandOffice:
         try:
             args = verbs.check(command.verb, command.args, command.node)
             if isinstance(args, verbs.StartRun):
-                self._ledger.set_run(command.id, await self._start_run(command, args))
-            elif isinstance(args, verbs.Promote) and self.promote is not None:
-                await self.end(await self.promote(command, args))
-            elif isinstance(args, verbs.Acknowledge | verbs.Mute) and self.alerts is not None:
-                await self.end(self.alerts(command, args))
+                self._ledger.set_run(command.id, await self._handlers.start_run(command, args))
+            elif isinstance(args, verbs.Promote):
+                await self.end(await self._handlers.promote(command, args))
+            elif isinstance(args, verbs.Acknowledge | verbs.Mute):
+                await self.end(self._handlers.alerts(command, args))
             else:
                 await self._conduct(command, args)
         except InvalidInputError as error:
@@ -87,12 +101,12 @@ class CommandOffice:
 
     async def _conduct(self, command: m.Command, args: verbs.Args) -> None:
         session = self.session
-        if session is None and isinstance(args, verbs.Stop) and self._stop_waiting(command.run):
+        if session is None and isinstance(args, verbs.Stop) and self._handlers.stop_waiting(command.run):
             await self.end(d.CommandEnded(command.id, "applied", before="going back", after="stopped"))
             return
         other = session is None or command.run not in (None, session.run)
-        if isinstance(args, verbs.Note) and other and (row := self._ledger.find(command.id)) and self.note_ended:
-            await self.end(self.note_ended(row))
+        if isinstance(args, verbs.Note) and other and (row := self._ledger.find(command.id)):
+            await self.end(self._handlers.note_ended(row))
             return
         if session is None:
             raise InvalidInputError("run", "no run is active")
@@ -140,9 +154,9 @@ class CommandOffice:
 
     async def _note_again(self, row: JournaledCommand) -> bool:
         """Make a note that was accepted, on a run that has ended, if it isn't made yet; whether that could be."""
-        if row.verb == "note" and self.note_ended is not None:
+        if row.verb == "note":
             with contextlib.suppress(InvalidInputError, RefusedError):
-                await self.end(self.note_ended(row))
+                await self.end(self._handlers.note_ended(row))
                 return True
         return False
 

@@ -17,8 +17,8 @@ from trainctl.protocol.record.paths import RunPaths
 class Conducting(Protocol):
     """The part of an agent that conducts."""
 
-    session: Session | None
-
+    @property
+    def session(self) -> Session | None: ...
     @property
     def is_busy(self) -> bool: ...
 

@@ -27,14 +27,14 @@ COMMANDS_HANDED_ON = 50
 class Launch:
     """Opens one run at a time; what its ranks on other nodes say before it is open is kept for then."""
 
-    def __init__(self, equipment: Equipment, peers: Peers) -> None:
-        self._own, self._ledger, self._peers = equipment, equipment.ledger, peers
-        self.hosting: str | None = None  # the run that the other nodes are being asked to host
+    def __init__(self, equipment: Equipment, peers: Peers, name: Callable[[str], None]) -> None:
+        """`name` is told the id of the run before other nodes are asked to host its ranks."""
+        self._own, self._ledger, self._peers, self._name = equipment, equipment.ledger, peers, name
         self.early: list[tuple[str, m.PeerAnswer | m.PeerExit]] = []  # what its ranks said before it was opened
 
     def done(self) -> list[tuple[str, m.PeerAnswer | m.PeerExit]]:
         """The run is open, or is not to be; what its ranks have said by now."""
-        self.hosting, early, self.early = None, self.early, []
+        early, self.early = self.early, []
         return early
 
     def forget_exits(self, node: str) -> None:
@@ -115,7 +115,8 @@ class Launch:
         self, run: str, ranks: dict[int, str], config: run_file.RunFile, generation: m.Generation, source: Source,
         *, call_off: m.RunState,
     ) -> None:  # fmt: skip
-        self.hosting, self.early = run, []  # what was said before was of an earlier life of the run
+        self._name(run)
+        self.early = []  # what was said before was of an earlier life of the run
         await self._peers.host(run, ranks, config, generation, source.step_for, call_off=call_off)
 
     async def _call_off(self, known: KnownRun, ranks: dict[int, str], reason: str) -> None:
@@ -123,7 +124,9 @@ class Launch:
             if node in self._peers.links:
                 await self._peers.links[node].end_rank(known.run, rank, known.state, reason)
 
-    def session(self, opening: restore.Opening, started_at: float, on_command_end: CommandEnding) -> Session:
+    def session(
+        self, opening: restore.Opening, started_at: float, on_command_end: CommandEnding, on_end: Callable[[], object]
+    ) -> Session:
         """The session of a run that has been opened, with its ranks wherever they are."""
         conductor, links = opening.conductor, self._peers.links
         run, ranks = conductor.run, conductor.durable.settings.ranks
@@ -141,7 +144,7 @@ class Launch:
         )  # fmt: skip
         return Session(
             conductor, opening.paths, opening.recorder, self._own.node, ports, self._own.publisher, started_at,
-            on_command_end, self._ledger.saw, copies,
+            on_command_end, self._ledger.saw, copies, on_end,
         )  # fmt: skip
 
     def surviving(self, known: KnownRun, term: int = 0) -> restore.Opening:

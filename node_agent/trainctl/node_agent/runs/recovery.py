@@ -51,67 +51,52 @@ class GoingBack:
 
     def __init__(self, equipment: Equipment, peers: Peers, begin: Begin) -> None:
         self._own, self._peers, self._begin = equipment, peers, begin
-        self._way_back = WayBack()
+        self._backoff = Backoff()
+        self.reason = ""  # of the last loss
         self._shown: m.RunView | None = None
         self._way: Way | None = None
 
-    @property
-    def run(self) -> str | None:
-        """The run that waits."""
-        return self._way_back.run
+    def take(self, session: Session, reason: str) -> float | None:
+        """When a run that has lost its last rank is due, by time.monotonic; None if it goes back no more."""
+        self.reason = reason
+        due = self._backoff.take(session.run, session.conductor.progress.step)
+        if due is not None:
+            self._own.ledger.set_run_state(session.run, "starting")
+            self._shown, self._way = session.view, None
+        return due
 
-    @property
-    def reason(self) -> str:
-        """Of the last loss."""
-        return self._way_back.reason
+    def forget(self) -> None:
+        """Something else begins, or another node conducts it."""
+        self._backoff.forget()
 
-    def take(self, session: Session, reason: str) -> bool:
-        """Have a run wait that has lost its last rank; False if it goes back no more."""
-        if not self._way_back.take(session.run, session.conductor.progress.step, reason):
-            return False
-        self._own.ledger.set_run_state(session.run, "starting")
-        self._shown, self._way = session.view, None
-        return True
+    def stop(self, run: str) -> None:
+        """Have the run that waits end instead."""
+        self._backoff.forget()
+        self._end(run, "stopped", self.reason)
 
-    def forget(self) -> str | None:
-        """Something else begins, or another node conducts it; the run that waited, if one did."""
-        return self._way_back.forget()
-
-    def stop(self, run: str | None) -> bool:
-        """Have the run that waits end instead; False if there is none, or not that one."""
-        waiting = self.run
-        if waiting is None or run not in (None, waiting):
-            return False
-        self._way_back.forget()
-        self._end(waiting, "stopped", self.reason)
-        return True
-
-    def due(self) -> str | None:
-        """The run whose time has come; it is handed out once."""
-        return self._way_back.due()
-
-    async def take_up(self, run: str, superseded: str) -> None:
-        """Take up the run that was due, or have it wait for nodes; one that can't be taken up again and again has
-        failed. `superseded`: why another node must be conducting it, empty if none is known to."""
+    async def take_up(self, run: str, superseded: str) -> float | None:
+        """Take up the run that was due. Gives when it is due again if it can't be taken up yet; None if it was, or has
+        failed after so many tries. `superseded`: why another node must be conducting it, empty if none is known to."""
         try:
             if superseded:
-                self._hold(run, f"word of who conducts it: {superseded}")
-                return
+                return self._hold(f"word of who conducts it: {superseded}")
             absent, wanted, given_up = await self._absent(run)
-            if wanted or (absent and self._way_back.held_seconds < ABSENT_SECONDS):
-                self._hold(run, wanted)
-                return
+            if wanted or (absent and self._backoff.held_seconds < ABSENT_SECONDS):
+                return self._hold(wanted)
             if given_up:
                 await self._check_older(run, absent, given_up)
             session = await self._begin(run, absent)
             if session is not None:
                 _tell(session, absent, given_up)
+            return None
         except _NothingInReachError as error:
-            self._way_back.forget()
-            self._end(run, "failed", f"{self.reason}; it cannot go back: {error}")
+            self._backoff.forget()
+            due, why = None, str(error)
         except (InvalidInputError, RefusedError) as error:
-            if not self._way_back.again():
-                self._end(run, "failed", f"{self.reason}; it cannot go back: {error}")
+            due, why = self._backoff.again(), str(error)
+        if due is None:
+            self._end(run, "failed", f"{self.reason}; it cannot go back: {why}")
+        return due
 
     def _paths(self, run: str) -> RunPaths | None:
         known = next((row for row in self._own.ledger.runs() if row.run == run), None)
@@ -138,10 +123,10 @@ class GoingBack:
         if not older.step:
             raise _NothingInReachError(f"{given_up}, and no other is in reach; resume the run when it is back")
 
-    def _hold(self, run: str, wanted: str) -> None:
+    def _hold(self, wanted: str) -> float:
         """Wait for nodes to come back into reach, and say so if nothing can be done without them."""
-        self._way_back.hold(run)
         self._show("starting", f"{self.reason}; waiting for {wanted}" if wanted else self.reason)
+        return self._backoff.hold()
 
     def _end(self, run: str, state: m.RunState, reason: str) -> None:
         self._own.ledger.set_run_state(run, state, reason)
@@ -182,56 +167,40 @@ def _tell(session: Session, absent: Collection[int], given_up: str) -> None:
     session.note(d.Happened("run", "warning", "auto", text, step))
 
 
-class WayBack:
+class Backoff:
     """Counts the times that a run goes back without getting further than before, and waits longer after each."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.run: str | None = None  # that waits to be taken up
         self._last: tuple[str, int] | None = None  # the run that went back last, and how far it had come
-        self._tries, self._due = 0, 0.0
+        self._tries = 0
         self._held_since: float | None = None
-        self.reason = ""  # of the last loss
 
-    def take(self, run: str, step: int, reason: str) -> bool:
-        """A run has lost all its ranks at `step`; False if it goes back no more."""
+    def take(self, run: str, step: int) -> float | None:
+        """When a run that has lost all its ranks at `step` is due, by the clock; None if it goes back no more."""
         further = self._last is None or self._last[0] != run or step > self._last[1]
         self._tries = 0 if further else self._tries
         self._last = (run, step) if further else self._last
-        self.reason = reason
-        return self._wait(run)
+        return self.again()
 
-    def again(self) -> bool:
-        """The run that was due could not be taken up; False if that is tried no more."""
-        return self._last is not None and self._wait(self._last[0])
+    def again(self) -> float | None:
+        """The same of a run that was due and could not be taken up."""
+        self._held_since = None
+        if self._last is None or self._tries >= STARTS:
+            return None
+        self._tries += 1
+        return self._clock() + delay_seconds(self._tries - 1)
 
-    def hold(self, run: str) -> None:
-        """The run that was due waits for nodes that are out of reach, which is no try; look again in a second."""
+    def hold(self) -> float:
+        """The same of one that waits for nodes that are out of reach, which is no try."""
         self._held_since = self._clock() if self._held_since is None else self._held_since
-        self.run, self._due = run, self._clock() + LEAST_DELAY_SECONDS
+        return self._clock() + LEAST_DELAY_SECONDS
 
     @property
     def held_seconds(self) -> float:
         """How long it has waited for nodes."""
         return 0.0 if self._held_since is None else self._clock() - self._held_since
 
-    def _wait(self, run: str) -> bool:
-        self._held_since = None
-        if self._tries >= STARTS:
-            self.run = None
-            return False
-        self._due = self._clock() + delay_seconds(self._tries)
-        self._tries, self.run = self._tries + 1, run
-        return True
-
-    def due(self) -> str | None:
-        """The run whose time has come; it is handed out once."""
-        if self.run is None or self._clock() < self._due:
-            return None
-        run, self.run = self.run, None
-        return run
-
-    def forget(self) -> str | None:
-        """An operator begins something else; the run that waited, if one did."""
-        waited, self.run, self._last, self._tries = self.run, None, None, 0
-        return waited
+    def forget(self) -> None:
+        """Something else begins, or the run goes on elsewhere."""
+        self._last, self._tries = None, 0

@@ -44,13 +44,15 @@ class Session:
         on_command_end: CommandEnding,
         saw: Callable[[m.Generation], object],
         copies: Copies,
+        on_end: Callable[[], object] = lambda: None,
     ) -> None:
-        """`lead` is this node, `ports` leads to every rank, `saw` is told each generation before it is used and
-        `on_command_end` each command's outcome; `copies` are the record's on the run's other nodes."""
+        """`lead` is this node, `ports` leads to every rank, `saw` is told each generation before it is used,
+        `on_command_end` each command's outcome and `on_end` that the run has ended; `copies` are the record's on the
+        run's other nodes."""
         self.conductor, self.paths, self.recorder, self.started_at = conductor, paths, recorder, started_at
         self.copies, recorder.on_kept = copies, copies.add
         self.ports, self._lead = ports, lead
-        self._publisher, self._on_command_end = publisher, on_command_end
+        self._publisher, self._on_command_end, self._on_end = publisher, on_command_end, on_end
         state = recorder.last_state()
         self.last_step: m.StepCommitted | None = state.step
         self.rank_steps: dict[int, m.RankStep] = {part.rank: part for part in state.rank_steps}
@@ -157,6 +159,8 @@ class Session:
             if not self._closed:
                 self._show(event)
                 await self.copies.flush()
+        if self.ended is not None:
+            self._on_end()
 
     def _show(self, event: d.Input) -> None:
         if isinstance(event, m.Message):
