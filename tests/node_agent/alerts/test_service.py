@@ -30,8 +30,7 @@ class Agent:
         publisher = Publisher(context.socket(zmq.XPUB), "b" * 16)
         self.told = Told(paths, publisher)
         self.office = AlertOffice("a", HOOKS, publisher)
-        heard = self.office.heard
-        publisher.on_publish = lambda message: (self.published.append(message), heard(message))[1]
+        publisher.listeners.insert(0, self.published.append)
         self.publisher, self.session = publisher, self.told.session
         self.office.watch(self.session, {})
 

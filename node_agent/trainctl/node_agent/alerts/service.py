@@ -44,7 +44,7 @@ class AlertOffice:
         self._mutes: tuple[m.MuteView, ...] = ()
         self._shown = m.Alerts(node=node)
         self._kept = Kept()
-        publisher.on_publish = self.heard
+        publisher.listeners.append(self.heard)
 
     @property
     def view(self) -> m.Alerts:

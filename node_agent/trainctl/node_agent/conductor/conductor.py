@@ -5,6 +5,7 @@ It is the single writer of plans, so a change is atomic on all ranks by construc
 `losses` does what ranks that are gone ask for, `orders` obeys commands, `ending` ends the run.
 """
 
+from collections.abc import Collection
 from math import inf
 
 from trainctl.node_agent.conductor import events as d
@@ -158,6 +159,11 @@ class Conductor:
     def ready(self, rank: int) -> m.Ready | None:
         """What a rank said of itself when it had loaded, None before."""
         return self.ranks[rank].ready
+
+    def leave_out(self, ranks: Collection[int], why: str) -> None:
+        """Say of ranks that are lost from the beginning why they are."""
+        for rank in ranks:
+            self.ranks[rank].why = why
 
     # ------------------------------------------------------------ events
 

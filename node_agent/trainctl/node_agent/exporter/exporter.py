@@ -24,7 +24,7 @@ class Exporter:
     def attend(self, around: Surroundings, publisher: Publisher) -> None:
         """Serve this agent, and count what it publishes from here on."""
         self._around = around
-        self.listen(publisher)
+        publisher.listeners.append(self._count)
         self.look(None)
         self._server.start()
 
@@ -33,15 +33,8 @@ class Exporter:
         """What a scraper asks for."""
         return f"http://{self._server.place}/metrics"
 
-    def listen(self, publisher: Publisher) -> None:
-        """Count what is published from here on; who was told of it before still is."""
-        before = publisher.on_publish
-
-        def heard(message: m.Live) -> None:
-            before(message)
-            self._totals = counters.after(self._totals, message)
-
-        publisher.on_publish = heard
+    def _count(self, message: m.Live) -> None:
+        self._totals = counters.after(self._totals, message)
 
     def look(self, loop_lag_seconds: float | None) -> None:
         """Show the agent as it is now; called on its event loop."""

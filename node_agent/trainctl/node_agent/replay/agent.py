@@ -52,8 +52,7 @@ class PlayedAgent:
 
     def boot_anew(self, boot: str) -> None:
         """As an agent that was started again: its messages are numbered from 1."""
-        before, self.publisher = self.publisher, Publisher(self._live, boot)
-        self.publisher.on_publish = before.on_publish
+        self.publisher = Publisher(self._live, boot, self.publisher.listeners)
 
     def publish(self, message: m.Live) -> None:
         if not self.mute:

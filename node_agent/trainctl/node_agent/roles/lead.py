@@ -121,8 +121,7 @@ class Lead:
     async def _old(self, command: m.Command, args: verbs.StartRun) -> restore.Opening:
         taken = await self._resumption.take(command, args)
         opening = await self.launch.old(args.resume or "", command.id, command.by, taken.without)
-        for rank in taken.without:
-            opening.conductor.ranks[rank].why = "was out of reach when the run was taken up"
+        opening.conductor.leave_out(taken.without, "was out of reach when the run was taken up")
         return opening._replace(notices=(*taken.notices, *opening.notices))
 
     def _name_run(self, run: str) -> None:

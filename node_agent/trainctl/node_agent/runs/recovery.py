@@ -160,8 +160,7 @@ def absent(way: Way, out_seconds: Mapping[str, float]) -> Absent:
 
 def _tell(session: Session, absent: Collection[int], given_up: str) -> None:
     step = session.conductor.progress.step
-    for rank in absent:
-        session.conductor.ranks[rank].why = "was out of reach when the run went back"
+    session.conductor.leave_out(absent, "was out of reach when the run went back")
     text = f"taken up again from step {step:,}: steps after it are made again"
     text += f"; {given_up}" if given_up else ""
     session.note(d.Happened("run", "warning", "auto", text, step))

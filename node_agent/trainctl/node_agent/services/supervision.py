@@ -16,7 +16,6 @@ from trainctl.node_agent.services.agent_log import log
 from trainctl.node_agent.services.sd_notify import Notifier, from_environment
 from trainctl.node_agent.services.watchdog import StallGuard
 from trainctl.node_agent.transport.publisher import Publisher
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
 
 BEAT_SECONDS = 1.0
@@ -42,7 +41,7 @@ async def at_work(agent: Working, stall_seconds: float) -> AsyncIterator[None]:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     with contextlib.closing(notifier), agent_log.kept(agent.directory) as traces:
         log.info("started: %s, pid %s, version %s, %s open files", agent.doing, os.getpid(), version("trainctl"), files)
-        _listen(agent.publisher)
+        agent.publisher.listeners.append(agent_log.heard)
         try:
             async with supervised(notifier, stall_seconds, lambda: agent.doing, traces):
                 yield
@@ -55,17 +54,6 @@ async def at_work(agent: Working, stall_seconds: float) -> AsyncIterator[None]:
             text = f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
             raise TrainctlError(f"a fault of the agent's own: {text}; see {agent_log.path(agent.directory)}") from error
         log.info("stopped: %s", agent.doing)
-
-
-def _listen(publisher: Publisher) -> None:
-    """Have the log hear what is published, after whoever does already."""
-    before = publisher.on_publish
-
-    def both(message: m.Live) -> None:
-        before(message)
-        agent_log.heard(message)
-
-    publisher.on_publish = both
 
 
 @contextlib.asynccontextmanager
