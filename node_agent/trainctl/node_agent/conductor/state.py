@@ -1,4 +1,4 @@
-"""The conductor's book: what it must not forget, how far the run has come, and what it has just decided."""
+"""The conductor's state: what it must not forget, how far the run has come, and what it has just decided."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ class Progress:
     weight: float = 0.0  # of the last step
 
 
-class Book:
+class ConductorState:
     """Shared by the parts of one conductor and written by nobody else; pure."""
 
     def __init__(self, run: str, config: RunFile, durable: Durable, progress: Progress) -> None:
