@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from trainctl.node_agent.records import statements as writes
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.replay import format as recordings
 from trainctl.node_agent.replay.timeline import Story
 from trainctl.protocol.record.paths import RunPaths
@@ -47,7 +47,7 @@ def make(folder: Path, steps: int, ranks: int) -> Path:
     fill(connection, story, steps, began_at)
     connection.execute("PRAGMA journal_mode=WAL")
     connection.close()
-    with RunRecorder(paths, resumable=False) as recorder:
+    with RunDb(paths, resumable=False) as recorder:
         recorder.set_meta(WHOLE, str(steps))
         for event in story.recording.events[:20]:
             severity: Any = event.severity

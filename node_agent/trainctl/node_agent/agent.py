@@ -14,27 +14,27 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from trainctl.node_agent.alerts.service import AlertOffice
+from trainctl.node_agent.alerts.service import AlertService
 from trainctl.node_agent.auth.audit import Audit
-from trainctl.node_agent.auth.authenticator import Door
-from trainctl.node_agent.auth.revocation import Warden, new_live_socket
+from trainctl.node_agent.auth.authenticator import Authenticator
+from trainctl.node_agent.auth.revocation import Revocation, new_live_socket
 from trainctl.node_agent.auth.roles import REQUESTS
-from trainctl.node_agent.clients.query_context import Outlook
-from trainctl.node_agent.clients.redirects import Referrals
-from trainctl.node_agent.clients.router import Reception
+from trainctl.node_agent.clients.query_context import QueryContext
+from trainctl.node_agent.clients.redirects import Redirects
+from trainctl.node_agent.clients.router import Router
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.listen_address import Place
 from trainctl.node_agent.readings.host import HostReader
 from trainctl.node_agent.readings.processes import ProcessMeter
-from trainctl.node_agent.records.agent_db import AgentLedger
+from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
-from trainctl.node_agent.roles.rank_hosting import Hosting
+from trainctl.node_agent.roles.rank_hosting import RankHosting
 from trainctl.node_agent.roles.role import AgentRole, Idle
-from trainctl.node_agent.runs.context import Equipment
-from trainctl.node_agent.services.caffeinate import Wakefulness
+from trainctl.node_agent.runs.context import AgentContext
+from trainctl.node_agent.services.caffeinate import Caffeinate
 from trainctl.node_agent.trainers.ipc import TrainerLink
-from trainctl.node_agent.trainers.supervisor import TrainerHost
+from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
 from trainctl.node_agent.transport import bind, parent_watch
 from trainctl.node_agent.transport.mdns import Advertisement
 from trainctl.node_agent.transport.publisher import Publisher
@@ -95,7 +95,7 @@ class Agent:
         self._uses_keys = bind.needs_keys(node, listen, live, cluster, self._keys, required=options.require_keys)
         self.node, self._cluster, self._wanted = node, cluster, (listen, live)
         self.directory = node_directory(node, state_root)
-        self._door: Door | None = None
+        self._authenticator: Authenticator | None = None
         self._exporter: Exporter | None = None
         self._stopping = asyncio.Event()
 
@@ -103,9 +103,9 @@ class Agent:
 
     async def __aenter__(self) -> "Agent":
         self._lock = bind.lock(self.directory)
-        self._ledger = AgentLedger(self.directory / "agent.db")
+        self._db = AgentDb(self.directory / "agent.db")
         self._context = zmq.asyncio.Context()
-        self._audit = Audit(self._ledger)
+        self._audit = Audit(self._db)
         try:
             live = self._bind()
         except InvalidInputError:
@@ -119,14 +119,14 @@ class Agent:
     def _bind(self) -> zmq.asyncio.Socket:
         """All that others can connect to; the socket for live messages."""
         if self._uses_keys:
-            self._door = Door(self._keys, self._cluster, self.node, self._audit)
-            self._door.open(self._context)
+            self._authenticator = Authenticator(self._keys, self._cluster, self.node, self._audit)
+            self._authenticator.open(self._context)
         self._control = sockets.new_socket(self._context, zmq.ROUTER, control=True)
-        if self._door is not None:
-            sockets.secure_server(self._control, self._door.pair, REQUESTS)
-            self._door.watch(self._context, self._control, REQUESTS)
+        if self._authenticator is not None:
+            sockets.secure_server(self._control, self._authenticator.pair, REQUESTS)
+            self._authenticator.watch(self._context, self._control, REQUESTS)
         self.address = bind.bind(self._control, self._wanted[0])
-        live: zmq.asyncio.Socket = new_live_socket(self._context, self._door)
+        live: zmq.asyncio.Socket = new_live_socket(self._context, self._authenticator)
         self.live_address = bind.bind(live, self._wanted[1])
         self._link = TrainerLink(self._context, runtime_directory(self.directory) / "trainers.sock")
         self._exporter = Exporter(self._options.metrics) if self._options.metrics is not None else None
@@ -136,30 +136,30 @@ class Agent:
         """The parts, and what they tell one another."""
         boot = secrets.token_hex(8)
         self.publisher = Publisher(live, boot)
-        equipment = Equipment(
+        context = AgentContext(
             self.node, boot, self.address, self.live_address, self.directory, self._cluster, self._context,
-            self._ledger, TrainerHost(), self._link, self.publisher, self._door,
+            self._db, TrainerSupervisor(), self._link, self.publisher, self._authenticator,
         )  # fmt: skip
         hooks = self._cluster.alerts if self._options.hooks is None else self._options.hooks
-        self._alerts = AlertOffice(self.node, hooks, self.publisher)
-        self._reception = Reception(self._control, self._door)
+        self._alerts = AlertService(self.node, hooks, self.publisher)
+        self._router = Router(self._control, self._authenticator)
         self._role = AgentRole()
-        hosting = Hosting(equipment, self._role)
-        self._lead = Lead(equipment, self._role, hosting, self._alerts, self._reception.reply)
+        hosting = RankHosting(context, self._role)
+        self._lead = Lead(context, self._role, hosting, self._alerts, self._router.reply)
         self._follower = Follower(
-            equipment, self._role, hosting, self._reception.reply, self._lead, self._lead.office.settle,
-            self._lead.succession.reclaim,
+            context, self._role, hosting, self._router.reply, self._lead, self._lead.office.settle,
+            self._lead.transfer.reclaim,
         )  # fmt: skip
-        self._outlook = Outlook(equipment, self._lead, self._follower, self._alerts)
-        referrals = Referrals(equipment, self._lead, self._follower, self._alerts, self._outlook)
-        self._reception.attend(self._lead, self._follower, referrals, self._outlook)
+        self._query_context = QueryContext(context, self._lead, self._follower, self._alerts)
+        redirects = Redirects(context, self._lead, self._follower, self._alerts, self._query_context)
+        self._router.attend(self._lead, self._follower, redirects, self._query_context)
         self._reader = HostReader(self.node, self.directory)
         self._processes = ProcessMeter()
-        self._wakefulness = Wakefulness()
-        public = self._door.pair.public if self._door is not None else ""
-        self._advertisement = Advertisement(self.node, self.address, equipment.version, public)
+        self._caffeinate = Caffeinate()
+        public = self._authenticator.pair.public if self._authenticator is not None else ""
+        self._advertisement = Advertisement(self.node, self.address, context.version, public)
         if self._exporter is not None:
-            self._exporter.attend(self._outlook, self.publisher)
+            self._exporter.attend(self._query_context, self.publisher)
 
     @property
     def metrics_url(self) -> str | None:
@@ -178,9 +178,9 @@ class Agent:
         if self._exporter is not None:
             self._exporter.close()
         self._audit.flush(force=True)
-        self._ledger.close()
-        if self._door is not None:
-            self._door.close()
+        self._db.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
         self._context.destroy(linger=0)
         self._lock.close()
 
@@ -204,12 +204,12 @@ class Agent:
     async def serve(self) -> None:
         """Answer, conduct and publish until told to stop; an error in one of these ends the agent and is raised."""
         await self._take_up_run()
-        workers = [self._reception.serve, self._reception.serve_commands]
+        workers = [self._router.serve, self._router.serve_commands]
         workers += [self._serve_trainers, self._beat, self._watch]
         workers += [self._lead.serve, self._follower.serve, self._lead.peers.serve, self._alerts.hooks.serve]
         workers += [self._heed_leash] if self._options.leashed else []
         workers += [self._advertisement.serve] if self._options.advertise else []
-        workers += [self._door.serve, self._guard] if self._door is not None else []
+        workers += [self._authenticator.serve, self._guard] if self._authenticator is not None else []
         tasks = [asyncio.create_task(worker(), name=worker.__name__) for worker in workers]
         stopping = asyncio.create_task(self._stopping.wait(), name="stopping")
         try:
@@ -223,24 +223,24 @@ class Agent:
 
     async def _take_up_run(self) -> None:
         """Go on with the run that was active when the last agent of this node ended."""
-        for known in self._ledger.runs():
+        for known in self._db.runs():
             if known.state not in m.ACTIVE_RUN_STATES or self._is_busy:
                 continue
-            followed = self._ledger.followed(known.run)
+            followed = self._db.followed(known.run)
             if followed is None:
                 await self._lead.take_up(known)
                 continue
             try:
                 self._follower.adopt(known, followed)
             except InvalidInputError as error:
-                self._ledger.set_run_state(known.run, "failed", str(error))
+                self._db.set_run_state(known.run, "failed", str(error))
         if self._lead.session is None:
             await self._lead.office.fail_open()
 
     async def _guard(self) -> None:
-        assert self._door is not None
-        warden = Warden(self._door, self._audit, self.publisher, self._context, self._lead.peers.renew)
-        await warden.serve(self.live_address)
+        assert self._authenticator is not None
+        revocation = Revocation(self._authenticator, self._audit, self.publisher, self._context, self._lead.peers.renew)
+        await revocation.serve(self.live_address)
 
     # ------------------------------------------------------------ trainers
 
@@ -311,17 +311,17 @@ class Agent:
         return self._reader.read(at)
 
     def _tell_reading(self, reading: m.HostReading) -> None:
-        self._outlook.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
-        self.publisher.publish(self._outlook.host_reading)
+        self._query_context.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
+        self.publisher.publish(self._query_context.host_reading)
         self._follower.host_reading = reading
         of_a_run = self._lead.session or self._follower.followed
         if of_a_run is not None:
             of_a_run.recorder.host(reading)
 
     async def _find_processes(self) -> None:
-        directory = self._outlook.run_directory(None)  # here: the ledger is this thread's
+        directory = self._query_context.run_directory(None)  # here: the db is this thread's
         await asyncio.to_thread(self._processes.find, directory)
-        await asyncio.to_thread(self._wakefulness.keep, self._processes.trainers)
+        await asyncio.to_thread(self._caffeinate.keep, self._processes.trainers)
 
 
 async def _every(seconds: float) -> AsyncIterator[float]:

@@ -11,7 +11,7 @@ import pytest
 import zmq
 from tests.node_agent.runs.test_session import Told
 
-from trainctl.node_agent.alerts.service import AlertOffice
+from trainctl.node_agent.alerts.service import AlertService
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertHooks, AlertsTable
@@ -29,7 +29,7 @@ class Agent:
         self.published: list[m.Live] = []
         publisher = Publisher(context.socket(zmq.XPUB), "b" * 16)
         self.told = Told(paths, publisher)
-        self.office = AlertOffice("a", HOOKS, publisher)
+        self.office = AlertService("a", HOOKS, publisher)
         publisher.listeners.insert(0, self.published.append)
         self.publisher, self.session = publisher, self.told.session
         self.office.watch(self.session, {})
@@ -117,7 +117,7 @@ def test_what_cannot_be_acknowledged_or_muted_is_named(made: Any) -> None:
     with pytest.raises(InvalidInputError, match="no node 'd' in this run"):
         agent.obey("mute", "d", kind="disk")
     agent.session.close()
-    idle = AlertOffice("a", AlertHooks(), agent.publisher)
+    idle = AlertService("a", AlertHooks(), agent.publisher)
     with pytest.raises(InvalidInputError, match="no active run 'sim'; none is active"):
         idle.obey(m.Command(rid="r", id="0" * 36, verb="mute", run="sim"), verbs.Mute(kind="disk"))
 

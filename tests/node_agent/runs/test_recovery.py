@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs import checkpoint_source
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.recovery import Backoff, Way, absent
@@ -41,7 +41,7 @@ def written(tmp_path, *by: tuple[str, int]) -> RunPaths:
     """The record of a run whose nodes have written checkpoints of these steps, in this order."""
     paths = RunPaths(tmp_path / "run-1")
     paths.directory.mkdir()
-    recorder = RunRecorder(paths)
+    recorder = RunDb(paths)
     for node, step in by:
         recorder.event(float(step), "checkpoint", "good", node, f"checkpoint step-{step}", step=step)
     recorder.close()

@@ -16,10 +16,10 @@ from tests.node_agent.support.simulation import config, durable
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.state import Progress
-from trainctl.node_agent.records.agent_db import AgentLedger, JournaledCommand
+from trainctl.node_agent.records.agent_db import AgentDb, JournaledCommand
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.runs import restore
-from trainctl.node_agent.runs.command_journal import CommandOffice, Handlers
+from trainctl.node_agent.runs.command_journal import CommandJournal, Handlers
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.trainers.rank_ports import Look
 from trainctl.node_agent.transport.publisher import Publisher
@@ -118,22 +118,22 @@ class JournaledAgent:
             rank.load()
 
     def _begin(self, opening: restore.Opening | None, *, add: bool = False) -> None:
-        self.ledger = AgentLedger(self._ledger_path)
+        self.db = AgentDb(self._ledger_path)
         if add:
-            self.ledger.add_run(RUN, RUN, self.paths.directory, 0.0)
-        self.office = CommandOffice(self.ledger, self._answer, self, self._handlers())
+            self.db.add_run(RUN, RUN, self.paths.directory, 0.0)
+        self.office = CommandJournal(self.db, self._answer, self, self._handlers())
         if opening is None:
-            open_ids = frozenset(row.id for row in self.ledger.open_commands())
+            open_ids = frozenset(row.id for row in self.db.open_commands())
             opening = restore.surviving_run(self.paths, open_ids)
         ports = {rank: SimPort(at) for rank, at in self.ranks.items()}
         publisher = Publisher(self.context.socket(zmq.XPUB), "b" * 16)
         self.recorder = opening.recorder
-        for book in (self.ledger, self.recorder):
+        for book in (self.db, self.recorder):
             book._connection.execute("PRAGMA synchronous=OFF")
             book._connection = Mortal(book._connection, self.life)  # type: ignore[assignment]
         self.session = Session(
             opening.conductor, self.paths, opening.recorder, "a", ports, publisher, 0.0, self.office.end,
-            self.ledger.saw, Copies(self.paths, {}, list),
+            self.db.saw, Copies(self.paths, {}, list),
         )  # fmt: skip
 
     async def _answer(self, identity: bytes, reply: m.CommandReply) -> None:
@@ -178,7 +178,7 @@ class JournaledAgent:
         """Now; the next one goes on from what is on the disk."""
         self.kills += 1
         self.life.left = None
-        for book in (self.ledger, self.recorder):
+        for book in (self.db, self.recorder):
             book._connection.close()
         self.recorder._ballast.release()
         for rank in self.ranks.values():
@@ -213,7 +213,7 @@ class JournaledAgent:
 
     def close(self) -> None:
         self.session.close()
-        self.ledger.close()
+        self.db.close()
         self.context.destroy(linger=0)
         self.loop.close()
 
@@ -236,6 +236,6 @@ class JournaledAgent:
             record.close()
 
     def row(self, id: str) -> JournaledCommand:
-        found = self.ledger.find(id)
+        found = self.db.find(id)
         assert found is not None, f"{id} was accepted and is not known"
         return found

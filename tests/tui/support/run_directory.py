@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.replay import format as recordings
 from trainctl.node_agent.replay.timeline import Story
 from trainctl.protocol import messages as m
@@ -22,7 +22,7 @@ def make(directory: Path, nodes: int = NODES, *, faults: bool = False) -> Path:
     paths.logs.mkdir(parents=True)
     story = Story(recordings.read(recordings.shipped()), directory.name, nodes, faults=faults)
     at = BEGAN_AT
-    with RunRecorder(paths, resumable=False) as recorder:
+    with RunDb(paths, resumable=False) as recorder:
         for number in range(1, STEPS + 1):
             at += story.step_seconds(number)
             if not faults and 100 <= number < 100 + AWAY:

@@ -32,7 +32,7 @@ class Kept(msgspec.Struct, frozen=True):
     references: dict[str, tuple[float, ...]] = {}
 
 
-class AlertOffice:
+class AlertService:
     """One an agent. Everything happens on its event loop."""
 
     def __init__(self, node: str, hooks: AlertHooks, publisher: Publisher) -> None:

@@ -15,7 +15,7 @@ ANSWER_SECONDS = 2.0
 """How long the other agent may take; whoever asked this one waits longer."""
 
 
-class Around(Protocol):
+class RunsSource(Protocol):
     """What is seen of the agent."""
 
     @property
@@ -25,7 +25,7 @@ class Around(Protocol):
     def peer_views(self) -> tuple[m.PeerView, ...]: ...
 
 
-async def view(known: m.RunView, around: Around) -> m.RunView:
+async def view(known: m.RunView, around: RunsSource) -> m.RunView:
     """A run as its lead of now has it; where that can't be reached, as it was when it was handed over."""
     lead = around.led_elsewhere(known.run)
     if lead is None:
@@ -43,7 +43,7 @@ async def view(known: m.RunView, around: Around) -> m.RunView:
     return msgspec.structs.replace(known, lead=lead, reason=reason)
 
 
-async def summaries(rows: Iterable[m.RunSummary], around: Around) -> list[m.RunSummary]:
+async def summaries(rows: Iterable[m.RunSummary], around: RunsSource) -> list[m.RunSummary]:
     """The same rows, those of runs led elsewhere as they are there; stale ones where that can't be told."""
     rows = list(rows)
     leads = {row.run: lead for row in rows if (lead := around.led_elsewhere(row.run)) is not None}
@@ -59,7 +59,7 @@ def _as_told(row: m.RunSummary, lead: str, told: dict[str, m.RunSummary]) -> m.R
     return msgspec.structs.replace(there, directory=row.directory)
 
 
-async def _runs_of(node: str, around: Around) -> dict[str, m.RunSummary]:
+async def _runs_of(node: str, around: RunsSource) -> dict[str, m.RunSummary]:
     address = _reached(node, around)
     if address is None:
         return {}
@@ -70,7 +70,7 @@ async def _runs_of(node: str, around: Around) -> dict[str, m.RunSummary]:
         return {}
 
 
-def _reached(node: str, around: Around) -> str | None:
+def _reached(node: str, around: RunsSource) -> str | None:
     """Where an agent that is in touch takes requests."""
     in_touch = any(peer.node == node and peer.state == "connected" for peer in around.peer_views())
     return around.address_of(node) if in_touch else None

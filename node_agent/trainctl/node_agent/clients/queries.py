@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from trainctl.node_agent.clients import proxy
-from trainctl.node_agent.clients.doctor import Examination
-from trainctl.node_agent.clients.presence import Audience
+from trainctl.node_agent.clients.doctor import Doctor
+from trainctl.node_agent.clients.presence import Presence
 from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
@@ -38,12 +38,12 @@ class LiveRun(NamedTuple):
     alerts: m.Alerts | None
 
 
-class Surroundings(Protocol):
+class QuerySource(Protocol):
     """What the handlers see of the agent."""
 
     publisher: Publisher
-    audience: Audience
-    examination: Examination
+    presence: Presence
+    doctor: Doctor
 
     @property
     def node(self) -> str: ...
@@ -70,7 +70,7 @@ class UnknownRankError(InvalidInputError):
     """A request named a rank of which this agent has nothing, and can get nothing."""
 
 
-async def answer(request: m.ClientRequest, around: Surroundings) -> m.AgentReply:
+async def answer(request: m.ClientRequest, around: QuerySource) -> m.AgentReply:
     """The reply to any request but a command. Raises InvalidInputError (UnknownRunError, UnknownRankError for what
     it doesn't know)."""
     match request:
@@ -89,18 +89,18 @@ async def answer(request: m.ClientRequest, around: Surroundings) -> m.AgentReply
         case m.LogRequest():
             return await _log(request, around)
         case m.AttendRequest():
-            return m.Viewers(rid=request.rid, viewers=around.audience.hear(request, time.monotonic(), around.now()))
+            return m.Viewers(rid=request.rid, viewers=around.presence.hear(request, time.monotonic(), around.now()))
         case m.FactsRequest():
-            return await around.examination.facts(request)
+            return await around.doctor.facts(request)
         case m.DigestsRequest():
-            return await around.examination.digests(request)
+            return await around.doctor.digests(request)
         case m.AuditRequest():
             return m.Audit(rid=request.rid, refused=around.refusals(request.limit))
         case m.Command():
             raise AssertionError("commands go through the command office")
 
 
-async def _snapshot(request: m.SnapshotRequest, around: Surroundings) -> m.Snapshot:
+async def _snapshot(request: m.SnapshotRequest, around: QuerySource) -> m.Snapshot:
     """`seq` is read before the record: what is published meanwhile may be in both, and clients drop a known step."""
     seq, boot = around.publisher.seq, around.publisher.boot
     directory = around.run_directory(request.run)
@@ -131,7 +131,7 @@ def _unreadable(run: str, error: InvalidInputError, at: float) -> m.Event:
     return m.Event(id=0, at=at, kind="run", severity="error", by="auto", text=f"{run}: {error}", run=run)
 
 
-async def _as_ended(kept: m.RunView | None, around: Surroundings) -> m.RunView | None:
+async def _as_ended(kept: m.RunView | None, around: QuerySource) -> m.RunView | None:
     """The last view that was kept, which may be from before the end when the agent was killed; of a run that is led
     elsewhere, the view there."""
     if kept is None:
@@ -142,7 +142,7 @@ async def _as_ended(kept: m.RunView | None, around: Surroundings) -> m.RunView |
 
 def _snapshot_of(
     request: m.SnapshotRequest,
-    around: Surroundings,
+    around: QuerySource,
     boot: str,
     seq: int,
     view: m.RunView | None,
@@ -178,7 +178,7 @@ def _read_snapshot(paths: RunPaths, columns: int) -> _Read:
     return last, tuple(parts), tuple(events), tuple(series), view
 
 
-async def _history(request: m.HistoryRequest, around: Surroundings) -> m.History:
+async def _history(request: m.HistoryRequest, around: QuerySource) -> m.History:
     unknown = [metric for metric in request.metrics if metric not in m.METRICS]
     if unknown:
         raise InvalidInputError("metrics", f"no metric {unknown[0]!r}; there are {', '.join(m.METRICS)}")
@@ -199,14 +199,14 @@ async def _history(request: m.HistoryRequest, around: Surroundings) -> m.History
     return m.History(rid=request.rid, series=await asyncio.to_thread(read))
 
 
-def _gap(request: m.GapRequest, around: Surroundings) -> m.GapFill:
+def _gap(request: m.GapRequest, around: QuerySource) -> m.GapFill:
     kept = None
     if request.boot == around.publisher.boot:
         kept = around.publisher.again(request.first_seq, request.last_seq, GAP_LIMIT)
     return m.GapFill(rid=request.rid, complete=kept is not None, messages=kept or ())
 
 
-async def _runs(request: m.RunsRequest, around: Surroundings) -> m.Runs:
+async def _runs(request: m.RunsRequest, around: QuerySource) -> m.Runs:
     rows = around.run_summaries()
     summaries = await asyncio.to_thread(lambda: [_summary(*row) for row in rows])
     return m.Runs(rid=request.rid, runs=tuple(await proxy.summaries(summaries, around)))
@@ -219,7 +219,7 @@ def _summary(run: str, name: str, directory: str, state: m.RunState, started_at:
             last = reader.last_step()
             view = _view_of(reader)
     except InvalidInputError:
-        pass  # damaged, or its directory was moved away: the ledger's line is all there is
+        pass  # damaged, or its directory was moved away: the db's line is all there is
     return m.RunSummary(
         run=run, name=name, state=state, step=last.step if last else view.step if view else 0,
         steps=view.steps if view else 0, last_loss=last.loss if last and math.isfinite(last.loss) else None,
@@ -229,7 +229,7 @@ def _summary(run: str, name: str, directory: str, state: m.RunState, started_at:
     )  # fmt: skip
 
 
-async def _events(request: m.EventsRequest, around: Surroundings) -> m.Events:
+async def _events(request: m.EventsRequest, around: QuerySource) -> m.Events:
     paths = _paths(request.run, around)
 
     def read() -> tuple[tuple[m.Event, ...], bool]:
@@ -240,7 +240,7 @@ async def _events(request: m.EventsRequest, around: Surroundings) -> m.Events:
     return m.Events(rid=request.rid, run=paths.directory.name, events=tuple(events), more=more)
 
 
-async def _steps(request: m.StepsRequest, around: Surroundings) -> m.Steps:
+async def _steps(request: m.StepsRequest, around: QuerySource) -> m.Steps:
     paths = _paths(request.run, around)
 
     def read() -> tuple[tuple[m.StepCommitted, ...], bool]:
@@ -251,7 +251,7 @@ async def _steps(request: m.StepsRequest, around: Surroundings) -> m.Steps:
     return m.Steps(rid=request.rid, run=paths.directory.name, steps=tuple(steps), more=more)
 
 
-async def _log(request: m.LogRequest, around: Surroundings) -> m.LogPart:
+async def _log(request: m.LogRequest, around: QuerySource) -> m.LogPart:
     paths = _paths(request.run, around)
     file, run = paths.log(request.rank), paths.directory.name
     if not file.is_file():
@@ -268,7 +268,7 @@ async def _log(request: m.LogRequest, around: Surroundings) -> m.LogPart:
     return m.LogPart(rid=request.rid, run=run, rank=request.rank, offset_bytes=offset, size_bytes=size, text=text)
 
 
-async def _log_elsewhere(request: m.LogRequest, paths: RunPaths, around: Surroundings) -> m.LogPart:
+async def _log_elsewhere(request: m.LogRequest, paths: RunPaths, around: QuerySource) -> m.LogPart:
     """From the agent of the node that hosts the rank, or that knows which one does."""
     live = around.live_run(paths.directory)
     view = live.view if live is not None else await asyncio.to_thread(_kept_view, paths)
@@ -303,7 +303,7 @@ def _view_of(reader: RecordReader) -> m.RunView | None:
         raise InvalidInputError(str(reader.path), f"cannot be read: {error}; {DAMAGED}") from None
 
 
-def _paths(run: str | None, around: Surroundings) -> RunPaths:
+def _paths(run: str | None, around: QuerySource) -> RunPaths:
     directory = around.run_directory(run)
     if directory is None:
         raise UnknownRunError("run", "no run yet" if run is None else f"no run {run!r} on this node")

@@ -6,11 +6,11 @@ from typing import Any
 
 import zmq
 
-from trainctl.node_agent.auth.authenticator import Door
+from trainctl.node_agent.auth.authenticator import Authenticator
 from trainctl.node_agent.clients import queries
-from trainctl.node_agent.clients.fair_queue import Turnstile
-from trainctl.node_agent.clients.queries import Surroundings
-from trainctl.node_agent.clients.redirects import Referrals
+from trainctl.node_agent.clients.fair_queue import FairQueue
+from trainctl.node_agent.clients.queries import QuerySource
+from trainctl.node_agent.clients.redirects import Redirects
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
 from trainctl.protocol import messages as m
@@ -24,24 +24,24 @@ AT_ONCE = 4
 """Requests of one client that are answered at a time: others' need not wait behind all that it asks."""
 
 
-class Reception:
+class Router:
     """Commands are taken one after another; requests that only ask are answered beside each other."""
 
-    def __init__(self, control: Any, door: Door | None) -> None:
+    def __init__(self, control: Any, authenticator: Authenticator | None) -> None:
         """`control` is bound already. `attend` must have been called before anything is served."""
-        self._control, self._door = control, door
+        self._control, self._authenticator = control, authenticator
         self._lead: Lead
         self._follower: Follower
-        self._referrals: Referrals
-        self._around: Surroundings
+        self._redirects: Redirects
+        self._around: QuerySource
         self._commands: asyncio.Queue[tuple[bytes, m.Command]] = asyncio.Queue()
         self._pending: set[asyncio.Task[None]] = set()
-        self._asked: Turnstile[m.ClientRequest] = Turnstile(AT_ONCE, MOST_ASKED, MOST_ASKED_BY_ALL)
-        self._ordered: Turnstile[m.Command] = Turnstile(1, MOST_ASKED, MOST_ASKED_BY_ALL)
+        self._asked: FairQueue[m.ClientRequest] = FairQueue(AT_ONCE, MOST_ASKED, MOST_ASKED_BY_ALL)
+        self._ordered: FairQueue[m.Command] = FairQueue(1, MOST_ASKED, MOST_ASKED_BY_ALL)
 
-    def attend(self, lead: Lead, follower: Follower, referrals: Referrals, around: Surroundings) -> None:
+    def attend(self, lead: Lead, follower: Follower, redirects: Redirects, around: QuerySource) -> None:
         """To whom what comes in is handed on; they answer by `reply`, and so are made after this."""
-        self._lead, self._follower, self._referrals, self._around = lead, follower, referrals, around
+        self._lead, self._follower, self._redirects, self._around = lead, follower, redirects, around
 
     # ------------------------------------------------------------ in
 
@@ -63,17 +63,19 @@ class Reception:
 
     def _admit(self, frames: list[bytes], sender: sockets.Sender) -> tuple[bytes, m.ClientRequest | m.ToPeer]:
         """Whom to answer, and the request in frames. Raises ProtocolError or NotAuthorisedError."""
-        caller, rights = self._door.enter(frames[0], sender) if self._door is not None else (frames[0], None)
+        caller, rights = frames[0], None
+        if self._authenticator is not None:
+            caller, rights = self._authenticator.enter(frames[0], sender)
         if len(frames) != 2:
             raise ProtocolError("a request is one frame")
         request = codec.decode_control(frames[1])
-        if self._door is None or rights is None:
+        if self._authenticator is None or rights is None:
             return caller, request
         if isinstance(request, m.ToPeer):
-            self._door.check(sender.public, rights, request, self._follower.lead_of(request))
+            self._authenticator.check(sender.public, rights, request, self._follower.lead_of(request))
             return caller, request
-        self._door.check(sender.public, rights, request, None)
-        return caller, self._door.signed(rights, request)
+        self._authenticator.check(sender.public, rights, request, None)
+        return caller, self._authenticator.signed(rights, request)
 
     def _enter(self, identity: bytes, request: m.ClientRequest) -> bool:
         """Begin with a request now or when it is its client's turn; False if there is no room for it."""
@@ -131,9 +133,9 @@ class Reception:
             identity, command = await self._commands.get()
             self._ordered.leave(identity)
             self._queue_command(identity)
-            referral = self._referrals.of(command)
-            if referral is not None:
-                await self.reply(identity, referral)
+            redirect = self._redirects.of(command)
+            if redirect is not None:
+                await self.reply(identity, redirect)
                 continue
             try:
                 await self._lead.office.take(identity, command)
@@ -144,7 +146,7 @@ class Reception:
 
     async def reply(self, caller: bytes, reply: m.AgentReply | m.FromPeer) -> None:
         """Answer whoever asked, or whose conversation it is; one whose key was revoked hears nothing any more."""
-        identity = self._door.way_back(caller) if self._door is not None else caller
+        identity = self._authenticator.reply_identity(caller) if self._authenticator is not None else caller
         if identity is not None:
             await self._send(identity, reply)
 

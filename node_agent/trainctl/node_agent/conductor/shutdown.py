@@ -130,8 +130,7 @@ class StopTimeout:
 
     def lost_seconds(self, now: float) -> float:
         """For how long a stopping run has waited in vain; 0 as long as there is hope."""
-        waits_on = (
-            self._state.durable.mode != "stopping" or self._state.stage == "leaving" or self._deadlines.has_deadline
-        )
+        state = self._state
+        waits_on = state.durable.mode != "stopping" or state.stage == "leaving" or self._deadlines.has_deadline
         limit_seconds = max(STOP_SECONDS, STOP_TIMES * self._deadlines.expected_seconds)
         return 0.0 if waits_on or now < self._since + limit_seconds else now - self._since

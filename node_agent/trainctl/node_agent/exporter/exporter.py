@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from trainctl.node_agent.clients.queries import Surroundings
+from trainctl.node_agent.clients.queries import QuerySource
 from trainctl.node_agent.exporter import counters
 from trainctl.node_agent.exporter.listen_address import Place
 from trainctl.node_agent.exporter.snapshot import take
@@ -18,10 +18,10 @@ class Exporter:
 
     def __init__(self, place: Place) -> None:
         self._server = _server(place)
-        self._around: Surroundings | None = None
+        self._around: QuerySource | None = None
         self._totals, self._started_at = counters.Totals(), time.time()
 
-    def attend(self, around: Surroundings, publisher: Publisher) -> None:
+    def attend(self, around: QuerySource, publisher: Publisher) -> None:
         """Serve this agent, and count what it publishes from here on."""
         self._around = around
         publisher.listeners.append(self._count)

@@ -3,7 +3,7 @@
 import time
 from typing import NamedTuple
 
-from trainctl.node_agent.clients.queries import LiveRun, Surroundings
+from trainctl.node_agent.clients.queries import LiveRun, QuerySource
 from trainctl.node_agent.exporter.counters import Totals
 from trainctl.protocol import messages as m
 
@@ -20,7 +20,7 @@ class Scene(NamedTuple):
     totals: Totals
 
 
-def take(around: Surroundings, totals: Totals, started_at: float, loop_lag_seconds: float | None) -> Scene:
+def take(around: QuerySource, totals: Totals, started_at: float, loop_lag_seconds: float | None) -> Scene:
     """The agent as it is now; called on its event loop."""
     directory = around.run_directory(None)
     live = around.live_run(directory) if directory is not None else None

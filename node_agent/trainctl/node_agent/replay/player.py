@@ -22,7 +22,7 @@ from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.listen_address import Place
 from trainctl.node_agent.records.keys import VIEW_KEY
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.replay import readings as played_machine
 from trainctl.node_agent.replay.agent import PlayedAgent
 from trainctl.node_agent.replay.alerts import PlayedAlerts
@@ -79,7 +79,7 @@ class Player:
             self.paths.log(rank).write_text("")
             for text in self._said(rank)[:-1]:
                 self._log(rank, time.time(), text)
-        self._recorder = RunRecorder(self.paths, resumable=False)
+        self._recorder = RunDb(self.paths, resumable=False)
         self._context, self._plain = zmq.asyncio.Context(), zmq.Context()
         for context in (self._context, self._plain):
             context.set(zmq.MAX_SOCKETS, 4096)

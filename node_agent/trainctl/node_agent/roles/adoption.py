@@ -9,7 +9,7 @@ from trainctl.node_agent.records.ended import EndedRun
 from trainctl.node_agent.roles.election import Claim
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import checkpoint_source, restore
-from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
@@ -25,20 +25,20 @@ class Taken(NamedTuple):
     notices: tuple[str, ...] = ()
 
 
-class Resumption:
+class Adoption:
     """Makes a run that has ended this node's own, before it is taken up."""
 
-    def __init__(self, equipment: Equipment, role: AgentRole, peers: Peers, launch: Launch) -> None:
-        self._own, self._role, self._peers, self._launch = equipment, role, peers, launch
+    def __init__(self, context: AgentContext, role: AgentRole, peers: Peers, launch: Launch) -> None:
+        self._context, self._role, self._peers, self._launch = context, role, peers, launch
 
     async def take(self, command: m.Command, args: verbs.StartRun) -> Taken:
         """Whatever has to be agreed on with other nodes before `args.resume` is opened here. Raises InvalidInputError,
         and then nothing has changed but the terms that nodes have consented to."""
-        run, node = args.resume or "", self._own.node
-        row = next((row for row in self._own.ledger.runs() if row.run == run), None)
+        run, node = args.resume or "", self._context.node
+        row = next((row for row in self._context.db.runs() if row.run == run), None)
         if row is None:
             raise InvalidInputError("resume", f"no run {run!r} on {node}: it takes a node with a copy of its record")
-        known, waiting = self._own.ledger.followed(run), self._role.waiting
+        known, waiting = self._context.db.followed(run), self._role.waiting
         if known is None and (command.node is None or (waiting is not None and waiting.run == run)):
             return Taken()
         lead = known.lead if known is not None else node
@@ -47,18 +47,18 @@ class Resumption:
                 raise InvalidInputError("resume", f"{node} has not been given the record of {run}: it never began here")
             out = {lead} if lead != node and not self._peers.is_open(lead) else set[str]()
             missed = await self._check_reach(row, out, old_lead_is_off=args.old_lead_is_off)
-            claim = Claim(self._own, self._peers, ended, lead, self.check_free, resume=True)
+            claim = Claim(self._context, self._peers, ended, lead, self.check_free, resume=True)
             term = await claim.consented(args.old_lead_is_off)
         restore.own(ended.paths, term)
-        self._own.ledger.saw(m.Generation(term, 0))
-        self._own.ledger.unfollow(run)
+        self._context.db.saw(m.Generation(term, 0))
+        self._context.db.unfollow(run)
         without = [rank for rank, where in restore.kept_ranks(ended.paths).items() if where in out]
         said = f"{node} conducts the run from here on, in term {term}; before it {lead} did"
         return Taken(without, tuple(text for text in (said if lead != node else "", missed) if text))
 
     def check_free(self) -> None:
         """Raises InvalidInputError while this node takes part in a run that another one conducts."""
-        node, followed = self._own.node, self._role.followed
+        node, followed = self._context.node, self._role.followed
         if followed is None:
             return
         lead, text = followed.known.lead, f"{node} takes part in {followed.run}, which {followed.known.lead} conducts"
@@ -69,7 +69,7 @@ class Resumption:
     async def _check_reach(self, row: KnownRun, out: Collection[str], *, old_lead_is_off: bool) -> str:
         """Whether all nodes of the run but those `out`, and its newest checkpoint, can be reached; gives what is lost
         where an older one has to do. Raises InvalidInputError."""
-        paths, node = RunPaths(row.directory), self._own.node
+        paths, node = RunPaths(row.directory), self._context.node
         self._launch.check_take_over(paths)
         for other in restore.kept_ranks(paths).values():
             if other != node and other not in out and not self._peers.is_open(other):

@@ -10,7 +10,7 @@ from trainctl.node_agent.conductor.views import same_but_progress
 from trainctl.node_agent.records import replication
 from trainctl.node_agent.records.agent_db import FollowedRun
 from trainctl.node_agent.records.keys import GENERATION_KEY, HANDED_OVER_KEY, VIEW_KEY
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.trainers.rank_ports import Ending, RankPort
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_file import RunFile
@@ -29,7 +29,7 @@ class Followed:
         known: FollowedRun,
         config: RunFile,
         paths: RunPaths,
-        recorder: RunRecorder,
+        recorder: RunDb,
         port: RankPort,
         node: str,
         started_at: float,

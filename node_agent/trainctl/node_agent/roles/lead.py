@@ -12,17 +12,17 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.replication import beyond
 from trainctl.node_agent.roles import role as transitions
-from trainctl.node_agent.roles.adoption import Resumption
-from trainctl.node_agent.roles.peer_events import Neighbours
-from trainctl.node_agent.roles.rank_hosting import Hosting
+from trainctl.node_agent.roles.adoption import Adoption
+from trainctl.node_agent.roles.peer_events import PeerEvents
+from trainctl.node_agent.roles.rank_hosting import RankHosting
 from trainctl.node_agent.roles.role import AgentRole, Leading, WaitingToRestart
-from trainctl.node_agent.roles.transfer import LetGo, Succession
+from trainctl.node_agent.roles.transfer import Released, Transfer
 from trainctl.node_agent.runs import restore
-from trainctl.node_agent.runs.command_journal import Answer, CommandOffice, Handlers
-from trainctl.node_agent.runs.context import Equipment
-from trainctl.node_agent.runs.late_notes import Afterthoughts
+from trainctl.node_agent.runs.command_journal import Answer, CommandJournal, Handlers
+from trainctl.node_agent.runs.context import AgentContext
+from trainctl.node_agent.runs.late_notes import LateNotes
 from trainctl.node_agent.runs.launch import Launch
-from trainctl.node_agent.runs.recovery import GoingBack
+from trainctl.node_agent.runs.recovery import Recovery
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
@@ -52,23 +52,23 @@ class Lead:
     """Conducts at most one run; `session` is that run while it is active."""
 
     def __init__(
-        self, equipment: Equipment, role: AgentRole, hosting: Hosting, alerts: Alerts, answer: Answer
+        self, context: AgentContext, role: AgentRole, hosting: RankHosting, alerts: Alerts, answer: Answer
     ) -> None:  # fmt: skip
         """`alerts` is told of a run that has ended here while its record can still be written, and of what other nodes'
         agents read of their machines."""
-        self._own, self._ledger, self._role, self._alerts = equipment, equipment.ledger, role, alerts
-        others = {name: entry for name, entry in equipment.cluster.nodes.items() if name != equipment.node}
-        self._neighbours = Neighbours(equipment, self)
-        self.peers = Peers(equipment.context, others, self._neighbours, equipment.credentials)
-        self.launch = Launch(equipment, self.peers, self._name_run)
-        self._going_back = GoingBack(equipment, self.peers, self._begin_again)
-        self.succession = Succession(equipment, role, self, hosting)
-        self._resumption = Resumption(equipment, role, self.peers, self.launch)
-        afterthoughts = Afterthoughts(equipment.node, self._ledger, equipment.publisher.publish, role)
+        self._context, self._db, self._role, self._alerts = context, context.db, role, alerts
+        others = {name: entry for name, entry in context.cluster.nodes.items() if name != context.node}
+        self._peer_events = PeerEvents(context, self)
+        self.peers = Peers(context.zmq_context, others, self._peer_events, context.credentials)
+        self.launch = Launch(context, self.peers, self._name_run)
+        self._recovery = Recovery(context, self.peers, self._begin_again)
+        self.transfer = Transfer(context, role, self, hosting)
+        self._adoption = Adoption(context, role, self.peers, self.launch)
+        late_notes = LateNotes(context.node, self._db, context.publisher.publish, role)
         handlers = Handlers(
-            self.start_run, self._stop_waiting, self.succession.promote, afterthoughts.note, alerts.obey
+            self.start_run, self._stop_waiting, self.transfer.promote, late_notes.note, alerts.obey
         )  # fmt: skip
-        self.office = CommandOffice(equipment.ledger, answer, role, handlers)
+        self.office = CommandJournal(context.db, answer, role, handlers)
         self.last_run: str | None = None  # the newest to have been opened by this agent
         self.superseded = ""  # why another node must be conducting this agent's run, empty if none is known to
         self._ended = asyncio.Event()  # set when the run may have ended
@@ -93,7 +93,7 @@ class Lead:
     async def start_run(self, command: m.Command, args: verbs.StartRun) -> str:
         """Start a new run, or an old one again. Raises InvalidInputError or RefusedError, and then nothing is left of
         it on any node."""
-        if command.node not in (None, self._own.node):
+        if command.node not in (None, self._context.node):
             raise InvalidInputError("node", f"no node {command.node!r} in this agent's cluster")
         await self._see_off_ending_run()
         if self.session is not None:
@@ -101,7 +101,7 @@ class Lead:
             raise InvalidInputError("run", f"{self.session.run} {why}; one run at a time")
         if self.is_starting:
             raise InvalidInputError("run", "another run is just being started, try again in a moment")
-        self._resumption.check_free()
+        self._adoption.check_free()
         self._role.turn(transitions.start(self._role.now, args.resume))
         waited = self._role.waiting
         try:
@@ -110,16 +110,16 @@ class Lead:
             if self.is_starting:
                 self._role.turn(transitions.call_off(self._role.now))
             raise
-        self._going_back.forget()
+        self._recovery.forget()
         if waited is not None and waited.run != run:
-            self._ledger.set_run_state(waited.run, "failed", self._going_back.reason)
+            self._db.set_run_state(waited.run, "failed", self._recovery.reason)
         return run
 
     async def _new(self, command: m.Command, args: verbs.StartRun) -> restore.Opening:
         return await self.launch.new(run_file.parse(args.config or {}, "config"), command)
 
     async def _old(self, command: m.Command, args: verbs.StartRun) -> restore.Opening:
-        taken = await self._resumption.take(command, args)
+        taken = await self._adoption.take(command, args)
         opening = await self.launch.old(args.resume or "", command.id, command.by, taken.without)
         opening.conductor.leave_out(taken.without, "was out of reach when the run was taken up")
         return opening._replace(notices=(*taken.notices, *opening.notices))
@@ -135,12 +135,12 @@ class Lead:
             early = self.launch.done()
         for notice in opening.notices:
             session.note(d.Happened("run", "warning", "auto", notice, session.conductor.progress.step))
-        self._own.publisher.publish(session.view)
+        self._context.publisher.publish(session.view)
         for node in self.remote(session).values():
             self.give_copy(session, node)
         await session.start_trainers(opening.resume_from)
         for node, said in early:
-            await self._neighbours.say(node, said)
+            await self._peer_events.say(node, said)
         return session.run
 
     async def _see_off_ending_run(self) -> None:
@@ -157,7 +157,7 @@ class Lead:
         try:
             opening = self.launch.surviving(known)
         except InvalidInputError as error:
-            self._ledger.set_run_state(known.run, "failed", str(error))
+            self._db.set_run_state(known.run, "failed", str(error))
             return
         self.launch.check_nodes(opening)
         await self._go_on(opening, known)
@@ -169,9 +169,9 @@ class Lead:
         """
         opening = self.launch.surviving(known, term)
         self.launch.check_nodes(opening)
-        self._ledger.saw(opening.conductor.durable.generation)
+        self._db.saw(opening.conductor.durable.generation)
         session = await self._go_on(opening, known)
-        text = f"{self._own.node} conducts the run from here on, in term {term}; before it {before} did"
+        text = f"{self._context.node} conducts the run from here on, in term {term}; before it {before} did"
         handed_over = before in self.peers.links and self.peers.links[before].line.open
         severity: m.Severity = "info" if handed_over else "warning"
         session.note(d.Happened("agent", severity, "auto", text, session.conductor.progress.step))
@@ -195,7 +195,7 @@ class Lead:
         own = m.HostedRank(self.session.run, 0, None, *self.session.recorder.newest())
         return beyond(self.session.recorder, self.session.paths, own, other)
 
-    async def let_go(self, successor: str) -> LetGo:
+    async def let_go(self, successor: str) -> Released:
         """Conduct the run no more, for another node's agent does; the trainers stay as they are. Raises RefusedError
         if it is just being started, or ends."""
         session, run = self.session, self.run
@@ -203,9 +203,9 @@ class Lead:
             raise RefusedError("a run is just being started")
         if session is not None and session.conductor.stage in ("leaving", "over"):
             raise RefusedError(f"{session.run} is ending")
-        self._going_back.forget()
+        self._recovery.forget()
         self.superseded = ""
-        known = next(row for row in self._ledger.runs() if row.run == run)
+        known = next(row for row in self._db.runs() if row.run == run)
         ranks = restore.kept_ranks(RunPaths(known.directory))
         if session is not None:
             text = f"{successor} conducts the run from here on"
@@ -216,7 +216,7 @@ class Lead:
                 raise RefusedError(f"{session.run} has been let go of already")
             session.close()
         self._role.turn(transitions.let_go(self._role.now))
-        return LetGo(known, next((rank for rank, node in ranks.items() if node == self._own.node), None))
+        return Released(known, next((rank for rank, node in ranks.items() if node == self._context.node), None))
 
     def read(self, reading: m.HostReading) -> None:
         """Another node's agent tells how its machine is."""
@@ -242,7 +242,7 @@ class Lead:
         session = self.launch.session(opening, started_at, self.office.end, self._ended.set)
         self._role.turn(transitions.lead(self._role.now, session))
         self.last_run, self.superseded = session.run, ""
-        self._ledger.set_run_state(session.run, "starting")
+        self._db.set_run_state(session.run, "starting")
         return session
 
     # ------------------------------------------------------------ conducting
@@ -250,7 +250,7 @@ class Lead:
     async def heard(self, answer: m.FromTrainer, *, returned: bool) -> bool:
         """What a trainer of this node said; False if it is of no run that is conducted here."""
         session = self.session
-        if session is None or answer.run != session.run or self._node(answer.rank) != self._own.node:
+        if session is None or answer.run != session.run or self._node(answer.rank) != self._context.node:
             return False
         await self.take(session, answer, returned=returned)
         return True
@@ -268,7 +268,7 @@ class Lead:
             await self._restart()
             return
         await session.watch_trainers()
-        await session.lacks(self.superseded or (self.peers.lacking() if self._own.cluster.quorum else ""))
+        await session.lacks(self.superseded or (self.peers.lacking() if self._context.cluster.quorum else ""))
         await self._give_up_lost(session)
         await session.tick()
         if session is self.session:  # it may have been closed while this waited for its turn
@@ -294,16 +294,16 @@ class Lead:
 
     async def _close(self, session: Session, state: m.RunState, reason: str) -> None:
         """Let go of a run none of whose ranks is left, and tell the nodes that hosted them."""
-        due = self._going_back.take(session, reason) if session.conductor.goes_back else None
+        due = self._recovery.take(session, reason) if session.conductor.goes_back else None
         waiting = WaitingToRestart(session.run, due) if due is not None else None
         self._role.turn(transitions.close(self._role.now, waiting))
         if waiting is None:
-            self._ledger.set_run_state(session.run, state, reason)
+            self._db.set_run_state(session.run, state, reason)
             severity: m.Severity = "error" if state == "failed" else "good"
             text = f"{state} at step {session.conductor.progress.step:,}"
             session.note(d.Happened("run", severity, "auto", text, session.conductor.progress.step))
             # A run that goes back no more is still shown as one that starts.
-            self._own.publisher.publish(msgspec.structs.replace(session.view, state=state, reason=reason))
+            self._context.publisher.publish(msgspec.structs.replace(session.view, state=state, reason=reason))
         self._alerts.ended(session)
         await session.copies.flush()
         await session.copies.close(FINISH_SECONDS)
@@ -311,7 +311,7 @@ class Lead:
             return  # it was dropped meanwhile, for another node had conducted it to its end
         session.close()
         self._role.turn(transitions.closed(self._role.now))
-        self._own.link.forget(session.run)
+        self._context.link.forget(session.run)
         for rank, node in self.remote(session).items():
             await self.peers.links[node].end_rank(session.run, rank, state, reason)
 
@@ -321,7 +321,7 @@ class Lead:
         if not isinstance(now, WaitingToRestart) or time.monotonic() < now.due:
             return
         self._role.turn(transitions.restart(now))
-        due = await self._going_back.take_up(now.run, self.superseded)
+        due = await self._recovery.take_up(now.run, self.superseded)
         if due is not None:
             self._role.turn(transitions.put_off(self._role.now, WaitingToRestart(now.run, due)))
         elif self.is_starting:
@@ -333,7 +333,7 @@ class Lead:
         if not isinstance(now, WaitingToRestart) or run not in (None, now.run):
             return False
         self._role.turn(transitions.let_go(now))
-        self._going_back.stop(now.run)
+        self._recovery.stop(now.run)
         return True
 
     async def _begin_again(self, run: str, without: Collection[int]) -> Session | None:
@@ -349,16 +349,16 @@ class Lead:
         """Have nothing to do any more with a run that another node has conducted to its end."""
         session = self.session
         self._role.turn(transitions.let_go(self._role.now))
-        self._going_back.forget()
+        self._recovery.forget()
         if session is not None:
             for rank, port in session.ports.items():
-                if session.conductor.durable.settings.ranks[rank].node == self._own.node:
+                if session.conductor.durable.settings.ranks[rank].node == self._context.node:
                     await port.end()
             session.close()
             await session.copies.close()
-            self._own.publisher.publish(msgspec.structs.replace(session.view, state=state, reason=reason))
-            self._own.link.forget(run)
-        self._ledger.set_run_state(run, state, reason)
+            self._context.publisher.publish(msgspec.structs.replace(session.view, state=state, reason=reason))
+            self._context.link.forget(run)
+        self._db.set_run_state(run, state, reason)
         self.superseded = ""
         await self.office.fail_open()
 
@@ -380,7 +380,7 @@ class Lead:
         """Of a run by its id; of the active run, or else the newest, for None."""
         if run is None and self.session is not None:
             return self.session.paths.directory
-        known = self._ledger.runs()
+        known = self._db.runs()
         found = next((row for row in known if row.run == (run or self.last_run)), None)
         if found is None and run is None:
             found = next(iter(known), None)

@@ -1,9 +1,9 @@
-"""What the agents of other nodes tell the lead: how they are, and what the ranks that they host say (its LeadEnd)."""
+"""What the agents of other nodes tell the lead: how they are, and what the ranks that they host say."""
 
 from typing import Protocol
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.transport.peer_pool import Peers
@@ -31,20 +31,20 @@ class Leading(Protocol):
     def read(self, reading: m.HostReading) -> None: ...
 
 
-class Neighbours:
+class PeerEvents:
     """Called in the order in which each of them spoke."""
 
-    def __init__(self, equipment: Equipment, lead: Leading) -> None:
-        self._own, self._ledger, self._lead = equipment, equipment.ledger, lead
+    def __init__(self, context: AgentContext, lead: Leading) -> None:
+        self._context, self._db, self._lead = context, context.db, lead
         self._boots: dict[str, str] = {}  # of the other nodes' agents, as last welcomed
 
     def hello(self, link: str) -> m.PeerHello:
         """How this agent introduces itself."""
-        here = self._own.cluster.nodes.get(self._own.node)
+        here = self._context.cluster.nodes.get(self._context.node)
         session = self._lead.session
-        generation = self._ledger.generation if session is None else session.conductor.durable.generation
+        generation = self._db.generation if session is None else session.conductor.durable.generation
         return m.PeerHello(
-            link=link, lead=self._own.node, address=here.address if here else self._own.address,
+            link=link, lead=self._context.node, address=here.address if here else self._context.address,
             generation=generation, run=session.run if session is not None else None,
         )  # fmt: skip
 
@@ -53,7 +53,7 @@ class Neighbours:
         agent that was started again the trainer has to come back first, and then that is told by itself."""
         session = self._lead.session
         if session is None and welcome.generation is not None:
-            self._ledger.saw(welcome.generation)  # the next run begins in no older term than any node has seen
+            self._db.saw(welcome.generation)  # the next run begins in no older term than any node has seen
         for hosted in welcome.ranks:
             if hosted.run != self._lead.run:
                 await self._end_stray(node, hosted)
@@ -72,9 +72,9 @@ class Neighbours:
 
     async def _end_stray(self, node: str, hosted: m.HostedRank) -> None:
         """A rank of a run that is over, or never began: its agent was away when it was told."""
-        known = next((row for row in self._ledger.runs() if row.run == hosted.run), None)
-        followed = self._ledger.followed(hosted.run)
-        handed_over = followed is not None and followed.lead != self._own.node
+        known = next((row for row in self._db.runs() if row.run == hosted.run), None)
+        followed = self._db.followed(hosted.run)
+        handed_over = followed is not None and followed.lead != self._context.node
         if known is not None and (known.state in m.ACTIVE_RUN_STATES or handed_over):
             return  # another node conducts it by now, and has it end its ranks or go on with them
         state: m.RunState = known.state if known is not None else "starting"

@@ -11,7 +11,7 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.restarts import LEAST_DELAY_SECONDS, STARTS, delay_seconds
 from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
-from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
@@ -46,11 +46,11 @@ class Absent(NamedTuple):
     given_up: str  # which has the newest checkpoint and is waited for no more; empty if none
 
 
-class GoingBack:
+class Recovery:
     """At most one run, from the loss of its last rank until it is conducted again or given up."""
 
-    def __init__(self, equipment: Equipment, peers: Peers, begin: Begin) -> None:
-        self._own, self._peers, self._begin = equipment, peers, begin
+    def __init__(self, context: AgentContext, peers: Peers, begin: Begin) -> None:
+        self._context, self._peers, self._begin = context, peers, begin
         self._backoff = Backoff()
         self.reason = ""  # of the last loss
         self._shown: m.RunView | None = None
@@ -61,7 +61,7 @@ class GoingBack:
         self.reason = reason
         due = self._backoff.take(session.run, session.conductor.progress.step)
         if due is not None:
-            self._own.ledger.set_run_state(session.run, "starting")
+            self._context.db.set_run_state(session.run, "starting")
             self._shown, self._way = session.view, None
         return due
 
@@ -99,7 +99,7 @@ class GoingBack:
         return due
 
     def _paths(self, run: str) -> RunPaths | None:
-        known = next((row for row in self._own.ledger.runs() if row.run == run), None)
+        known = next((row for row in self._context.db.runs() if row.run == run), None)
         return RunPaths(known.directory) if known is not None else None
 
     async def _absent(self, run: str) -> "Absent":
@@ -107,7 +107,7 @@ class GoingBack:
         if paths is None:
             return Absent({}, "", "")
         if self._way is None:  # reading a whole checkpoint takes time, and none is written meanwhile
-            self._way = await asyncio.to_thread(_look, paths, self._own.node)
+            self._way = await asyncio.to_thread(_look, paths, self._context.node)
         out_seconds = {node: link.silent_seconds for node, link in links.items() if not link.line.open}
         return absent(self._way, out_seconds)
 
@@ -116,7 +116,7 @@ class GoingBack:
         paths = self._paths(run)
         out = set(absent.values())
         older = (
-            await asyncio.to_thread(checkpoint_source.find, paths, self._own.node, out)
+            await asyncio.to_thread(checkpoint_source.find, paths, self._context.node, out)
             if paths is not None
             else Source()
         )
@@ -129,14 +129,14 @@ class GoingBack:
         return self._backoff.hold()
 
     def _end(self, run: str, state: m.RunState, reason: str) -> None:
-        self._own.ledger.set_run_state(run, state, reason)
+        self._context.db.set_run_state(run, state, reason)
         self._show(state, reason)
 
     def _show(self, state: m.RunState, reason: str) -> None:
         """What clients see of it meanwhile."""
         if self._shown is not None and (self._shown.state, self._shown.reason) != (state, reason):
             self._shown = msgspec.structs.replace(self._shown, state=state, reason=reason)
-            self._own.publisher.publish(self._shown)
+            self._context.publisher.publish(self._shown)
 
 
 def _look(paths: RunPaths, node: str) -> Way:

@@ -14,7 +14,7 @@ from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.records.keys import DURABLE_KEY, VIEW_KEY, settings_key
 from trainctl.node_agent.records.replication import Copies
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.trainers.rank_ports import RankPort
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
@@ -36,7 +36,7 @@ class Session:
         self,
         conductor: Conductor,
         paths: RunPaths,
-        recorder: RunRecorder,
+        recorder: RunDb,
         lead: str,
         ports: Mapping[int, RankPort],
         publisher: Publisher,

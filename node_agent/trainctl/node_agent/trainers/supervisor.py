@@ -32,7 +32,7 @@ class HostedTrainer:
     keeper_pid: int
 
 
-class TrainerHost:
+class TrainerSupervisor:
     """Hosts trainers by the files in their run directories; any number of hosts, one after another, see the same."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
