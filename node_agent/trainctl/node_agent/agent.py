@@ -23,7 +23,7 @@ from trainctl.node_agent.clients.query_context import QueryContext
 from trainctl.node_agent.clients.redirects import Redirects
 from trainctl.node_agent.clients.router import Router
 from trainctl.node_agent.exporter.exporter import Exporter
-from trainctl.node_agent.exporter.listen_address import Place
+from trainctl.node_agent.exporter.listen_address import ListenAddress
 from trainctl.node_agent.readings.host import HostReader
 from trainctl.node_agent.readings.processes import ProcessMeter
 from trainctl.node_agent.records.agent_db import AgentDb
@@ -53,16 +53,16 @@ PROCESSES_SECONDS = 5.0
 WATCH_SECONDS = 0.25
 """How often the agent looks whether its trainers live, and lets commands expire."""
 FAREWELL_SECONDS = 3.0
-"""How long a leashed agent answers after it was let go and its run has ended."""
+"""How long an agent that watches its parent answers after it was let go and its run has ended."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """What an agent may do beside its work."""
 
-    leashed: bool = False  # it ends with its standard input, and its run
+    watches_parent: bool = False  # it ends with its standard input, and its run
     hooks: AlertHooks | None = None  # called about alerts in the place of what the cluster file names
-    metrics: Place | None = None  # where Prometheus is served
+    metrics: ListenAddress | None = None  # where Prometheus is served
     advertise: bool = False  # on the local network
     keys: KeyFolder | None = None  # this machine's; None: the default folder's
     require_keys: bool = False  # on loopback too; off it, or where the cluster file names one, they are anyway
@@ -71,7 +71,7 @@ class Options:
 class Agent:
     """One node's agent. `async with` binds it; `serve` runs until `stop` is called or a signal comes.
 
-    A leashed one also leaves once its standard input has ended and no run is active.
+    One that watches its parent also leaves once its standard input has ended and no run is active.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Agent:
         """Raises InvalidInputError for what can't be had, and then nothing is made."""
         if not re.fullmatch(run_file.NAME_PATTERN, node):
             raise InvalidInputError("--name", f"{node!r} is no node name: lower-case letters, digits, '.', '_' and '-'")
-        if options.leashed:
+        if options.watches_parent:
             parent_watch.check()
         self._options = options
         listen = bind.numeric(listen)
@@ -147,7 +147,7 @@ class Agent:
         hosting = RankHosting(context, self._role)
         self._lead = Lead(context, self._role, hosting, self._alerts, self._router.reply)
         self._follower = Follower(
-            context, self._role, hosting, self._router.reply, self._lead, self._lead.office.settle,
+            context, self._role, hosting, self._router.reply, self._lead, self._lead.journal.settle,
             self._lead.transfer.reclaim,
         )  # fmt: skip
         self._query_context = QueryContext(context, self._lead, self._follower, self._alerts)
@@ -207,7 +207,7 @@ class Agent:
         workers = [self._router.serve, self._router.serve_commands]
         workers += [self._serve_trainers, self._beat, self._watch]
         workers += [self._lead.serve, self._follower.serve, self._lead.peers.serve, self._alerts.hooks.serve]
-        workers += [self._heed_leash] if self._options.leashed else []
+        workers += [self._watch_parent] if self._options.watches_parent else []
         workers += [self._advertisement.serve] if self._options.advertise else []
         workers += [self._authenticator.serve, self._guard] if self._authenticator is not None else []
         tasks = [asyncio.create_task(worker(), name=worker.__name__) for worker in workers]
@@ -235,7 +235,7 @@ class Agent:
             except InvalidInputError as error:
                 self._db.set_run_state(known.run, "failed", str(error))
         if self._lead.session is None:
-            await self._lead.office.fail_open()
+            await self._lead.journal.fail_open()
 
     async def _guard(self) -> None:
         assert self._authenticator is not None
@@ -260,7 +260,7 @@ class Agent:
         async for _ in _every(WATCH_SECONDS):
             await self._lead.watch()
             await self._follower.watch()
-            await self._lead.office.give_up_left()
+            await self._lead.journal.give_up_left()
             self._watch_for_alerts()
 
     def _watch_for_alerts(self) -> None:
@@ -271,7 +271,7 @@ class Agent:
         else:
             self._alerts.watch(self._lead.session, self._lead.peers.silent)
 
-    async def _heed_leash(self) -> None:
+    async def _watch_parent(self) -> None:
         """Leave a while after the run has ended, so that whoever watches it hears how."""
         await parent_watch.let_go()
         idle_since: float | None = None

@@ -1,4 +1,4 @@
-"""Commands on their whole way through db, office, conductor and record: kills anywhere apply none twice, lose none.
+"""Commands on their whole way through db, journal, conductor and record: kills anywhere apply none twice, lose none.
 
 TRAINCTL_EXACTLY_ONCE says how many kills between journal and apply the walks make: `make test` takes the default.
 """

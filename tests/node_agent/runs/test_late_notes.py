@@ -31,7 +31,7 @@ class Idle:
 class World:
     def __init__(self, folder: Path, db: AgentDb) -> None:
         self.db, self.published, self.idle = db, list[m.Event](), Idle()
-        self.office = LateNotes("studio", db, self.published.append, self.idle)
+        self.late_notes = LateNotes("studio", db, self.published.append, self.idle)
         self.paths = RunPaths(folder / "run-1")
         self.paths.directory.mkdir()
         db.add_run("run-1", "tiny", self.paths.directory, 1000.0, "finished")
@@ -60,7 +60,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 def test_a_note_is_made_once_at_the_last_step_and_told(world: World) -> None:
     row = world.asked()
     for _ in range(2):
-        ended = world.office.note(row)
+        ended = world.late_notes.note(row)
         assert (ended.state, ended.step) == ("applied", 7)
     assert world.notes == [(7, "anna", "bad data", ID)]
     (event,) = world.published
@@ -71,20 +71,20 @@ def test_a_note_is_made_once_at_the_last_step_and_told(world: World) -> None:
 
 def test_what_is_elsewhere_gone_or_just_beginning_takes_no_note(world: World) -> None:
     with pytest.raises(InvalidInputError, match=r"no run 'run-9' on studio"):
-        world.office.note(world.asked("run-9", ID[:-1] + "2"))
+        world.late_notes.note(world.asked("run-9", ID[:-1] + "2"))
     row = world.asked()
     world.idle.is_busy = True
     with pytest.raises(RefusedError, match="just being taken up"):
-        world.office.note(row)
+        world.late_notes.note(row)
     world.idle.is_busy = False
     world.db.follow(FollowedRun("run-1", 1, "forge", "tcp://127.0.0.1:1"))
     with pytest.raises(InvalidInputError, match="conducted by forge"):
-        world.office.note(row)
+        world.late_notes.note(row)
     world.db.unfollow("run-1")
     assert world.notes == []
     world.paths.directory.rename(world.paths.directory.with_name("moved"))
     with pytest.raises(InvalidInputError, match="isn't in"):
-        world.office.note(row)
+        world.late_notes.note(row)
     assert not world.paths.directory.exists(), "nothing is made where the record was"
 
 
@@ -94,13 +94,15 @@ async def test_one_that_was_written_when_the_agent_was_killed_is_told_as_written
     async def answer(identity: bytes, reply: m.CommandReply) -> None: ...
 
     unused: Any = None
-    office = CommandJournal(world.db, answer, world.idle, Handlers(unused, unused, unused, world.office.note, unused))
-    world.office.note(world.asked())
-    await office.fail_open()
+    journal = CommandJournal(
+        world.db, answer, world.idle, Handlers(unused, unused, unused, world.late_notes.note, unused)
+    )
+    world.late_notes.note(world.asked())
+    await journal.fail_open()
     found = world.db.find(ID)
     assert found is not None and (found.state, found.step) == ("applied", 7)
     world.asked("run-1", other := ID[:-1] + "3")
-    await office.conduct_again(SimpleNamespace(run="run-2", conductor=SimpleNamespace(durable=durable())))  # type: ignore[arg-type]
+    await journal.conduct_again(SimpleNamespace(run="run-2", conductor=SimpleNamespace(durable=durable())))  # type: ignore[arg-type]
     found = world.db.find(other)
     assert found is not None and (found.state, found.run) == ("applied", "run-1")
     assert len(world.notes) == 2

@@ -121,7 +121,7 @@ class JournaledAgent:
         self.db = AgentDb(self._ledger_path)
         if add:
             self.db.add_run(RUN, RUN, self.paths.directory, 0.0)
-        self.office = CommandJournal(self.db, self._answer, self, self._handlers())
+        self.journal = CommandJournal(self.db, self._answer, self, self._handlers())
         if opening is None:
             open_ids = frozenset(row.id for row in self.db.open_commands())
             opening = restore.surviving_run(self.paths, open_ids)
@@ -132,7 +132,7 @@ class JournaledAgent:
             book._connection.execute("PRAGMA synchronous=OFF")
             book._connection = Mortal(book._connection, self.life)  # type: ignore[assignment]
         self.session = Session(
-            opening.conductor, self.paths, opening.recorder, "a", ports, publisher, 0.0, self.office.end,
+            opening.conductor, self.paths, opening.recorder, "a", ports, publisher, 0.0, self.journal.end,
             self.db.saw, Copies(self.paths, {}, list),
         )  # fmt: skip
 
@@ -150,7 +150,7 @@ class JournaledAgent:
     def take(self, command: m.Command) -> list[m.CommandReply]:
         """What the client is told at once; nothing if the agent was killed meanwhile."""
         self.replies.clear()
-        self._run(self.office.take(b"client", command))
+        self._run(self.journal.take(b"client", command))
         return [*self.replies]
 
     def feed(self, event: d.Input) -> None:
@@ -188,7 +188,7 @@ class JournaledAgent:
             rank.up.extend(said[len(said) - min(len(said), self.chance.randrange(3)) :])
             rank.up.append(rank.alive())
         self._begin(None)
-        self._run(self.office.conduct_again(self.session))
+        self._run(self.journal.conduct_again(self.session))
 
     def _run(self, work: Any) -> None:
         try:

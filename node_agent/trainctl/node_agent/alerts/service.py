@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from trainctl.node_agent.alerts.conditions import Scene
+from trainctl.node_agent.alerts.conditions import RunSnapshot
 from trainctl.node_agent.alerts.evaluator import Change, Evaluator, Raised
-from trainctl.node_agent.alerts.hooks import Call, Hooks
+from trainctl.node_agent.alerts.hooks import HookCall, Hooks
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.records.keys import ALERTS_KEY
 from trainctl.node_agent.runs.session import Session
@@ -84,8 +84,8 @@ class AlertService:
             self._settle(self._evaluator.turned(time.monotonic(), time.time()))
             return
         ours = {view.node for view in session.view.ranks}
-        scene = Scene(session.view, {node: why for node, why in silent.items() if node in ours}, session.doing)
-        self._settle(self._evaluator.look(scene, time.monotonic(), time.time()))
+        snapshot = RunSnapshot(session.view, {node: why for node, why in silent.items() if node in ours}, session.doing)
+        self._settle(self._evaluator.look(snapshot, time.monotonic(), time.time()))
 
     def _turn_to(self, session: Session | None) -> None:
         """Another run is conducted, or none any more: what is open stays in the old one's record, and what is wrong
@@ -164,7 +164,7 @@ class AlertService:
 
     def _call(self, event: Literal["raised", "cleared"], alert: m.AlertView) -> None:
         if not self._is_muted(alert):
-            self.hooks.call(Call(event, time.time(), self._node, *self._run, alert))
+            self.hooks.call(HookCall(event, time.time(), self._node, *self._run, alert))
 
     def _note(self, severity: m.Severity, text: str, id: str = "") -> None:
         """Into the run's record, by whoever conducts it: a follower's own would collide with its lead's."""

@@ -97,7 +97,7 @@ async def answer(request: m.ClientRequest, around: QuerySource) -> m.AgentReply:
         case m.AuditRequest():
             return m.Audit(rid=request.rid, refused=around.refusals(request.limit))
         case m.Command():
-            raise AssertionError("commands go through the command office")
+            raise AssertionError("commands go through the command journal")
 
 
 async def _snapshot(request: m.SnapshotRequest, around: QuerySource) -> m.Snapshot:

@@ -138,7 +138,7 @@ class Router:
                 await self.reply(identity, redirect)
                 continue
             try:
-                await self._lead.office.take(identity, command)
+                await self._lead.journal.take(identity, command)
             except RefusedError as error:
                 await self.reply(identity, m.Refusal(rid=command.rid, code="busy", text=str(error)))
 

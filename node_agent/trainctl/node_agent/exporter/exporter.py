@@ -5,7 +5,7 @@ from typing import Any
 
 from trainctl.node_agent.clients.queries import QuerySource
 from trainctl.node_agent.exporter import counters
-from trainctl.node_agent.exporter.listen_address import Place
+from trainctl.node_agent.exporter.listen_address import ListenAddress
 from trainctl.node_agent.exporter.snapshot import take
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
@@ -13,11 +13,11 @@ from trainctl.protocol.errors import InvalidInputError, installing
 
 
 class Exporter:
-    """Binds at once, and serves from `attend` on. Raises InvalidInputError where the library is missing or the place is
-    taken."""
+    """Binds at once, and serves from `attend` on. Raises InvalidInputError where the library is missing or the address
+    is taken."""
 
-    def __init__(self, place: Place) -> None:
-        self._server = _server(place)
+    def __init__(self, address: ListenAddress) -> None:
+        self._server = _server(address)
         self._around: QuerySource | None = None
         self._totals, self._started_at = counters.Totals(), time.time()
 
@@ -31,7 +31,7 @@ class Exporter:
     @property
     def url(self) -> str:
         """What a scraper asks for."""
-        return f"http://{self._server.place}/metrics"
+        return f"http://{self._server.address}/metrics"
 
     def _count(self, message: m.Live) -> None:
         self._totals = counters.after(self._totals, message)
@@ -45,10 +45,10 @@ class Exporter:
         self._server.close()
 
 
-def _server(place: Place) -> Any:
+def _server(address: ListenAddress) -> Any:
     try:
         from trainctl.node_agent.exporter.server import MetricsServer
     except ImportError:
         problem = f"needs prometheus-client; {installing('prometheus')}"
         raise InvalidInputError("--metrics", problem) from None
-    return MetricsServer(place)
+    return MetricsServer(address)

@@ -8,7 +8,7 @@ from trainctl.node_agent.exporter.counters import Totals
 from trainctl.protocol import messages as m
 
 
-class Scene(NamedTuple):
+class AgentSnapshot(NamedTuple):
     """An agent at a moment."""
 
     taken_monotonic: float
@@ -20,10 +20,10 @@ class Scene(NamedTuple):
     totals: Totals
 
 
-def take(around: QuerySource, totals: Totals, started_at: float, loop_lag_seconds: float | None) -> Scene:
+def take(around: QuerySource, totals: Totals, started_at: float, loop_lag_seconds: float | None) -> AgentSnapshot:
     """The agent as it is now; called on its event loop."""
     directory = around.run_directory(None)
     live = around.live_run(directory) if directory is not None else None
-    return Scene(
+    return AgentSnapshot(
         time.monotonic(), started_at, around.node_view(), around.peer_views(), live, loop_lag_seconds, totals
     )  # fmt: skip

@@ -21,7 +21,7 @@ RECLAIM_SECONDS = 10.0
 """A run that was handed over is conducted here again if its claimant has not begun to within so long."""
 
 
-class Followed:
+class FollowedRank:
     """Passes orders down and keeps them; it decides nothing, and never conducts."""
 
     def __init__(

@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
-from trainctl.node_agent.roles.followed_run import Followed
+from trainctl.node_agent.roles.followed_run import FollowedRank
 from trainctl.node_agent.roles.inbound_links import Answer, InboundLinks, Order, Say
 from trainctl.node_agent.roles.rank_hosting import NO_RANK, RankHosting
 from trainctl.node_agent.roles.role import AgentRole
@@ -29,7 +29,7 @@ Settle = Callable[[m.KeptCommand], Awaitable[None]]
 Reclaim = Callable[[int], Awaitable[None]]
 
 
-class Conducting(Protocol):
+class _Conducting(Protocol):
     """What a follower has to do with its own agent's conducting."""
 
     def beyond(self, other: m.HostedRank) -> list[m.Kept]: ...
@@ -41,7 +41,7 @@ class Follower:
     """Hosts at most one rank of one run that another node's agent conducts."""
 
     def __init__(
-        self, context: AgentContext, role: AgentRole, hosting: RankHosting, say: Say, conducting: Conducting,
+        self, context: AgentContext, role: AgentRole, hosting: RankHosting, say: Say, conducting: _Conducting,
         settle: Settle, reclaim: Reclaim,
     ) -> None:  # fmt: skip
         """`conducting`: what this agent conducts itself. `settle` is told of commands as a lead has them; `reclaim` has
@@ -55,7 +55,7 @@ class Follower:
         self._orders: asyncio.Queue[tuple[str, Order]] = asyncio.Queue()
 
     @property
-    def followed(self) -> Followed | None:
+    def followed(self) -> FollowedRank | None:
         """The rank that is hosted here."""
         return self._role.followed
 
@@ -276,7 +276,7 @@ class Follower:
         elif followed.refresh():
             self._context.publisher.publish(followed.view)
 
-    async def _tell_ending(self, followed: Followed, ending: Ending) -> bool:
+    async def _tell_ending(self, followed: FollowedRank, ending: Ending) -> bool:
         """How its trainer ended, after what it reported last: that may not have arrived."""
         lead = followed.known.lead
         for report in followed.port.last_reports() if self._links.address(lead) is not None else ():
@@ -302,11 +302,11 @@ class Follower:
             ),
         )
 
-    def lead_silent_seconds(self, followed: Followed) -> float:
+    def lead_silent_seconds(self, followed: FollowedRank) -> float:
         """How long its lead has said nothing, as far as it was listened for."""
         return time.monotonic() - max(self._links.heard_monotonic(followed.known.lead), followed.since_monotonic)
 
-    async def _look_for_lead(self, followed: Followed) -> None:
+    async def _look_for_lead(self, followed: FollowedRank) -> None:
         """A trainer counts only its own agent; without the lead it would wait for ever."""
         lead, silent_seconds = followed.known.lead, self.lead_silent_seconds(followed)
         if silent_seconds > followed.config.run.orphan_seconds:

@@ -40,7 +40,7 @@ FINISH_SECONDS = 5.0
 """How long the end of a run waits for nodes whose copies of the record are behind."""
 
 
-class Alerts(Protocol):
+class _Alerts(Protocol):
     """What is told of the run that is conducted, and carries out commands about alerts."""
 
     def ended(self, session: Session) -> None: ...
@@ -52,7 +52,7 @@ class Lead:
     """Conducts at most one run; `session` is that run while it is active."""
 
     def __init__(
-        self, context: AgentContext, role: AgentRole, hosting: RankHosting, alerts: Alerts, answer: Answer
+        self, context: AgentContext, role: AgentRole, hosting: RankHosting, alerts: _Alerts, answer: Answer
     ) -> None:  # fmt: skip
         """`alerts` is told of a run that has ended here while its record can still be written, and of what other nodes'
         agents read of their machines."""
@@ -68,7 +68,7 @@ class Lead:
         handlers = Handlers(
             self.start_run, self._stop_waiting, self.transfer.promote, late_notes.note, alerts.obey
         )  # fmt: skip
-        self.office = CommandJournal(context.db, answer, role, handlers)
+        self.journal = CommandJournal(context.db, answer, role, handlers)
         self.last_run: str | None = None  # the newest to have been opened by this agent
         self.superseded = ""  # why another node must be conducting this agent's run, empty if none is known to
         self._ended = asyncio.Event()  # set when the run may have ended
@@ -185,7 +185,7 @@ class Lead:
     async def _go_on(self, opening: restore.Opening, known: KnownRun) -> Session:
         session = self._open(opening, known.started_at)
         await session.watch_trainers()
-        await self.office.conduct_again(session)
+        await self.journal.conduct_again(session)
         return session
 
     def beyond(self, other: m.HostedRank) -> list[m.Kept]:
@@ -239,7 +239,7 @@ class Lead:
             session.copies.begin(node, hosted)
 
     def _open(self, opening: restore.Opening, started_at: float) -> Session:
-        session = self.launch.session(opening, started_at, self.office.end, self._ended.set)
+        session = self.launch.session(opening, started_at, self.journal.end, self._ended.set)
         self._role.turn(transitions.lead(self._role.now, session))
         self.last_run, self.superseded = session.run, ""
         self._db.set_run_state(session.run, "starting")
@@ -360,7 +360,7 @@ class Lead:
             self._context.link.forget(run)
         self._db.set_run_state(run, state, reason)
         self.superseded = ""
-        await self.office.fail_open()
+        await self.journal.fail_open()
 
     def remote(self, session: Session) -> dict[int, str]:
         """The node of each rank that another agent hosts."""

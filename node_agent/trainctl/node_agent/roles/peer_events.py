@@ -10,7 +10,7 @@ from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 
 
-class Leading(Protocol):
+class _Leading(Protocol):
     """What they have to do with this agent's conducting."""
 
     peers: Peers
@@ -34,7 +34,7 @@ class Leading(Protocol):
 class PeerEvents:
     """Called in the order in which each of them spoke."""
 
-    def __init__(self, context: AgentContext, lead: Leading) -> None:
+    def __init__(self, context: AgentContext, lead: _Leading) -> None:
         self._context, self._db, self._lead = context, context.db, lead
         self._boots: dict[str, str] = {}  # of the other nodes' agents, as last welcomed
 

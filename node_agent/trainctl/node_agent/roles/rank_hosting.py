@@ -9,7 +9,7 @@ from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
 from trainctl.node_agent.records.keys import HANDED_OVER_KEY
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.roles import role as transitions
-from trainctl.node_agent.roles.followed_run import Followed
+from trainctl.node_agent.roles.followed_run import FollowedRank
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import checkpoint_source, preflight, restore
 from trainctl.node_agent.runs.context import AgentContext
@@ -33,7 +33,7 @@ class RankHosting:
         self._context, self._node, self._db, self._role = context, context.node, context.db, role
 
     @property
-    def followed(self) -> Followed | None:
+    def followed(self) -> FollowedRank | None:
         """The rank that is hosted here."""
         return self._role.followed
 
@@ -110,11 +110,11 @@ class RankHosting:
     def _followed(
         self, known: FollowedRun, config: RunFile, paths: RunPaths, recorder: RunDb, started_at: float,
         *, adopted: bool = False,
-    ) -> Followed:  # fmt: skip
+    ) -> FollowedRank:  # fmt: skip
         port = self._context.rank(paths, known.rank)
-        return Followed(known, config, paths, recorder, port, self._node, started_at, adopted=adopted)
+        return FollowedRank(known, config, paths, recorder, port, self._node, started_at, adopted=adopted)
 
-    def _take_up(self, followed: Followed) -> None:
+    def _take_up(self, followed: FollowedRank) -> None:
         self._role.turn(transitions.follow(self._role.now, followed))
         self._context.publisher.publish(followed.view)
 
@@ -128,7 +128,7 @@ class RankHosting:
         self._role.turn(transitions.let_go(self._role.now))
         return row, followed.known
 
-    def finish(self, followed: Followed, state: m.RunState, reason: str) -> None:
+    def finish(self, followed: FollowedRank, state: m.RunState, reason: str) -> None:
         """Its trainer has ended, as it was to; of one that never began ("starting") nothing is kept."""
         followed.close()
         self._context.link.forget(followed.run)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import assert_never
 
-from trainctl.node_agent.roles.followed_run import Followed
+from trainctl.node_agent.roles.followed_run import FollowedRank
 from trainctl.node_agent.runs.session import Session
 
 
@@ -50,7 +50,7 @@ class Closing:
 class Following:
     """It hosts a rank of a run that another node's agent leads."""
 
-    rank: Followed
+    rank: FollowedRank
 
 
 Role = Idle | Starting | Leading | Closing | WaitingToRestart | Following
@@ -156,7 +156,7 @@ def closed(role: Role) -> Idle | WaitingToRestart:
             assert_never(role)
 
 
-def follow(role: Role, rank: Followed) -> Following:
+def follow(role: Role, rank: FollowedRank) -> Following:
     """This node hosts a rank for another node's agent from here on."""
     match role:
         case Idle():
@@ -211,7 +211,7 @@ class AgentRole:
         return self._now.session if isinstance(self._now, Leading | Closing) else None
 
     @property
-    def followed(self) -> Followed | None:
+    def followed(self) -> FollowedRank | None:
         """The rank that is hosted for another node's agent."""
         return self._now.rank if isinstance(self._now, Following) else None
 

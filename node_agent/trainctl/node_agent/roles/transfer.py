@@ -7,7 +7,7 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.keys import DURABLE_KEY
 from trainctl.node_agent.roles.election import Claim
-from trainctl.node_agent.roles.followed_run import Followed
+from trainctl.node_agent.roles.followed_run import FollowedRank
 from trainctl.node_agent.roles.rank_hosting import RankHosting
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import restore
@@ -29,7 +29,7 @@ class Released(NamedTuple):
     rank: int | None  # this node's, None if it has none
 
 
-class Conducting(Protocol):
+class _Conducting(Protocol):
     """The part of an agent that conducts."""
 
     peers: Peers
@@ -41,7 +41,7 @@ class Conducting(Protocol):
 class Transfer:
     """Carries out `promote` on the node that it names."""
 
-    def __init__(self, context: AgentContext, role: AgentRole, conducting: Conducting, hosting: RankHosting) -> None:
+    def __init__(self, context: AgentContext, role: AgentRole, conducting: _Conducting, hosting: RankHosting) -> None:
         self._context, self._role, self._conducting, self._hosting = context, role, conducting, hosting
 
     async def promote(self, command: m.Command, args: verbs.Promote) -> d.CommandEnded:
@@ -71,7 +71,7 @@ class Transfer:
             with contextlib.suppress(InvalidInputError):
                 await self._take_over(followed, await self._consented(followed, not self._context.cluster.quorum))
 
-    async def _take_over(self, followed: Followed, term: int) -> int:
+    async def _take_over(self, followed: FollowedRank, term: int) -> int:
         """Gives the step that the run stands at. Raises InvalidInputError, and follows it then as before."""
         row, known = self._hosting.release()
         try:
@@ -82,7 +82,7 @@ class Transfer:
         self._context.db.unfollow(row.run)
         return step
 
-    async def _consented(self, followed: Followed, old_lead_is_off: bool) -> int:
+    async def _consented(self, followed: FollowedRank, old_lead_is_off: bool) -> int:
         """The term in which the run that is followed may be conducted here. Raises InvalidInputError."""
         lead, term = followed.known.lead, followed.generation.term
         self._context.db.saw(m.Generation(restore.kept_term(followed.paths), 0))
@@ -95,7 +95,7 @@ class Transfer:
 
         return await Claim(self._context, self._conducting.peers, followed, lead, still).consented(old_lead_is_off)
 
-    def _check(self, command: m.Command) -> Followed:
+    def _check(self, command: m.Command) -> FollowedRank:
         node, followed = self._context.node, self._role.followed
         if command.node != node:
             raise InvalidInputError("node", f"no node {command.node!r} in this agent's cluster")

@@ -20,7 +20,7 @@ HandOver = Callable[[str, str, int], Awaitable[None]]
 """Follow the claimant at an address, which conducts this agent's run in a term from here on. Raises RefusedError."""
 
 
-class Conducting(Protocol):
+class _Conducting(Protocol):
     """What a claim has to do with its own agent's conducting."""
 
     def beyond(self, other: m.HostedRank) -> list[m.Kept]: ...
@@ -30,7 +30,7 @@ class Votes:
     """Judges claims by what this node takes part in, has consented to and has seen."""
 
     def __init__(
-        self, context: AgentContext, role: AgentRole, conducting: Conducting, hosting: RankHosting, hand_over: HandOver
+        self, context: AgentContext, role: AgentRole, conducting: _Conducting, hosting: RankHosting, hand_over: HandOver
     ) -> None:  # fmt: skip
         self._context, self._node, self._db = context, context.node, context.db
         self._role, self._conducting, self._hosting, self._hand_over = role, conducting, hosting, hand_over

@@ -26,7 +26,7 @@ class _Asker:
     rid: str
 
 
-class Conducting(Protocol):
+class _Conducting(Protocol):
     """The part of an agent that conducts."""
 
     @property
@@ -49,7 +49,7 @@ class Handlers(NamedTuple):
 class CommandJournal:
     """Takes commands from clients, keeps the db, and tells who asked."""
 
-    def __init__(self, db: AgentDb, answer: Answer, conducting: Conducting, handlers: Handlers) -> None:
+    def __init__(self, db: AgentDb, answer: Answer, conducting: _Conducting, handlers: Handlers) -> None:
         self._db, self._answer = db, answer
         self._conducting, self._handlers = conducting, handlers
         self._askers: dict[str, list[_Asker]] = {}

@@ -14,7 +14,7 @@ from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths
 
 
-class Conducting(Protocol):
+class _Conducting(Protocol):
     """The part of an agent that conducts."""
 
     @property
@@ -26,7 +26,7 @@ class Conducting(Protocol):
 class LateNotes:
     """Takes notes on runs of this node's db that nobody conducts any more."""
 
-    def __init__(self, node: str, db: AgentDb, publish: Callable[[m.Event], object], conducting: Conducting) -> None:
+    def __init__(self, node: str, db: AgentDb, publish: Callable[[m.Event], object], conducting: _Conducting) -> None:
         self._node, self._db, self._publish, self._conducting = node, db, publish, conducting
 
     def note(self, row: JournaledCommand) -> d.CommandEnded:

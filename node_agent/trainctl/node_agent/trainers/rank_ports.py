@@ -59,7 +59,7 @@ class RankPort(Protocol):
 
 
 class LocalRank:
-    """A rank that this agent hosts, under a keeper."""
+    """A rank that this agent hosts, under a shim."""
 
     def __init__(self, supervisor: TrainerSupervisor, link: TrainerLink, paths: RunPaths, node: str, rank: int) -> None:
         self._supervisor, self._link, self._paths, self._node, self._rank = supervisor, link, paths, node, rank
