@@ -21,7 +21,7 @@ from trainctl.node_agent.auth.revocation import Revocation, new_live_socket
 from trainctl.node_agent.auth.roles import REQUESTS
 from trainctl.node_agent.clients.query_context import QueryContext
 from trainctl.node_agent.clients.redirects import Redirects
-from trainctl.node_agent.clients.router import Router
+from trainctl.node_agent.clients.router import Replies, Router
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.listen_address import ListenAddress
 from trainctl.node_agent.readings.host import HostReader
@@ -142,17 +142,19 @@ class Agent:
         )  # fmt: skip
         hooks = self._cluster.alerts if self._options.hooks is None else self._options.hooks
         self._alerts = AlertService(self.node, hooks, self.publisher)
-        self._router = Router(self._control, self._authenticator)
+        replies = Replies(self._control, self._authenticator)
         self._role = AgentRole()
         hosting = RankHosting(context, self._role)
-        self._lead = Lead(context, self._role, hosting, self._alerts, self._router.reply)
+        self._lead = Lead(context, self._role, hosting, self._alerts, replies.reply)
         self._follower = Follower(
-            context, self._role, hosting, self._router.reply, self._lead, self._lead.journal.settle,
+            context, self._role, hosting, replies.reply, self._lead, self._lead.journal.settle,
             self._lead.transfer.reclaim,
         )  # fmt: skip
         self._query_context = QueryContext(context, self._lead, self._follower, self._alerts)
         redirects = Redirects(context, self._lead, self._follower, self._alerts, self._query_context)
-        self._router.attend(self._lead, self._follower, redirects, self._query_context)
+        self._router = Router(
+            self._control, self._authenticator, replies, self._lead, self._follower, redirects, self._query_context
+        )  # fmt: skip
         self._reader = HostReader(self.node, self.directory)
         self._processes = ProcessMeter()
         self._caffeinate = Caffeinate()

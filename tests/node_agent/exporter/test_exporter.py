@@ -44,8 +44,8 @@ def counted(*messages: m.Live) -> Totals:
 
 def snapshot(
     live: LiveRun | None = None,
-    totals: Totals = Totals(),
-    host: m.HostReading | None = None,  # noqa: B008
+    totals: Totals = Totals(),  # noqa: B008
+    host: m.HostReading | None = None,
 ) -> AgentSnapshot:
     node = m.NodeView("a", "b00t", "tcp://x:1", "tcp://x:2", host, "1.0")
     peers = tuple(m.PeerView(name, "", None, state, 0.0) for name, state in PEERS.items())

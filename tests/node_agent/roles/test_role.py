@@ -34,12 +34,11 @@ TRANSITIONS: dict[str, Callable[[r.Role], r.Role]] = {
     "start": lambda role: r.start(role, "run-1"),
     "restart": r.restart,
     "name": lambda role: r.name(role, "run-1"),
-    "call off": r.call_off,
     "put off": lambda role: r.put_off(role, WAITING),
     "lead": lambda role: r.lead(role, SESSION),
     "close": lambda role: r.close(role, None),
     "close, to restart": lambda role: r.close(role, WAITING),
-    "closed": r.closed,
+    "finish": r.finish,
     "follow": lambda role: r.follow(role, RANK),
     "let go": r.let_go,
 }
@@ -48,18 +47,18 @@ DEFINED: dict[tuple[str, str], r.Role] = {
     ("idle", "lead"): r.Leading(SESSION),
     ("idle", "follow"): r.Following(RANK),
     ("starting", "name"): r.Starting("run-1"),
-    ("starting", "call off"): r.Idle(),
+    ("starting", "finish"): r.Idle(),
     ("starting", "put off"): WAITING,
     ("starting", "lead"): r.Leading(SESSION),
     ("starting, while another waits", "name"): r.Starting("run-1", OTHER),
-    ("starting, while another waits", "call off"): OTHER,
+    ("starting, while another waits", "finish"): OTHER,
     ("starting, while another waits", "lead"): r.Leading(SESSION),
     ("leading", "close"): r.Closing(SESSION),
     ("leading", "close, to restart"): r.Closing(SESSION, WAITING),
     ("leading", "let go"): r.Idle(),
-    ("closing", "closed"): r.Idle(),
+    ("closing", "finish"): r.Idle(),
     ("closing", "let go"): r.Idle(),
-    ("closing, to restart", "closed"): WAITING,
+    ("closing, to restart", "finish"): WAITING,
     ("closing, to restart", "let go"): r.Idle(),
     ("waiting", "start"): r.Starting("run-1", WAITING),
     ("waiting", "restart"): r.Starting("run-1"),
@@ -101,7 +100,7 @@ def test_after_any_sequence_it_takes_part_in_one_run_at_most_and_can_become_idle
 def _ended(role: r.Role) -> r.Role:
     """After what brings any role to its end: a failure to start, the end of a run, word from another node."""
     if isinstance(role, r.Starting):
-        role = r.call_off(role)
+        role = r.finish(role)
     return role if isinstance(role, r.Idle) else r.let_go(role)
 
 
@@ -113,6 +112,6 @@ async def test_a_change_of_role_is_waited_for_and_not_for_ever() -> None:
     owner.turn(r.close(owner.now, None))
     await asyncio.sleep(0)
     assert not any(task.done() for task in waiting)
-    owner.turn(r.closed(owner.now))
+    owner.turn(r.finish(owner.now))
     await asyncio.gather(*waiting)
     await owner.wait_while(lambda: True, 0.01)

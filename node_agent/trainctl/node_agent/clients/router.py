@@ -24,24 +24,40 @@ AT_ONCE = 4
 """Requests of one client that are answered at a time: others' need not wait behind all that it asks."""
 
 
+class Replies:
+    """What goes out by the socket for requests, once it is bound."""
+
+    def __init__(self, control: Any, authenticator: Authenticator | None) -> None:
+        self._control, self._authenticator = control, authenticator
+
+    async def reply(self, caller: bytes, reply: m.AgentReply | m.FromPeer) -> None:
+        """Answer whoever asked, or whose conversation it is; one whose key was revoked hears nothing any more."""
+        identity = self._authenticator.reply_identity(caller) if self._authenticator is not None else caller
+        if identity is not None:
+            await self.send(identity, reply)
+
+    async def send(self, identity: bytes, reply: m.AgentReply | m.FromPeer) -> None:
+        """To a connection, whoever it is of."""
+        # A client that has gone, or reads nothing, loses its reply: it asks again with the same id. A lead notices by
+        # the numbers.
+        with contextlib.suppress(zmq.Again, zmq.ZMQError):
+            await self._control.send_multipart([identity, codec.encode(reply)], zmq.DONTWAIT)
+
+
 class Router:
     """Commands are taken one after another; requests that only ask are answered beside each other."""
 
-    def __init__(self, control: Any, authenticator: Authenticator | None) -> None:
-        """`control` is bound already. `attend` must have been called before anything is served."""
-        self._control, self._authenticator = control, authenticator
-        self._lead: Lead
-        self._follower: Follower
-        self._redirects: Redirects
-        self._around: QuerySource
+    def __init__(
+        self, control: Any, authenticator: Authenticator | None, replies: Replies, lead: Lead, follower: Follower,
+        redirects: Redirects, source: QuerySource,
+    ) -> None:  # fmt: skip
+        """`control` is bound already; `source` is what questions are answered from."""
+        self._control, self._authenticator, self._replies = control, authenticator, replies
+        self._lead, self._follower, self._redirects, self._source = lead, follower, redirects, source
         self._commands: asyncio.Queue[tuple[bytes, m.Command]] = asyncio.Queue()
         self._pending: set[asyncio.Task[None]] = set()
         self._asked: FairQueue[m.ClientRequest] = FairQueue(AT_ONCE, MOST_ASKED, MOST_ASKED_BY_ALL)
         self._ordered: FairQueue[m.Command] = FairQueue(1, MOST_ASKED, MOST_ASKED_BY_ALL)
-
-    def attend(self, lead: Lead, follower: Follower, redirects: Redirects, around: QuerySource) -> None:
-        """To whom what comes in is handed on; they answer by `reply`, and so are made after this."""
-        self._lead, self._follower, self._redirects, self._around = lead, follower, redirects, around
 
     # ------------------------------------------------------------ in
 
@@ -53,13 +69,13 @@ class Router:
             try:
                 identity, request = self._admit(frames, sender)
             except (ProtocolError, NotAuthorisedError) as error:
-                await self._send(identity, _refusal(frames[-1], error))
+                await self._replies.send(identity, _refusal(frames[-1], error))
                 continue
             if isinstance(request, m.ToPeer):
                 await self._follower.receive(identity, request)
             elif not self._enter(identity, request):
                 text = f"{MOST_ASKED} requests of yours are still to be answered: ask again later"
-                await self.reply(identity, m.Refusal(rid=request.rid, code="busy", text=text))
+                await self._replies.reply(identity, m.Refusal(rid=request.rid, code="busy", text=text))
 
     def _admit(self, frames: list[bytes], sender: sockets.Sender) -> tuple[bytes, m.ClientRequest | m.ToPeer]:
         """Whom to answer, and the request in frames. Raises ProtocolError or NotAuthorisedError."""
@@ -102,13 +118,13 @@ class Router:
             self._asked.leave(identity)
             self._begin_answers(identity)
         try:
-            await self.reply(identity, reply)
+            await self._replies.reply(identity, reply)
         except ProtocolError as error:
-            await self.reply(identity, m.Refusal(rid=request.rid, code="busy", text=str(error)))
+            await self._replies.reply(identity, m.Refusal(rid=request.rid, code="busy", text=str(error)))
 
     async def _answer_to(self, request: m.ClientRequest) -> m.AgentReply:
         try:
-            return await queries.answer(request, self._around)
+            return await queries.answer(request, self._source)
         except queries.UnknownRunError as error:
             return m.Refusal(rid=request.rid, code="unknown-run", text=str(error))
         except queries.UnknownRankError as error:
@@ -116,7 +132,7 @@ class Router:
         except InvalidInputError as error:
             return m.Refusal(rid=request.rid, code="malformed", text=str(error))
         except (OSError, zmq.ZMQError) as error:  # no descriptor is free, say
-            return m.Refusal(rid=request.rid, code="busy", text=f"{self._around.node} can't answer now: {error}")
+            return m.Refusal(rid=request.rid, code="busy", text=f"{self._source.node} can't answer now: {error}")
 
     # ------------------------------------------------------------ commands
 
@@ -135,26 +151,12 @@ class Router:
             self._queue_command(identity)
             redirect = self._redirects.of(command)
             if redirect is not None:
-                await self.reply(identity, redirect)
+                await self._replies.reply(identity, redirect)
                 continue
             try:
                 await self._lead.journal.take(identity, command)
             except RefusedError as error:
-                await self.reply(identity, m.Refusal(rid=command.rid, code="busy", text=str(error)))
-
-    # ------------------------------------------------------------ out
-
-    async def reply(self, caller: bytes, reply: m.AgentReply | m.FromPeer) -> None:
-        """Answer whoever asked, or whose conversation it is; one whose key was revoked hears nothing any more."""
-        identity = self._authenticator.reply_identity(caller) if self._authenticator is not None else caller
-        if identity is not None:
-            await self._send(identity, reply)
-
-    async def _send(self, identity: bytes, reply: m.AgentReply | m.FromPeer) -> None:
-        # A client that has gone, or reads nothing, loses its reply: it asks again with the same id. A lead notices by
-        # the numbers.
-        with contextlib.suppress(zmq.Again, zmq.ZMQError):
-            await self._control.send_multipart([identity, codec.encode(reply)], zmq.DONTWAIT)
+                await self._replies.reply(identity, m.Refusal(rid=command.rid, code="busy", text=str(error)))
 
 
 def _refusal(frame: bytes, error: ProtocolError | NotAuthorisedError) -> m.Refusal | m.PeerRefusal:

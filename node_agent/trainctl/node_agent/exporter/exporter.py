@@ -18,12 +18,12 @@ class Exporter:
 
     def __init__(self, address: ListenAddress) -> None:
         self._server = _server(address)
-        self._around: QuerySource | None = None
+        self._source: QuerySource | None = None
         self._totals, self._started_at = counters.Totals(), time.time()
 
-    def attend(self, around: QuerySource, publisher: Publisher) -> None:
+    def attend(self, source: QuerySource, publisher: Publisher) -> None:
         """Serve this agent, and count what it publishes from here on."""
-        self._around = around
+        self._source = source
         publisher.listeners.append(self._count)
         self.look(None)
         self._server.start()
@@ -38,8 +38,8 @@ class Exporter:
 
     def look(self, loop_lag_seconds: float | None) -> None:
         """Show the agent as it is now; called on its event loop."""
-        if self._around is not None:
-            self._server.show(take(self._around, self._totals, self._started_at, loop_lag_seconds))
+        if self._source is not None:
+            self._server.show(take(self._source, self._totals, self._started_at, loop_lag_seconds))
 
     def close(self) -> None:
         self._server.close()

@@ -20,10 +20,10 @@ class AgentSnapshot(NamedTuple):
     totals: Totals
 
 
-def take(around: QuerySource, totals: Totals, started_at: float, loop_lag_seconds: float | None) -> AgentSnapshot:
+def take(source: QuerySource, totals: Totals, started_at: float, loop_lag_seconds: float | None) -> AgentSnapshot:
     """The agent as it is now; called on its event loop."""
-    directory = around.run_directory(None)
-    live = around.live_run(directory) if directory is not None else None
+    directory = source.run_directory(None)
+    live = source.live_run(directory) if directory is not None else None
     return AgentSnapshot(
-        time.monotonic(), started_at, around.node_view(), around.peer_views(), live, loop_lag_seconds, totals
+        time.monotonic(), started_at, source.node_view(), source.peer_views(), live, loop_lag_seconds, totals
     )  # fmt: skip

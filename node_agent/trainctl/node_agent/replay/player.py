@@ -49,7 +49,7 @@ class Pace(NamedTuple):
 
 
 class Player:
-    """`async with` binds the agents; `serve` plays until `stop`, a signal, or the end of its leash."""
+    """`async with` binds the agents; `serve` plays until `stop`, a signal, or its parent ends."""
 
     def __init__(
         self, recording: Recording, folder: Path, nodes: int, pace: Pace, *, listen: str = "tcp://127.0.0.1:0",

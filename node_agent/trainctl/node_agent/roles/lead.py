@@ -108,7 +108,7 @@ class Lead:
             run = await self._begin(self._new(command, args) if args.config is not None else self._old(command, args))
         except (InvalidInputError, RefusedError, OSError):
             if self.is_starting:
-                self._role.turn(transitions.call_off(self._role.now))
+                self._role.turn(transitions.finish(self._role.now))
             raise
         self._recovery.forget()
         if waited is not None and waited.run != run:
@@ -310,7 +310,7 @@ class Lead:
         if self.session is not session:
             return  # it was dropped meanwhile, for another node had conducted it to its end
         session.close()
-        self._role.turn(transitions.closed(self._role.now))
+        self._role.turn(transitions.finish(self._role.now))
         self._context.link.forget(session.run)
         for rank, node in self.remote(session).items():
             await self.peers.links[node].end_rank(session.run, rank, state, reason)
@@ -325,7 +325,7 @@ class Lead:
         if due is not None:
             self._role.turn(transitions.put_off(self._role.now, WaitingToRestart(now.run, due)))
         elif self.is_starting:
-            self._role.turn(transitions.call_off(self._role.now))
+            self._role.turn(transitions.finish(self._role.now))
 
     def _stop_waiting(self, run: str | None) -> bool:
         """Have the run that waits to be taken up again end instead; False if there is none, or not that one."""
