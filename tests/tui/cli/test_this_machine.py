@@ -145,7 +145,7 @@ def test_on_a_terminal_run_offers_to_start_an_agent_that_outlives_it(typist: Typ
 def test_who_does_not_want_one_is_told_what_to_do(typist: Typist, default: str) -> None:
     typist.until("Y/n")
     typist.type("n\n")
-    typist.until(rf"no agent at {default}: start one with trainctl-agent run, or see one at work with trainctl demo")
+    typist.until(rf"no agent at {default}: start one with trainctl-agent run, or try trainctl demo")
     assert typist.ended() == 5
     assert not targets.listens(default)
 
