@@ -18,10 +18,11 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.addresses import split
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, TrainctlError
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire import codec
-from trainctl.protocol.wire.sockets import new_socket, split
+from trainctl.protocol.wire.sockets import new_socket
 from trainctl.trainer.backends.protocol import first_line
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.control.group_handler import GroupOrders

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError, installing
-from trainctl.protocol.record.paths import node_name
 from trainctl.tui.cli import agent_call, output, watch
 from trainctl.tui.demo.folder import Session, default_folder, run_config, write_run_file
 from trainctl.tui.demo.stages import stage
@@ -69,7 +69,7 @@ def headless(wanted: Wanted) -> int:
 
 def on_screen(wanted: Wanted) -> int:
     """Train with the full screen in front; leaving it leaves the run going."""
-    from trainctl.protocol.record.paths import user_name
+    from trainctl.protocol.config.names import user_name
     from trainctl.tui.app.launch import run_app  # Textual: only for the full screen
 
     with _supervised(wanted) as (demo, supervisor):

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import psutil
 
+from trainctl.protocol.config import names
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record import paths
 
 BACKENDS = ("torch", "mlx")
 _BYTES_OF_DTYPE = {"float32": 4, "float64": 8}
@@ -50,7 +50,7 @@ class Model(NamedTuple):
 def machine() -> Machine:
     """This one, as it is now."""
     backends = tuple(name for name in BACKENDS if find_spec(name) is not None)
-    return Machine(paths.node_name(), backends, psutil.virtual_memory().total, interfaces())
+    return Machine(names.node_name(), backends, psutil.virtual_memory().total, interfaces())
 
 
 def interfaces() -> tuple[Interface, ...]:
