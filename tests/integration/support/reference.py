@@ -11,7 +11,7 @@ from trainctl.node_agent.planning import lr_schedule, ranges
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.backends.protocol import load
+from trainctl.trainer.backends.load import load
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.step.executor import Executor, Identity, Settings
 from trainctl.trainer.step.progress import Ledger

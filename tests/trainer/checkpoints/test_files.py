@@ -15,7 +15,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import checkpoints
 from trainctl.trainer.backends.protocol import State
 from trainctl.trainer.checkpoints import files
-from trainctl.trainer.collective import digest
+from trainctl.trainer.collective.shared_buffer import layout_digest
 
 NewRig = Callable[..., Any]
 SameBits = Callable[[dict[str, Any], dict[str, Any]], bool]
@@ -30,7 +30,7 @@ def loop_state(rig: Any) -> files.LoopState:
         loss_scale_good_steps=rig.executor.loss_scale.good_steps,
         seed=rig.config.run.seed,
         samples=rig.dataset.samples,
-        layout_digest=digest.layout_digest(rig.backend.shapes),
+        layout_digest=layout_digest(rig.backend.shapes),
         data_digest=rig.dataset.digest,
     )
 

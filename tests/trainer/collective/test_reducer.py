@@ -27,10 +27,10 @@ from trainctl.trainer.collective.channel import Reduce
 from trainctl.trainer.collective.fork_client import ForkStandby
 from trainctl.trainer.collective.group import ReducerGroup
 from trainctl.trainer.collective.membership import Formation, find_interface
-from trainctl.trainer.collective.reducer_process import GroupError, ReducerProcess
+from trainctl.trainer.collective.reducer_process import ReducerProcess
 from trainctl.trainer.collective.shared_buffer import Layout
 from trainctl.trainer.collective.standby import SpawnStandby, Standby
-from trainctl.trainer.step.progress import AbandonedError
+from trainctl.trainer.common.errors import AbandonedError, GroupError
 
 NewRanks = Callable[..., Ranks]
 SHARES, MICROS = (6, 4, 2), (4, 3, 2)

@@ -15,8 +15,9 @@ from trainctl.protocol.config.run_file import GroupTable
 from trainctl.trainer.collective.group import ReducerGroup
 from trainctl.trainer.collective.membership import Formation
 from trainctl.trainer.collective.shared_buffer import Layout
+from trainctl.trainer.common.errors import AbandonedError
 from trainctl.trainer.control.inbox import Joined, Joining, Order
-from trainctl.trainer.step.progress import AbandonedError, Ledger
+from trainctl.trainer.step.progress import Ledger
 
 FIRST, SECOND, THIRD = (m.Generation(1, n) for n in (1, 2, 3))
 

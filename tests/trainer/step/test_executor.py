@@ -8,10 +8,11 @@ import pytest
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError, TrainctlError
-from trainctl.trainer.backends.protocol import Backend, DeviceMemoryError
+from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.collective.group import Solo, Tail
+from trainctl.trainer.common.errors import AbandonedError, DeviceMemoryError, OutdatedError
 from trainctl.trainer.data.batch import Batch
-from trainctl.trainer.step.progress import AbandonedError, FenceAnswer, Ledger, OutdatedError
+from trainctl.trainer.step.progress import FenceAnswer, Ledger
 
 G = 12
 FIRST, SECOND, THIRD, FOURTH = (m.Generation(1, n) for n in (1, 2, 3, 4))
@@ -326,7 +327,7 @@ def test_torch_running_out_of_real_memory_is_replayed(run_python: Callable[[str]
         gc.disable()
         import numpy as np, os, torch, sys
         from pathlib import Path
-        from trainctl.trainer.backends.protocol import DeviceMemoryError
+        from trainctl.trainer.common.errors import DeviceMemoryError
         from trainctl.trainer.data.batch import from_blocks
         from trainctl.trainer.backends.host_memory import limit_process
         from trainctl.trainer.backends.torch_backend import TorchBackend, read_model

@@ -11,7 +11,7 @@ from tests.trainer.support.ranks import G, Rank, Ranks
 from trainctl.protocol import messages as m
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.protocol import State
-from trainctl.trainer.collective.reducer_process import GroupError
+from trainctl.trainer.common.errors import GroupError
 from trainctl.trainer.control.group_handler import GroupOrders
 from trainctl.trainer.step.executor import Identity
 

@@ -10,11 +10,10 @@ import psutil
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
-from trainctl.trainer.collective import digest
 from trainctl.trainer.collective.group import ReducerGroup
 from trainctl.trainer.collective.membership import Formation
 from trainctl.trainer.collective.reducer_process import ReducerProcess
-from trainctl.trainer.collective.shared_buffer import Layout
+from trainctl.trainer.collective.shared_buffer import Layout, layout_digest
 from trainctl.trainer.collective.standby import Standby
 from trainctl.trainer.step import state_transfer
 from trainctl.trainer.step.progress import FenceAnswer
@@ -40,7 +39,7 @@ class Rank:
     def __init__(self, number: int, new_rig: Callable[[], Any], thread: ThreadPoolExecutor, standby: Standby) -> None:
         self.number, self.thread = number, thread
         self.rig: Any = self.call(new_rig)
-        layout = Layout(self.rig.backend.shapes, digest.layout_digest(self.rig.backend.shapes))
+        layout = Layout(self.rig.backend.shapes, layout_digest(self.rig.backend.shapes))
         self.formation = Formation(number, layout, self.rig.config.group, "", None, standby, NAMES)
         self.group: ReducerGroup | None = None
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.backends.protocol import first_line
 from trainctl.trainer.collective.standby import early_standby
 from trainctl.trainer.common import logs
+from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.runtime import Failures, likely_engine, load_trainer

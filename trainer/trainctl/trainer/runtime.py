@@ -13,23 +13,25 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine import file_digests
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.backends.protocol import Backend, first_line, load, model_config
+from trainctl.trainer.backends.load import load
+from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.checkpoints.saver import Saver
-from trainctl.trainer.collective import digest, engines
+from trainctl.trainer.collective import engines
 from trainctl.trainer.collective.group import Group
 from trainctl.trainer.collective.membership import Formation
-from trainctl.trainer.collective.reducer_process import GroupError
-from trainctl.trainer.collective.shared_buffer import Layout
+from trainctl.trainer.collective.shared_buffer import Layout, layout_digest
 from trainctl.trainer.collective.standby import Standby
 from trainctl.trainer.common import logs
+from trainctl.trainer.common.errors import AbandonedError, GroupError, first_line
 from trainctl.trainer.common.logs import log
+from trainctl.trainer.common.model_files import model_config
 from trainctl.trainer.control.inbox import Broken, Joined, Joining, Order, Orphaned
 from trainctl.trainer.control.step_record import MetricsWriter
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.step import state_transfer
 from trainctl.trainer.step.executor import Executor, Identity, Settings
-from trainctl.trainer.step.progress import AbandonedError, Ledger
+from trainctl.trainer.step.progress import Ledger
 
 
 class Trainer:
@@ -49,7 +51,7 @@ class Trainer:
     ) -> None:
         self._who, self._config, self._backend, self._dataset = who, config, backend, dataset
         self._ledger, self._status, self._control = ledger, status, control
-        self._layout = Layout(backend.shapes, digest.layout_digest(backend.shapes))
+        self._layout = Layout(backend.shapes, layout_digest(backend.shapes))
         settings = Settings(config.run.seed, config.model.dtype, config.optimizer.clip_norm)
         self._executor = Executor(who, settings, backend, dataset, ledger, status, control.send)
         self._saver = Saver(

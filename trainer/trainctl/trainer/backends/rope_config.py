@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.backends.protocol import model_config
+from trainctl.trainer.common.model_files import model_config
 
 Config = dict[str, Any]
 

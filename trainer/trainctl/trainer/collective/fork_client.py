@@ -13,7 +13,8 @@ from trainctl.protocol.messages import Engine
 from trainctl.trainer.collective.channel import Born, Channel, Fork, Gone, Prepare, Release
 from trainctl.trainer.collective.fork_self import Offshoot, branch_off
 from trainctl.trainer.collective.forkserver import ENVIRONMENT
-from trainctl.trainer.collective.reducer_process import REAP_SECONDS, GroupError, ReducerProcess, is_stopped, start
+from trainctl.trainer.collective.reducer_process import REAP_SECONDS, ReducerProcess, is_stopped, start
+from trainctl.trainer.common.errors import GroupError
 
 
 class _Server:
@@ -148,7 +149,7 @@ class ForkStandby:
         self._closed = False
 
     def branch_off(self, engine: Engine) -> None:
-        """`prepare` by a fork of this process; see offshoot.py for when that may be, and for what it raises."""
+        """`prepare` by a fork of this process; see fork_self.py for when that may be, and for what it raises."""
         with self._lock:
             self._server = _Server(*branch_off(engine))
             self._server.prepare(engine)

@@ -17,7 +17,7 @@ from typing import NoReturn
 from trainctl.protocol.messages import Engine
 from trainctl.trainer.collective import forkserver
 from trainctl.trainer.collective.channel import Channel
-from trainctl.trainer.collective.reducer_process import GroupError
+from trainctl.trainer.common.errors import GroupError
 
 _POLL_SECONDS = 0.002
 

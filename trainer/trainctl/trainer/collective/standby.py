@@ -11,7 +11,8 @@ from typing import Protocol
 
 from trainctl.protocol.messages import Engine
 from trainctl.trainer.collective.fork_client import ForkStandby
-from trainctl.trainer.collective.reducer_process import GroupError, ReducerProcess, Spawned, spawn
+from trainctl.trainer.collective.reducer_process import ReducerProcess, Spawned, spawn
+from trainctl.trainer.common.errors import GroupError
 
 
 class Standby(Protocol):

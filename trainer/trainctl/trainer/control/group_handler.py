@@ -4,11 +4,10 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from trainctl.protocol import messages as m
-from trainctl.trainer.backends.protocol import first_line
 from trainctl.trainer.collective.group import ReducerGroup, Solo
 from trainctl.trainer.collective.membership import Formation
-from trainctl.trainer.collective.reducer_process import GroupError
 from trainctl.trainer.common import logs
+from trainctl.trainer.common.errors import GroupError, first_line
 from trainctl.trainer.control.inbox import Joined, Joining, Order
 from trainctl.trainer.step.executor import Identity
 from trainctl.trainer.step.progress import Ledger

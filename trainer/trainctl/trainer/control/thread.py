@@ -23,13 +23,13 @@ from trainctl.protocol.errors import InvalidInputError, ProtocolError, TrainctlE
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire import codec
 from trainctl.protocol.wire.sockets import new_socket
-from trainctl.trainer.backends.protocol import first_line
+from trainctl.trainer.common.errors import OutdatedError, first_line
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.control.group_handler import GroupOrders
 from trainctl.trainer.control.inbox import Broken, Order, Orphaned
 from trainctl.trainer.control.outbox import Outbox
 from trainctl.trainer.step.executor import Identity
-from trainctl.trainer.step.progress import Ledger, OutdatedError
+from trainctl.trainer.step.progress import Ledger
 
 _ALIVE_SECONDS = 1.0
 _FENCE_RETRY_MILLISECONDS = 20

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import PlanKind, RankWork, StepPlan
-from trainctl.trainer.backends.protocol import DeviceMemoryError
+from trainctl.trainer.common.errors import DeviceMemoryError
 from trainctl.trainer.data.permutation import Indices, positions_of
 
 
