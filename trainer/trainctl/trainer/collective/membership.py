@@ -39,7 +39,7 @@ class _Offered:
             held.close()
 
 
-class Formation:
+class Membership:
     """Used by the control thread, but for `stand_by` and `close` (main thread) and `abort` (any)."""
 
     def __init__(

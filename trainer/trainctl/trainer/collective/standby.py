@@ -41,7 +41,7 @@ def early_standby(engine: Engine | None) -> Standby:
     if engine is not None:
         with contextlib.suppress(GroupError, ImportError, OSError, RuntimeError):
             if isinstance(standby, ForkStandby):
-                standby.branch_off(engine)
+                standby.fork_self(engine)
             else:
                 standby.prepare(engine)
     return standby

@@ -29,7 +29,7 @@ class _Fit:
     fits: int
 
 
-class Pieces:
+class MicroBatches:
     """Remembers from plan to plan which micro-batch fitted."""
 
     def __init__(self) -> None:

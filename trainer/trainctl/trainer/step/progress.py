@@ -55,7 +55,7 @@ class FenceAnswer:
     reports: tuple[Report, ...]
 
 
-class Ledger:
+class Progress:
     """One rank's place in its run."""
 
     def __init__(self) -> None:
