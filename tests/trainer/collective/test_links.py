@@ -14,10 +14,9 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_file import GroupTable
 from trainctl.trainer.collective.group import Group, ReducerGroup
 from trainctl.trainer.collective.membership import Membership
-from trainctl.trainer.collective.reducer_process import GroupError
 from trainctl.trainer.collective.shared_buffer import Layout
 from trainctl.trainer.collective.standby import SpawnStandby
-from trainctl.trainer.step.progress import AbandonedError
+from trainctl.trainer.common.errors import AbandonedError, GroupError
 
 LINKS, FORMINGS, ALLOWANCE_SECONDS, LATE_SECONDS = 4, 5, 0.5, 0.1
 WORDS = LINKS * (1 << 18) + 1001
