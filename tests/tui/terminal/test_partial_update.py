@@ -16,7 +16,6 @@ from textual.strip import Strip
 
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.terminal import partial_update, spans
-from trainctl.tui.terminal.rhythm import SLOWEST_SECONDS, Rhythm
 from trainctl.tui.widgets.glyphs import ASCII
 from trainctl.tui.widgets.line_view import Lines
 from trainctl.tui.widgets.styled_line import line
@@ -59,19 +58,6 @@ async def test_partial_updates_show_what_the_whole_screen_does(monkeypatch: pyte
 def _whole(app: App[int]) -> str:
     strips: list[Strip] = app.screen._compositor.render_strips()
     return "".join(f"\x1b[{row};1H{strip.text}" for row, strip in enumerate(strips, 1))
-
-
-def test_the_pause_between_repaints_follows_their_cost() -> None:
-    rhythm = Rhythm(0.5)
-    now = cpu = 0.0
-    for _ in range(20):
-        now, cpu = now + rhythm.seconds, cpu + 0.2 * rhythm.seconds
-        rhythm.after(cpu, now)
-    assert rhythm.seconds == SLOWEST_SECONDS
-    for _ in range(20):
-        now += rhythm.seconds
-        rhythm.after(cpu, now)
-    assert rhythm.seconds == 0.5
 
 
 @pytest.mark.parametrize("ascii_only", [False, True])

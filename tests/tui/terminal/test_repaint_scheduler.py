@@ -23,8 +23,13 @@ from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.app.clock import Clock
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.live_feed import Feed
-from trainctl.tui.terminal.repaint_scheduler import KEY_SECONDS
-from trainctl.tui.terminal.rhythm import IDLE_SECONDS, SETTLED_SECONDS, SLOWEST_SECONDS, Rhythm
+from trainctl.tui.terminal.repaint_scheduler import (
+    IDLE_SECONDS,
+    KEY_SECONDS,
+    SETTLED_SECONDS,
+    SLOWEST_SECONDS,
+    RepaintThrottle,
+)
 
 VIEW = run_view(4, step=18_240, steps=60_000)
 NODES = [rank.node for rank in VIEW.ranks]
@@ -122,30 +127,43 @@ async def test_the_state_is_made_when_somebody_looks_and_a_snapshot_is_told_of_a
 
 
 def test_a_step_is_shown_a_moment_after_it_came_and_all_else_within_a_second() -> None:
-    rhythm = Rhythm(0.5)
-    rhythm.begun(10.0)
-    assert rhythm.due == 10.0 + IDLE_SECONDS
-    assert rhythm.told(10.2, prompt=False) and rhythm.due == 10.2 + SLOWEST_SECONDS < 11.2
-    assert not rhythm.told(10.3, prompt=False), "the first one counts"
-    assert rhythm.told(10.9, prompt=True) and rhythm.due == 10.9 + SETTLED_SECONDS
-    rhythm.begun(11.0)
-    assert rhythm.told(11.1, prompt=True) and rhythm.due == 11.5, "twice a second at most"
+    throttle = RepaintThrottle(0.5)
+    throttle.begun(10.0)
+    assert throttle.due == 10.0 + IDLE_SECONDS
+    assert throttle.told(10.2, prompt=False) and throttle.due == 10.2 + SLOWEST_SECONDS < 11.2
+    assert not throttle.told(10.3, prompt=False), "the first one counts"
+    assert throttle.told(10.9, prompt=True) and throttle.due == 10.9 + SETTLED_SECONDS
+    throttle.begun(11.0)
+    assert throttle.told(11.1, prompt=True) and throttle.due == 11.5, "twice a second at most"
+
+
+def test_the_pause_between_repaints_follows_their_cost() -> None:
+    throttle = RepaintThrottle(0.5)
+    now = cpu = 0.0
+    for _ in range(20):
+        now, cpu = now + throttle.seconds, cpu + 0.2 * throttle.seconds
+        throttle.after(cpu, now)
+    assert throttle.seconds == SLOWEST_SECONDS
+    for _ in range(20):
+        now += throttle.seconds
+        throttle.after(cpu, now)
+    assert throttle.seconds == 0.5
 
 
 @given(st.lists(st.tuples(st.floats(0.001, 1.5), st.booleans()), max_size=60))
 def test_never_more_than_two_repaints_a_second_nor_later_than_one(gaps: list[tuple[float, bool]]) -> None:
-    rhythm, now, painted = Rhythm(0.5), 0.0, [0.0]
-    rhythm.begun(0.0)
+    throttle, now, painted = RepaintThrottle(0.5), 0.0, [0.0]
+    throttle.begun(0.0)
     waiting: list[float] = []
     for gap, prompt in [*gaps, (5.0, True)]:
-        while rhythm.due <= now + gap:
-            painted.append(rhythm.due)
+        while throttle.due <= now + gap:
+            painted.append(throttle.due)
             assert all(painted[-1] - at < 1.0 for at in waiting)
             waiting = []
-            rhythm.begun(painted[-1])
+            throttle.begun(painted[-1])
         now += gap
         waiting.append(now)
-        rhythm.told(now, prompt=prompt)
+        throttle.told(now, prompt=prompt)
     assert all(0.499 < after - before < 1.2001 for before, after in itertools.pairwise(painted))
 
 
@@ -195,6 +213,20 @@ async def test_after_a_key_the_next_part_waits_for_what_the_key_does() -> None:
 
     await driven(source_of(1), play)
     assert order == ["part", "what the key does", "next part"]
+
+
+async def test_an_error_in_a_repaint_ends_the_program_and_is_reported() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        def parts() -> Iterator[None]:
+            yield
+            raise ZeroDivisionError
+
+        app._repainting._parts = parts
+        app._repainting._begin()
+        await until(pilot, lambda: app.return_code == 1)
+
+    with pytest.raises(ZeroDivisionError):
+        await driven(source_of(1), play)
 
 
 async def test_what_is_painted_during_a_repaint_in_parts_stays() -> None:

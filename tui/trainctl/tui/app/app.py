@@ -39,8 +39,8 @@ from trainctl.tui.state.live_feed import SNAPSHOT_COLUMNS, Feed
 from trainctl.tui.state.source import Connect, Source
 from trainctl.tui.terminal import memory
 from trainctl.tui.terminal.ascii_filter import AsciiFilter
-from trainctl.tui.terminal.key_buffer import Typeahead
-from trainctl.tui.terminal.repaint_scheduler import Repainting
+from trainctl.tui.terminal.key_buffer import KeyBuffer
+from trainctl.tui.terminal.repaint_scheduler import RepaintScheduler
 from trainctl.tui.terminal.spans import SpanUpdate
 from trainctl.tui.widgets import theme as themes
 from trainctl.tui.widgets.command_bar import Bottom, KeyHint
@@ -90,8 +90,8 @@ class TrainctlApp(App[int]):
         self.selected: int | None = None
         self.compare_runs: tuple[str, ...] = ()  # that Charts is to overlay
         self._opened = False
-        self._repainting = Repainting(self, self._painting)
-        self._typeahead = Typeahead(self, self._press)
+        self._repainting = RepaintScheduler(self, self._painting)
+        self._key_buffer = KeyBuffer(self, self._press)
         self.hung_up = threading.Event()
         self.animation_level = "none"
         for item in THEMES:
@@ -224,13 +224,13 @@ class TrainctlApp(App[int]):
     async def _press(self, key: events.Key) -> None:
         """Hands a key on, once an Escape before it has led where it leads and the screen to take it is there."""
         self._repainting.pressed()
-        if not self.screen.is_mounted and not self._typeahead.waits:
-            self._typeahead.wait_for(self.screen)
-        if not self._typeahead.holds(key):
+        if not self.screen.is_mounted and not self._key_buffer.waits:
+            self._key_buffer.wait_for(self.screen)
+        if not self._key_buffer.holds(key):
             focus = self.focused or self.screen
             await super().on_event(key)
             if key.key == "escape":
-                self._typeahead.wait_for(focus)
+                self._key_buffer.wait_for(focus)
 
     def _arrived(self) -> None:
         """A snapshot is drawn at once; where no run is active, the first thing to see is the list of runs."""

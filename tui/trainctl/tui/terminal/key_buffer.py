@@ -5,14 +5,14 @@ from typing import Any
 
 from textual import events
 from textual.app import App
-from textual.message_pump import MessagePump
+from textual.dom import DOMNode
 
 LONGEST_SECONDS = 0.5
 """Keys wait no longer than this, whatever becomes of the Escape."""
 
 
-class Typeahead:
-    """What is typed ahead. Textual hands a key to what has the focus when it comes, so that one behind an Escape that
+class KeyBuffer:
+    """Type-ahead: Textual hands a key to what has the focus when it comes, so that one behind an Escape that
     is still on its way would be typed into a field, or at a dialog, that is about to close, and be lost."""
 
     def __init__(self, app: App[Any], press: Callable[[events.Key], Awaitable[None]]) -> None:
@@ -32,16 +32,16 @@ class Typeahead:
         self._held.append(key)
         return True
 
-    def wait_for(self, at: MessagePump) -> None:
+    def wait_for(self, at: DOMNode) -> None:
         """Hold keys until what `at` has been handed by now has gone from there up to the app."""
         self._held, self._times = [], self._times + 1
         self._app.set_timer(LONGEST_SECONDS, lambda time=self._times: self._app.call_later(self._release, time))
         self._follow(at, self._times)
 
-    def _follow(self, at: MessagePump, time: int) -> None:
+    def _follow(self, at: DOMNode, time: int) -> None:
         """Goes behind it, from each to the one above."""
         while at is not self._app:
-            above = at._parent or self._app
+            above = at.parent or self._app
             if at.call_later(self._follow, above, time):
                 return
             at = above  # it has gone meanwhile

@@ -1,6 +1,10 @@
-"""Repaints for new data, in parts: a key that comes meanwhile is handled between two of them, and shown first."""
+"""Repaints for new data, in parts, so that a key is handled and shown between two of them.
+
+A repaint begins a moment after a step has come, at most twice a second, and less often where that would cost too much.
+"""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,7 +12,6 @@ from typing import Any
 from textual.app import App
 
 from trainctl.protocol import messages as m
-from trainctl.tui.terminal.rhythm import Rhythm
 
 REPAINT_SECONDS = 0.5
 KEY_SECONDS = 0.03
@@ -18,13 +21,62 @@ KEYS_SECONDS = 0.25
 _UNHURRIED = (m.HostReading, m.Heartbeat, m.NodeView)
 """Nobody waits for these: they come each second from each node."""
 
+SLOWEST_SECONDS = 0.95
+"""What arrives is still shown within a second."""
+SETTLED_SECONDS = 0.05
+"""After a step's first word, for what its ranks say of it."""
+IDLE_SECONDS = 1.2
+"""Between two repaints with nothing new, for the ages."""
+DEAR, CHEAP = 0.025, 0.015
+"""Shares of a core from which on the pause between repaints grows, and under which it shrinks again."""
+STEP = 1.25
 
-class Repainting:
+
+class RepaintThrottle:
+    """Pure: the pause between two repaints, set by what has come and by the processor time that the program takes."""
+
+    def __init__(self, quickest_seconds: float) -> None:
+        self._quickest = self.seconds = quickest_seconds
+        self._before: tuple[float, float] | None = None
+        self._began = -math.inf
+        self._first = self._prompt = math.inf  # when something came first, and something that is shown promptly
+
+    @property
+    def due(self) -> float:
+        """When to repaint next, by the monotonic clock."""
+        wanted = min(self._prompt + SETTLED_SECONDS, self._first + SLOWEST_SECONDS, self._began + IDLE_SECONDS)
+        return max(wanted, self._began + self.seconds)
+
+    def told(self, now: float, *, prompt: bool) -> bool:
+        """Something has come, which is to be shown promptly or within a second; whether `due` is another now."""
+        before = self.due
+        self._first = min(self._first, now)
+        if prompt:
+            self._prompt = min(self._prompt, now)
+        return self.due != before
+
+    def begun(self, now: float) -> None:
+        """A repaint begins, of all that has come."""
+        self._began = now
+        self._first = self._prompt = math.inf
+
+    def after(self, cpu_seconds: float, now: float) -> None:
+        """Told after each repaint: by the processor time taken so far, and a monotonic clock."""
+        if self._before is not None and now > self._before[1]:
+            share = (cpu_seconds - self._before[0]) / (now - self._before[1])
+            if share > DEAR:
+                self.seconds = min(self.seconds * STEP, SLOWEST_SECONDS)
+            elif share < CHEAP:
+                self.seconds = max(self.seconds / STEP, self._quickest)
+        self._before = cpu_seconds, now
+
+
+class RepaintScheduler:
     """`parts` begins a repaint, each step of which is a part of it; it has seen all that has come when it begins."""
 
     def __init__(self, app: App[Any], parts: Callable[[], Iterator[None]]) -> None:
         self._app, self._parts = app, parts
-        self._rhythm = Rhythm(REPAINT_SECONDS)
+        self._throttle = RepaintThrottle(REPAINT_SECONDS)
         self._timer: asyncio.TimerHandle | None = None
         self._running: Iterator[None] = iter(())
         self._pressed = self._begun = 0.0  # the last key, and the repaint under way
@@ -35,7 +87,7 @@ class Repainting:
 
     def told(self, message: object) -> None:
         """Something has come."""
-        changed = self._rhythm.told(time.monotonic(), prompt=not isinstance(message, _UNHURRIED))
+        changed = self._throttle.told(time.monotonic(), prompt=not isinstance(message, _UNHURRIED))
         if changed and self._timer is not None:
             self._wait()
 
@@ -44,7 +96,7 @@ class Repainting:
         self._pressed = time.monotonic()
 
     def _wait(self) -> None:
-        self._later(self._rhythm.due - time.monotonic(), self._begin)
+        self._later(self._throttle.due - time.monotonic(), self._begin)
 
     def _later(self, seconds: float, then: Callable[[], None]) -> None:
         """As a message of the app's, behind those that it has; a Textual timer is a task of its own each time."""
@@ -55,7 +107,7 @@ class Repainting:
     def _begin(self) -> None:
         self._timer = None
         self._begun = time.monotonic()
-        self._rhythm.begun(self._begun)
+        self._throttle.begun(self._begun)
         self._running = self._parts()
         self._go_on()
 
@@ -66,7 +118,7 @@ class Repainting:
         if left > 0:
             self._later(left, self._go_on)
         elif self._drawn():
-            self._rhythm.after(time.process_time(), now)
+            self._throttle.after(time.process_time(), now)
             self._wait()
         else:
             asyncio.get_running_loop().call_soon(self._go_on)
@@ -75,6 +127,10 @@ class Repainting:
         """Draws the next part; whether that was the last."""
         try:
             return next(self._running, self) is self
-        except Exception as error:  # noqa: BLE001  as Textual does with what its own messages lead to
-            self._app._handle_exception(error)
+        except Exception as error:  # noqa: BLE001  raised again in a message, where Textual ends the program and reports it
+            self._app.call_later(_raise, error)
             return True
+
+
+def _raise(error: Exception) -> None:
+    raise error
