@@ -40,8 +40,8 @@ from trainctl.tui.state.source import Connect, Source
 from trainctl.tui.terminal import memory
 from trainctl.tui.terminal.ascii_filter import AsciiFilter
 from trainctl.tui.terminal.key_buffer import KeyBuffer
+from trainctl.tui.terminal.partial_update import SpanUpdate
 from trainctl.tui.terminal.repaint_scheduler import RepaintScheduler
-from trainctl.tui.terminal.spans import SpanUpdate
 from trainctl.tui.widgets import theme as themes
 from trainctl.tui.widgets.command_bar import Bottom, KeyHint
 from trainctl.tui.widgets.glyphs import Glyphs, for_locale, key_in_ascii

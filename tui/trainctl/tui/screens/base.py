@@ -10,7 +10,6 @@ from textual.app import ComposeResult
 from trainctl.tui.app import clipboard
 from trainctl.tui.app.keymap import named
 from trainctl.tui.screens import overview_view
-from trainctl.tui.terminal import partial_update
 from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.widgets.command_bar import Bottom, KeyHint
 from trainctl.tui.widgets.line_view import Lines
@@ -101,16 +100,6 @@ class BaseScreen(OneFrame, Painted):
 
     def _body_rows(self) -> int:
         return self.size.height - self.query_one(Bottom).rows - self.rows_between() - len(self.query(Bar))
-
-    def _compositor_refresh(self) -> None:
-        """Textual's, but what has changed of plain lines is written straight from them."""
-        update = partial_update.take(self) if self.app.screen is self else None
-        if update is not None:
-            self.app._display(self, update)
-        if update is None or self._compositor._dirty_regions:
-            super()._compositor_refresh()
-        else:
-            self._dirty_widgets.clear()
 
     def rows_between(self) -> int:
         """Rows that a screen needs between its body and the bottom line."""

@@ -16,7 +16,7 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from trainctl.tui.widgets.glyphs import Glyphs, in_same_cells
-from trainctl.tui.widgets.styled_line import Line, Piece, cell_len, is_narrow, merged, plain, width
+from trainctl.tui.widgets.styled_line import Line, Piece, cell_len, merged, plain, width
 from trainctl.tui.widgets.theme import style_of
 
 _APART = 12
@@ -69,8 +69,6 @@ class Lines(Widget):
         self._lines: list[Line] = []
         self._ground: Style | None = None
         self._looks: dict[tuple[str, str], Style] = {}
-        self.filtered: dict[Style, Style] = {}
-        """Styles as the terminal gets them, kept here until the widget's own change."""
 
     @property
     def shown(self) -> list[str]:
@@ -99,24 +97,6 @@ class Lines(Widget):
         segments = [self._segment(piece, ground) for piece in pieces]
         return Strip(segments, width(pieces)).adjust_cell_length(self.size.width, ground)
 
-    def cells(self, row: int, start: int, size: int) -> list[tuple[str, Style]] | None:
-        """What is in `size` cells of a row from `start` on, by style; None where the row has wide characters."""
-        if self._ground is None:
-            self._ground = Style(bgcolor=self.rich_style.bgcolor)
-        made: list[tuple[str, Style]] = []
-        at, end = 0, start + size
-        for piece in self._lines[row] if row < len(self._lines) else ():
-            text, before = piece.text, at
-            if not is_narrow(text):
-                return None
-            at += len(text)
-            if at > start and before < end:
-                part, style, _ = self._segment(piece, self._ground)
-                made.append((part[max(start - before, 0) : end - before], style or self._ground))
-        if at < end:
-            made.append((" " * (end - max(at, start)), self._ground))
-        return made
-
     def _segment(self, piece: Piece, ground: Style) -> Segment:
         text = in_same_cells(piece.text) if self._glyphs.ascii_only else piece.text
         style = self._looks.get(piece[1:])
@@ -126,7 +106,6 @@ class Lines(Widget):
                 style += Style.from_meta({"@click": piece.action})
             if len(self._looks) > _MOST_LOOKS:
                 self._looks.clear()
-                self.filtered.clear()
             self._looks[piece[1:]] = style
         return Segment(text, style)
 
@@ -134,7 +113,6 @@ class Lines(Widget):
         super().notify_style_update()
         self._ground = None
         self._looks.clear()
-        self.filtered.clear()
         self.refresh()
 
 
