@@ -10,7 +10,7 @@ import threading
 import pytest
 from tests.waiting import HANG_SECONDS
 
-from trainctl.tui.terminal.driver import Outlet
+from trainctl.tui.terminal.driver import TerminalOutput
 
 DEADLINE_SECONDS = HANG_SECONDS
 
@@ -52,7 +52,7 @@ def test_what_is_written_to_a_terminal_that_is_gone_is_taken_and_told_of_once() 
         told.set()
 
     with os.fdopen(slave, "w") as file:
-        outlet = Outlet(file, gone)
+        outlet = TerminalOutput(file, gone)
         assert outlet.fileno() == slave
         outlet.write("here")
         outlet.flush()

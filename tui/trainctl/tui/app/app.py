@@ -12,13 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rich.console import RenderableType
 from textual import events
-from textual._compositor import ChopsUpdate
-from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
-from textual.driver import Driver
 from textual.filter import LineFilter
 from textual.screen import Screen
 from textual.widgets import Input
@@ -40,8 +36,8 @@ from trainctl.tui.state.source import Connect, Source
 from trainctl.tui.terminal import memory
 from trainctl.tui.terminal.ascii_filter import AsciiFilter
 from trainctl.tui.terminal.key_buffer import KeyBuffer
-from trainctl.tui.terminal.partial_update import SpanUpdate
 from trainctl.tui.terminal.repaint_scheduler import RepaintScheduler
+from trainctl.tui.terminal.terminal_app import TerminalApp
 from trainctl.tui.widgets import theme as themes
 from trainctl.tui.widgets.command_bar import Bottom, KeyHint
 from trainctl.tui.widgets.glyphs import Glyphs, for_locale, key_in_ascii
@@ -57,7 +53,7 @@ WORD_KEYS = {"alt+b": "ctrl+left", "alt+f": "ctrl+right", "alt+backspace": "ctrl
 """In a text alt with these goes by words."""
 
 
-class TrainctlApp(App[int]):
+class TrainctlApp(TerminalApp):
     """`connect` makes the client to follow and command through, of the agent at `address`; `clock` is what ages and
     times of day are read from."""
 
@@ -75,7 +71,6 @@ class TrainctlApp(App[int]):
     ) -> None:  # fmt: skip
         no_color = os.environ.get("NO_COLOR") is not None
         super().__init__(ansi_color=True if no_color else None)
-        memory.let_closed_screens_go()
         self._config_problems = config.problems if config is not None else ()
         self.set_keymap(dict(config.settings.keys) if config is not None else {})
         self.address = address
@@ -103,15 +98,6 @@ class TrainctlApp(App[int]):
         """The bindings that are everywhere, and those of each screen."""
         registry.load_all()
         return tables(cls)
-
-    def get_driver_class(self) -> type[Driver]:
-        """Textual's, but for a terminal of this system one of ours."""
-        found = super().get_driver_class()
-        if found.__name__ != "LinuxDriver":
-            return found
-        from trainctl.tui.terminal.driver import TerminalDriver
-
-        return TerminalDriver
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Textual's, and in ASCII ours for what Textual draws itself."""
@@ -264,9 +250,6 @@ class TrainctlApp(App[int]):
     def _ring(self) -> None:
         if self.ringer.rings(self.live):
             self.bell()
-
-    def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
-        super()._display(screen, SpanUpdate(renderable) if isinstance(renderable, ChopsUpdate) else renderable)
 
     # ------------------------------------------------------------ actions
 

@@ -1,1 +1,1 @@
-"""Everything that touches Textual's private parts: the driver, partial updates, repaint scheduling."""
+"""Textual's private parts behind one guard (driver, updates, frame batching), and when to repaint."""

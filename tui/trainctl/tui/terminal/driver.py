@@ -54,7 +54,7 @@ class KeyParser(XTermParser):
             yield events.Key(f"alt+{key.key}", key.character)
 
 
-class Outlet:
+class TerminalOutput:
     """What is written to a terminal. Once that is gone all is taken and dropped: Textual's thread that writes would
     end, and the program wait for ever for room in its queue."""
 
@@ -90,7 +90,7 @@ class TerminalDriver(LinuxDriver):
 
     def __init__(self, app: App[Any], **options: Any) -> None:
         super().__init__(app, **options)
-        self._file: Any = Outlet(self._file, self._terminal_gone)
+        self._file: Any = TerminalOutput(self._file, self._terminal_gone)
 
     def _terminal_gone(self) -> None:
         """The signal that says so comes only where it is the program's own terminal."""

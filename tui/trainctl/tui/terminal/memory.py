@@ -7,7 +7,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-from textual._styles_cache import StylesCache
+from trainctl.tui.terminal import guard
 
 _METHOD = "get_inner_outer"
 
@@ -16,6 +16,10 @@ def let_closed_screens_go() -> None:
     """Textual's styles cache keeps two colours by the cache that asked for them, and so keeps alive, of the last
     thousand widgets, every line they showed after their screen was closed (textual#6665). Here they are kept by the
     colours alone. A Textual that does so itself is left as it is."""
+    if not guard.allows("styles cache"):
+        return
+    from textual._styles_cache import StylesCache
+
     kept: Any = StylesCache.__dict__.get(_METHOD)
     if hasattr(kept, "cache_info"):
         shared = functools.partial(kept.__wrapped__, StylesCache)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from rich.color import ColorSystem
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import COLOR_SYSTEMS, Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
 from rich.style import Style
 from textual._compositor import ChopsUpdate, CompositorUpdate
@@ -82,9 +82,14 @@ class SpanUpdate(CompositorUpdate):
                     yield y, first, strip.crop(first - x, min(end, x2) - x)
 
 
+def compact(update: RenderableType | None) -> RenderableType | None:
+    """What Textual is about to write, in fewer bytes where it is parts of the screen."""
+    return SpanUpdate(update) if isinstance(update, ChopsUpdate) else update
+
+
 def write(stretches: Iterable[tuple[int, int, Iterable[Segment]]], console: Console) -> str:
     """The sequences for stretches of the screen, each (row, column, what is there), by rows."""
-    system = console._color_system or ColorSystem.TRUECOLOR
+    system = COLOR_SYSTEMS[console.color_system or "truecolor"]
     made: list[str] = []
     state = nothing = codes_of(_NOTHING, system)
     last = -1

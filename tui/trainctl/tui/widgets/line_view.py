@@ -204,12 +204,9 @@ class Field(Input):
     that what a slow line delivers in one packet arrives shuffled.
     """
 
-    async def _on_key(self, event: events.Key) -> None:
-        mine = [] if event.is_printable else self._bindings.key_to_bindings.get(event.key, [])
-        if not mine:
-            await super()._on_key(event)
-            return
-        event.stop()
-        event.prevent_default()
-        for binding in mine:
-            await self.run_action(binding.action)
+    async def on_key(self, event: events.Key) -> None:
+        found = None if event.is_printable else self.screen.active_bindings.get(event.key)
+        if found is not None and found.node is self:
+            event.stop()
+            event.prevent_default()
+            await self.run_action(found.binding.action)

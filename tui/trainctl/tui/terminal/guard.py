@@ -1,0 +1,63 @@
+"""Which of Textual's private parts may be used: those of versions that were tried, as far as they are still there.
+
+With any other Textual each feature that needs them is off, and the program draws and reads keys the way Textual does:
+slower, but right.
+"""
+
+import dis
+import functools
+import importlib.metadata
+import pkgutil
+from types import FunctionType
+from typing import Any, Final, Literal
+
+TRIED: Final = ("8.2.",)
+"""How the versions of Textual begin whose private parts were tried."""
+
+Feature = Literal["driver", "frame batching", "partial update", "styles cache"]
+PARTS: Final[dict[Feature, dict[str, tuple[str, ...]]]] = {
+    "driver": {
+        "textual.drivers.linux_driver:LinuxDriver": (
+            "_app", "_debug", "_file", "_loop", "exit_event", "fileno", "process_message", "run_input_thread",
+        ),
+        "textual._xterm_parser:XTermParser": ("_sequence_to_key_events", "_timeout_time", "feed", "tick"),
+    },
+    "frame batching": {
+        "textual.screen:Screen": ("_compositor", "_compositor_refresh"),
+        "textual._compositor:Compositor": ("_dirty_regions", "size"),
+    },
+    "partial update": {
+        "textual.app:App": ("_display",),
+        "textual._compositor:CompositorUpdate": ("render_segments",),
+        "textual._compositor:ChopsUpdate": ("chop_ends", "chops", "spans"),
+    },
+    "styles cache": {"textual._styles_cache:StylesCache": ("get_inner_outer",)},
+}  # fmt: skip
+"""By feature the classes whose parts it uses, and the parts: methods, and what they set on their objects."""
+
+
+@functools.cache
+def allows(feature: Feature) -> bool:
+    """Whether the feature may use its parts of the Textual that is installed."""
+    tried = importlib.metadata.version("textual").startswith(TRIED)
+    return tried and all(_has(name, parts) for name, parts in PARTS[feature].items())
+
+
+def _has(name: str, parts: tuple[str, ...]) -> bool:
+    """Whether a class is there, with these parts."""
+    try:
+        kind: type[Any] = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return all(hasattr(kind, part) or _sets(kind, part) for part in parts)
+
+
+def _sets(kind: type[Any], part: str) -> bool:
+    """Whether a method of the class sets this on its objects."""
+    codes = [
+        item.__code__ for parent in kind.__mro__ for item in vars(parent).values() if isinstance(item, FunctionType)
+    ]
+    naming = (code for code in codes if part in code.co_names)
+    return any(
+        step.opname == "STORE_ATTR" and step.argval == part for code in naming for step in dis.get_instructions(code)
+    )
