@@ -58,7 +58,7 @@ def test_the_full_screen_starts_without_the_screens_it_does_not_show() -> None:
     shown_later = ("runs", "charts", "events", "alerts", "node", "logs")
     assert not loaded & {f"trainctl.tui.screens.{name}" for name in shown_later}
     assert not loaded & {f"trainctl.tui.dialogs.{name}" for name in ("help", "alert_details")}
-    assert not loaded & {"trainctl.tui.dialogs.command_dialog", "trainctl.tui.charts.plot", "pydantic", "sqlite3"}
+    assert not loaded & {"trainctl.tui.dialogs.command_dialog", "trainctl.tui.charts.plots", "pydantic", "sqlite3"}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 
 from trainctl.tui.charts.canvas import Canvas, Curve, Frame, extents
 from trainctl.tui.charts.marks import Mark
-from trainctl.tui.charts.panel import Panel, Track, draw, end_labels, page, tick_labels, widen, window_end
+from trainctl.tui.charts.plot import Plot, draw
+from trainctl.tui.charts.plot import panel as panel_of
+from trainctl.tui.charts.scale import tick_labels, widen
+from trainctl.tui.charts.traces import Trace
+from trainctl.tui.charts.viewport import page, window_end
 from trainctl.tui.state import series as s
 from trainctl.tui.state.membership_changes import Change
 from trainctl.tui.widgets import styled_line as ln
@@ -50,7 +54,7 @@ def dots(canvas: Canvas) -> set[tuple[int, int]]:
     return found
 
 
-def text(panel: Panel, columns: int, rows: int, glyphs: Glyphs = UNICODE) -> list[str]:
+def text(panel: Plot, columns: int, rows: int, glyphs: Glyphs = UNICODE) -> list[str]:
     return [ln.plain(row) for row in draw(panel, columns, rows, glyphs)[0]]
 
 
@@ -104,7 +108,7 @@ def test_a_spike_one_step_wide_among_thousands_is_drawn_to_its_top() -> None:
 
 def test_a_gap_stays_empty_and_is_not_bridged() -> None:
     made = window(dict.fromkeys((*range(1, 21), *range(61, 81)), 1.0))
-    panel = Panel("x", (Track(made, "", "series0"),), 1, 80)
+    panel = panel_of("x", (Trace(made, "", "series0"),), 1, 80)
     row = next(row for row in text(panel, 45, 3) if any(char >= "\u2800" for char in row))
     drawn = [index for index, char in enumerate(row) if char >= "\u2801"]
     hole = [b - a for a, b in itertools.pairwise(drawn)]
@@ -122,16 +126,16 @@ def test_buckets_wider_than_a_column_are_joined() -> None:
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
 def test_a_value_that_is_not_finite_is_marked_and_leaves_no_dot(glyphs: Glyphs) -> None:
     made = window({1: 1.0, 2: 1.5, 3: math.nan, 4: math.inf, 5: 1.2})
-    rows = text(Panel("x", (Track(made, "", "series0"),), 1, 20), 40, 5, glyphs)
+    rows = text(panel_of("x", (Trace(made, "", "series0"),), 1, 20), 40, 5, glyphs)
     assert rows[0].count(glyphs.nonfinite) == 2
     only = window({1: math.nan})
-    assert "no step yet" in "".join(text(Panel("x", (Track(only, "", "series0"),), 1, 20), 40, 5, glyphs))
+    assert "no step yet" in "".join(text(panel_of("x", (Trace(only, "", "series0"),), 1, 20), 40, 5, glyphs))
 
 
 def test_a_flat_series_is_one_flat_line() -> None:
     for value in (0.0, 3.0, -2.0, 1e-9):
         made = window(dict.fromkeys(range(1, 31), value))
-        rows = text(Panel("x", (Track(made, "", "series0"),), 1, 30), 40, 5)
+        rows = text(panel_of("x", (Trace(made, "", "series0"),), 1, 30), 40, 5)
         assert sum(any(char >= "\u2801" for char in row) for row in rows) == 1
 
 
@@ -144,7 +148,7 @@ def test_a_flat_series_is_one_flat_line() -> None:
 @settings(max_examples=120, deadline=None)
 def test_any_size_is_filled_exactly(columns: int, rows: int, values: list[float], glyphs: Glyphs) -> None:
     made = window(dict(enumerate(values, 1)))
-    panel = Panel("loss", (Track(made, "node", "series0"),), 1, 32, (Mark(3, "1"), Mark(30, "2")))
+    panel = panel_of("loss", (Trace(made, "node", "series0"),), 1, 32, (Mark(3, "1"), Mark(30, "2")))
     drawn, _ = draw(panel, columns, rows, glyphs)
     assert len(drawn) == rows
     assert all(ln.width(row) == columns for row in drawn)
@@ -153,17 +157,16 @@ def test_any_size_is_filled_exactly(columns: int, rows: int, values: list[float]
 
 
 def test_names_at_the_ends_do_not_cover_each_other() -> None:
-    tracks = [Track(window({1: value}), f"n{index}", "series0") for index, value in enumerate((1.0, 1.0, 1.0, 5.0))]
-    placed = end_labels(tracks, Frame(1, 2, 0, 6, 10, 4), UNICODE)
-    assert sorted(label for label, _ in placed.values()) == ["n0", "n1", "n2", "n3"]
-    crowded = end_labels(tracks, Frame(1, 2, 0, 6, 10, 2), UNICODE)
-    assert len(crowded) == 2
+    traces = [Trace(window({1: value}), f"n{index}", "series0") for index, value in enumerate((1.0, 1.0, 1.0, 5.0))]
+    made = text(panel_of("x", tuple(traces), 1, 1), 40, 4)
+    assert sorted(row.split()[-1] for row in made) == ["n0", "n1", "n2", "n3"]
+    assert len(text(panel_of("x", tuple(traces), 1, 1), 40, 2)) == 2
 
 
 def test_marks_stand_on_the_rule_or_under_its_title() -> None:
     made = window({step: 1.0 + step for step in range(1, 101)})
-    panel = Panel(
-        "loss", (Track(made, "", "series0"),), 1, 100, (Mark(2, "1"), Mark(60, "2"), Mark(60, "3"), Mark(900, "4"))
+    panel = panel_of(
+        "loss", (Trace(made, "", "series0"),), 1, 100, (Mark(2, "1"), Mark(60, "2"), Mark(60, "3"), Mark(900, "4"))
     )
     drawn, labels = draw(panel, 60, 8, UNICODE)
     assert [text for _, text, role in labels if role == "mark"] == ["3"]
@@ -171,13 +174,13 @@ def test_marks_stand_on_the_rule_or_under_its_title() -> None:
     assert sum(ln.plain(row).count("┊") for row in drawn) >= 6
 
 
-def named(panel: Panel, columns: int = 60) -> list[tuple[int, str]]:
+def named(panel: Plot, columns: int = 60) -> list[tuple[int, str]]:
     return [(at, text) for at, text, role in draw(panel, columns, 8, UNICODE)[1] if role == "label"]
 
 
-def of_changes(*marks: Mark | Change, title: str = "loss") -> Panel:
+def of_changes(*marks: Mark | Change, title: str = "loss") -> Plot:
     made = window({step: 1.0 + step for step in range(1, 101)})
-    return Panel(title, (Track(made, "", "series0"),), 1, 100, marks)
+    return panel_of(title, (Trace(made, "", "series0"),), 1, 100, marks)
 
 
 def test_a_generation_has_a_vertical_of_its_own_and_its_name_on_the_rule() -> None:
@@ -204,8 +207,8 @@ def test_under_the_title_a_generation_stands_in_the_first_row_where_nothing_is_d
     rising = of_changes(Change(3, "g1.2"), title="a chart with a long title")
     assert named(rising) == []
     assert "╎g1.2 " in text(rising, 60, 8)[0]
-    falling = (Track(window({step: 200.0 - step for step in range(1, 101)}), "", "series0"),)
-    assert "g1.2" not in "".join(text(dataclasses.replace(rising, tracks=falling), 60, 8))
+    falling = (Trace(window({step: 200.0 - step for step in range(1, 101)}), "", "series0"),)
+    assert "g1.2" not in "".join(text(dataclasses.replace(rising, traces=falling), 60, 8))
 
 
 @given(st.lists(st.integers(-5, 120), max_size=12), st.lists(st.integers(-5, 120), max_size=9), st.integers(12, 80))
@@ -245,34 +248,34 @@ def test_ticks_are_inside_and_distinct(low: float, size: float, rows: int) -> No
 
 def test_a_first_step_of_twenty_seconds_leaves_the_others_their_room_and_says_its_number() -> None:
     values = window({1: 20.25, **{step: 1.0 + 0.2 * math.sin(step) for step in range(2, 100)}})
-    clipped = text(Panel("step", (Track(values, "studio", "series0"),), 1, 120, most_times=4.0), 60, 10)
+    clipped = text(panel_of("step", (Trace(values, "studio", "series0"),), 1, 120, most_times=4.0), 60, 10)
     assert "20.2" in clipped[0]
     assert any(ord(char) > 0x2800 for char in clipped[0]), "it reaches the top"
     drawn = [row for row in clipped[:-1] if any(ord(char) > 0x2800 for char in row[12:])]
     assert len(drawn) >= 3, "what varies has more than one line of dots"
-    flat = text(Panel("step", (Track(values, "studio", "series0"),), 1, 120), 60, 10)
+    flat = text(panel_of("step", (Trace(values, "studio", "series0"),), 1, 120), 60, 10)
     assert "20.2" not in flat[0]
     calm = window(dict.fromkeys(range(1, 100), 1.0))
-    panel = Panel("step", (Track(calm, "studio", "series0"),), 1, 120)
+    panel = panel_of("step", (Trace(calm, "studio", "series0"),), 1, 120)
     assert text(dataclasses.replace(panel, most_times=4.0), 60, 10) == text(panel, 60, 10)
 
 
 def test_letters_tell_the_lines_apart() -> None:
     tracks = tuple(
-        Track(window({step: float(level) for step in range(1, 100)}), name, "series0", letter=letter)
+        Trace(window({step: float(level) for step in range(1, 100)}), name, "series0", letter=letter)
         for level, name, letter in ((1, "studio", "a"), (2, "mbp", "b"))
     )
-    shown = text(Panel("step", tracks, 1, 100), 70, 8, dataclasses.replace(UNICODE, letters=True))
+    shown = text(panel_of("step", tracks, 1, 100), 70, 8, dataclasses.replace(UNICODE, letters=True))
     for letter, name in (("a", "studio"), ("b", "mbp")):
         (row,) = (row for row in shown if f"{letter} {name}" in row)
         assert row.count(letter) >= 4
-    assert "a studio" not in "\n".join(text(Panel("step", tracks, 1, 100), 70, 8))
+    assert "a studio" not in "\n".join(text(panel_of("step", tracks, 1, 100), 70, 8))
 
 
 def test_a_number_that_runs_out_at_the_top_stands_a_blank_apart_from_a_mark_s() -> None:
     values = window({step: {9: 7.87, 100: 2.0}.get(step, 1.0) for step in range(1, 121)})
     marks = tuple(Mark(step, str(number)) for number, step in enumerate((5, 12), 1))
-    panel = Panel("a chart with a long title", (Track(values, "a", "series0"),), 1, 120, marks, most_times=4.0)
+    panel = panel_of("a chart with a long title", (Trace(values, "a", "series0"),), 1, 120, marks, most_times=4.0)
     top = ln.plain(draw(panel, 60, 10, UNICODE)[0][0])
 
     assert " ↑7.87 " in top

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.tui.support.recorded import history_of, run_view, source_of
 
 from trainctl.protocol import messages as m
-from trainctl.tui.charts import history, layout, readout, row
+from trainctl.tui.charts import history, layout, readout
 from trainctl.tui.charts import viewport as vw
 from trainctl.tui.charts.axis import Axis
 from trainctl.tui.charts.marks import Mark
@@ -304,8 +304,8 @@ def test_charts_above_each_other_fill_the_rows_with_one_left_edge(size: tuple[in
 def test_panels_stand_side_by_side() -> None:
     state = state_of()
     panels = [overview_view.busy_panel(state), overview_view.rate_panel(state)]
-    rows = [ln.plain(line) for line in row.side_by_side(panels, 81, 8, UNICODE)]
+    rows = [ln.plain(line) for line in layout.side_by_side(panels, 81, 8, UNICODE)]
     assert [len(text) for text in rows] == [81] * 8
     assert rows[0].index("┬") == 40
     assert any(text.rstrip().endswith("no step yet") or is_dot(text[20]) for text in rows)
-    assert row.side_by_side([], 20, 3, UNICODE) == [ln.fit((), 20)] * 3
+    assert layout.side_by_side([], 20, 3, UNICODE) == [ln.fit((), 20)] * 3

@@ -30,6 +30,7 @@ from tests.tui.support.recorded import (
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
+from trainctl.tui.charts import marks as marks_of
 from trainctl.tui.screens import fleet_cells, fleet_table, header, overview_view, recent_events
 from trainctl.tui.state import rank_rows, rank_speed
 from trainctl.tui.state import view_state as md
@@ -214,9 +215,9 @@ def test_a_mark_keeps_its_number_when_more_commands_come() -> None:
     """Whoever asks what one did gets the same answer before and after the next."""
     first = next(event for event in ALONE.run_events if event.verb == "resize-batch")
     more = [msgspec.structs.replace(first, id=100 + index, step=100 + index) for index in range(8)]
-    before = recent_events.numbered(ALONE)
-    after = recent_events.numbered(dataclasses.replace(ALONE, events=(*ALONE.run_events, *more)))
-    assert len(after) == recent_events.MAX_MARKS
+    before = marks_of.numbered(ALONE)
+    after = marks_of.numbered(dataclasses.replace(ALONE, events=(*ALONE.run_events, *more)))
+    assert len(after) == marks_of.MAX_MARKS
     assert len(set(after.values())) == len(after)
     kept = before.keys() & after.keys()
     assert kept and all(after[event] == before[event] for event in kept)
@@ -383,7 +384,7 @@ def test_a_loss_and_a_return_are_told_as_they_are() -> None:
     assert any("ERROR mlx-c is lost: was ended by signal 9; torch-a=12" in row for row in rows)
     assert any(" mlx-c joins again: torch-a=13" in row for row in rows)
     assert not any("rebalance mlx-c" in row or "admit mlx-c" in row for row in rows)
-    marks = [mark for mark in recent_events.marks(SHRUNK) if isinstance(mark, Change)]
+    marks = [mark for mark in marks_of.of_run(SHRUNK) if isinstance(mark, Change)]
     assert marks == [Change(70, "g1.3"), Change(78, "g1.4"), Change(116, "g1.5")]
 
 
@@ -429,14 +430,14 @@ def test_a_neighbour_s_effect_is_not_credited_and_no_change_has_none() -> None:
     assert recent_events.effect(dataclasses.replace(both, events=(first, rebalance(23, 96), second)), first) is None
     same = rebalance(24, 100, "a=2", "a=2")
     assert recent_events.effect(both, same) is None
-    assert recent_events.numbered(dataclasses.replace(both, events=(first, same))) == {21: "21"}
+    assert marks_of.numbered(dataclasses.replace(both, events=(first, same))) == {21: "21"}
 
 
 def test_the_chart_by_node_tells_equal_steps_apart_by_what_each_rank_is_busy() -> None:
     panel = overview_view.busy_panel(of_messages(under_way(run_view(3))))
-    assert [track.label for track in panel.tracks] == ["step", "torch-a", "torch-b", "mlx-c"]
-    assert [round(float(track.window.last[-1]), 2) for track in panel.tracks] == [0.4, 0.29, 0.26, 0.37]
-    assert [track.label for track in overview_view.busy_panel(ALONE).tracks] == ["atlas"]
+    assert [track.label for track in panel.traces] == ["step", "torch-a", "torch-b", "mlx-c"]
+    assert [round(float(track.window.last[-1]), 2) for track in panel.traces] == [0.4, 0.29, 0.26, 0.37]
+    assert [track.label for track in overview_view.busy_panel(ALONE).traces] == ["atlas"]
 
 
 @pytest.mark.parametrize("steps", [150, 2000, 60_000])
@@ -445,7 +446,7 @@ def test_the_charts_have_one_range_that_is_more_than_half_filled(steps: int) -> 
         if step <= steps:
             state = dataclasses.replace(MIXED, run=run_view(3, step=step, steps=steps))
             panels = [overview_view.loss_panel(state), overview_view.busy_panel(state), overview_view.rate_panel(state)]
-            ((first, last),) = {(panel.first_step, panel.last_step) for panel in panels}
+            ((first, last),) = {(panel.first, panel.last) for panel in panels}
             assert first == 1
             assert step > last / 2, (step, last)
 
@@ -477,13 +478,13 @@ def test_of_many_ranks_the_chart_has_their_span_the_selected_one_and_the_straggl
     many = tuple(msgspec.structs.replace(state.run.ranks[0], rank=rank, node=f"node-{rank}") for rank in range(8))
     wide = dataclasses.replace(state, run=msgspec.structs.replace(state.run, ranks=many), slow=slow)
     panel = overview_view.busy_panel(wide, selected=1)
-    assert [track.label for track in panel.tracks] == ["step", "mean", "node-1", "node-2"]
-    span = panel.tracks[1]
+    assert [track.label for track in panel.traces] == ["step", "mean", "node-1", "node-2"]
+    span = panel.traces[1]
     assert span.band and (round(float(span.window.minimum[-1]), 2), round(float(span.window.maximum[-1]), 2)) == (
         0.26,
         0.37,
     )
-    assert [track.label for track in overview_view.rate_panel(dataclasses.replace(wide, slow=None)).tracks] == ["mean"]
+    assert [track.label for track in overview_view.rate_panel(dataclasses.replace(wide, slow=None)).traces] == ["mean"]
 
 
 @pytest.mark.parametrize("size", [(20, 5), (12, 40), (200, 3)])

@@ -1,11 +1,20 @@
-"""Verticals in a chart: numbered where an event took effect, named where a generation of other ranks begins."""
+"""Verticals in a chart: numbered where an event took effect, named where a generation of other ranks begins; and the
+number of a value above the chart."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainctl.tui.charts.canvas import Canvas, Frame
-from trainctl.tui.state.membership_changes import Change
+import numpy as np
+
+from trainctl.tui.charts.canvas import Canvas, Floats, Frame
+from trainctl.tui.state import plan_changes
+from trainctl.tui.state.membership_changes import Change, changes_of_ranks
+from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.widgets.glyphs import Glyphs
+
+MAX_MARKS = 9
+_UNMARKED = (None, "note", "acknowledge", "mute")
+"""Commands that leave the training alone get no number."""
 
 Placed = list[tuple[int, str]]
 """(column, text) for the title rule, from the chart's first column."""
@@ -17,6 +26,28 @@ class Mark:
 
     step: int
     number: str
+
+
+def numbered(state: ViewState) -> dict[int, str]:
+    """Event id -> number, for the last nine commands that took effect; the charts carry the same numbers. It is the
+    id, so that it stays as it is when more commands come, and is the same to everyone."""
+    effective = [
+        event.id
+        for event in state.run_events
+        if event.kind == "command" and plan_changes.took_effect(event) and event.verb not in _UNMARKED
+    ]
+    return {event: str(event) for event in effective[-MAX_MARKS:]}
+
+
+def of_run(state: ViewState) -> tuple[Mark | Change, ...]:
+    """The numbered events as chart marks, and the last generations that were formed of other ranks."""
+    numbers = numbered(state)
+    commands = (
+        Mark(event.step, numbers[event.id])
+        for event in state.run_events
+        if event.id in numbers and event.step is not None
+    )
+    return (*commands, *changes_of_ranks(state.run_events)[-MAX_MARKS:])
 
 
 def draw(
@@ -57,11 +88,6 @@ def taken(marks: Sequence[Mark | Change], frame: Frame) -> set[int]:
     return {column + offset for column, size in sizes for offset in range(size)}
 
 
-def beyond(glyphs: Glyphs) -> str:
-    """Before the number of a value above the chart, so that it isn't taken for a mark's."""
-    return "^" if glyphs.ascii_only else glyphs.up
-
-
 def cells(placed: Placed) -> set[int]:
     """The columns that they take."""
     return {column + offset for column, text in placed for offset in range(len(text))}
@@ -97,3 +123,34 @@ def _room(column: int, size: int, taken: Collection[int], within: range, beside:
         if inside and not any(cell in taken for cell in range(start - 1, start + size + 1)):
             return start
     return None
+
+
+def overrun(
+    canvas: Canvas, highs: Sequence[tuple[Floats, Floats]], glyphs: Glyphs, taken: Collection[int] | None = None
+) -> None:
+    """At the top, after an arrow so that it isn't taken for a mark's, the number of the highest value that has no room
+    below it; `highs` are lines as arrays of x and of heights.
+
+    It stands beside its column where nothing is drawn; with `taken`, columns, as near as it neither holds nor touches
+    one of them, whatever is drawn there.
+    """
+    frame = canvas.frame
+    columns, heights = (np.concatenate([np.empty(0), *arrays]) for arrays in zip(*highs, strict=True))
+    over = np.isfinite(heights) & (heights > frame.y1)
+    if over.any():
+        place = int(np.argmax(np.where(over, heights, -np.inf)))
+        text = f"{'^' if glyphs.ascii_only else glyphs.up}{heights[place]:.3g}"
+        start = _free_cells(canvas, frame.column_of(float(columns[place])), len(text), taken)
+        if start is not None:
+            canvas.put(start, 0, text, "axis")
+
+
+def _free_cells(canvas: Canvas, column: int, size: int, taken: Collection[int] | None) -> int | None:
+    """Where `size` cells begin, to the right of `column` if they can."""
+    if taken is None:
+        beside = (start for start in (column + 2, column - 1 - size) if start >= 0)
+        return next((start for start in beside if canvas.is_blank(range(start, start + size), 0)), None)
+    starts = [start for start in range(canvas.frame.columns - size + 1) if not start <= column < start + size]
+    free = [start for start in starts if not any(start - 1 <= cell <= start + size for cell in taken)]
+    apart = {start: start - column - 1 if start > column else column - start - size for start in free}
+    return min(free, key=lambda start: (apart[start], -start), default=None)

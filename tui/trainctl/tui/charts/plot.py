@@ -25,7 +25,8 @@ _LETTER_CELLS = 12
 class Plot:
     """What a chart shows: traces over the steps `first` to `last` of `axis`.
 
-    `crosshair` is a step. Values above `most_times` their median run out at the top, the highest with its number.
+    `crosshair` is a step. Values above `most_times` their median run out at the top, the highest with its number. A
+    `small` one stands among other things: its x axis says the first, the middle and the last step.
     """
 
     title: str
@@ -43,11 +44,21 @@ class Plot:
     empty_text: str = "no value in view"
     least_span: float = 0.02
     most_times: float = math.inf
+    small: bool = False
 
     @property
     def edges(self) -> tuple[float, float]:
         """x at the left and at the right edge."""
         return float(self.axis.to_x(self.first)), float(self.axis.to_x(self.last + 1))
+
+
+def panel(
+    title: str, traces: tuple[Trace, ...], first: int, last: int, marks: tuple[mk.Mark | Change, ...] = (), *,
+    empty_text: str = "no step yet", least_span: float = 0.02, most_times: float = math.inf,
+) -> Plot:  # fmt: skip
+    """A small chart over the steps `first` to `last`."""
+    return Plot(title, traces, first, last, marks=marks, empty_text=empty_text, least_span=least_span,
+                most_times=most_times, small=True)  # fmt: skip
 
 
 class Margins(NamedTuple):
@@ -68,7 +79,7 @@ class Prepared(NamedTuple):
 def prepare(plot: Plot, rows: int) -> Prepared:
     """What drawing it in `rows` rows, title not counted, begins with."""
     x0, x1 = plot.edges
-    shapes = tuple(shape(trace, x0, x1, plot.scale, plot.half_life_steps) for trace in plot.traces)
+    shapes = tuple(shape(trace, x0, x1, plot.scale, plot.half_life_steps, clip=not plot.small) for trace in plot.traces)
     span = _span(plot, shapes) if plot.axis.known and x1 > x0 else None
     labels = plot.scale.ticks(*span, plot_rows(plot, rows)) if span is not None else {}
     return Prepared(shapes, span, labels)
@@ -76,7 +87,7 @@ def prepare(plot: Plot, rows: int) -> Prepared:
 
 def plot_rows(plot: Plot, rows: int) -> int:
     """Rows of dots: all but that of the x axis, which low charts go without."""
-    return rows - 1 if plot.with_axis and rows >= 5 else rows
+    return rows - 1 if plot.with_axis and rows >= (6 if plot.small else 5) else rows
 
 
 def margins(plot: Plot, made: Prepared, columns: int, glyphs: Glyphs) -> Margins:
@@ -84,7 +95,7 @@ def margins(plot: Plot, made: Prepared, columns: int, glyphs: Glyphs) -> Margins
     left = max((len(words) for words in made.labels.values()), default=4) + 1
     names = [len(_name(trace, plot, glyphs)) for trace in plot.traces]
     right = max((size + 1 for size in names if size), default=0)
-    return Margins(left, right if columns - left - right >= LEAST_COLUMNS else 0)
+    return Margins(left, right if columns - left - right >= (12 if plot.small else LEAST_COLUMNS) else 0)
 
 
 def _span(plot: Plot, shapes: Sequence[Shape]) -> tuple[float, float] | None:
@@ -116,41 +127,48 @@ def draw(
     canvas = Canvas(frame)
     _strokes(canvas, plot, made.shapes)
     _points(canvas, plot, made.shapes, glyphs)
-    if glyphs.letters and len(plot.traces) > 1:
+    if _lettered(plot, glyphs):
         _letters(canvas, plot, made.shapes)
     if plot.crosshair is not None and plot.first <= plot.crosshair < plot.last + 1:
         canvas.under(frame.column_of(float(plot.axis.to_x(plot.crosshair))), glyphs.vertical, "strong")
     titled = len(title[0][1]) - room.left
     numbers, changes = mk.draw(canvas, plot.marks, glyphs, titled, lambda step: float(plot.axis.to_x(step)))
+    highs = [(item.x, item.high) for item in made.shapes]
+    if plot.small:
+        mk.overrun(canvas, highs, glyphs, mk.taken(plot.marks, frame))
     names = mk.name(canvas, changes, titled, mk.cells(numbers))
-    _overrun(canvas, plot, made.shapes, glyphs)
+    if not plot.small:
+        mk.overrun(canvas, highs, glyphs)
     lines = _assemble(canvas, plot, made, room, glyphs)
     if plot_rows(plot, rows) < rows:
-        lines.append(_axis_line(plot, frame, room, columns))
+        below = _steps_line(frame, room, columns) if plot.small else _axis_line(plot, frame, room, columns)
+        lines.append(below)
     title += [(room.left + column, words, "label") for column, words in names]
     return lines, title + [(room.left + column, words, "mark") for column, words in numbers]
 
 
 def _strokes(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
-    """Raw lines first, as bands of their extremes, then what runs through them: the means of a line that is by itself,
-    or the smoothed lines."""
+    """Raw lines first, as bands of their extremes, then what runs through them: the means of a line that is by itself
+    or has a band, or the smoothed lines."""
     single = sum(not trace.points for trace in plot.traces) == 1
-    lines = [(trace, item) for trace, item in zip(plot.traces, shapes, strict=True) if not trace.points]
-    behind = "band" if single else "dim"
-    roles = [
-        behind if len(item.smoothed) or (single and np.any(item.high > item.low)) else trace.role
-        for trace, item in lines
-    ]
-    canvas.stroke(
-        *(
-            Curve(item.x, item.low, item.high, 0.0, role, item.joins)
-            for role, (_, item) in zip(roles, lines, strict=True)
-        )
-    )
-    for trace, item in lines:
-        over = item.smoothed if len(item.smoothed) else item.mean
-        if len(item.smoothed) or (single and np.any(item.high > item.low)):
-            canvas.stroke(Curve(item.x, over, over, 0.0, trace.role, item.joins), alone=True)
+    behind: list[Curve] = []
+    over: list[Curve] = []
+    for trace, item in zip(plot.traces, shapes, strict=True):
+        if trace.points:
+            continue
+        smooth = len(item.smoothed) > 0
+        split = smooth or ((single or trace.band != "") and bool(np.any(item.high > item.low)))
+        role = (trace.band or ("band" if single else "dim")) if split else trace.role
+        behind.append(Curve(item.x, item.low, item.high, 0.0, role, item.joins))
+        middle = item.smoothed if smooth else item.mean
+        through = [Curve(item.x, middle, middle, 0.0, trace.role, item.joins)] if split else []
+        if plot.small:
+            behind += through
+        else:
+            over += through
+    canvas.stroke(*behind)
+    for curve in over:
+        canvas.stroke(curve, alone=True)
 
 
 def _points(canvas: Canvas, plot: Plot, shapes: Sequence[Shape], glyphs: Glyphs) -> None:
@@ -158,7 +176,8 @@ def _points(canvas: Canvas, plot: Plot, shapes: Sequence[Shape], glyphs: Glyphs)
     frame = canvas.frame
     for trace, item in zip(plot.traces, shapes, strict=True):
         if trace.points:
-            for x, height in zip(item.x.tolist(), item.mean.tolist(), strict=True):
+            values = item.last if plot.small else item.mean
+            for x, height in zip(item.x.tolist(), values.tolist(), strict=True):
                 if math.isfinite(height):
                     canvas.put(frame.column_of(x), frame.row_of(height), glyphs.point, trace.role)
         for x in item.undrawn.tolist():
@@ -179,24 +198,13 @@ def _letters(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
                 due = column + _LETTER_CELLS
 
 
-def _overrun(canvas: Canvas, plot: Plot, shapes: Sequence[Shape], glyphs: Glyphs) -> None:
-    """At the top, after an arrow, the number of the highest value that has no room below it."""
-    frame = canvas.frame
-    heights = np.concatenate([np.empty(0), *(item.high for item in shapes)])
-    columns = np.concatenate([np.empty(0), *(item.x for item in shapes)])
-    over = np.isfinite(heights) & (heights > frame.y1)
-    if over.any():
-        place = int(np.argmax(np.where(over, heights, -np.inf)))
-        words, column = f"{mk.beyond(glyphs)}{heights[place]:.3g}", frame.column_of(float(columns[place]))
-        for start in (column + 2, column - 1 - len(words)):
-            if start >= 0 and canvas.is_blank(range(start, start + len(words)), 0):
-                canvas.put(start, 0, words, "axis")
-                return
+def _lettered(plot: Plot, glyphs: Glyphs) -> bool:
+    """Whether letters tell the lines apart."""
+    return glyphs.letters and sum(trace.letter != "" for trace in plot.traces) > 1
 
 
 def _name(trace: Trace, plot: Plot, glyphs: Glyphs) -> str:
-    lettered = glyphs.letters and trace.letter and trace.label and len(plot.traces) > 1
-    return f"{trace.letter} {trace.label}" if lettered else trace.label
+    return f"{trace.letter} {trace.label}" if trace.letter and trace.label and _lettered(plot, glyphs) else trace.label
 
 
 def _ends(plot: Plot, made: Prepared, frame: Frame, glyphs: Glyphs) -> dict[int, tuple[str, str]]:
@@ -204,7 +212,7 @@ def _ends(plot: Plot, made: Prepared, frame: Frame, glyphs: Glyphs) -> dict[int,
     out."""
     wanted = []
     for trace, item in zip(plot.traces, made.shapes, strict=True):
-        heights = item.smoothed if len(item.smoothed) else item.mean
+        heights = item.last if plot.small else item.smoothed if len(item.smoothed) else item.mean
         found = np.flatnonzero(np.isfinite(heights))
         if trace.label and len(found):
             wanted.append((float(heights[found[-1]]), _name(trace, plot, glyphs), trace.role))
@@ -248,3 +256,16 @@ def _axis_line(plot: Plot, frame: Frame, room: Margins, columns: int) -> ln.Line
             taken |= set(over)
             cells[start : start + len(words)] = [(char, role) for char in words]
     return ln.from_cells(cells)
+
+
+def _steps_line(frame: Frame, room: Margins, columns: int) -> ln.Line:
+    """Steps under a small chart: first, middle where there is room, last."""
+    first, last = int(frame.x0), int(frame.x1) - 1
+    row = [" "] * columns
+    right, middle = f"{last:,}", f"{(first + last) // 2:,}"
+    texts = [(room.left, f"{first:,}"), (room.left + frame.columns - len(right), right)]
+    if frame.columns >= 3 * len(right) + 8:
+        texts.insert(1, (room.left + frame.columns // 2 - len(middle) // 2, middle))
+    for start, words in texts:
+        row[start : start + len(words)] = words
+    return (ln.Piece("".join(row)[:columns], "axis"),)

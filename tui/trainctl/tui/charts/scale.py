@@ -6,8 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.tui.charts.panel import tick_labels, widen
-
 Floats = NDArray[np.float64]
 _LEAST_DECADES = 0.02
 _MANTISSAS = ((1,), (1, 3), (1, 2, 5))
@@ -65,3 +63,41 @@ def _decimal(value: float) -> str:
         return f"{value:.{max(0, -math.floor(math.log10(value) + 1e-9))}f}"
     digit, _, exponent = f"{value:.0e}".partition("e")
     return f"{digit}e{int(exponent)}"
+
+
+def widen(low: float, high: float, least_span: float = 0.02) -> tuple[float, float]:
+    """A range with a little air, at least `least_span` of its values' size tall; around all zeros it is 1 tall."""
+    size = high - low
+    floor = least_span * max(abs(low), abs(high))
+    if size < floor or size == 0:
+        middle, half = (low + high) / 2, floor / 2 or 0.5
+        return _snapped(middle - half, middle + half)
+    return _snapped(low - 0.04 * size, high + 0.04 * size)
+
+
+def _snapped(low: float, high: float) -> tuple[float, float]:
+    """Outward to multiples of about a sixteenth of the range, so that a new extreme seldom moves every dot."""
+    unit = 2.0 ** math.floor(math.log2((high - low) / 12))
+    return math.floor(low / unit) * unit, math.ceil(high / unit) * unit
+
+
+_FINEST = 1e-290
+"""Steps between ticks below this are lost in what a float can tell apart."""
+
+
+def tick_labels(low: float, high: float, rows: int) -> tuple[list[float], dict[float, str]]:
+    """Round values within low..high, about one per two rows and at least one, with texts just precise enough."""
+    wanted = max(2, min(8, rows // 2))
+    rough = (high - low) / wanted
+    if rough < _FINEST:
+        middle = (low + high) / 2
+        return [middle], {middle: f"{middle:.3g}"}
+    scale = 10.0 ** math.floor(math.log10(rough))
+    step = next(scale * part for part in (1, 2, 2.5, 5, 10) if scale * part >= rough * 0.999)
+    ticks = [index * step for index in range(math.ceil(low / step), math.floor(high / step) + 1)] or [(low + high) / 2]
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    if abs(step * 10**digits - round(step * 10**digits)) > 1e-6:
+        digits += 1
+    if digits > 4 or max(abs(tick) for tick in ticks) >= 1e5:
+        return ticks, {tick: f"{tick:.1e}".replace("e-0", "e-").replace("e+0", "e") for tick in ticks}
+    return ticks, {tick: f"{tick:.{digits}f}" for tick in ticks}

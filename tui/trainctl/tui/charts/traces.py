@@ -19,7 +19,8 @@ _PAUSE_SPANS = 6.0
 class Trace:
     """A metric's window to draw, named `label` at its end, in a role, with a letter for where colours don't show.
 
-    `axis` is that of the run it is of. `points` draws single values instead of a line.
+    `axis` is that of the run it is of. `points` draws single values instead of a line; with `band` the extremes take
+    that role, and the mean runs in `role` through them.
     """
 
     window: Window
@@ -29,12 +30,13 @@ class Trace:
     points: bool = False
     letter: str = ""
     metric: str = ""
+    band: str = ""
 
 
 @dataclass(frozen=True)
 class Shape:
     """A trace in a frame from x0 up to x1: parallel arrays of buckets that reach into it, with the heights of their
-    lowest, mean and highest values, NaN where there is none.
+    lowest, mean, highest and last values, NaN where there is none.
 
     `joins` is one shorter. `broken` and `undrawn` are the x of values that aren't finite, and of those that the scale
     has no height for.
@@ -44,6 +46,7 @@ class Shape:
     low: Floats
     mean: Floats
     high: Floats
+    last: Floats
     smoothed: Floats  # empty without smoothing
     joins: NDArray[np.bool_]
     broken: Floats
@@ -54,14 +57,20 @@ class Shape:
         return self.low[np.isfinite(self.low)], self.high[np.isfinite(self.high)]
 
 
-def shape(trace: Trace, x0: float, x1: float, scale: Scale, half_life_steps: float = 0.0) -> Shape:
-    """What of a trace is in view. A bucket cut by an edge keeps its extremes."""
+def shape(
+    trace: Trace, x0: float, x1: float, scale: Scale, half_life_steps: float = 0.0, *, clip: bool = True
+) -> Shape:
+    """What of a trace is in view. A bucket cut by an edge keeps its extremes. Without `clip` the one that begins before
+    x0 stays there, outside the frame."""
     window = trace.window
     if not len(window) or not trace.axis.known:
         none = np.empty(0)
-        return Shape(none, none, none, none, none, np.empty(0, bool), none, none)
+        return Shape(none, none, none, none, none, none, np.empty(0, bool), none, none)
     starts = window.first.astype(np.float64)
-    x, ends = trace.axis.to_x(np.maximum(starts, 1.0)), trace.axis.to_x(starts + window.bucket_steps)
+    x, ends = (
+        trace.axis.to_x(np.maximum(starts, 1.0) if clip else starts),
+        trace.axis.to_x(starts + window.bucket_steps),
+    )
     inside = np.flatnonzero((ends > x0) & (x < x1))
     if not len(inside):
         inside = np.arange(0)
@@ -70,16 +79,17 @@ def shape(trace: Trace, x0: float, x1: float, scale: Scale, half_life_steps: flo
     low, high = window.minimum[part], window.maximum[part]
     undrawn = ~np.isfinite(scale.place(low)) & np.isfinite(low)
     floor = np.where(undrawn & (high > 0), high, low)  # what there is above zero is drawn
-    at = x[part]
+    at, left = x[part], x0 if clip else -np.inf
     return Shape(
-        x=np.clip(at, x0, None),
+        x=np.clip(at, left, None),
         low=scale.place(floor),
         mean=_within(scale.place(window.mean[part]), scale.place(floor), scale.place(high)),
         high=scale.place(high),
+        last=scale.place(window.last[part]),
         smoothed=scale.place(soft),
         joins=_joins(starts[part], at, window.bucket_steps, trace.axis),
-        broken=np.clip(at[window.broken[part] > 0], x0, None),
-        undrawn=np.clip(at[undrawn], x0, None),
+        broken=np.clip(at[window.broken[part] > 0], left, None),
+        undrawn=np.clip(at[undrawn], left, None),
     )
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from trainctl.tui.charts.axis import KINDS, Axis, Kind
-from trainctl.tui.charts.panel import page, window_end
 
 ALL_RANKS: Final = -1
 LEAST_STEPS: Final = 8.0
@@ -55,6 +54,26 @@ class ChartView:
     @property
     def following(self) -> bool:
         return self.last is None
+
+
+def window_end(newest: int, total: int) -> int:
+    """Where a chart's x axis ends: it fills up, then jumps on by an eighth to a quarter, so it seldom moves, and four
+    fifths or more are filled from the second step on.
+
+    At most `total` steps when that is known, 2 at least.
+    """
+    size = 2
+    while size < newest:
+        size *= 2
+    end = next(value for value in (size * part // 8 for part in (5, 6, 7, 8)) if value >= max(newest, 2))
+    return min(end, total) if total >= max(newest, 2) else end
+
+
+def page(newest: int, steps: int) -> tuple[int, int]:
+    """First and last step of a view of about `steps` steps that moves on by quarters."""
+    quarter = max(steps // 4, 1)
+    last = max(-(-newest // quarter), 4) * quarter
+    return last - 4 * quarter + 1, last
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainctl.tui.app.clock import Clock
-from trainctl.tui.charts import panel as p
-from trainctl.tui.charts.row import Block, beside, widths
-from trainctl.tui.screens import node_facts, phase_view, recent_events
+from trainctl.tui.charts import marks as mk
+from trainctl.tui.charts import plot as p
+from trainctl.tui.charts.layout import Block, beside, widths
+from trainctl.tui.charts.traces import Trace
+from trainctl.tui.charts.viewport import page
+from trainctl.tui.screens import node_facts, phase_view
 from trainctl.tui.state import series as s
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.view_state import ViewState
@@ -78,7 +81,7 @@ def _charts(
     return [_drawn(item, size, rows, glyphs) for item, size in zip(panels, sizes, strict=False)]
 
 
-def _drawn(item: p.Panel, columns: int, rows: int, glyphs: Glyphs) -> Block:
+def _drawn(item: p.Plot, columns: int, rows: int, glyphs: Glyphs) -> Block:
     body, labels = p.draw(item, columns, rows, glyphs)
     return body, labels, columns
 
@@ -118,28 +121,28 @@ def _phases(
 
 def _span(state: ViewState) -> tuple[int, int]:
     step, steps = (state.run.step, state.run.steps) if state.run else (0, 0)
-    return p.page(step, RECENT_CHART_STEPS) if steps > RECENT_CHART_STEPS else (1, max(steps, 2))
+    return page(step, RECENT_CHART_STEPS) if steps > RECENT_CHART_STEPS else (1, max(steps, 2))
 
 
-def busy_panel(state: ViewState, row: Row) -> p.Panel:
+def busy_panel(state: ViewState, row: Row) -> p.Plot:
     """What the rank needs for its part, beside the step that all take."""
     rank, role = row.view.rank, SERIES_ROLES[row.place % len(SERIES_ROLES)]
     tracks = (
-        p.Track(state.lately("step_seconds"), "step", "dim", letter="s"),
-        p.Track(state.lately("busy_seconds", rank), "busy", role, letter="b"),
+        Trace(state.lately("step_seconds"), "step", "dim", letter="s"),
+        Trace(state.lately("busy_seconds", rank), "busy", role, letter="b"),
     )
-    return p.Panel("busy and step seconds", tracks, *_span(state), recent_events.marks(state), least_span=0.2,
+    return p.panel("busy and step seconds", tracks, *_span(state), mk.of_run(state), least_span=0.2,
                    most_times=4.0)  # fmt: skip
 
 
-def rate_panel(state: ViewState, row: Row) -> p.Panel:
+def rate_panel(state: ViewState, row: Row) -> p.Plot:
     """The rank's rate alone."""
     role = SERIES_ROLES[row.place % len(SERIES_ROLES)]
-    track = p.Track(state.lately("own_tokens_per_second", row.view.rank), "", role)
-    return p.Panel("own tok/s", (track,), *_span(state), recent_events.marks(state), least_span=0.2)
+    track = Trace(state.lately("own_tokens_per_second", row.view.rank), "", role)
+    return p.panel("own tok/s", (track,), *_span(state), mk.of_run(state), least_span=0.2)
 
 
-def memory_panel(state: ViewState, row: Row, found: Sequence[phase_view.Lap]) -> p.Panel:
+def memory_panel(state: ViewState, row: Row, found: Sequence[phase_view.Lap]) -> p.Plot:
     """The peaks of the trainer's memory, in GB."""
     known = [(lap.step, lap.memory_bytes / 1e9) for lap in found if lap.memory_bytes is not None]
     steps = np.array([step for step, _ in known], np.int64)
@@ -147,5 +150,5 @@ def memory_panel(state: ViewState, row: Row, found: Sequence[phase_view.Lap]) ->
     ones, none = np.ones(len(known)), np.zeros(len(known), np.int64)
     window = s.Window(1, steps, values, values, values, ones, values, none)
     role = SERIES_ROLES[row.place % len(SERIES_ROLES)]
-    return p.Panel("trainer's peak memory, GB", (p.Track(window, "", role),), *_span(state), recent_events.marks(state),
+    return p.panel("trainer's peak memory, GB", (Trace(window, "", role),), *_span(state), mk.of_run(state),
                    empty_text="n/a", least_span=0.2)  # fmt: skip

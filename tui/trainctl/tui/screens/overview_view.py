@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 
 from trainctl.protocol import messages as m
 from trainctl.tui.app.clock import Clock
-from trainctl.tui.charts import panel as p
-from trainctl.tui.charts.row import side_by_side
+from trainctl.tui.charts import marks as mk
+from trainctl.tui.charts import plot as p
+from trainctl.tui.charts.layout import side_by_side
+from trainctl.tui.charts.traces import Trace
+from trainctl.tui.charts.viewport import window_end
 from trainctl.tui.screens import fleet_grouping, fleet_table, header, recent_events
 from trainctl.tui.screens.fleet_grouping import Arrangement
 from trainctl.tui.state import rank_speed
@@ -167,7 +170,7 @@ def chart_lines(
     return side_by_side(_panels(state, columns, selected), columns, room, glyphs)
 
 
-def _panels(state: ViewState, columns: int, selected: int | None) -> list[p.Panel]:
+def _panels(state: ViewState, columns: int, selected: int | None) -> list[p.Plot]:
     made = [loss_panel(state)]
     if columns >= _TWO_CHARTS:
         made.append(busy_panel(state, selected))
@@ -176,54 +179,54 @@ def _panels(state: ViewState, columns: int, selected: int | None) -> list[p.Pane
     return made
 
 
-def loss_panel(state: ViewState) -> p.Panel:
+def loss_panel(state: ViewState) -> p.Plot:
     """Loss over the whole run, with the evaluations as points."""
     evaluations = state.window("eval_loss")
-    tracks = [p.Track(state.window("loss"), "", "series0", band="band")]
+    tracks = [Trace(state.window("loss"), "", "series0", band="band")]
     if len(evaluations):
-        tracks.append(p.Track(evaluations, "eval", "series1", points=True))
-    return p.Panel("loss", tuple(tracks), *_range(state), recent_events.marks(state))
+        tracks.append(Trace(evaluations, "eval", "series1", points=True))
+    return p.panel("loss", tuple(tracks), *_range(state), mk.of_run(state))
 
 
-def busy_panel(state: ViewState, selected: int | None = None) -> p.Panel:
+def busy_panel(state: ViewState, selected: int | None = None) -> p.Plot:
     """Data, forward and backward of each rank, as means of as many steps as a bucket has, which tell who is slow, and
     the group's step, which is the same for all; the first ones of a run, which warm up, don't set the scale."""
     made = _by_rank(state, "busy_seconds", "busy seconds by node", selected, most_times=4.0)
     if state.run is None or len(state.run.ranks) < 2:
         return made
-    return replace(made, tracks=(p.Track(s.means(state.window("step_seconds")), "step", "dim"), *made.tracks))
+    return replace(made, traces=(Trace(s.means(state.window("step_seconds")), "step", "dim"), *made.traces))
 
 
-def rate_panel(state: ViewState, selected: int | None = None) -> p.Panel:
+def rate_panel(state: ViewState, selected: int | None = None) -> p.Plot:
     """Own rates of each rank."""
     return _by_rank(state, "own_tokens_per_second", "own tok/s by node", selected)
 
 
-def _by_rank(state: ViewState, metric: str, title: str, selected: int | None, most_times: float = math.inf) -> p.Panel:
+def _by_rank(state: ViewState, metric: str, title: str, selected: int | None, most_times: float = math.inf) -> p.Plot:
     """A line for each rank; of more than can be told apart, their span and mean, and the lines of the one that the
     others wait for and of the selected one."""
     views = sorted(state.run.ranks, key=lambda view: view.rank) if state.run else []
     lines_of: set[int | None] = {view.rank for view in views}
-    together: tuple[p.Track, ...] = ()
+    together: tuple[Trace, ...] = ()
     if len(views) > MOST_LINES:
         all_of_them = s.combined([state.window(metric, view.rank) for view in views])
-        together = (p.Track(all_of_them, "mean", "label", band="band"),)
+        together = (Trace(all_of_them, "mean", "label", band="band"),)
         slow = rank_speed.named_straggler(state)
         lines_of = {selected, slow.rank if slow is not None else None}
     tracks = tuple(_track(state, metric, views, index) for index, view in enumerate(views) if view.rank in lines_of)
-    return p.Panel(
-        title, (*together, *tracks), *_range(state), recent_events.marks(state), least_span=0.2, most_times=most_times
+    return p.panel(
+        title, (*together, *tracks), *_range(state), mk.of_run(state), least_span=0.2, most_times=most_times
     )  # fmt: skip
 
 
-def _track(state: ViewState, metric: str, views: Sequence[m.RankView], index: int) -> p.Track:
+def _track(state: ViewState, metric: str, views: Sequence[m.RankView], index: int) -> Trace:
     view = views[index]
     several = sum(other.node == view.node for other in views) > 1
     name = ln.shorten(ln.clean(view.node), 10) + (f":{view.rank}" if several else "")
     role, letter = SERIES_ROLES[index % len(SERIES_ROLES)], string.ascii_lowercase[index % 26]
-    return p.Track(s.means(state.window(metric, view.rank)), name, role, letter=letter)
+    return Trace(s.means(state.window(metric, view.rank)), name, role, letter=letter)
 
 
 def _range(state: ViewState) -> tuple[int, int]:
     """First and last step of every chart: the whole run."""
-    return 1, p.window_end(state.run.step, state.run.steps) if state.run else 2
+    return 1, window_end(state.run.step, state.run.steps) if state.run else 2

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.tui.charts.panel import page
+from trainctl.tui.charts.viewport import page
 from trainctl.tui.state import rank_speed
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.widgets import formatting as f
