@@ -9,10 +9,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import textual.app
-import textual.screen
-import textual.widget
-
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("protocol", "trainer", "node_agent", "tui")
 MOST_FILES = {"tui/screens": 40}
@@ -55,8 +51,6 @@ METAPHORICAL: set[str] = {
     "tui/app/alert_bell.py: Ringer",
     "tui/demo/heartbeat_watch.py: Pulse",
     "tui/state/live_feed.py: Feed",
-    "tui/terminal/rhythm.py",
-    "tui/terminal/rhythm.py: Rhythm",
 }
 FILES_TWICE: set[str] = {
     "node_agent: commands.py in conductor, services",
@@ -78,17 +72,6 @@ CLASSES_TWICE: set[str] = {
 }
 WITHOUT_DOCSTRING: set[str] = set()
 TESTS_WITHOUT_FOLDER: set[str] = set()
-PRIVATE_TEXTUAL: set[str] = {
-    "tui/app/app.py: _compositor",
-    "tui/app/app.py: _display",
-    "tui/screens/base.py: _compositor",
-    "tui/screens/base.py: _compositor_refresh",
-    "tui/screens/base.py: _dirty_regions",
-    "tui/screens/base.py: _dirty_widgets",
-    "tui/screens/overview.py: _ready",
-    "tui/widgets/line_view.py: _bindings",
-    "tui/widgets/line_view.py: _on_key",
-}
 
 
 def base(room: str) -> Path:
@@ -246,85 +229,3 @@ def test_no_public_class_name_is_there_twice_in_a_room() -> None:
         counted = Counter(one for name in mine for one in classes(name) if not one.startswith("_"))
         found |= {f"{room}: {one}" for one, count in counted.items() if count > 1}
     assert found == CLASSES_TWICE
-
-
-# ---------------------------------------------------------------- Textual's insides
-
-TEXTUAL = {
-    name
-    for kind in (textual.app.App, textual.screen.Screen, textual.widget.Widget)
-    for name in dir(kind)
-    if re.match(r"_[a-z]", name)
-}
-OF_PYTHON = {"_replace", "_asdict", "_fields", "_make", "_exit"}
-"""Public names of named tuples and of `os` in spite of how they begin."""
-
-
-def textual_classes(trees: list[ast.Module]) -> set[str]:
-    """Names of the classes that have one of Textual's above them."""
-    above: dict[str, set[str]] = defaultdict(set)
-    found: set[str] = set()
-    for tree in trees:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("textual"):
-                found |= {alias.asname or alias.name for alias in node.names}
-            elif isinstance(node, ast.ClassDef):
-                bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
-                above[node.name] |= {base.id for base in bases if isinstance(base, ast.Name)}
-    while new := {name for name, bases in above.items() if name not in found and bases & found}:
-        found |= new
-    return found
-
-
-def own_names(trees: list[ast.Module]) -> set[str]:
-    """Names that the room itself gives to attributes, methods and variables."""
-    found: set[str] = set()
-    for node in (node for tree in trees for node in ast.walk(tree)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found.add(node.name)
-        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.attr if isinstance(node, ast.Attribute) else node.id)
-    return found
-
-
-def private_contact(tree: ast.Module, own: set[str], derived: set[str]) -> Iterator[str]:
-    """Private modules of Textual that a module imports, and private names of its that it uses or replaces."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("textual."):
-            yield from {part for part in (node.module or "").split(".") if part.startswith("_")}
-            yield from {alias.name for alias in node.names if alias.name.startswith("_")}
-        elif isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr) and node.attr not in own:
-            yield node.attr
-        elif isinstance(node, ast.ClassDef) and node.name in derived:
-            yield from TEXTUAL & own_names([ast.Module(node.body, [])])
-
-
-def test_private_contact_is_found() -> None:
-    text = """
-from textual._a import b
-from textual.c import _d, Screen
-class Mine(Screen[int]):
-    def _on_key(self): self._mine = screen._compositor
-class Other:
-    def _on_key(self): self._mine
-"""
-    tree = ast.parse(text)
-    assert {*private_contact(tree, own_names([tree]), textual_classes([tree]))} == {
-        "_a",
-        "_d",
-        "_compositor",
-        "_on_key",
-    }
-    assert "_on_key" not in {*private_contact(tree, own_names([tree]), set())}
-
-
-def test_textual_s_insides_are_touched_in_one_folder_only() -> None:
-    trees = {name: tree for name, tree in TREES.items() if name.startswith("trainctl.tui.")}
-    own, derived = own_names([*trees.values()]) | OF_PYTHON, textual_classes([*trees.values()])
-    found = {
-        f"{label(MODULES[name])}: {one}"
-        for name, tree in trees.items()
-        if not name.startswith("trainctl.tui.terminal.")
-        for one in private_contact(tree, own, derived)
-    }
-    assert found == PRIVATE_TEXTUAL
