@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from benchmarks.pseudo_terminal import Terminal
+from benchmarks.lib.pseudo_terminal import Terminal
 from tests.tui.support.driving import driven, until
 from tests.tui.support.recorded import source_of
 from textual._xterm_parser import XTermParser
