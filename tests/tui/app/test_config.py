@@ -12,11 +12,12 @@ from textual.pilot import Pilot
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.app import config as settings
-from trainctl.tui.app import keymap, keys_doc
+from trainctl.tui.app import keys_doc
 from trainctl.tui.app import launch as program
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs.help import HelpScreen
 from trainctl.tui.screens.events import EventsScreen
+from trainctl.tui.widgets import keymap
 from trainctl.tui.widgets.line_view import Lines
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -15,8 +15,8 @@ from trainctl.tui.charts import panel as p
 from trainctl.tui.screens import phase_view
 from trainctl.tui.state import rank_rows
 from trainctl.tui.state import view_state as md
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import UNICODE
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import UNICODE
 
 LOST = range(60, 90)
 """Steps of which the record has nothing: it couldn't be written."""

@@ -22,8 +22,8 @@ from trainctl.tui.charts.viewport import ChartView, Ground, Pick
 from trainctl.tui.screens import overview_view
 from trainctl.tui.state import series as s
 from trainctl.tui.state import view_state as md
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import ASCII, UNICODE, Glyphs
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import ASCII, UNICODE, Glyphs
 
 
 def window(values: dict[int, float], capacity: int = 4096) -> s.Window:

@@ -14,7 +14,8 @@ from trainctl.protocol import errors
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.log_format import write
-from trainctl.tui.cli import agent_call, arguments, logs, logs_merged, output, watch
+from trainctl.tui.cli import agent_call, logs, logs_merged, output, watch
+from trainctl.tui.commands import arguments
 from trainctl.tui.demo.folder import run_config
 from trainctl.tui.state import event_text
 

@@ -14,10 +14,10 @@ from trainctl.protocol.messages import verbs
 from trainctl.tui.commands import forms as c
 from trainctl.tui.commands.preview import changes_nothing, preview
 from trainctl.tui.state import view_state as md
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.glyphs import UNICODE
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import UNICODE
+from trainctl.tui.text.styled_line import plain
 from trainctl.tui.widgets.line_view import choice_rows
-from trainctl.tui.widgets.styled_line import plain
 
 STATE = md.apply(md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(1)), CLOCK.at_monotonic)
 FLEET = md.apply(

@@ -11,7 +11,7 @@ from trainctl.tui.commands import forms, predictions
 from trainctl.tui.commands.preview import preview
 from trainctl.tui.commands.shares import Seat
 from trainctl.tui.state import view_state as md
-from trainctl.tui.widgets.glyphs import UNICODE
+from trainctl.tui.text.glyphs import UNICODE
 
 GB = 10**9
 VIEW = run_view(4, step=18_240, steps=60_000)

@@ -16,7 +16,7 @@ from trainctl.tui.commands import shares
 from trainctl.tui.commands.preview import preview
 from trainctl.tui.state import rank_speed
 from trainctl.tui.state import view_state as md
-from trainctl.tui.widgets.glyphs import UNICODE
+from trainctl.tui.text.glyphs import UNICODE
 
 
 def state_of(view: m.RunView) -> md.ViewState:

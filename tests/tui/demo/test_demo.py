@@ -13,7 +13,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import node_name
-from trainctl.tui.demo import demo, folder, heartbeat_watch, supervisor
+from trainctl.tui.cli import demo
+from trainctl.tui.demo import folder, heartbeat_watch, supervisor
 from trainctl.tui.state import view_state as md
 
 

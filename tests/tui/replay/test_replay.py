@@ -22,7 +22,6 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.cli import run_lookup
 from trainctl.tui.export.mirror.run_source import DirectorySource
 from trainctl.tui.replay import slider
@@ -33,8 +32,9 @@ from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.logs import LogsScreen
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.state import view_state as md
-from trainctl.tui.widgets.glyphs import ASCII, UNICODE
-from trainctl.tui.widgets.styled_line import plain, width
+from trainctl.tui.state.clock import Clock
+from trainctl.tui.text.glyphs import ASCII, UNICODE
+from trainctl.tui.text.styled_line import plain, width
 
 
 @pytest.fixture(scope="module")

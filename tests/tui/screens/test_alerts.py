@@ -19,9 +19,9 @@ from trainctl.tui.cli import output
 from trainctl.tui.commands import forms
 from trainctl.tui.screens import alerts_view, header
 from trainctl.tui.state import view_state as md
-from trainctl.tui.widgets.glyphs import UNICODE
+from trainctl.tui.text.glyphs import UNICODE
+from trainctl.tui.text.styled_line import plain
 from trainctl.tui.widgets.line_view import Lines
-from trainctl.tui.widgets.styled_line import plain
 
 SIZES = [(80, 24), (120, 40), (200, 60)]
 

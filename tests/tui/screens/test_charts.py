@@ -18,7 +18,7 @@ from trainctl.tui.charts.widget import ChartArea
 from trainctl.tui.dialogs.chart_picker import ChartPicker
 from trainctl.tui.screens.charts import ChartsScreen
 from trainctl.tui.screens.overview import OverviewScreen
-from trainctl.tui.widgets.glyphs import ASCII
+from trainctl.tui.text.glyphs import ASCII
 from trainctl.tui.widgets.line_view import Lines
 
 Play = Callable[[Pilot[int], TrainctlApp, ChartsScreen], Awaitable[None]]

@@ -33,9 +33,9 @@ from trainctl.tui.screens import fleet_cells, fleet_table, header, overview_view
 from trainctl.tui.state import rank_rows, rank_speed
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.membership_changes import Change
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import ASCII, UNICODE
 from trainctl.tui.widgets import inline_bars
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import ASCII, UNICODE
 
 
 def state_of(view: m.RunView | None) -> md.ViewState:

@@ -31,9 +31,9 @@ from trainctl.tui.dialogs.help import HelpScreen
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.screens.runs import RunsScreen
-from trainctl.tui.widgets.glyphs import ASCII
+from trainctl.tui.text.glyphs import ASCII
+from trainctl.tui.text.styled_line import Piece, crop, line
 from trainctl.tui.widgets.line_view import Lines, changed_spans
-from trainctl.tui.widgets.styled_line import Piece, crop, line
 
 
 async def test_without_a_run_it_opens_on_the_runs() -> None:

@@ -38,8 +38,8 @@ from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.screens.runs import RunsScreen
 from trainctl.tui.state import rank_rows
 from trainctl.tui.state import view_state as md
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import UNICODE
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import UNICODE
 from trainctl.tui.widgets.line_view import Lines
 
 

@@ -17,9 +17,9 @@ from textual.strip import Strip
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.terminal import partial_update, spans
 from trainctl.tui.terminal.rhythm import SLOWEST_SECONDS, Rhythm
-from trainctl.tui.widgets.glyphs import ASCII
+from trainctl.tui.text.glyphs import ASCII
+from trainctl.tui.text.styled_line import line
 from trainctl.tui.widgets.line_view import Lines
-from trainctl.tui.widgets.styled_line import line
 
 
 def test_a_style_is_told_by_what_differs() -> None:

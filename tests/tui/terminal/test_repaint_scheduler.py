@@ -19,8 +19,8 @@ from textual.pilot import Pilot
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.state import view_state as md
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.live_feed import Feed
 from trainctl.tui.terminal.repaint_scheduler import KEY_SECONDS
 from trainctl.tui.terminal.rhythm import IDLE_SECONDS, SETTLED_SECONDS, SLOWEST_SECONDS, Rhythm

@@ -9,7 +9,7 @@ from textual.pilot import Pilot
 
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs.help import key_rows
-from trainctl.tui.widgets import styled_line as ln
+from trainctl.tui.text import styled_line as ln
 from trainctl.tui.widgets.line_view import Lines
 
 PIECES = st.lists(st.tuples(st.text(max_size=12), st.sampled_from(["text", "dim"])), max_size=8)

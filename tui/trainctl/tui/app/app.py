@@ -26,15 +26,14 @@ from textual.worker import Worker
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.tui.app import config as settings
-from trainctl.tui.app import keymap
 from trainctl.tui.app.alert_bell import Ringer
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.app.command_palette import EverythingProvider
 from trainctl.tui.app.keybindings import EVERYWHERE, LOOK, OWN_ACTIONS, bindings_of, tables
 from trainctl.tui.cli.agent_call import DEFAULT_ADDRESS, Order
 from trainctl.tui.screens import registry
 from trainctl.tui.screens.base import Bar, BaseScreen, Painted
 from trainctl.tui.state import view_state as md
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.live_feed import SNAPSHOT_COLUMNS, Feed
 from trainctl.tui.state.source import Connect, Source
 from trainctl.tui.terminal import memory
@@ -42,9 +41,10 @@ from trainctl.tui.terminal.ascii_filter import AsciiFilter
 from trainctl.tui.terminal.key_buffer import Typeahead
 from trainctl.tui.terminal.repaint_scheduler import Repainting
 from trainctl.tui.terminal.spans import SpanUpdate
+from trainctl.tui.text.glyphs import Glyphs, for_locale, key_in_ascii
+from trainctl.tui.widgets import keymap
 from trainctl.tui.widgets import theme as themes
 from trainctl.tui.widgets.command_bar import Bottom, KeyHint
-from trainctl.tui.widgets.glyphs import Glyphs, for_locale, key_in_ascii
 from trainctl.tui.widgets.theme import THEMES
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from typing import Any, Final
 from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
 
-from trainctl.tui.app.keymap import Tables, named
 from trainctl.tui.screens.base import BaseScreen
+from trainctl.tui.widgets.keymap import Tables, named
 
 # Priority: a key acts before the next one of the same burst is handed out, so that `:` and what is typed after it, or
 # `b` and a number, never end up in different places on a slow line. The app's `check_action` keeps them out of text.

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from trainctl.tui.app import keymap
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.app.config import Found
+from trainctl.tui.widgets import keymap
 from trainctl.tui.widgets.theme import THEMES
 
 _PAGE = """# Keys and settings

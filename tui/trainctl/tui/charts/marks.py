@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from trainctl.tui.charts.canvas import Canvas, Frame
 from trainctl.tui.state.membership_changes import Change
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text.glyphs import Glyphs
 
 Placed = list[tuple[int, str]]
 """(column, text) for the title rule, from the chart's first column."""

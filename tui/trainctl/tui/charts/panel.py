@@ -10,8 +10,8 @@ from trainctl.tui.charts import marks as mk
 from trainctl.tui.charts.canvas import Canvas, Curve, Frame
 from trainctl.tui.state.membership_changes import Change
 from trainctl.tui.state.series import Window
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import Glyphs
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from trainctl.tui.charts import panel as p
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import Glyphs
 
 Block = tuple[list[ln.Line], list[tuple[int, str, str]], int]
 """Rows, the labels that its part of the rule carries, and its cells."""

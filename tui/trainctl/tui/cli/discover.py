@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainctl.tui.cli import output, targets
+from trainctl.tui.cli import output
 from trainctl.tui.cli.options import ClusterFile, Json, subcommands
+from trainctl.tui.commands import targets
 
 if TYPE_CHECKING:
     from trainctl.protocol.machine.discovery import Advert

@@ -13,7 +13,7 @@ from trainctl.tui.cli import output
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, subcommands, where
 
 if TYPE_CHECKING:
-    from trainctl.tui.cli.targets import Where
+    from trainctl.tui.commands.targets import Where
     from trainctl.tui.doctor.findings import Level, Scene
 
 app = subcommands()

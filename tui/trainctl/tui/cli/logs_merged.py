@@ -9,7 +9,7 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlEr
 from trainctl.tui.cli import output
 from trainctl.tui.state import log_query as lq
 from trainctl.tui.state import merged_log as lt
-from trainctl.tui.widgets.styled_line import clean
+from trainctl.tui.text.styled_line import clean
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client

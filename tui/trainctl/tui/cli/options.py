@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from trainctl.tui.cli import agent_call, targets
+from trainctl.tui.cli import agent_call
+from trainctl.tui.commands import targets
 
 
 def _checked_key(key: str | None) -> str | None:

@@ -21,7 +21,7 @@ from trainctl.protocol.errors import (
     VersionError,
 )
 from trainctl.tui.state import event_text, rank_speed
-from trainctl.tui.widgets import formatting as fmt
+from trainctl.tui.text import formatting as fmt
 
 ERROR_CODES: tuple[tuple[type[TrainctlError], str], ...] = (
     (SeveralInvalidError, "invalid-input"),

@@ -8,8 +8,9 @@ import typer
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.tui.cli import agent_call, arguments, command_result, output, targets
+from trainctl.tui.cli import agent_call, command_result, output
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Set, Timeout, subcommands, where
+from trainctl.tui.commands import arguments, targets
 
 app = subcommands()
 

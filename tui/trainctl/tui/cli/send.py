@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 import typer
 
 from trainctl.protocol import messages as m
-from trainctl.tui.cli import agent_call, arguments, command_result, output, targets
+from trainctl.tui.cli import agent_call, command_result, output
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, Run, Timeout, subcommands, where
+from trainctl.tui.commands import arguments, targets
 
 app = subcommands()
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 from trainctl.protocol.errors import TrainctlError, UnreachableError
 from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.commands import forms
-from trainctl.tui.widgets.styled_line import plain
+from trainctl.tui.text.styled_line import plain
 
 if TYPE_CHECKING:
     from trainctl.tui.app.app import TrainctlApp

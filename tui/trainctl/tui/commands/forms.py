@@ -10,9 +10,9 @@ from trainctl.protocol.messages import verbs
 from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.state.rank_speed import HELD_STATES, live_ranks
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.styled_line import Line, Piece, clean, line
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, line
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trainctl.protocol import messages as m
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.styled_line import clean
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.styled_line import clean
 
 if TYPE_CHECKING:
     from trainctl.tui.commands.shares import Seat

@@ -11,9 +11,9 @@ from trainctl.protocol import messages as m
 from trainctl.tui.commands.alert_orders import acknowledge, mute
 from trainctl.tui.screens import alerts_view
 from trainctl.tui.terminal.frame_batching import OneFrame
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, line
 from trainctl.tui.widgets.line_view import Lines
-from trainctl.tui.widgets.styled_line import Line, Piece, line
 
 if TYPE_CHECKING:
     from trainctl.tui.app.app import TrainctlApp

@@ -12,8 +12,8 @@ from textual.widgets import Input
 from trainctl.tui.charts import picker as pk
 from trainctl.tui.charts.viewport import ChartView, Pick
 from trainctl.tui.terminal.frame_batching import OneFrame
+from trainctl.tui.text.styled_line import Piece, groups, line
 from trainctl.tui.widgets.line_view import Field, Lines
-from trainctl.tui.widgets.styled_line import Piece, groups, line
 
 if TYPE_CHECKING:
     from trainctl.tui.app.app import TrainctlApp

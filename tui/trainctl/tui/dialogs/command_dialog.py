@@ -11,17 +11,17 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Label
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.commands import forms
 from trainctl.tui.commands.preview import changes_nothing, preview
 from trainctl.tui.state import plan_changes
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.terminal.frame_batching import OneFrame
-from trainctl.tui.widgets import formatting as f
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, folded, line, wrap
 from trainctl.tui.widgets.command_bar import KeyHint
-from trainctl.tui.widgets.glyphs import Glyphs
 from trainctl.tui.widgets.line_view import Choice, Field, Lines
-from trainctl.tui.widgets.styled_line import Line, Piece, folded, line, wrap
 
 if TYPE_CHECKING:
     from trainctl.tui.app.app import TrainctlApp

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.commands import forms, undo
 from trainctl.tui.dialogs.popup import Popup
 from trainctl.tui.state import effects
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.styled_line import Line, Piece, clean, line, wrap
+from trainctl.tui.state.clock import Clock
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, line, wrap
 
 if TYPE_CHECKING:
     from trainctl.tui.app.app import TrainctlApp

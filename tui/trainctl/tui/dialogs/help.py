@@ -10,8 +10,8 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 
 from trainctl.tui.terminal.frame_batching import OneFrame
+from trainctl.tui.text.styled_line import Line, Piece, cell_len, fit, folded, line, wrap
 from trainctl.tui.widgets.line_view import Lines
-from trainctl.tui.widgets.styled_line import Line, Piece, cell_len, fit, folded, line, wrap
 
 if TYPE_CHECKING:
     from trainctl.tui.app.app import TrainctlApp

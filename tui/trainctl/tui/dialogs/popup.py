@@ -10,10 +10,10 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 
 from trainctl.tui.terminal.frame_batching import OneFrame
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, fit, folded, line
 from trainctl.tui.widgets.command_bar import KeyHint
-from trainctl.tui.widgets.glyphs import Glyphs
 from trainctl.tui.widgets.line_view import Lines
-from trainctl.tui.widgets.styled_line import Line, Piece, fit, folded, line
 
 POPUP_CELLS = 70
 """Of text in a popup of full width."""

@@ -15,10 +15,10 @@ from trainctl.tui.dialogs import split_view
 from trainctl.tui.dialogs.command_dialog import followed, labelled
 from trainctl.tui.screens.base import Painted
 from trainctl.tui.terminal.frame_batching import OneFrame
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, line, wrap
 from trainctl.tui.widgets.command_bar import KeyHint
-from trainctl.tui.widgets.glyphs import Glyphs
 from trainctl.tui.widgets.line_view import Lines
-from trainctl.tui.widgets.styled_line import Line, Piece, clean, line, wrap
 
 if TYPE_CHECKING:
     from trainctl.tui.app.app import TrainctlApp

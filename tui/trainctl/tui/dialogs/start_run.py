@@ -5,9 +5,9 @@ from typing import Any
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.cli.agent_call import Order
-from trainctl.tui.cli.targets import is_local, run_file
+from trainctl.tui.commands.targets import is_local, run_file
 from trainctl.tui.dialogs.command_dialog import CommandDialog
-from trainctl.tui.widgets.styled_line import Piece, clean
+from trainctl.tui.text.styled_line import Piece, clean
 
 
 class StartDialog(CommandDialog):

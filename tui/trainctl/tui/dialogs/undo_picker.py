@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from trainctl.tui.app import clipboard
 from trainctl.tui.commands import share_editor, undo, undo_forms
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.dialogs.popup import Chooser
 from trainctl.tui.dialogs.split_dialog import SplitDialog
-from trainctl.tui.widgets.styled_line import clean, shorten
+from trainctl.tui.state import clipboard
+from trainctl.tui.text.styled_line import clean, shorten
 
 if TYPE_CHECKING:
     from trainctl.tui.app.app import TrainctlApp

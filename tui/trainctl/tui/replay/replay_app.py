@@ -12,11 +12,11 @@ from textual.widgets import Input
 
 from trainctl.tui.app import launch
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.replay.replay_source import ReplaySource
 from trainctl.tui.replay.slider import ReplayBar
 from trainctl.tui.screens.base import Bar, BaseScreen
 from trainctl.tui.screens.overview import OverviewScreen
+from trainctl.tui.state.clock import Clock
 
 _FOR_RUNS = frozenset({"dialog", "command_line", "undo"})
 """Actions that change a run: this one is over."""

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, cast
 from textual import events
 
 from trainctl.protocol import messages as m
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.replay.playhead import Playhead
 from trainctl.tui.screens.base import Bar
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.styled_line import Line, Piece, fit, from_cells, line, width
+from trainctl.tui.state.clock import Clock
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, fit, from_cells, line, width
 
 if TYPE_CHECKING:
     from trainctl.tui.replay.replay_app import ReplayApp

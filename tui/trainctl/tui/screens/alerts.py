@@ -8,7 +8,7 @@ from trainctl.protocol import messages as m
 from trainctl.tui.commands.alert_orders import acknowledge, mute
 from trainctl.tui.screens import alerts_view, header
 from trainctl.tui.screens.base import BaseScreen
-from trainctl.tui.widgets.styled_line import Line, rule
+from trainctl.tui.text.styled_line import Line, rule
 
 
 class AlertsScreen(BaseScreen):

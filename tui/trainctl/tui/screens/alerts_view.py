@@ -2,12 +2,12 @@
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import KINDS
-from trainctl.tui.app.clock import Clock
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.styled_line import Line, Piece
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece
 
 WORDS = {"warning": ("ALERT", "warning"), "error": ("ERROR", "bad")}
 """How bad it is, as the screen says it, with its role."""

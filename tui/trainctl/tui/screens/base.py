@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, cast
 from textual import events
 from textual.app import ComposeResult
 
-from trainctl.tui.app import clipboard
-from trainctl.tui.app.keymap import named
 from trainctl.tui.screens import overview_view
+from trainctl.tui.state import clipboard
 from trainctl.tui.terminal import partial_update
 from trainctl.tui.terminal.frame_batching import OneFrame
+from trainctl.tui.text.styled_line import Line, line
 from trainctl.tui.widgets.command_bar import Bottom, KeyHint
+from trainctl.tui.widgets.keymap import named
 from trainctl.tui.widgets.line_view import Lines
-from trainctl.tui.widgets.styled_line import Line, line
 
 if TYPE_CHECKING:
     from trainctl.tui.app.app import TrainctlApp

@@ -25,9 +25,9 @@ from trainctl.tui.dialogs.chart_picker import ChartPicker
 from trainctl.tui.screens import header
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state.series import Window
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line
 from trainctl.tui.widgets.command_bar import Bottom
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.styled_line import Line, Piece, clean, fit, line
 
 ASK_AFTER_SECONDS = 0.1
 """A view is asked for when it has stood this long."""

@@ -7,17 +7,16 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui.app import clipboard
 from trainctl.tui.commands import undo
 from trainctl.tui.dialogs import event_details, undo_picker
 from trainctl.tui.screens import events_table, header, recent_events
 from trainctl.tui.screens.table_screen import TableScreen
-from trainctl.tui.state import effects, plan_changes, sorting
+from trainctl.tui.state import clipboard, effects, plan_changes, sorting
 from trainctl.tui.state import series as s
 from trainctl.tui.state.table_schemas import EVENTS, EventRow
-from trainctl.tui.widgets import formatting as f
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.styled_line import Line, Piece, fit, line, rule
 from trainctl.tui.widgets.command_bar import KeyHint
-from trainctl.tui.widgets.styled_line import Line, Piece, fit, line, rule
 
 EVENTS_PAGE = 500
 _MOST_ASKED = 12

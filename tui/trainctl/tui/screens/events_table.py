@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainctl.protocol import messages as m
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.commands import undo
 from trainctl.tui.screens import recent_events
 from trainctl.tui.state import event_text, plan_changes, sorting
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.table_schemas import EventRow
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.styled_line import Line, Piece, clean, fit, line, plain, shorten, spread, width
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, plain, shorten, spread, width
 
 WIDE_COLUMNS = 116
 """From here on each part has a column of its own."""

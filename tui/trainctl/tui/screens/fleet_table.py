@@ -7,15 +7,15 @@ its share. Unknown is n/a; what is old is dimmed and its age says how old; a los
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.screens import fleet_cells as c
 from trainctl.tui.screens.fleet_grouping import Arrangement, arranged
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import BAD_STATES, Row, fleet_rate, rows, sum_of_own_rates
 from trainctl.tui.state.sorting import Order
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.styled_line import Line, Piece, clean, fit, line, pad_left, plain, width
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, pad_left, plain, width
 
 _NEVER = 10_000
 """More columns than any screen has."""

@@ -16,9 +16,9 @@ from trainctl.tui.screens import log_view as lv
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state import log_query as lq
 from trainctl.tui.state.merged_log import Entry
+from trainctl.tui.text.styled_line import Line, rule, shorten
 from trainctl.tui.widgets.command_bar import Bottom
 from trainctl.tui.widgets.line_view import Field, Lines
-from trainctl.tui.widgets.styled_line import Line, rule, shorten
 
 WHEEL_LINES = 3
 

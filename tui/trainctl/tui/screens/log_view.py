@@ -6,12 +6,12 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trainctl.tui.app.clock import Clock
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.log_query import Query
 from trainctl.tui.state.merged_log import Entry, Key, LogTail
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.widgets.theme import SERIES_ROLES
 
 LEVELS = {

@@ -9,7 +9,7 @@ from trainctl.tui.screens import header, node_view, phase_view
 from trainctl.tui.screens import log_view as lv
 from trainctl.tui.screens.log_screen import LogScreen
 from trainctl.tui.state.rank_rows import Row, rows
-from trainctl.tui.widgets.styled_line import Line, Piece, fit, line
+from trainctl.tui.text.styled_line import Line, Piece, fit, line
 
 
 class NodeScreen(LogScreen):

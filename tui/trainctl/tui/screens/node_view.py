@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.charts import panel as p
 from trainctl.tui.charts.row import Block, beside, widths
 from trainctl.tui.screens import node_facts, phase_view, recent_events
 from trainctl.tui.screens.overview_view import RECENT_CHART_STEPS
 from trainctl.tui.state import series as s
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.widgets.theme import SERIES_ROLES
 
 FACTS = 5

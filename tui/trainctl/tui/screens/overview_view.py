@@ -6,18 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trainctl.protocol import messages as m
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.charts import panel as p
 from trainctl.tui.charts.row import side_by_side
 from trainctl.tui.screens import fleet_grouping, fleet_table, header, recent_events
 from trainctl.tui.screens.fleet_grouping import Arrangement
 from trainctl.tui.state import rank_speed
 from trainctl.tui.state import series as s
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import BAD_STATES
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.widgets.theme import SERIES_ROLES
 
 LEAST_COLUMNS, LEAST_ROWS = 60, 15

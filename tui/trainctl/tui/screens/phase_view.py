@@ -10,10 +10,10 @@ from trainctl.protocol import messages as m
 from trainctl.tui.charts.panel import page
 from trainctl.tui.state import rank_speed
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, fit, from_cells, line
 from trainctl.tui.widgets.inline_bars import PHASES, in_cells
-from trainctl.tui.widgets.styled_line import Line, Piece, fit, from_cells, line
 
 PHASE_NAMES = ("data", "forward", "backward", "sync", "optimizer", "wait")
 METRICS = (*(f"{name}_seconds" for name in PHASE_NAMES), "memory_bytes")

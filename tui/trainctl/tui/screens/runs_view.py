@@ -5,14 +5,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from trainctl.protocol import messages as m
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.screens.header import STATE_ROLES
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.sorting import Order
 from trainctl.tui.state.table_schemas import RunRow
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import Glyphs
 
 SORTED_BY = ("name", "state", "step", "loss", "age", "duration", "lead")
 _LEAST_NAME = 12

@@ -8,7 +8,7 @@ from trainctl.protocol.config import cluster_file as cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.security import keys
 from trainctl.protocol.wire import sockets
-from trainctl.tui.cli import targets
+from trainctl.tui.commands import targets
 from trainctl.tui.setup import init_files, init_probe, new_files
 from trainctl.tui.setup.init_files import Answers
 from trainctl.tui.setup.init_probe import Machine

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.cli.watch import ATTEND_SECONDS
 from trainctl.tui.state import view_state as md
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.source import Connect, Source
 
 RETRY_SECONDS = 1.0

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from trainctl.protocol import messages as m
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.state import rank_speed
 from trainctl.tui.state import series as s
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.view_state import Seen, ViewState
 
 BAD_STATES = ("hung", "lost", "failed")

@@ -10,12 +10,11 @@ from textual.widgets import Input
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
-from trainctl.tui.cli import arguments
-from trainctl.tui.commands import forms
+from trainctl.tui.commands import arguments, forms
 from trainctl.tui.commands.preview import preview
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, fit, folded, groups, line, spread, width
 from trainctl.tui.widgets.line_view import Field, Lines
-from trainctl.tui.widgets.styled_line import Line, Piece, fit, folded, groups, line, spread, width
 
 if TYPE_CHECKING:
     from trainctl.tui.app.app import TrainctlApp

@@ -10,9 +10,9 @@ from textual.widgets import Input
 
 from trainctl.tui.state import filter_language
 from trainctl.tui.state.filter_fields import Table
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, ellipsized, fit, folded, line, spread, width
 from trainctl.tui.widgets.line_view import Field, Lines
-from trainctl.tui.widgets.styled_line import Line, Piece, clean, ellipsized, fit, folded, line, spread, width
 
 if TYPE_CHECKING:
     from trainctl.tui.app.app import TrainctlApp

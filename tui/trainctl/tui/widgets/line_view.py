@@ -15,8 +15,8 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Input
 
-from trainctl.tui.widgets.glyphs import Glyphs, in_same_cells
-from trainctl.tui.widgets.styled_line import Line, Piece, cell_len, is_narrow, merged, plain, width
+from trainctl.tui.text.glyphs import Glyphs, in_same_cells
+from trainctl.tui.text.styled_line import Line, Piece, cell_len, is_narrow, merged, plain, width
 from trainctl.tui.widgets.theme import style_of
 
 _APART = 12

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.tui.cli import agent_call, output, watch
-from trainctl.tui.demo.demo import summary
+from trainctl.tui.cli.demo import summary
 
 if TYPE_CHECKING:
     from trainctl.tui.state.view_state import ViewState
