@@ -9,7 +9,7 @@ from textual.pilot import Pilot
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.cli.agent_call import Order
+from trainctl.tui.commands.command import Order
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.dialogs.split_dialog import SplitDialog
 from trainctl.tui.screens.overview import OverviewScreen

@@ -17,6 +17,7 @@ from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT, assert_one_line, c
 from trainctl.protocol.record import paths
 from trainctl.tui.cli import agent_call
 from trainctl.tui.cli import main as cli
+from trainctl.tui.commands import targets
 
 NOBODY = "tcp://127.0.0.1:1"
 """Privileged, and nothing listens there."""
@@ -339,7 +340,7 @@ def test_which_agent_is_meant(
 def test_the_default_address_is_where_agents_listen() -> None:
     from trainctl.protocol.wire.sockets import DEFAULT_PORT, split
 
-    assert split(agent_call.DEFAULT_ADDRESS).port == DEFAULT_PORT
+    assert split(targets.DEFAULT_ADDRESS).port == DEFAULT_PORT
 
 
 # ---------------------------------------------------------------- the edge

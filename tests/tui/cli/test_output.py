@@ -14,8 +14,8 @@ from trainctl.protocol import errors
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.log_format import write
-from trainctl.tui.cli import agent_call, logs, logs_merged, output, watch
-from trainctl.tui.commands import arguments
+from trainctl.tui.cli import logs, logs_merged, output, watch
+from trainctl.tui.commands import arguments, command
 from trainctl.tui.demo.folder import run_config
 from trainctl.tui.state import event_text
 
@@ -165,7 +165,7 @@ def test_how_a_command_ended(state: str, line: str) -> None:
         assert output.reply_line("resize-batch", bare, "studio") == "resize-batch applied at step 121: studio 8 → 4"
         same = msgspec.structs.replace(reply, before="4", after="4")
         assert output.reply_line("resize-batch", same, "mbp") == "resize-batch applied at step 121: mbp 4, as it was"
-    assert agent_call.exit_code(reply) == (0 if state in ("applied", "accepted") else 3)
+    assert command.exit_code(reply) == (0 if state in ("applied", "accepted") else 3)
 
 
 def test_json_holds_no_nan_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:

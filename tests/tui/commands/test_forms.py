@@ -13,15 +13,16 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 from trainctl.tui.commands import forms as c
 from trainctl.tui.commands.preview import changes_nothing, preview
+from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import UNICODE
 from trainctl.tui.text.styled_line import plain
 from trainctl.tui.widgets.line_view import choice_rows
 
-STATE = md.apply(md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(1)), CLOCK.at_monotonic)
-FLEET = md.apply(
-    md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(4, step=18_240, steps=60_000)), CLOCK.at_monotonic
+STATE = reducer.apply(reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(1)), CLOCK.at_monotonic)
+FLEET = reducer.apply(
+    reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(4, step=18_240, steps=60_000)), CLOCK.at_monotonic
 )
 
 
@@ -137,7 +138,7 @@ def test_what_the_agent_will_refuse_is_said_before_it_is_sent(text: str, state: 
     assert (piece.text, piece.role) == (says, "bad")
 
 
-OUT = md.apply(md.ViewState(), snapshot(shrunk(run_view(3))), CLOCK.at_monotonic)
+OUT = reducer.apply(md.ViewState(), snapshot(shrunk(run_view(3))), CLOCK.at_monotonic)
 LOST = msgspec.structs.replace(
     shrunk(run_view(3)),
     ranks=tuple(msgspec.structs.replace(view, state="lost" if view.rank else view.state)
@@ -162,7 +163,7 @@ def test_what_cannot_be_done_with_ranks_that_are_out(text: str, says: str) -> No
 
 
 def test_one_that_is_lost_comes_back_by_itself_and_one_that_failed_by_admit() -> None:
-    lost = md.apply(md.ViewState(), snapshot(LOST), CLOCK.at_monotonic)
+    lost = reducer.apply(md.ViewState(), snapshot(LOST), CLOCK.at_monotonic)
     assert "joins by itself" in preview(c.parse("admit --node mlx-c"), lost, UNICODE).text
     assert c.form("admit", lost).blocked == "no node is drained or has failed"
     assert c.form("admit", OUT, rank=2).fields[0].choices == ("torch-b",)
@@ -192,7 +193,7 @@ def test_a_rank_that_is_out_may_be_drained_so_that_it_stays_so() -> None:
 
 
 def test_a_run_that_ended_takes_no_commands_but_notes() -> None:
-    over = md.apply(md.ViewState(), snapshot(run_view(1, "finished")), 0.0)
+    over = reducer.apply(md.ViewState(), snapshot(run_view(1, "finished")), 0.0)
     assert c.form("pause", over).blocked
     assert not c.form("note", over).blocked
     assert c.form("pause", md.ViewState()).blocked == "there is no run to command"

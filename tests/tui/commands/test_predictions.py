@@ -10,12 +10,13 @@ from trainctl.protocol.messages import verbs
 from trainctl.tui.commands import forms, predictions
 from trainctl.tui.commands.preview import preview
 from trainctl.tui.commands.shares import Seat
+from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.text.glyphs import UNICODE
 
 GB = 10**9
 VIEW = run_view(4, step=18_240, steps=60_000)
-FLEET = md.apply(md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(VIEW), CLOCK.at_monotonic)
+FLEET = reducer.apply(reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(VIEW), CLOCK.at_monotonic)
 EXAMPLES = {
     "start-run": "start-run resume=sft-1b-20261119-110000", "resize-batch": "resize-batch micro=4 --node forge",
     "rebalance": "rebalance studio=17 mbp=8 forge=39", "set-global-batch": "set-global-batch value=128",
@@ -50,17 +51,17 @@ def test_a_speed_at_a_micro_batch_is_what_was_measured_or_lies_between() -> None
 def test_speeds_at_micro_batches_that_were_left_are_kept_with_the_run() -> None:
     state = FLEET
     for step in range(18_241, 18_245):
-        state = md.apply(state, step_at(13, 2.6, step), CLOCK.at_monotonic)
+        state = reducer.apply(state, step_at(13, 2.6, step), CLOCK.at_monotonic)
     for step in range(18_245, 18_249):
-        state = md.apply(state, step_at(6, 3.9, step), CLOCK.at_monotonic)
+        state = reducer.apply(state, step_at(6, 3.9, step), CLOCK.at_monotonic)
     assert state.tried[2, 13] == pytest.approx(15.0)
     ranks = [msgspec.structs.replace(view, micro_batch=6) if view.rank == 2 else view for view in VIEW.ranks]
-    state = md.apply(state, msgspec.structs.replace(VIEW, ranks=tuple(ranks), seq=20_000), CLOCK.at_monotonic)
+    state = reducer.apply(state, msgspec.structs.replace(VIEW, ranks=tuple(ranks), seq=20_000), CLOCK.at_monotonic)
     again = preview(forms.parse("resize-batch micro=13 --node forge"), state, UNICODE).text
     assert again.startswith("forge 6×7 → 13×3; predicted 3.95 → 3.04 s; predicted memory 22 of 24 GB; fits")
     fresh = msgspec.structs.replace(step_at(6, 3.9, 18_249), memory_peak_bytes=GB, seq=20_002)
-    assert not md.apply(state, fresh, CLOCK.at_monotonic).tried
-    other = md.apply(state, run_view(1, run="another", seq=20_001), CLOCK.at_monotonic)
+    assert not reducer.apply(state, fresh, CLOCK.at_monotonic).tried
+    other = reducer.apply(state, run_view(1, run="another", seq=20_001), CLOCK.at_monotonic)
     assert not other.tried
 
 
@@ -121,7 +122,7 @@ def test_no_verb_is_left_out() -> None:
 
 def test_without_a_run_each_is_refused_but_its_start() -> None:
     nothing = md.ViewState()
-    ended = md.apply(nothing, snapshot(run_view(1, "stopped")), CLOCK.at_monotonic)
+    ended = reducer.apply(nothing, snapshot(run_view(1, "stopped")), CLOCK.at_monotonic)
     for verb, text in EXAMPLES.items():
         order = forms.parse(text)
         roles = (preview(order, nothing, UNICODE).role, preview(order, ended, UNICODE).role)

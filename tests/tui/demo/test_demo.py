@@ -15,6 +15,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import node_name
 from trainctl.tui.cli import demo
 from trainctl.tui.demo import folder, heartbeat_watch, supervisor
+from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 
 
@@ -131,13 +132,13 @@ def test_a_demo_s_cluster_file_names_every_agent_at_a_port_of_its_own(tmp_path: 
 @pytest.mark.parametrize("state", ["finished", "stopped", "failed"])
 def test_who_leaves_an_ended_demo_is_told_where_its_record_is(state: m.RunState) -> None:
     run = run_view(1, state)
-    shown = md.apply(md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run), CLOCK.at_monotonic)
+    shown = reducer.apply(reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run), CLOCK.at_monotonic)
     said = demo._farewell(shown, "tcp://127.0.0.1:7")
     assert said == f"the demo is over ({state} at step {run.step:,}); its record is in {run.directory}"
 
 
 def test_who_leaves_a_live_demo_is_told_how_to_come_back_and_how_to_end_it() -> None:
-    shown = md.apply(md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(1)), CLOCK.at_monotonic)
+    shown = reducer.apply(reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(1)), CLOCK.at_monotonic)
     said = demo._farewell(shown, "tcp://127.0.0.1:7")
     assert "trainctl attach --connect tcp://127.0.0.1:7" in said
     assert said.endswith("end it with: trainctl send stop --connect tcp://127.0.0.1:7")

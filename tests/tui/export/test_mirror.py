@@ -250,7 +250,7 @@ def test_what_is_wrong_is_one_line_and_makes_nothing(
 ) -> None:
     for name in ("tensorboardX", "wandb"):
         monkeypatch.setitem(sys.modules, name, None)
-    for name in ("tensorboard", "weights_biases"):
+    for name in ("tensorboard", "wandb"):
         monkeypatch.delitem(sys.modules, f"trainctl.tui.export.mirror.{name}", raising=False)
     done = call("mirror", growing.folder, *words, "--output", tmp_path / "out")
     assert_one_line(done, 2, says)

@@ -10,7 +10,7 @@ from tests.tui.support.recorded import CLOCK, CONNECTED, live_hosts, run_view, s
 
 from trainctl.protocol import messages as m
 from trainctl.tui.state import filter_language as fl
-from trainctl.tui.state import sorting, table_schemas
+from trainctl.tui.state import reducer, sorting, table_schemas
 from trainctl.tui.state import units as q
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.filter_fields import Field, Table
@@ -19,7 +19,7 @@ from trainctl.tui.state.rank_rows import rows
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "filters.md"
 STATE = md.ViewState()
 for _message in (CONNECTED, snapshot(_VIEW := run_view(4, step=18_240, steps=60_000)), *live_hosts(_VIEW)):
-    STATE = md.apply(STATE, _message, CLOCK.at_monotonic)
+    STATE = reducer.apply(STATE, _message, CLOCK.at_monotonic)
 ROWS = rows(STATE, CLOCK)
 
 

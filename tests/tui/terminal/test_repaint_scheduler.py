@@ -19,6 +19,7 @@ from textual.pilot import Pilot
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.live_feed import Feed
@@ -75,8 +76,8 @@ def test_messages_taken_at_once_make_what_they_make_one_by_one(
         part, left = left[:size], left[size:]
         before, seen = together, known(together)
         for item in part:
-            alone = md.take(alone, *item)
-        together = md.take_all(before, part)
+            alone = reducer.take(alone, *item)
+        together = reducer.take_all(before, part)
         assert known(before) == seen, "what somebody holds is never changed"
         assert known(together) == known(alone)
     for name in ("ranks", "windows", "agents"):

@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rich.console import RenderableType
 from textual import events
@@ -26,15 +26,19 @@ from textual.worker import Worker
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.tui.app import config as settings
-from trainctl.tui.app.alert_bell import Ringer
 from trainctl.tui.app.command_palette import EverythingProvider
 from trainctl.tui.app.keybindings import EVERYWHERE, LOOK, OWN_ACTIONS, bindings_of, tables
-from trainctl.tui.cli.agent_call import DEFAULT_ADDRESS, Order
+from trainctl.tui.commands.command import Order
+from trainctl.tui.commands.context import KeyHint, ProgressView
+from trainctl.tui.commands.targets import DEFAULT_ADDRESS
 from trainctl.tui.screens import registry
-from trainctl.tui.screens.base import Bar, BaseScreen, Painted
+from trainctl.tui.screens.base import Bar, BaseScreen
+from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
+from trainctl.tui.state.alert_bell import AlertBell
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.live_feed import SNAPSHOT_COLUMNS, Feed
+from trainctl.tui.state.log_feed import LogFeed
 from trainctl.tui.state.source import Connect, Source
 from trainctl.tui.terminal import memory
 from trainctl.tui.terminal.ascii_filter import AsciiFilter
@@ -44,12 +48,9 @@ from trainctl.tui.terminal.spans import SpanUpdate
 from trainctl.tui.text.glyphs import Glyphs, for_locale, key_in_ascii
 from trainctl.tui.widgets import keymap
 from trainctl.tui.widgets import theme as themes
-from trainctl.tui.widgets.command_bar import Bottom, KeyHint
+from trainctl.tui.widgets.command_bar import Bottom
+from trainctl.tui.widgets.repaintable import Repaintable
 from trainctl.tui.widgets.theme import THEMES
-
-if TYPE_CHECKING:
-    from trainctl.tui.commands.dispatch import Follower
-    from trainctl.tui.state.log_feed import LogFeed
 
 COLLECT_SECONDS = 30.0
 """How often what screens and dialogs left behind is given back: as they are cycles, it would grow for many minutes."""
@@ -85,7 +86,7 @@ class TrainctlApp(App[int]):
         if no_color:
             self.glyphs = dataclasses.replace(self.glyphs, letters=True)
         self._pictures = pictures or Path()
-        self.ringer = Ringer(on=bell)
+        self.alert_bell = AlertBell(on=bell)
         self._pinned: md.ViewState | None = None
         self.selected: int | None = None
         self.compare_runs: tuple[str, ...] = ()  # that Charts is to overlay
@@ -150,10 +151,8 @@ class TrainctlApp(App[int]):
         return " ".join([*words, "READ-ONLY"] if self.read_only else words)
 
     @functools.cached_property
-    def logs(self) -> "LogFeed":
+    def logs(self) -> LogFeed:
         """What reads the logs on screen."""
-        from trainctl.tui.state.log_feed import LogFeed
-
         return LogFeed(lambda: self.feed.client, self.clock, self.paint)
 
     def key_hints(self) -> list[KeyHint]:
@@ -250,7 +249,7 @@ class TrainctlApp(App[int]):
         """Brings the screen up to date, also the one under a dialog, and rings for a new alert."""
         self._ring()
         for screen in self.screen_stack:
-            if isinstance(screen, Painted) and screen.is_mounted:
+            if isinstance(screen, Repaintable) and screen.is_mounted:
                 screen.paint()
 
     def _painting(self) -> Iterator[None]:
@@ -258,11 +257,11 @@ class TrainctlApp(App[int]):
         self._ring()
         yield
         for screen in tuple(self.screen_stack):
-            if isinstance(screen, Painted) and screen.is_mounted:
+            if isinstance(screen, Repaintable) and screen.is_mounted:
                 yield from screen.painting()
 
     def _ring(self) -> None:
-        if self.ringer.rings(self.live):
+        if self.alert_bell.rings(self.live):
             self.bell()
 
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
@@ -299,7 +298,7 @@ class TrainctlApp(App[int]):
                 self.notify(str(error), severity="error", markup=False)
                 return
             self.action_show("overview")
-            self._pinned = md.apply(md.ViewState(), snapshot, self.clock.monotonic())
+            self._pinned = reducer.apply(md.ViewState(), snapshot, self.clock.monotonic())
         else:
             self.action_show("overview")
         self.paint()
@@ -353,7 +352,7 @@ class TrainctlApp(App[int]):
         else:
             self.push_screen(CommandDialog(form, self.glyphs))
 
-    def send_order(self, order: Order, follower: "Follower") -> None:
+    def send_order(self, order: Order, follower: ProgressView) -> None:
         """Sends a command; `follower` is told of each state it reaches, and the person if nothing shows it any more."""
         from trainctl.tui.commands import dispatch
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 import msgspec
 
 from trainctl.protocol import messages as m
+from trainctl.tui.charts import event_marks
 from trainctl.tui.charts import metrics as catalogue
 from trainctl.tui.charts.axis import Axis, Kind
 from trainctl.tui.charts.history import Answer, Key, axis_for, window_of
@@ -16,7 +17,6 @@ from trainctl.tui.charts.plot import Plot
 from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.viewport import ALL_RANKS, Chart, ChartView, Ground, Pick, half_life, shown
-from trainctl.tui.screens import recent_events
 from trainctl.tui.state.series import Window
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import styled_line as ln
@@ -109,7 +109,7 @@ def spans(view: ChartView, sources: Sources, place: Ground) -> dict[str, tuple[f
 def plots(view: ChartView, sources: Sources, place: Ground, wanted: Collection[int]) -> list[Plot]:
     """The view's charts of these indices as plots, in order."""
     first, last = shown(view, place)
-    marks = recent_events.marks(sources.state)
+    marks = event_marks.marks(sources.state)
     made = []
     for index in wanted:
         chart = view.charts[index]

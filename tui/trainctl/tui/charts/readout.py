@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from trainctl.protocol import messages as m
+from trainctl.tui.charts import event_marks
 from trainctl.tui.charts.axis import KINDS, Axis, Kind, tokens
 from trainctl.tui.charts.axis import text as axis_text
 from trainctl.tui.charts.metrics import metric_of
 from trainctl.tui.charts.plot import Plot
 from trainctl.tui.charts.traces import Reading, Trace, reading
-from trainctl.tui.screens import recent_events
 from trainctl.tui.state import plan_changes
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import formatting as f
@@ -29,7 +29,7 @@ class Note(NamedTuple):
 
 def notes(state: ViewState, glyphs: Glyphs) -> list[Note]:
     """The numbered commands with their before and after."""
-    numbers = recent_events.numbered(state)
+    numbers = event_marks.numbered(state)
     return [
         Note(event.step, numbers[event.id], ln.clean(_change(event, glyphs)))
         for event in state.run_events

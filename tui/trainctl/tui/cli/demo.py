@@ -16,6 +16,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError
 from trainctl.protocol.record.paths import node_name
 from trainctl.tui.cli import agent_call, output, watch
+from trainctl.tui.commands import command
 from trainctl.tui.demo.folder import Session, default_folder, run_config, write_run_file
 
 if TYPE_CHECKING:
@@ -166,13 +167,13 @@ def _until_ready(supervisor: "subprocess.Popen[bytes]", session: Session) -> str
 
 def _start(demo: Demo) -> str:
     """Start the run; its id once the agent has taken it. Raises RefusedError if it doesn't."""
-    order = agent_call.make_order("start-run", {"config": demo.config})
+    order = command.make_order("start-run", {"config": demo.config})
 
     async def begin(client: Any) -> tuple[m.CommandReply, m.Snapshot]:
-        return await agent_call.send(client, order, "accepted", agent_call.ANSWER_SECONDS), await client.snapshot(0)
+        return await command.send(client, order, "accepted", agent_call.ANSWER_SECONDS), await client.snapshot(0)
 
     reply, snapshot = agent_call.call(demo.address, begin)
-    if agent_call.exit_code(reply) or snapshot.run is None:
+    if command.exit_code(reply) or snapshot.run is None:
         raise RefusedError(output.reply_line("start-run", reply))
     output.tell(f"demo: {snapshot.run.run} at {demo.address}, in {snapshot.run.directory}")
     return snapshot.run.run

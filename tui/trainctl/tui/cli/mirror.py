@@ -44,7 +44,7 @@ def mirror(
         raise InvalidInputError("--project" if project is not None else "--offline", "only wandb has that")
     with _source(ctx, run, connect, cluster) as source:
         folder = output_folder / source.run
-        wanted = session.Wanted(to, folder, follow, project or DEFAULT_PROJECT, offline)
+        wanted = session.Wanted(to, folder, follow, project or DEFAULT_PROJECT, offline, output.tell)
         place = session.run(source, wanted)
     output.tell(f"{folder}: mirrored to step {place.step:,}")
     return 0

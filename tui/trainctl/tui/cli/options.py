@@ -25,7 +25,7 @@ Connect = Annotated[
     typer.Option(
         "--connect",
         metavar="ADDRESS",
-        help=f"The agent, tcp://host:port (else $TRAINCTL_CONNECT, else {agent_call.DEFAULT_ADDRESS}).",
+        help=f"The agent, tcp://host:port (else $TRAINCTL_CONNECT, else {targets.DEFAULT_ADDRESS}).",
         show_default=False,
     ),
 ]
@@ -73,9 +73,7 @@ def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> targ
     found = None if given else targets.cluster_file(file)
     targets.use_keys(found if file is not None else None, root.get("server_key"))
     return (
-        targets.Where((given or agent_call.DEFAULT_ADDRESS,))
-        if found is None
-        else targets.Where(found.addresses, found)
+        targets.Where((given or targets.DEFAULT_ADDRESS,)) if found is None else targets.Where(found.addresses, found)
     )
 
 

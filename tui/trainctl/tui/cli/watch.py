@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError, UnreachableError
 from trainctl.tui.cli import broken_pipe, output
-from trainctl.tui.state.lead_client import Records, conducting
+from trainctl.tui.state.lead_client import ATTEND_SECONDS, Records, conducting
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client, Connection
 
 STEPS_PAGE = 500
 EVENTS_PAGE = 200
-ATTEND_SECONDS = 5.0
 
 Line = m.StepCommitted | m.Event | m.RunView
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
-from trainctl.tui.cli.agent_call import Order
+from trainctl.tui.commands.command import Order
 from trainctl.tui.state.rank_speed import HELD_STATES, live_ranks
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import formatting as f

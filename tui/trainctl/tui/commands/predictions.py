@@ -5,36 +5,16 @@ a pass by what the peak has over what is held between steps; where those don't d
 more is known than that it grows at most in proportion. Everything here is a prediction and is called one.
 """
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from trainctl.protocol import messages as m
+from trainctl.tui.commands.shares import Seat
+from trainctl.tui.state.view_state import Tried
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.styled_line import clean
 
-if TYPE_CHECKING:
-    from trainctl.tui.commands.shares import Seat
-
-Tried = Mapping[tuple[int, int], float]
-"""(rank, micro-batch) -> samples a second of data, forward and backward, as measured."""
-MAX_TRIED = 256
 _LEAST_GROWTH = 0.02
 """A peak over what is held by less than this part says nothing about samples."""
-
-
-def tried_with(tried: Tried, parts: Sequence[m.RankStep]) -> Tried:
-    """What was tried, and what a rank's last steps, all of one micro-batch, say of that."""
-    rates = [part.samples / part.phases.busy for part in parts if part.phases.busy > 0 and part.samples]
-    if not rates or (len(tried) >= MAX_TRIED and (parts[-1].rank, parts[-1].micro_batch) not in tried):
-        return tried
-    return {**tried, (parts[-1].rank, parts[-1].micro_batch): statistics.median(rates)}
-
-
-def without_rank(tried: Tried, rank: int) -> Tried:
-    """What was tried but by `rank`: its process is another one, whose peak says nothing of what the old one tried."""
-    return {key: rate for key, rate in tried.items() if key[0] != rank}
 
 
 def rate_at(tried: Tried, rank: int, micro: int) -> float | None:
@@ -70,7 +50,7 @@ class Memory:
         return f"{bound}{f.gigabytes(self.bytes)}{cap} GB"
 
 
-def memory_at(seat: "Seat", share: int, micro: int) -> Memory | None:
+def memory_at(seat: Seat, share: int, micro: int) -> Memory | None:
     """The peak with `share` samples in passes of `micro`; None where none was measured."""
     peak, held = seat.peak_bytes or seat.memory_bytes, seat.memory_bytes
     if peak is None or held is None:
@@ -84,7 +64,7 @@ def memory_at(seat: "Seat", share: int, micro: int) -> Memory | None:
     return Memory(held + samples * times, seat.memory_cap_bytes, at_most=False)
 
 
-def fits(seats: Sequence["Seat"], shares: Sequence[int], micros: Sequence[int]) -> str:
+def fits(seats: Sequence[Seat], shares: Sequence[int], micros: Sequence[int]) -> str:
     """`fits`, or whose memory may not suffice and how much that would be; nothing where no cap is known."""
     found = [
         (seat, memory)
@@ -96,7 +76,7 @@ def fits(seats: Sequence["Seat"], shares: Sequence[int], micros: Sequence[int]) 
     return over[0] if over else "fits" if found else ""
 
 
-def with_micro(seat: "Seat", micro: int, tried: Tried) -> "Seat":
+def with_micro(seat: Seat, micro: int, tried: Tried) -> Seat:
     """The seat at another micro-batch: its speed as far as that is known."""
     if min(seat.share, seat.micro_batch) == min(seat.share, micro):
         return seat

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.messages import verbs
-from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.commands import predictions, shares
+from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.precheck import refusal
 from trainctl.tui.state import series as s
 from trainctl.tui.state.rank_speed import live_ranks

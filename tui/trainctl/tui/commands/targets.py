@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from trainctl.protocol.config.cluster_file import Cluster
 
 
+DEFAULT_ADDRESS = "tcp://127.0.0.1:7474"
+"""Where an agent listens by default: `sockets.DEFAULT_PORT`, without loading ZeroMQ to say so."""
+
+
 class ClusterFile(NamedTuple):
     """A cluster file that was read."""
 

@@ -1,6 +1,6 @@
 """Why an alert is: what was at hand when it was raised, and what is so now."""
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -8,15 +8,13 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 
 from trainctl.protocol import messages as m
-from trainctl.tui.commands.alert_orders import acknowledge, mute
-from trainctl.tui.screens import alerts_view
+from trainctl.tui.commands.context import AppContext, context_of
+from trainctl.tui.commands.dispatch import acknowledge, mute
+from trainctl.tui.dialogs import alert_text
 from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, line
 from trainctl.tui.widgets.line_view import Lines
-
-if TYPE_CHECKING:
-    from trainctl.tui.app.app import TrainctlApp
 
 _CELLS = 68
 _REFRESH_SECONDS = 0.5
@@ -36,12 +34,12 @@ class WhyScreen(OneFrame, ModalScreen[None]):
         self._alert, self._glyphs = alert, glyphs
 
     @property
-    def _owner(self) -> "TrainctlApp":
-        return cast("TrainctlApp", self.app)
+    def _owner(self) -> AppContext:
+        return context_of(self)
 
     def compose(self) -> ComposeResult:
         box = Vertical(id="why")
-        box.border_title = f"why: {alerts_view.title(self._alert)}"
+        box.border_title = f"why: {alert_text.title(self._alert)}"
         with box:
             yield Lines(self._glyphs, id="why-text", grow=True)
 
@@ -55,7 +53,7 @@ class WhyScreen(OneFrame, ModalScreen[None]):
         state, clock = self._owner.shown, self._owner.clock
         found = next((alert for alert in state.open_alerts if alert.id == self._alert.id), None)
         self._alert = found or self._alert
-        made: list[Line] = [(), *alerts_view.detail_lines(self._alert, state, clock, _CELLS), ()]
+        made: list[Line] = [(), *alert_text.detail_lines(self._alert, state, clock, _CELLS), ()]
         if found is None:
             made.append(line(Piece("it is over by now", "good")))
         keys = [("A", "acknowledges", "screen.acknowledge"), ("m", "mutes an hour", "screen.mute")] if found else []

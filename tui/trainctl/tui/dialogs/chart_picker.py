@@ -1,7 +1,7 @@
 """The dialog that chooses what a chart shows: a list to tick, narrowed by typing."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -11,12 +11,10 @@ from textual.widgets import Input
 
 from trainctl.tui.charts import picker as pk
 from trainctl.tui.charts.viewport import ChartView, Pick
+from trainctl.tui.commands.context import context_of
 from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.text.styled_line import Piece, groups, line
 from trainctl.tui.widgets.line_view import Field, Lines
-
-if TYPE_CHECKING:
-    from trainctl.tui.app.app import TrainctlApp
 
 _MOST_ROWS = 24
 _FRAME_ROWS = 6
@@ -59,7 +57,7 @@ class ChartPicker(OneFrame, ModalScreen[None]):
         self.picker, self._view, self._title, self._toggle = picker, view, title, toggle
 
     def compose(self) -> ComposeResult:
-        owner = cast("TrainctlApp", self.app)
+        owner = context_of(self)
         box = Vertical(id="picker")
         box.border_title = self._title
         with box:
@@ -68,7 +66,7 @@ class ChartPicker(OneFrame, ModalScreen[None]):
             yield Lines(owner.glyphs, id="picker-keys", grow=True)
 
     def on_mount(self) -> None:
-        self.set_class(cast("TrainctlApp", self.app).glyphs.ascii_only, "ascii")
+        self.set_class(context_of(self).glyphs.ascii_only, "ascii")
         self.query_one("#narrow").focus()
         self._show()
 
@@ -76,7 +74,7 @@ class ChartPicker(OneFrame, ModalScreen[None]):
         self._show()
 
     def _show(self) -> None:
-        glyphs = cast("TrainctlApp", self.app).glyphs
+        glyphs = context_of(self).glyphs
         columns = min(_CELLS, self.size.width - 6)
         rows = max(min(len(self.picker.choices), _MOST_ROWS, self.size.height - _FRAME_ROWS), 1)
         self.query_one("#choices", Lines).show(pk.lines(self.picker, self._view, columns, rows, glyphs))

@@ -1,7 +1,7 @@
 """The control dialogs: one modal screen made from a control.Form, which says what changes, checks as you type, and
 follows through."""
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -11,8 +11,9 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Label
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.commands import forms
+from trainctl.tui.commands.command import Order
+from trainctl.tui.commands.context import AppContext, KeyHint, context_of
 from trainctl.tui.commands.preview import changes_nothing, preview
 from trainctl.tui.state import plan_changes
 from trainctl.tui.state.clock import Clock
@@ -20,11 +21,7 @@ from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, folded, line, wrap
-from trainctl.tui.widgets.command_bar import KeyHint
 from trainctl.tui.widgets.line_view import Choice, Field, Lines
-
-if TYPE_CHECKING:
-    from trainctl.tui.app.app import TrainctlApp
 
 _TEXT_CELLS = 60
 _SIDES = 6
@@ -53,8 +50,8 @@ class CommandDialog(OneFrame, ModalScreen[None]):
         self.idle = False  # the command would change nothing
 
     @property
-    def _owner(self) -> "TrainctlApp":
-        return cast("TrainctlApp", self.app)
+    def _owner(self) -> AppContext:
+        return context_of(self)
 
     @property
     def _is_there(self) -> bool:

@@ -2,20 +2,18 @@
 
 import datetime
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.tui.commands import forms, undo
+from trainctl.tui.commands.context import AppContext, context_of
 from trainctl.tui.dialogs.popup import Popup
 from trainctl.tui.state import effects
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, line, wrap
-
-if TYPE_CHECKING:
-    from trainctl.tui.app.app import TrainctlApp
 
 _NAME_CELLS = 12
 
@@ -81,8 +79,8 @@ class EventDetails(Popup[str]):
         self._made = made
 
     @property
-    def owner(self) -> "TrainctlApp":
-        return cast("TrainctlApp", self.app)
+    def owner(self) -> AppContext:
+        return context_of(self)
 
     def text(self) -> list[Line]:
         return self._made(self.cells)

@@ -2,19 +2,17 @@
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 
+from trainctl.tui.commands.context import context_of
 from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.text.styled_line import Line, Piece, cell_len, fit, folded, line, wrap
 from trainctl.tui.widgets.line_view import Lines
-
-if TYPE_CHECKING:
-    from trainctl.tui.app.app import TrainctlApp
 
 _HELP_CELLS = 35
 _TEXT_CELLS = 2 * _HELP_CELLS
@@ -57,10 +55,10 @@ class HelpScreen(OneFrame, ModalScreen[None]):
         box = Vertical(id="help")
         box.border_title = "keys"
         with box, VerticalScroll():
-            yield Lines(cast("TrainctlApp", self.app).glyphs, id="help-text", grow=True)
+            yield Lines(context_of(self).glyphs, id="help-text", grow=True)
 
     def on_mount(self) -> None:
-        self.set_class(cast("TrainctlApp", self.app).glyphs.ascii_only, "ascii")
+        self.set_class(context_of(self).glyphs.ascii_only, "ascii")
 
     def on_resize(self) -> None:
         columns = min(_TEXT_CELLS, self.app.size.width - _AROUND_CELLS)

@@ -9,10 +9,10 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 
+from trainctl.tui.commands.context import KeyHint
 from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, fit, folded, line
-from trainctl.tui.widgets.command_bar import KeyHint
 from trainctl.tui.widgets.line_view import Lines
 
 POPUP_CELLS = 70

@@ -1,27 +1,24 @@
 """The split dialog: who takes how many samples, what that is predicted to do, and how the command fares."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 
-from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.commands import forms
 from trainctl.tui.commands import share_editor as sp
+from trainctl.tui.commands.command import Order
+from trainctl.tui.commands.context import AppContext, KeyHint, context_of
 from trainctl.tui.dialogs import split_view
 from trainctl.tui.dialogs.command_dialog import followed, labelled
-from trainctl.tui.screens.base import Painted
 from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, line, wrap
-from trainctl.tui.widgets.command_bar import KeyHint
 from trainctl.tui.widgets.line_view import Lines
-
-if TYPE_CHECKING:
-    from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.widgets.repaintable import Repaintable
 
 _OTHER_ROWS = 14
 """Rows of the dialog that are no node's, its border included."""
@@ -32,7 +29,7 @@ _SIDES = 6
 _TYPED_KEYS = {**{digit: digit for digit in "0123456789"}, "percent_sign": "%", "backspace": "backspace"}
 
 
-class SplitDialog(OneFrame, ModalScreen[None], Painted):
+class SplitDialog(OneFrame, ModalScreen[None], Repaintable):
     """Edits the shares, sends `rebalance`, and shows how far it has come. Escape closes; the command goes on."""
 
     # All of one kind, and that kind priority: keys of one burst act in the order they came.
@@ -55,8 +52,8 @@ class SplitDialog(OneFrame, ModalScreen[None], Painted):
         self._remark = ""
 
     @property
-    def _owner(self) -> "TrainctlApp":
-        return cast("TrainctlApp", self.app)
+    def _owner(self) -> AppContext:
+        return context_of(self)
 
     def compose(self) -> ComposeResult:
         box = Vertical(id="split")

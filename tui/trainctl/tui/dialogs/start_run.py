@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.cli.agent_call import Order
+from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.targets import is_local, run_file
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.text.styled_line import Piece, clean

@@ -1,19 +1,15 @@
 """What a person may choose among: changes to undo, and values to copy."""
 
-from typing import TYPE_CHECKING
-
 from trainctl.tui.commands import share_editor, undo, undo_forms
+from trainctl.tui.commands.context import AppContext
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.dialogs.popup import Chooser
 from trainctl.tui.dialogs.split_dialog import SplitDialog
 from trainctl.tui.state import clipboard
 from trainctl.tui.text.styled_line import clean, shorten
 
-if TYPE_CHECKING:
-    from trainctl.tui.app.app import TrainctlApp
 
-
-def offer_undo(app: "TrainctlApp") -> None:
+def offer_undo(app: AppContext) -> None:
     """Lets a person choose among the newest changes that can be undone."""
     state = app.shown
     found = undo.newest(state.run, state.run_events)
@@ -25,7 +21,7 @@ def offer_undo(app: "TrainctlApp") -> None:
     app.push_screen(chooser, lambda index: open_undo(app, found[index]) if index is not None else None)
 
 
-def open_undo(app: "TrainctlApp", inverse: undo.Inverse) -> None:
+def open_undo(app: AppContext, inverse: undo.Inverse) -> None:
     """The dialog of the command that undoes an event, filled."""
     form = undo_forms.form(inverse, app.shown)
     if form.verb == "rebalance":
@@ -35,7 +31,7 @@ def open_undo(app: "TrainctlApp", inverse: undo.Inverse) -> None:
         app.push_screen(CommandDialog(form, app.glyphs))
 
 
-def copy_value(app: "TrainctlApp", values: clipboard.Values) -> None:
+def copy_value(app: AppContext, values: clipboard.Values) -> None:
     """Copies a value, or lets a person choose one of several."""
     if not values:
         app.notify("nothing to copy here", severity="warning")
@@ -47,7 +43,7 @@ def copy_value(app: "TrainctlApp", values: clipboard.Values) -> None:
         app.push_screen(chooser, lambda index: _copy(app, *values[index]) if index is not None else None)
 
 
-def _copy(app: "TrainctlApp", name: str, value: str) -> None:
+def _copy(app: AppContext, name: str, value: str) -> None:
     """By OSC 52, so that it reaches the clipboard of the terminal that a person sits at, over SSH too."""
     app.copy_to_clipboard(value)
     app.notify(f"copied {name}: {shorten(clean(value), 60, app.glyphs.ellipsis)}", markup=False)

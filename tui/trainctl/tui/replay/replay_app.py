@@ -80,7 +80,7 @@ class ReplayApp(TrainctlApp):
         return "REPLAY"
 
     def above_bottom(self) -> list[Bar]:
-        return [ReplayBar(self.glyphs)]
+        return [ReplayBar(self.source, self.go_to, self.glyphs)]
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "replay_arrow":  # other screens' own keys

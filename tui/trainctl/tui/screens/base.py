@@ -1,36 +1,21 @@
 """What every screen is: a body of lines over the bottom line."""
 
 import abc
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from textual import events
 from textual.app import ComposeResult
 
+from trainctl.tui.commands.context import AppContext, KeyHint, context_of
 from trainctl.tui.screens import overview_view
 from trainctl.tui.state import clipboard
 from trainctl.tui.terminal import partial_update
 from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.text.styled_line import Line, line
-from trainctl.tui.widgets.command_bar import Bottom, KeyHint
+from trainctl.tui.widgets.command_bar import Bottom
 from trainctl.tui.widgets.keymap import named
 from trainctl.tui.widgets.line_view import Lines
-
-if TYPE_CHECKING:
-    from trainctl.tui.app.app import TrainctlApp
-
-
-class Painted:
-    """What `paint` of the program brings up to date: screens, and dialogs that show the present state."""
-
-    def paint(self) -> None:
-        """Shows the present state."""
-        raise NotImplementedError
-
-    def painting(self) -> Iterator[None]:
-        """As `paint`, in parts, between which others may have a turn."""
-        self.paint()
-        yield
+from trainctl.tui.widgets.repaintable import Repaintable
 
 
 class Bar(Lines):
@@ -42,7 +27,7 @@ class Bar(Lines):
         """Shows the present state."""
 
 
-class BaseScreen(OneFrame, Painted):
+class BaseScreen(OneFrame, Repaintable):
     """A body of lines over the bottom line; `paint` brings both up to date."""
 
     AUTO_FOCUS = ""
@@ -57,8 +42,8 @@ class BaseScreen(OneFrame, Painted):
         super().__init_subclass__(**options)
 
     @property
-    def owner(self) -> "TrainctlApp":
-        return cast("TrainctlApp", self.app)
+    def owner(self) -> AppContext:
+        return context_of(self)
 
     @property
     def own_keys(self) -> frozenset[str]:

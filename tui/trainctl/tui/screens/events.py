@@ -7,16 +7,17 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
+from trainctl.tui.charts import event_marks
 from trainctl.tui.commands import undo
+from trainctl.tui.commands.context import KeyHint
 from trainctl.tui.dialogs import event_details, undo_picker
-from trainctl.tui.screens import events_table, header, recent_events
+from trainctl.tui.screens import events_table, header
 from trainctl.tui.screens.table_screen import TableScreen
 from trainctl.tui.state import clipboard, effects, plan_changes, sorting
 from trainctl.tui.state import series as s
 from trainctl.tui.state.table_schemas import EVENTS, EventRow
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.styled_line import Line, Piece, fit, line, rule
-from trainctl.tui.widgets.command_bar import KeyHint
 
 EVENTS_PAGE = 500
 _MOST_ASKED = 12
@@ -139,9 +140,7 @@ class EventsScreen(TableScreen):
         part = f"{min(self.first + 1, len(self.rows))}-{shown.stop} of {len(self.rows)}" if self.rows else "none"
         title = (0, f"{owner.glyphs.horizontal} events: {part} ", "title")
         events = self.events()
-        context = events_table.Context(
-            owner.clock, owner.glyphs, recent_events.numbered(owner.shown), undo.undid(events)
-        )
+        context = events_table.Context(owner.clock, owner.glyphs, event_marks.numbered(owner.shown), undo.undid(events))
         made = [*top, rule(columns, owner.glyphs.horizontal, title)]
         made.append(events_table.head(columns, self.rows, self.order, context))
         table = events_table.lines(self.rows, shown, self.cursor, columns, context)

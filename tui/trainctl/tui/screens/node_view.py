@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trainctl.tui.charts import event_marks
 from trainctl.tui.charts import panel as p
 from trainctl.tui.charts.row import Block, beside, widths
-from trainctl.tui.screens import node_facts, phase_view, recent_events
+from trainctl.tui.screens import node_facts, phase_view
 from trainctl.tui.screens.overview_view import RECENT_CHART_STEPS
 from trainctl.tui.state import series as s
 from trainctl.tui.state.clock import Clock
@@ -127,7 +128,7 @@ def busy_panel(state: ViewState, row: Row) -> p.Panel:
         p.Track(state.lately("step_seconds"), "step", "dim", letter="s"),
         p.Track(state.lately("busy_seconds", rank), "busy", role, letter="b"),
     )
-    return p.Panel("busy and step seconds", tracks, *_span(state), recent_events.marks(state), least_span=0.2,
+    return p.Panel("busy and step seconds", tracks, *_span(state), event_marks.marks(state), least_span=0.2,
                    most_times=4.0)  # fmt: skip
 
 
@@ -135,7 +136,7 @@ def rate_panel(state: ViewState, row: Row) -> p.Panel:
     """The rank's rate alone."""
     role = SERIES_ROLES[row.place % len(SERIES_ROLES)]
     track = p.Track(state.lately("own_tokens_per_second", row.view.rank), "", role)
-    return p.Panel("own tok/s", (track,), *_span(state), recent_events.marks(state), least_span=0.2)
+    return p.Panel("own tok/s", (track,), *_span(state), event_marks.marks(state), least_span=0.2)
 
 
 def memory_panel(state: ViewState, row: Row, found: Sequence[phase_view.Lap]) -> p.Panel:
@@ -146,5 +147,5 @@ def memory_panel(state: ViewState, row: Row, found: Sequence[phase_view.Lap]) ->
     ones, none = np.ones(len(known)), np.zeros(len(known), np.int64)
     window = s.Window(1, steps, values, values, values, ones, values, none)
     role = SERIES_ROLES[row.place % len(SERIES_ROLES)]
-    return p.Panel("trainer's memory, GB", (p.Track(window, "", role),), *_span(state), recent_events.marks(state),
+    return p.Panel("trainer's memory, GB", (p.Track(window, "", role),), *_span(state), event_marks.marks(state),
                    empty_text="n/a", least_span=0.2)  # fmt: skip

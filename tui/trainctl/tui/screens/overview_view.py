@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trainctl.protocol import messages as m
+from trainctl.tui.charts import event_marks
 from trainctl.tui.charts import panel as p
 from trainctl.tui.charts.row import side_by_side
 from trainctl.tui.screens import fleet_grouping, fleet_table, header, recent_events
 from trainctl.tui.screens.fleet_grouping import Arrangement
-from trainctl.tui.state import rank_speed
+from trainctl.tui.state import rank_speed, stragglers
 from trainctl.tui.state import series as s
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import BAD_STATES
@@ -139,7 +140,7 @@ def _why_out(state: ViewState, clock: Clock, selected: int | None) -> tuple[str,
 
 
 def _straggler(state: ViewState, glyphs: Glyphs) -> tuple[str, str] | None:
-    slow = rank_speed.named_straggler(state)
+    slow = stragglers.named_straggler(state)
     if slow is None:
         return None
     node = ln.shorten(ln.clean(slow.node), 20, glyphs.ellipsis)
@@ -185,7 +186,7 @@ def loss_panel(state: ViewState) -> p.Panel:
     tracks = [p.Track(state.window("loss"), "", "series0", band="band")]
     if len(evaluations):
         tracks.append(p.Track(evaluations, "eval", "series1", points=True))
-    return p.Panel("loss", tuple(tracks), 1, p.window_end(newest, total), recent_events.marks(state))
+    return p.Panel("loss", tuple(tracks), 1, p.window_end(newest, total), event_marks.marks(state))
 
 
 def busy_panel(state: ViewState, selected: int | None = None) -> p.Panel:
@@ -215,11 +216,11 @@ def _by_rank(state: ViewState, metric: str, title: str, selected: int | None, mo
     if len(views) > MOST_LINES:
         all_of_them = s.combined([state.lately(metric, view.rank) for view in views])
         together = (p.Track(all_of_them, "mean", "label", band="band"),)
-        slow = rank_speed.named_straggler(state)
+        slow = stragglers.named_straggler(state)
         lines_of = {selected, slow.rank if slow is not None else None}
     tracks = tuple(_track(state, metric, views, index) for index, view in enumerate(views) if view.rank in lines_of)
     return p.Panel(
-        title, (*together, *tracks), first, last, recent_events.marks(state), least_span=0.2, most_times=most_times
+        title, (*together, *tracks), first, last, event_marks.marks(state), least_span=0.2, most_times=most_times
     )  # fmt: skip
 
 

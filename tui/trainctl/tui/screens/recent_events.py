@@ -3,21 +3,17 @@
 import math
 
 from trainctl.protocol import messages as m
-from trainctl.tui.charts.marks import Mark
+from trainctl.tui.charts.event_marks import numbered
 from trainctl.tui.screens import alerts_view
 from trainctl.tui.state import effects, plan_changes
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.event_text import words
-from trainctl.tui.state.membership_changes import Change, changes_of_ranks
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, shorten, spread, width
 
-MAX_MARKS = 9
 _WHO_CELLS = 7
-_UNMARKED = (None, "note", "acknowledge", "mute")
-"""Commands that leave the training alone get no number."""
 
 
 def label(event: m.Event) -> tuple[str, str]:
@@ -31,28 +27,6 @@ def label(event: m.Event) -> tuple[str, str]:
         outcome = event.outcome or ""
         return "" if outcome in event.text else f"{outcome} ", "warning"
     return "ALERT " if event.kind == "alert" else "WARN ", "warning"
-
-
-def numbered(state: ViewState) -> dict[int, str]:
-    """Event id -> number, for the last nine commands that took effect; the charts carry the same numbers. It is the
-    id, so that it stays as it is when more commands come, and is the same to everyone."""
-    effective = [
-        event.id
-        for event in state.run_events
-        if event.kind == "command" and plan_changes.took_effect(event) and event.verb not in _UNMARKED
-    ]
-    return {event: str(event) for event in effective[-MAX_MARKS:]}
-
-
-def marks(state: ViewState) -> tuple[Mark | Change, ...]:
-    """The numbered events as chart marks, and the last generations that were formed of other ranks."""
-    numbers = numbered(state)
-    commands = (
-        Mark(event.step, numbers[event.id])
-        for event in state.run_events
-        if event.id in numbers and event.step is not None
-    )
-    return (*commands, *changes_of_ranks(state.run_events)[-MAX_MARKS:])
 
 
 def lines(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:

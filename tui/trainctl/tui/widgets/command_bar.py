@@ -1,7 +1,5 @@
 """The bottom of every screen: what the keys do, or the `:` line with what it would do and how its command fares."""
 
-from typing import TYPE_CHECKING, NamedTuple, cast
-
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -11,27 +9,16 @@ from textual.widgets import Input
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 from trainctl.tui.commands import arguments, forms
+from trainctl.tui.commands.context import AppContext, KeyHint, context_of
 from trainctl.tui.commands.preview import preview
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, fit, folded, groups, line, spread, width
 from trainctl.tui.widgets.line_view import Field, Lines
 
-if TYPE_CHECKING:
-    from trainctl.tui.app.app import TrainctlApp
-
 _LAST = ("command_line", "filter", "search", "help", "detach")
 """Actions that stay at the right end whatever else fits."""
 _MOST_SAID = 3
 """Rows of what is said of a command."""
-
-
-class KeyHint(NamedTuple):
-    """A key as it is printed, what it does in a word, its action, and the key's name."""
-
-    display: str
-    words: str
-    action: str
-    key: str
 
 
 def keys_line(keys: list[KeyHint], columns: int) -> Line:
@@ -67,8 +54,8 @@ class Bottom(Vertical):
         self._hinted: tuple[list[KeyHint], int] | None = None  # what the keys were last made from, while they show
 
     @property
-    def _owner(self) -> "TrainctlApp":
-        return cast("TrainctlApp", self.app)
+    def _owner(self) -> AppContext:
+        return context_of(self)
 
     @property
     def open(self) -> bool:

@@ -1,6 +1,6 @@
 """The `/` line: a filter as it is typed, what is wrong with it, and how many rows the one in effect hides."""
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from textual import events
 from textual.app import ComposeResult
@@ -8,14 +8,12 @@ from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import Input
 
+from trainctl.tui.commands.context import context_of
 from trainctl.tui.state import filter_language
 from trainctl.tui.state.filter_fields import Table
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, ellipsized, fit, folded, line, spread, width
 from trainctl.tui.widgets.line_view import Field, Lines
-
-if TYPE_CHECKING:
-    from trainctl.tui.app.app import TrainctlApp
 
 _MOST_SAID = 3
 """Rows of what is said of a filter."""
@@ -101,7 +99,7 @@ class FilterBar(Vertical):
 
     def _note(self, hidden: str) -> list[Line]:
         """What is to be said, in as many rows as it takes."""
-        columns = self.size.width or cast("TrainctlApp", self.app).size.width
+        columns = self.size.width or context_of(self).size.width
         if self.problem:
             said = line(Piece(clean(self.problem), "bad"))
         elif not self.filter.text:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from trainctl.protocol.errors import UnreachableError
-from trainctl.tui.cli import output
 from trainctl.tui.export.mirror.progress import Place, PlaceFile
 from trainctl.tui.export.mirror.run_source import Source
 from trainctl.tui.export.mirror.sync import Mirror, Target
@@ -26,6 +25,7 @@ class Wanted(NamedTuple):
     follow: bool = False
     project: str = "trainctl"
     offline: bool = False
+    tell: Callable[[str], object] = print  # how a remark reaches the person
 
 
 class Open(NamedTuple):
@@ -67,7 +67,7 @@ def _mirror(mirror: Mirror, wanted: Wanted, stop: threading.Event, *, whole: boo
             state = mirror.catch_up(whole=False)
         except UnreachableError as error:
             if not away:
-                output.tell(f"{error}; waiting for it")
+                wanted.tell(f"{error}; waiting for it")
             away = True
         else:
             away = False
@@ -77,8 +77,7 @@ def _mirror(mirror: Mirror, wanted: Wanted, stop: threading.Event, *, whole: boo
 def _library(wanted: Wanted) -> None:
     """Load what writes the target, before anything is made. Raises InvalidInputError if it isn't installed, or can't
     be used."""
-    module = "tensorboard" if wanted.to == "tensorboard" else "weights_biases"
-    loaded = importlib.import_module(f"trainctl.tui.export.mirror.{module}")
+    loaded = importlib.import_module(f"trainctl.tui.export.mirror.{wanted.to}")
     if wanted.to == "wandb" and not wanted.offline:
         loaded.check_key()
 
@@ -105,7 +104,7 @@ def _open(source: Source, wanted: Wanted, place: Place) -> Open:
     )  # fmt: skip
 
     if made.url is not None:
-        output.tell(f"wandb: {made.url}")
+        wanted.tell(f"wandb: {made.url}")
 
     def close(failed: bool) -> str:
         session = made.session
