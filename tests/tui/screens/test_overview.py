@@ -218,7 +218,7 @@ def test_a_mark_keeps_its_number_when_more_commands_come() -> None:
     more = [msgspec.structs.replace(first, id=100 + index, step=100 + index) for index in range(8)]
     before = event_marks.numbered(ALONE)
     after = event_marks.numbered(dataclasses.replace(ALONE, events=(*ALONE.run_events, *more)))
-    assert len(after) == recent_events.MAX_MARKS
+    assert len(after) == event_marks.MAX_MARKS
     assert len(set(after.values())) == len(after)
     kept = before.keys() & after.keys()
     assert kept and all(after[event] == before[event] for event in kept)
