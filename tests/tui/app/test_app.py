@@ -496,7 +496,7 @@ async def test_help_says_how_to_command_this_agent_from_a_shell() -> None:
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         assert "at tcp://127.0.0.1:9999" in body(app)
         await pilot.press("question_mark")
-        said = "\n".join(app.screen.query_one("#help-text", Lines).shown)
+        said = "\n".join(app.screen.query_one("#dialog-text", Lines).shown)
         assert "trainctl send VERB ... --connect tcp://127.0.0.1:9999" in said
 
     await driven(source_of(1), play, (120, 40), address="tcp://127.0.0.1:9999")

@@ -135,7 +135,7 @@ async def test_chosen_keys_act_are_shown_and_a_bad_line_is_said_once() -> None:
         assert "1-2 of 2" in body(app)
         await pilot.press("h")
         assert isinstance(app.screen, HelpScreen)
-        shown = "\n".join(app.screen.query_one("#help-text", Lines).shown)
+        shown = "\n".join(app.screen.query_one("#dialog-text", Lines).shown)
         assert "f4  all events" in shown
         await pilot.press("escape")
         await pilot.pause()

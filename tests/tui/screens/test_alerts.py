@@ -159,7 +159,7 @@ async def test_the_panel_by_key_and_mouse() -> None:
         await until(pilot, lambda: len(source.commands) == 3)
         assert source.commands[-1][1:][0] == {"kind": "disk", "minutes": 0.0}
         await pilot.press("enter")
-        why = app.screen.query_one("#why-text", Lines)
+        why = app.screen.query_one("#dialog-text", Lines)
         assert "4.2 GB left" in why.shown[1]
         source.more.put_nowait(alerts(seq=901))
         await until(pilot, lambda: "it is over by now" in "\n".join(why.shown))
@@ -171,8 +171,8 @@ async def test_the_panel_by_key_and_mouse() -> None:
         await until(pilot, lambda: rung == [1])
         await pilot.press("1", "w")
         await pilot.pause()
-        assert app.screen.query_one("#why").border_title == "why: mbp: clock"
-        assert "+142 ms" in app.screen.query_one("#why-text", Lines).shown[1]
+        assert app.screen.query_one("#dialog").border_title == "why: mbp: clock"
+        assert "+142 ms" in app.screen.query_one("#dialog-text", Lines).shown[1]
 
     await driven(source, play)
 

@@ -48,7 +48,7 @@ def note(app: TrainctlApp) -> str:
 
 
 def popup(app: TrainctlApp) -> str:
-    return "\n".join(app.screen.query_one("#popup-text", Lines).shown)
+    return "\n".join(app.screen.query_one("#dialog-text", Lines).shown)
 
 
 def nodes(app: TrainctlApp) -> list[str]:

@@ -223,7 +223,7 @@ async def test_words_that_all_has_changed_are_drawn_as_one_frame(monkeypatch: py
 
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         await pilot.press("question_mark")
-        await until(pilot, lambda: bool(app.screen.query("#help-text")))
+        await until(pilot, lambda: bool(app.screen.query("#dialog-text")))
         screen: Any = app.screen
         await until(pilot, lambda: screen._whole is None and not screen._compositor._dirty_regions)
         drawn.clear()

@@ -320,7 +320,7 @@ class TrainctlApp(App[int]):
         else:
             from trainctl.tui.dialogs.alert_details import WhyScreen
 
-            self.push_screen(WhyScreen(alert, self.glyphs))
+            self.push_screen(WhyScreen(alert))
 
     def action_select(self, rank: int) -> None:
         self.selected = rank
@@ -348,9 +348,9 @@ class TrainctlApp(App[int]):
 
         form = forms.form(verb, self.shown, self.selected, values)
         if verb == "rebalance":
-            self.push_screen(SplitDialog(form, share_editor.opened(self.shown, self.selected), self.glyphs))
+            self.push_screen(SplitDialog(form, share_editor.opened(self.shown, self.selected)))
         else:
-            self.push_screen(CommandDialog(form, self.glyphs))
+            self.push_screen(CommandDialog(form))
 
     def send_order(self, order: Order, follower: ProgressView) -> None:
         """Sends a command; `follower` is told of each state it reaches, and the person if nothing shows it any more."""

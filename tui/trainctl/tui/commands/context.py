@@ -19,6 +19,7 @@ from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.glyphs import Glyphs
 
 T = TypeVar("T")
+READ_ONLY = "read-only: commands are off for this screen"
 
 
 class KeyHint(NamedTuple):

@@ -6,7 +6,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError, UnreachableError
 from trainctl.tui.commands import forms
 from trainctl.tui.commands.command import Order, replies
-from trainctl.tui.commands.context import AppContext, ProgressView
+from trainctl.tui.commands.context import READ_ONLY, AppContext, ProgressView
 from trainctl.tui.text.styled_line import plain
 
 MUTE_MINUTES = 60.0
@@ -40,7 +40,7 @@ def send(app: AppContext, order: Order, follower: ProgressView) -> None:
         order = dataclasses.replace(order, run=run.run)
     progress = forms.Progress(order, app.clock.wall())
     if app.read_only:
-        app.notify("read-only: commands are off for this screen", severity="warning")
+        app.notify(READ_ONLY, severity="warning")
         return
     follower.follow(progress)  # at once: the keys after this one must find it sent
     app.run_worker(_carry(app, progress, follower), group="command")

@@ -8,7 +8,6 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.tui.commands import forms, undo
-from trainctl.tui.commands.context import AppContext, context_of
 from trainctl.tui.dialogs.popup import Popup
 from trainctl.tui.state import effects
 from trainctl.tui.state.clock import Clock
@@ -74,13 +73,9 @@ class EventDetails(Popup[str]):
         Binding("y", "copy", "copy", priority=True),
     ]
 
-    def __init__(self, made: Callable[[int], list[Line]], glyphs: Glyphs) -> None:
-        super().__init__("event", glyphs)
+    def __init__(self, made: Callable[[int], list[Line]]) -> None:
+        super().__init__("event")
         self._made = made
-
-    @property
-    def owner(self) -> AppContext:
-        return context_of(self)
 
     def text(self) -> list[Line]:
         return self._made(self.cells)

@@ -25,7 +25,7 @@ class StartDialog(CommandDialog):
 
     def _agent_is_here(self) -> bool:
         try:
-            return is_local(self._owner.address)
+            return is_local(self.owner.address)
         except InvalidInputError:
             return False
 

@@ -17,7 +17,7 @@ def offer_undo(app: AppContext) -> None:
         app.notify("nothing to undo: no change of this run has an inverse now", severity="warning")
         return
     words = [undo_forms.line_of(inverse, app.clock, app.glyphs) for inverse in found]
-    chooser = Chooser("undo which change?", words, "opens its dialog", app.glyphs)
+    chooser = Chooser("undo which change?", words, "opens its dialog")
     app.push_screen(chooser, lambda index: open_undo(app, found[index]) if index is not None else None)
 
 
@@ -26,9 +26,9 @@ def open_undo(app: AppContext, inverse: undo.Inverse) -> None:
     form = undo_forms.form(inverse, app.shown)
     if form.verb == "rebalance":
         made = undo_forms.split_of(inverse, share_editor.opened(app.shown, app.selected))
-        app.push_screen(SplitDialog(form, made, app.glyphs))
+        app.push_screen(SplitDialog(form, made))
     else:
-        app.push_screen(CommandDialog(form, app.glyphs))
+        app.push_screen(CommandDialog(form))
 
 
 def copy_value(app: AppContext, values: clipboard.Values) -> None:
@@ -39,7 +39,7 @@ def copy_value(app: AppContext, values: clipboard.Values) -> None:
         _copy(app, *values[0])
     else:
         words = [f"{name:<11} {clean(value)}" for name, value in values]
-        chooser = Chooser("copy what?", words, "copies it", app.glyphs)
+        chooser = Chooser("copy what?", words, "copies it")
         app.push_screen(chooser, lambda index: _copy(app, *values[index]) if index is not None else None)
 
 

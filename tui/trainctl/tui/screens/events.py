@@ -202,7 +202,7 @@ class EventsScreen(TableScreen):
             undid, found = undo.undid(events).get(event.id), self.effect(event, events)
             return event_details.lines(event, found, self.undoing(event), owner.clock, columns, owner.glyphs, undid)
 
-        self.app.push_screen(event_details.EventDetails(made, owner.glyphs), self._after_details)
+        self.app.push_screen(event_details.EventDetails(made), self._after_details)
 
     def _after_details(self, wish: str | None) -> None:
         if wish == "undo":

@@ -151,7 +151,7 @@ class RunsScreen(TableScreen):
             self.owner.open_dialog("start-run", {"resume": self.chosen.run})
 
     def action_start(self) -> None:
-        self.app.push_screen(StartDialog(forms.start_form(), self.owner.glyphs))
+        self.app.push_screen(StartDialog(forms.start_form()))
 
     def action_mark(self) -> None:
         """Marks the chosen run, or no longer."""

@@ -9,7 +9,7 @@ from textual.widgets import Input
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 from trainctl.tui.commands import arguments, forms
-from trainctl.tui.commands.context import AppContext, KeyHint, context_of
+from trainctl.tui.commands.context import READ_ONLY, AppContext, KeyHint, context_of
 from trainctl.tui.commands.preview import preview
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, fit, folded, groups, line, spread, width
@@ -149,7 +149,7 @@ class Bottom(Vertical):
             self._say(line(Piece(str(error), "bad")))
             return
         if self._owner.read_only:
-            self._say(line(Piece("read-only: commands are off for this screen", "warning")))
+            self._say(line(Piece(READ_ONLY, "warning")))
             return
         event.input.value = ""
         self._owner.send_order(order, self)
