@@ -13,7 +13,7 @@ from trainctl.protocol.client.client import Connection
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.charts import panel as p
 from trainctl.tui.screens import phase_view
-from trainctl.tui.state import rank_rows, reducer
+from trainctl.tui.state import rank_rows, reducer, step_phases
 from trainctl.tui.state import view_state as md
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import UNICODE
@@ -68,8 +68,8 @@ def test_messages_lost_under_way_leave_their_steps_out() -> None:
     missed = [committed(view, 125, seq=500), *(rank_step(view, 125, rank, seq=501 + rank) for rank in range(3))]
     state = played(*missed)
     assert state.lately("loss").first.tolist()[-2:] == [118, 125]
-    assert [lap.step for lap in phase_view.laps(state, phase_view.Past(), 0)][-2:] == [118, 125]
-    drawn = phase_view.stacked(phase_view.laps(state, phase_view.Past(), 0), 125, 60, 8, UNICODE)
+    assert [lap.step for lap in step_phases.laps(state, step_phases.Past(), 0)][-2:] == [118, 125]
+    drawn = phase_view.stacked(step_phases.laps(state, step_phases.Past(), 0), 125, 60, 8, UNICODE)
     letters = ln.plain(drawn[-2])[7:]
     place = letters.rstrip().rindex(" ")
     assert letters[place - 5 : place + 1] == " " * 6, "six steps that aren't known"

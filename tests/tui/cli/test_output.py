@@ -14,7 +14,7 @@ from trainctl.protocol import errors
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.log_format import write
-from trainctl.tui.cli import logs, logs_merged, output, watch
+from trainctl.tui.cli import logs, output, watch
 from trainctl.tui.commands import arguments, command
 from trainctl.tui.demo.folder import run_config
 from trainctl.tui.state import event_text
@@ -337,28 +337,28 @@ async def test_logs_of_all_nodes_are_merged_and_what_cannot_be_read_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     client: Any = ClusterLogs()
-    assert await logs_merged.show(client, None, None, None, logs_merged.wanted(None), follow=False, json=False) == 0
+    assert await logs.show_merged(client, None, None, None, logs.query_of(None), follow=False, json=False) == 0
     said = capsys.readouterr()
     assert [line[20:] for line in said.out.splitlines()] == [
         "torch-a INFO    ready", "torch-b WARNING late", "torch-a ERROR   no space", "torch-a         OSError: 28",
     ]  # fmt: skip
     assert said.err == "mlx-c: rank: 2 is on mlx-c: no answer\n"
-    wanted = logs_merged.wanted("/l.te|space/")
-    assert await logs_merged.show(client, None, None, 1, wanted, follow=False, json=True) == 0
+    wanted = logs.query_of("/l.te|space/")
+    assert await logs.show_merged(client, None, None, 1, wanted, follow=False, json=True) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [(line["node"], line["rank"], line["level"], line["text"]) for line in shown["lines"]] == [
         ("torch-a", 0, "ERROR", "no space")
     ]
     with pytest.raises(InvalidInputError, match="--grep"):
-        logs_merged.wanted("/(/")
+        logs.query_of("/(/")
 
 
 async def test_logs_that_are_too_long_are_said_to_be_cut(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client: Any = ClusterLogs()
-    monkeypatch.setattr(logs_merged, "MOST_LINES", 3)
-    assert await logs_merged.show(client, None, None, None, logs_merged.wanted(None), follow=False, json=False) == 0
+    monkeypatch.setattr(logs, "MOST_LINES", 3)
+    assert await logs.show_merged(client, None, None, None, logs.query_of(None), follow=False, json=False) == 0
     said = capsys.readouterr()
     assert len(said.out.splitlines()) == 3
     assert "only the newest 3 lines are kept" in said.err

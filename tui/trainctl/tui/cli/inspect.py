@@ -115,16 +115,15 @@ def logs(
 ) -> int:
     """What a trainer wrote, or with --all what all of them did."""
     from trainctl.tui.cli import logs as reading
-    from trainctl.tui.cli import logs_merged as merging
 
     if (rank is not None) + (node is not None) + everyone > 1:
         raise InvalidInputError("--node", "give one of --rank, --node and --all")
-    wanted = merging.wanted(grep)
+    wanted = reading.query_of(grep)
 
     async def show(client: Any) -> int:
         if everyone or grep is not None:
             whose = None if everyone else await reading.rank_of(client, run, node) if node is not None else rank or 0
-            return await merging.show(client, run, whose, last, wanted, follow=follow, json=json)
+            return await reading.show_merged(client, run, whose, last, wanted, follow=follow, json=json)
         chosen = await reading.rank_of(client, run, node) if node is not None else rank or 0
         return await reading.show_logs(client, run, chosen, last, follow=follow, json=json)
 

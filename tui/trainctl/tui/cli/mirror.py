@@ -55,15 +55,10 @@ def _source(ctx: typer.Context, run: str, connect: str | None, cluster: Path | N
     from trainctl.protocol.client.blocking import BlockingClient
     from trainctl.tui.export.mirror.run_source import AgentSource, DirectorySource
 
-    if connect is None and cluster is None:
-        directory = None
-        with contextlib.suppress(InvalidInputError):
-            directory = run_lookup.find(run)
-        if directory is None and ("/" in run or Path(run).exists()):
-            run_lookup.find(run)  # says what is wrong with it
-        if directory is not None:
-            with contextlib.closing(DirectorySource(directory)) as source:
-                yield source
-            return
+    directory = run_lookup.find_here(run) if connect is None and cluster is None else None
+    if directory is not None:
+        with contextlib.closing(DirectorySource(directory)) as source:
+            yield source
+        return
     with BlockingClient(address_of(ctx, connect, cluster)) as client:
         yield AgentSource(client, run)

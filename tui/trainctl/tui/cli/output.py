@@ -221,12 +221,11 @@ def ranks_table(ranks: Sequence[m.RankView], parts: Sequence[m.RankStep], global
 
 def step_line(step: m.StepCommitted) -> str:
     """A committed step as a line of `trainctl watch`."""
-    rate = step.weight / step.step_seconds if step.step_seconds > 0 else None
     skipped = f"  skipped: {one_line(step.skipped)}" if step.skipped else ""
     return (
         f"{time_of_day(step.committed_at)}  step {step.step:,}  loss {fmt.loss(step.loss)}  "
         f"|g| {fmt.loss(step.grad_norm)}  lr {fmt.learning_rate(step.learning_rate)}  "
-        f"{fmt.seconds(step.step_seconds)}  {fmt.rate(rate)} tok/s{skipped}"
+        f"{fmt.seconds(step.step_seconds)}  {fmt.rate(step.tokens_per_second)} tok/s{skipped}"
     )
 
 
@@ -290,11 +289,10 @@ def _straggler_lines(run: m.RunView, parts: Sequence[m.RankStep]) -> list[str]:
 def _training(run: m.RunView, last: m.StepCommitted | None) -> str:
     if last is None:
         return "no step committed yet"
-    rate = last.weight / last.step_seconds if last.step_seconds > 0 else None
     at = f" @{run.eval_step:,}" if run.eval_step is not None else ""
     return (
         f"loss {fmt.loss(last.loss)}  eval {fmt.loss(run.eval_loss)}{at}  |g| {fmt.loss(last.grad_norm)}  "
-        f"{fmt.seconds(last.step_seconds)} a step  {fmt.rate(rate)} tok/s"
+        f"{fmt.seconds(last.step_seconds)} a step  {fmt.rate(last.tokens_per_second)} tok/s"
     )
 
 

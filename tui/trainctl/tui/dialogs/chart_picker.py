@@ -35,6 +35,7 @@ class ChartPicker(Dialog[None]):
     #narrow { width: 1fr; height: 1; background: $panel; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "close", "close", show=False, priority=True),
         Binding("down", "move(1)", "down", show=False, priority=True),
         Binding("up", "move(-1)", "up", show=False, priority=True),
         Binding("pagedown", "move(10)", "down", show=False, priority=True),

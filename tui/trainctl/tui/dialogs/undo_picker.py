@@ -2,10 +2,10 @@
 
 from trainctl.tui.commands import share_editor, undo, undo_forms
 from trainctl.tui.commands.context import AppContext
+from trainctl.tui.dialogs import clipboard
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.dialogs.popup import Chooser
 from trainctl.tui.dialogs.split_dialog import SplitDialog
-from trainctl.tui.state import clipboard
 from trainctl.tui.text.styled_line import clean, shorten
 
 

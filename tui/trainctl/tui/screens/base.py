@@ -7,8 +7,8 @@ from textual import events
 from textual.app import ComposeResult
 
 from trainctl.tui.commands.context import AppContext, KeyHint, context_of
+from trainctl.tui.dialogs import clipboard
 from trainctl.tui.screens import overview_view
-from trainctl.tui.state import clipboard
 from trainctl.tui.terminal import partial_update
 from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.text.styled_line import Line, line

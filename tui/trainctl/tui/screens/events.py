@@ -10,10 +10,10 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.tui.charts import event_marks
 from trainctl.tui.commands import undo
 from trainctl.tui.commands.context import KeyHint
-from trainctl.tui.dialogs import event_details, undo_picker
+from trainctl.tui.dialogs import clipboard, event_details, undo_picker
 from trainctl.tui.screens import events_table, header
 from trainctl.tui.screens.table_screen import TableScreen
-from trainctl.tui.state import clipboard, effects, plan_changes, sorting
+from trainctl.tui.state import effects, plan_changes, sorting
 from trainctl.tui.state import series as s
 from trainctl.tui.state.table_schemas import EVENTS, EventRow
 from trainctl.tui.text import formatting as f

@@ -11,11 +11,12 @@ from trainctl.tui.screens import fleet_cells as c
 from trainctl.tui.screens.fleet_grouping import Arrangement, arranged
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import BAD_STATES, Row, fleet_rate, rows, sum_of_own_rates
-from trainctl.tui.state.sorting import Order
+from trainctl.tui.state.sorting import SortOrder
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, pad_left, plain, width
+from trainctl.tui.widgets import table_head
 
 _NEVER = 10_000
 """More columns than any screen has."""
@@ -110,16 +111,14 @@ def _seconds_title(state: ViewState) -> str:
     return f"STEP {f.seconds(last.value.step_seconds)}" if last else "STEP"
 
 
-def _head(shown: list[Column], columns: int, order: Order, glyphs: Glyphs) -> Line:
+def _head(shown: list[Column], columns: int, order: SortOrder, glyphs: Glyphs) -> Line:
     """The titles; that of the column that the table is sorted by with an arrow, in its gap where it has no room."""
     parts: list[Piece] = []
     for column in shown:
-        arrow = order.arrow(column.field, glyphs.up, glyphs.down)
-        title = f"{arrow}{column.title}" if column.right else f"{column.title[: column.size - len(arrow)]}{arrow}"
-        size = column.gap + column.size
-        text = title.rjust(size) if column.right else " " * column.gap + title.ljust(column.size)
-        action = f"screen.sort({column.field!r})" if column.field else ""
-        parts.append(Piece(text[:size], "strong" if arrow else "label", action))
+        gap = 0 if column.right else column.gap
+        size = column.gap + column.size - gap
+        title = table_head.title(column.field, column.title, size, order, glyphs, right=column.right)
+        parts.append(title._replace(text=" " * gap + title.text))
     return fit(parts, columns)
 
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 
 from trainctl.protocol import messages as m
-from trainctl.tui.state import energy
+from trainctl.tui.screens import energy
 from trainctl.tui.state import series as s
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import efficiency, fleet_rate

@@ -2,8 +2,8 @@
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
+from trainctl.tui.screens import energy
 from trainctl.tui.screens import fleet_cells as c
-from trainctl.tui.state import energy
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.view_state import ViewState

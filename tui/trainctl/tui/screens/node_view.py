@@ -12,6 +12,7 @@ from trainctl.tui.charts.row import Block, beside, widths
 from trainctl.tui.screens import node_facts, phase_view
 from trainctl.tui.screens.overview_view import RECENT_CHART_STEPS
 from trainctl.tui.state import series as s
+from trainctl.tui.state import step_phases
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.view_state import ViewState
@@ -43,12 +44,12 @@ def layout(rows: int) -> Layout:
 
 
 def lines(
-    state: ViewState, row: Row, past: phase_view.Past, clock: Clock, columns: int, rows: int, glyphs: Glyphs
+    state: ViewState, row: Row, past: step_phases.Past, clock: Clock, columns: int, rows: int, glyphs: Glyphs
 ) -> tuple[list[ln.Line], int]:
     """Everything but the head and the log, and how many of `rows` are left for that."""
     made = [_title(state, row, columns, glyphs), *node_facts.facts(row, state, clock, columns, glyphs)]
     plan = layout(rows - len(made))
-    found = phase_view.laps(state, past, row.view.rank)
+    found = step_phases.laps(state, past, row.view.rank)
     if plan.charts:
         made += beside(_charts(state, row, found, columns, plan.charts - 1, glyphs), columns, plan.charts - 1, glyphs)
     if plan.phases > 1:
@@ -70,7 +71,7 @@ def _title(state: ViewState, row: Row, columns: int, glyphs: Glyphs) -> ln.Line:
 
 
 def _charts(
-    state: ViewState, row: Row, found: Sequence[phase_view.Lap], columns: int, rows: int, glyphs: Glyphs
+    state: ViewState, row: Row, found: Sequence[step_phases.Lap], columns: int, rows: int, glyphs: Glyphs
 ) -> list[Block]:
     panels = [busy_panel(state, row), rate_panel(state, row), memory_panel(state, row, found)]
     count = 3 if columns >= _THREE_CHARTS else 2 if columns >= _TWO_CHARTS else 1
@@ -86,7 +87,7 @@ def _drawn(item: p.Panel, columns: int, rows: int, glyphs: Glyphs) -> Block:
 def _phases(
     state: ViewState,
     row: Row,
-    found: Sequence[phase_view.Lap],
+    found: Sequence[step_phases.Lap],
     columns: int,
     rows: int,
     glyphs: Glyphs,
@@ -139,7 +140,7 @@ def rate_panel(state: ViewState, row: Row) -> p.Panel:
     return p.Panel("own tok/s", (track,), *_span(state), event_marks.marks(state), least_span=0.2)
 
 
-def memory_panel(state: ViewState, row: Row, found: Sequence[phase_view.Lap]) -> p.Panel:
+def memory_panel(state: ViewState, row: Row, found: Sequence[step_phases.Lap]) -> p.Panel:
     """The trainer's memory, in GB."""
     known = [(lap.step, lap.memory_bytes / 1e9) for lap in found if lap.memory_bytes is not None]
     steps = np.array([step for step, _ in known], np.int64)

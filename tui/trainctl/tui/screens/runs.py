@@ -8,10 +8,11 @@ from textual.binding import Binding, BindingType
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
 from trainctl.tui.commands import forms
+from trainctl.tui.dialogs import clipboard
 from trainctl.tui.dialogs.start_run import StartDialog
 from trainctl.tui.screens import header, runs_view
 from trainctl.tui.screens.table_screen import TableScreen
-from trainctl.tui.state import clipboard, sorting
+from trainctl.tui.state import sorting
 from trainctl.tui.state.table_schemas import RUNS, RunRow
 from trainctl.tui.text.styled_line import EMPTY, Line, fit, rule
 

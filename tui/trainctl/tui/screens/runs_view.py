@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from trainctl.protocol import messages as m
 from trainctl.tui.screens.header import STATE_ROLES
 from trainctl.tui.state.clock import Clock
-from trainctl.tui.state.sorting import Order
+from trainctl.tui.state.sorting import SortOrder
 from trainctl.tui.state.table_schemas import RunRow
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.widgets import table_head
 
 SORTED_BY = ("name", "state", "step", "loss", "age", "duration", "lead")
 _LEAST_NAME = 12
@@ -52,15 +53,12 @@ def columns_of(columns: int) -> list[tuple[Column, int]]:
     return [(column, column.size or name) for column in shown]
 
 
-def head(columns: int, order: Order, glyphs: Glyphs) -> ln.Line:
+def head(columns: int, order: SortOrder, glyphs: Glyphs) -> ln.Line:
     """The titles, to be clicked; the one that the table is sorted by carries an arrow."""
     made = [ln.Piece("   ")]
     for column, size in columns_of(columns):
-        arrow = order.arrow(column.field, glyphs.up, glyphs.down)
-        text = f"{arrow}{column.title}" if column.right else f"{column.title}{arrow}"
-        text = text.rjust(size) if column.right else text.ljust(size)
-        action = f"screen.sort({column.field!r})" if column.field else ""
-        made += [ln.Piece(text[:size], "strong" if arrow else "label", action), ln.Piece(" ")]
+        title = table_head.title(column.field, column.title, size, order, glyphs, right=column.right)
+        made += [title, ln.Piece(" ")]
     return ln.fit(made, columns)
 
 

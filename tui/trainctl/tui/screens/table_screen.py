@@ -33,7 +33,7 @@ class TableScreen(BaseScreen):
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
-        self.order = sorting.Order()
+        self.order = sorting.SortOrder()
         self.hidden = self.total = 0
 
     def compose(self) -> ComposeResult:

@@ -242,8 +242,8 @@ def _step(state: ViewState, step: m.StepCommitted, now: float) -> ViewState:
         ("learning_rate", None): step.learning_rate,
         ("step_seconds", None): step.step_seconds,
     }
-    if step.step_seconds > 0:
-        values["tokens_per_second", None] = step.weight / step.step_seconds
+    if (rate := step.tokens_per_second) is not None:
+        values["tokens_per_second", None] = rate
     if (last := state.last_step) is not None and _made_by(last.value) != _made_by(step):
         state = replace(state, plan_step=step.step)
     return _record(_with(state, run=run, last_step=Seen(step, now)), step.step, values)

@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from trainctl.protocol import messages as m
-from trainctl.tui.screens import node_facts
-from trainctl.tui.state import energy
+from trainctl.tui.screens import energy, node_facts
 from trainctl.tui.text.glyphs import UNICODE
 from trainctl.tui.text.styled_line import plain
 
