@@ -7,7 +7,7 @@ from tests.tui.support.recorded import CLOCK, CONNECTED, rank_step, run_view, sn
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import Speed
 from trainctl.protocol.messages import verbs
-from trainctl.tui.commands import forms, predictions
+from trainctl.tui.commands import command_line, predictions
 from trainctl.tui.commands.preview import preview
 from trainctl.tui.commands.shares import Seat
 from trainctl.tui.state import reducer
@@ -57,7 +57,7 @@ def test_speeds_at_micro_batches_that_were_left_are_kept_with_the_run() -> None:
     assert state.tried[2, 13] == pytest.approx(15.0)
     ranks = [msgspec.structs.replace(view, micro_batch=6) if view.rank == 2 else view for view in VIEW.ranks]
     state = reducer.apply(state, msgspec.structs.replace(VIEW, ranks=tuple(ranks), seq=20_000), CLOCK.at_monotonic)
-    again = preview(forms.parse("resize-batch micro=13 --node forge"), state, UNICODE).text
+    again = preview(command_line.parse("resize-batch micro=13 --node forge"), state, UNICODE).text
     assert again.startswith("forge 6×7 → 13×3; predicted 3.95 → 3.04 s; predicted memory 22 of 24 GB; fits")
     fresh = msgspec.structs.replace(step_at(6, 3.9, 18_249), memory_peak_bytes=GB, seq=20_002)
     assert not reducer.apply(state, fresh, CLOCK.at_monotonic).tried
@@ -113,7 +113,7 @@ def test_two_lengths_are_told_in_one_unit() -> None:
     ],
 )  # fmt: skip
 def test_every_verb_says_what_it_would_change(verb: str, says: str) -> None:
-    assert says in preview(forms.parse(EXAMPLES[verb]), FLEET, UNICODE).text
+    assert says in preview(command_line.parse(EXAMPLES[verb]), FLEET, UNICODE).text
 
 
 def test_no_verb_is_left_out() -> None:
@@ -124,7 +124,7 @@ def test_without_a_run_each_is_refused_but_its_start() -> None:
     nothing = md.ViewState()
     ended = reducer.apply(nothing, snapshot(run_view(1, "stopped")), CLOCK.at_monotonic)
     for verb, text in EXAMPLES.items():
-        order = forms.parse(text)
+        order = command_line.parse(text)
         roles = (preview(order, nothing, UNICODE).role, preview(order, ended, UNICODE).role)
         always = ("start-run", "acknowledge", "mute")  # the last two are the agent's own
         assert roles == (

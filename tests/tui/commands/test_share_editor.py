@@ -10,9 +10,9 @@ from tests.tui.support.recorded import CLOCK, NOW, hung, rank_step, run_view, un
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import Speed
+from trainctl.tui.commands import command_line, shares
 from trainctl.tui.commands import forms as c
 from trainctl.tui.commands import share_editor as sp
-from trainctl.tui.commands import shares
 from trainctl.tui.commands.preview import preview
 from trainctl.tui.state import rank_speed, reducer, stragglers
 from trainctl.tui.state import view_state as md
@@ -223,24 +223,24 @@ def test_what_is_resolved_sums_or_is_refused(
     ],
 )
 def test_a_group_s_command_says_what_it_would_do(text: str, role: str, says: str) -> None:
-    piece = preview(c.parse(text), MIXED, UNICODE)
+    piece = preview(command_line.parse(text), MIXED, UNICODE)
     assert piece.role == role
     assert says in piece.text
 
 
 def test_the_last_node_cannot_be_drained_and_a_drained_one_can_come_back() -> None:
-    assert "last node" in preview(c.parse("drain --node atlas"), ALONE, UNICODE).text
+    assert "last node" in preview(command_line.parse("drain --node atlas"), ALONE, UNICODE).text
     view = run_view(3)
     ranks = (*view.ranks[:2], msgspec.structs.replace(view.ranks[2], state="drained", share=0))
     state = state_of(msgspec.structs.replace(view, ranks=ranks))
-    back = preview(c.parse("admit --node mlx-c"), dataclasses.replace(state, parts=MIXED.parts), UNICODE)
+    back = preview(command_line.parse("admit --node mlx-c"), dataclasses.replace(state, parts=MIXED.parts), UNICODE)
     assert back.text == "torch-a 12 → 11, torch-b 10 → 9, mlx-c 0 → 2; predicted 0.32 → 0.40 s; fits; curve unchanged"
-    assert "drained already" in preview(c.parse("drain --node mlx-c"), state, UNICODE).text
+    assert "drained already" in preview(command_line.parse("drain --node mlx-c"), state, UNICODE).text
     assert [seat.node for seat in sp.opened(state).seats] == ["torch-a", "torch-b"]
     assert c.form("admit", state).fields[0].choices == ("mlx-c",)
     assert c.form("admit", MIXED).blocked == "no node is drained or has failed"
     assert "nothing to split" in c.form("rebalance", ALONE).blocked
-    assert c.form("promote", MIXED, rank=2).fields[0] == c.Field("node", "node", "mlx-c", ("torch-b", "mlx-c"))
+    assert c.form("promote", MIXED, rank=2).fields[0] == c.FormField("node", "node", "mlx-c", ("torch-b", "mlx-c"))
     assert "no other node" in c.form("promote", ALONE).blocked
 
 

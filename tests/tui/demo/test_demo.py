@@ -52,7 +52,7 @@ def test_what_ends_a_demo_at_once(flag: str) -> None:
 
 
 def test_an_agent_that_is_not_heard_of_hangs_but_not_when_nobody_listened() -> None:
-    pulse = heartbeat_watch.Pulse(0.0)
+    pulse = heartbeat_watch.HeartbeatWatch(0.0)
     assert not any(pulse.is_lost(second) for second in range(30)), "it is still starting"
     pulse.beat(30.0)
     assert [pulse.is_lost(30.0 + second) for second in range(7)] == [False] * 5 + [True] * 2
@@ -60,11 +60,11 @@ def test_an_agent_that_is_not_heard_of_hangs_but_not_when_nobody_listened() -> N
     assert not pulse.is_lost(400.0), "the machine slept"
     assert not pulse.is_lost(401.0)
     assert [pulse.is_lost(401.0 + second) for second in range(1, 6)] == [False] * 3 + [True] * 2
-    assert heartbeat_watch.Pulse(0.0).is_lost(1.9) is False
+    assert heartbeat_watch.HeartbeatWatch(0.0).is_lost(1.9) is False
 
 
 def test_an_agent_that_never_says_a_word_is_waited_for_as_long_as_a_start_may_take() -> None:
-    pulse = heartbeat_watch.Pulse(0.0)
+    pulse = heartbeat_watch.HeartbeatWatch(0.0)
     assert next(second for second in range(40) if pulse.is_lost(float(second))) == heartbeat_watch.FIRST_SECONDS
 
 
@@ -88,10 +88,10 @@ def test_folders_of_demos_that_are_over_are_dropped(tmp_path: Path) -> None:
 def test_a_backend_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(demo.NEEDED, "mlx", ("no_such_module",))
     with pytest.raises(InvalidInputError, match=r"mlx not installed: pip install 'trainctl\[mlx\]'"):
-        demo.ranks_of(demo.Wanted(steps=1, backend="mlx"))
+        demo.ranks_of(demo.DemoOptions(steps=1, backend="mlx"))
     monkeypatch.setitem(demo.NEEDED, "torch", ("no_such_module",))
     with pytest.raises(InvalidInputError, match=r"trainctl\[torch\]' or pip install 'trainctl\[mlx\]'"):
-        demo.ranks_of(demo.Wanted(steps=1))
+        demo.ranks_of(demo.DemoOptions(steps=1))
 
 
 TORCH, MLX = ("numpy",), ("msgspec",)
@@ -118,7 +118,7 @@ def test_which_ranks_a_demo_has(
 ) -> None:  # fmt: skip
     monkeypatch.setitem(demo.NEEDED, "torch", torch)
     monkeypatch.setitem(demo.NEEDED, "mlx", mlx)
-    found = demo.ranks_of(demo.Wanted(steps=1, backend=backend, nodes=nodes))
+    found = demo.ranks_of(demo.DemoOptions(steps=1, backend=backend, nodes=nodes))
     assert list(found.items()) == list(ranks.items())
 
 

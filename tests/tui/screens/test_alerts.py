@@ -14,7 +14,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.messages import verbs
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.cli import output
+from trainctl.tui.cli import tables
 from trainctl.tui.commands import forms
 from trainctl.tui.dialogs import alert_text
 from trainctl.tui.screens import alerts_view, header
@@ -119,11 +119,11 @@ def test_dialogs_of_the_verbs_start_from_what_calls() -> None:
 
 
 def test_the_command_line_s_table_and_status() -> None:
-    table = output.alerts_table(ALERTS).splitlines()
+    table = tables.alerts_table(ALERTS).splitlines()
     assert [row.split()[0] for row in table] == ["ID", "loss-spike", "clock:mbp:1", "disk:forge", "node-lost:mini:3"]
     assert "acknowledged by anna" in table[-1]
     shot = msgspec.structs.replace(snapshot(run_view(4, step=18_240)), alerts=alerts(*ALERTS))
-    said = [line for line in output.status_text(shot).splitlines() if line.startswith("alert ")]
+    said = [line for line in tables.status_text(shot).splitlines() if line.startswith("alert ")]
     assert len(said) == 2
     assert said[0].endswith("mbp +142 ms in backward: 84 °C, 1.62→1.38 GHz")
 

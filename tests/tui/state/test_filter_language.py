@@ -13,7 +13,7 @@ from trainctl.tui.state import filter_language as fl
 from trainctl.tui.state import reducer, sorting, table_schemas
 from trainctl.tui.state import units as q
 from trainctl.tui.state import view_state as md
-from trainctl.tui.state.filter_fields import Field, Table
+from trainctl.tui.state.filter_fields import FilterField, Table
 from trainctl.tui.state.rank_rows import rows
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "filters.md"
@@ -84,7 +84,7 @@ def test_what_is_wrong_names_its_column_and_what_would_be_right(text: str, said:
     assert str(error.value).startswith(said)
 
 
-NUMBERS: Table[float | None] = Table("numbers", (Field("x", "", lambda row: row, q.Kinds.COUNT),), str)
+NUMBERS: Table[float | None] = Table("numbers", (FilterField("x", "", lambda row: row, q.Kinds.COUNT),), str)
 
 
 @pytest.mark.parametrize("operator", ["<", "<=", ">", ">=", "=", "!=", ":"])

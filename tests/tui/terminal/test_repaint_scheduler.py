@@ -22,7 +22,7 @@ from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.clock import Clock
-from trainctl.tui.state.live_feed import Feed
+from trainctl.tui.state.live_feed import LiveFeed
 from trainctl.tui.terminal.repaint_scheduler import KEY_SECONDS
 from trainctl.tui.terminal.rhythm import IDLE_SECONDS, SETTLED_SECONDS, SLOWEST_SECONDS, Rhythm
 
@@ -108,7 +108,7 @@ async def test_the_state_is_made_when_somebody_looks_and_a_snapshot_is_told_of_a
     arrived: list[md.ViewState] = []
     told: list[object] = []
     source: Any = Talkative([(NODES[0], CONNECTED), message("snapshot", 1, 0, 1), *said])
-    feed = Feed(lambda: source, Clock(), lambda: arrived.append(feed.live), told.append)
+    feed = LiveFeed(lambda: source, Clock(), lambda: arrived.append(feed.live), told.append)
     following = asyncio.create_task(feed.keep_up())
     async with asyncio.timeout(10):
         while len(told) < 400:

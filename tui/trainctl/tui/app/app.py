@@ -32,12 +32,12 @@ from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import KeyHint, ProgressView
 from trainctl.tui.commands.targets import DEFAULT_ADDRESS
 from trainctl.tui.screens import registry
-from trainctl.tui.screens.base import Bar, BaseScreen
+from trainctl.tui.screens.base import BaseScreen, StatusBar
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.alert_bell import AlertBell
 from trainctl.tui.state.clock import Clock
-from trainctl.tui.state.live_feed import SNAPSHOT_COLUMNS, Feed
+from trainctl.tui.state.live_feed import SNAPSHOT_COLUMNS, LiveFeed
 from trainctl.tui.state.log_feed import LogFeed
 from trainctl.tui.state.source import Connect, Source
 from trainctl.tui.terminal import memory
@@ -48,7 +48,7 @@ from trainctl.tui.terminal.spans import SpanUpdate
 from trainctl.tui.text.glyphs import Glyphs, for_locale, key_in_ascii
 from trainctl.tui.widgets import keymap
 from trainctl.tui.widgets import theme as themes
-from trainctl.tui.widgets.command_bar import Bottom
+from trainctl.tui.widgets.command_bar import CommandBar
 from trainctl.tui.widgets.repaintable import Repaintable
 from trainctl.tui.widgets.theme import THEMES
 
@@ -81,7 +81,7 @@ class TrainctlApp(App[int]):
         self.set_keymap(dict(config.settings.keys) if config is not None else {})
         self.address = address
         self.clock, self.read_only, self._started_read_only = clock or Clock(), read_only, read_only
-        self.feed = Feed(connect, self.clock, self._arrived, self._told)
+        self.feed = LiveFeed(connect, self.clock, self._arrived, self._told)
         self.glyphs, self._in_ascii = glyphs or for_locale(), AsciiFilter()
         if no_color:
             self.glyphs = dataclasses.replace(self.glyphs, letters=True)
@@ -173,7 +173,7 @@ class TrainctlApp(App[int]):
         """The key of an action as it is printed; empty while it has none."""
         return next((self.get_key_display(binding) for binding in self._active() if binding.action == action), "")
 
-    def above_bottom(self) -> list[Bar]:
+    def above_bottom(self) -> list[StatusBar]:
         """Lines of this program's own that each screen has above its bottom line."""
         return []
 
@@ -370,7 +370,7 @@ class TrainctlApp(App[int]):
 
     def action_command_line(self) -> None:
         if isinstance(self.screen, BaseScreen):
-            self.screen.query_one(Bottom).start()
+            self.screen.query_one(CommandBar).start()
             self.paint()
 
     def action_help(self) -> None:

@@ -13,7 +13,7 @@ from trainctl.tui.commands.context import AppContext
 from trainctl.tui.widgets.theme import THEMES
 
 
-class Entry(NamedTuple):
+class PaletteEntry(NamedTuple):
     """What is chosen by name, what it is, and what it does."""
 
     name: str
@@ -29,7 +29,7 @@ class _Entries(Provider):
         return cast(AppContext, self.app)
 
     @abc.abstractmethod
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[PaletteEntry]:
         """All there are."""
 
     async def discover(self) -> Hits:
@@ -47,15 +47,15 @@ class _Entries(Provider):
 class VerbProvider(_Entries):
     """Verbs by name, with their summaries from the table that the command line and the agent use too."""
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[PaletteEntry]:
         for verb in verbs.VERBS.values():
-            yield Entry(verb.name, verb.summary, partial(self._owner.open_dialog, verb.name))
+            yield PaletteEntry(verb.name, verb.summary, partial(self._owner.open_dialog, verb.name))
 
 
 class ActionProvider(_Entries):
     """Screens, and all else that a key of the program does, by the names that the configuration has for them."""
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[PaletteEntry]:
         for binding in type(self.app).BINDINGS:
             if (
                 isinstance(binding, Binding)
@@ -63,11 +63,13 @@ class ActionProvider(_Entries):
                 and not binding.action.startswith(("dialog(", "command_pal"))
             ):
                 words = binding.tooltip or binding.description
-                yield Entry(binding.id, words, partial(self.app.run_action, binding.action))
+                yield PaletteEntry(binding.id, words, partial(self.app.run_action, binding.action))
         for theme in THEMES:
-            yield Entry(f"theme {theme.name}", "how all of it looks", partial(setattr, self.app, "theme", theme.name))
+            yield PaletteEntry(
+                f"theme {theme.name}", "how all of it looks", partial(setattr, self.app, "theme", theme.name)
+            )
         words = "commands are off; this puts them on" if self._owner.read_only else "puts commands off for this screen"
-        yield Entry("read-only", words, partial(self.app.run_action, "read_only"))
+        yield PaletteEntry("read-only", words, partial(self.app.run_action, "read_only"))
 
 
 class EverythingProvider(Provider):

@@ -77,7 +77,7 @@ def page() -> str:
     return "\n".join(made).replace("|\n##", "|\n\n##") + "\n"
 
 
-def _rows(keymap_: Mapping[str, str]) -> Iterator[keymap.Key]:
+def _rows(keymap_: Mapping[str, str]) -> Iterator[keymap.KeyRow]:
     """Each action once, though several screens have it."""
     seen = set()
     for row in keymap.table(TrainctlApp.key_tables(), keymap_):

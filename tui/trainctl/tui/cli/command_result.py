@@ -8,7 +8,7 @@ import typer
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ExpiredError, InvalidInputError, TrainctlError
-from trainctl.tui.cli import agent_call, output
+from trainctl.tui.cli import agent_call, output, tables
 from trainctl.tui.commands import command
 
 INTERRUPTED = 130
@@ -55,7 +55,7 @@ def send(address: str, order: command.Order, wait: command.Wait, timeout: float)
 
 def finish(order: command.Order, reply: m.CommandReply, *, json: bool, code: int) -> int:
     """Say how a command ended, where a script or a person looks for it; the exit code."""
-    line = output.reply_line(order.verb, reply, order.node)
+    line = tables.reply_line(order.verb, reply, order.node)
     if json and code:
         output.emit_error(reply.state, line, **fields(order, reply))
     elif json:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainctl.tui.cli import output
+from trainctl.tui.cli import output, tables
 from trainctl.tui.cli.options import ClusterFile, Json, subcommands
 from trainctl.tui.commands import targets
 
@@ -44,4 +44,4 @@ def _table(found: "tuple[Advert, ...]", standings: list[str]) -> str:
         (one.node, one.address, one.version, one.fingerprint or "no key", said)
         for one, said in zip(found, standings, strict=True)
     ]
-    return output.table(("node", "address", "version", "fingerprint", "here"), rows)
+    return tables.table(("node", "address", "version", "fingerprint", "here"), rows)

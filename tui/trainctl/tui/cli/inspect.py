@@ -6,7 +6,7 @@ import typer
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.cli import agent_call, output
+from trainctl.tui.cli import agent_call, output, tables
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Run, address_of, subcommands
 
 app = subcommands()
@@ -19,7 +19,7 @@ def list_runs(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile 
     if json:
         output.emit_ok(runs=reply.runs)
     elif reply.runs:
-        output.say(output.runs_table(reply.runs))
+        output.say(tables.runs_table(reply.runs))
     else:
         output.tell("no runs yet; start one with trainctl run RUN.toml")
     return 0
@@ -43,7 +43,7 @@ def status(
             alerts=snapshot.alerts.alerts if snapshot.alerts else (),
         )  # fmt: skip
     else:
-        output.say(output.status_text(snapshot, hosts, viewers))
+        output.say(tables.status_text(snapshot, hosts, viewers))
     return 0
 
 
@@ -56,7 +56,7 @@ def alerts(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = N
     if json:
         output.emit_ok(alerts=found, mutes=told.mutes if told is not None else (), watched=told is not None)
     elif found:
-        output.say(output.alerts_table(found))
+        output.say(tables.alerts_table(found))
     else:
         output.tell("no alert is open")
     return 0

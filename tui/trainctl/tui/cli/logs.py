@@ -198,7 +198,7 @@ class _Logs:
             if not self.tail.files[rank].behind_bytes and not self.tail.files[rank].rest:
                 return
 
-    async def news(self) -> list[lt.Entry]:
+    async def news(self) -> list[lt.LogEntry]:
         """What came since, in order of time."""
         before = {rank: file.lines for rank, file in self.tail.files.items()}
         await self.catch_up(only_one=False)
@@ -212,7 +212,7 @@ class _Logs:
         self._told = dict(self.tail.problems)
 
 
-def _print(entries: Sequence[lt.Entry], size: int, *, json: bool) -> None:
+def _print(entries: Sequence[lt.LogEntry], size: int, *, json: bool) -> None:
     for entry in entries:
         if json:
             output.emit(line_as_json(entry))
@@ -220,7 +220,7 @@ def _print(entries: Sequence[lt.Entry], size: int, *, json: bool) -> None:
             output.say(text_of(entry, size))
 
 
-def line_as_json(entry: lt.Entry) -> dict[str, Any]:
+def line_as_json(entry: lt.LogEntry) -> dict[str, Any]:
     """A line as plain values; `at` of one without a time of its own is that of the line it goes with."""
     return {
         "type": "log-line", "at": entry.key.at, "node": entry.node, "rank": entry.key.rank, "level": entry.level,
@@ -228,7 +228,7 @@ def line_as_json(entry: lt.Entry) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def text_of(entry: lt.Entry, size: int) -> str:
+def text_of(entry: lt.LogEntry, size: int) -> str:
     """A line for a person: when by this machine's clock, whose, how grave, and what."""
     when = datetime.datetime.fromtimestamp(entry.key.at).astimezone()
     words = " " * 19 if entry.stray else f"{when:%Y-%m-%d %H:%M:%S}"

@@ -177,7 +177,7 @@ def demo(
     if scripted:
         from trainctl.tui.cli import demo_scripted as played
 
-        asked = played.Wanted(cluster or nodes or played.NODES, steps, speed)
+        asked = played.ScriptedOptions(cluster or nodes or played.NODES, steps, speed)
         return played.headless(asked) if without_screen else played.on_screen(asked)
     if speed is not None:
         raise InvalidInputError("--speed", "only a recording has one: add --scripted")
@@ -188,7 +188,7 @@ def demo(
     from trainctl.tui.cli import demo as program
 
     count = steps or (program.HEADLESS_STEPS if without_screen else program.SCREEN_STEPS)
-    wanted = program.Wanted(steps=count, nodes=nodes, backend=backend, folder=folder, keep=keep)
+    wanted = program.DemoOptions(steps=count, nodes=nodes, backend=backend, folder=folder, keep=keep)
     return program.headless(wanted) if without_screen else program.on_screen(wanted)
 
 

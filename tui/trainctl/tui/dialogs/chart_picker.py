@@ -11,13 +11,13 @@ from trainctl.tui.charts import picker as pk
 from trainctl.tui.charts.viewport import ChartView, Pick
 from trainctl.tui.dialogs.popup import Dialog
 from trainctl.tui.text.styled_line import Line, Piece, groups, line
-from trainctl.tui.widgets.line_view import Field
+from trainctl.tui.widgets.input_field import InputField
 
 _MOST_ROWS = 24
 _FRAME_ROWS = 6
 
 
-class Narrow(Field):
+class Narrow(InputField):
     """What narrows the list. A space ticks a line, but among words that are typed it is one."""
 
     def check_consume_key(self, key: str, character: str | None) -> bool:

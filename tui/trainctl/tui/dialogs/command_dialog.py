@@ -12,7 +12,7 @@ from textual.widget import Widget
 from textual.widgets import Input, Label
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.commands import forms
+from trainctl.tui.commands import command_line, forms
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import READ_ONLY, KeyHint
 from trainctl.tui.commands.preview import changes_nothing, preview
@@ -22,7 +22,8 @@ from trainctl.tui.state.clock import Clock
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, folded, line, wrap
-from trainctl.tui.widgets.line_view import Choice, Field
+from trainctl.tui.widgets.choice import Choice
+from trainctl.tui.widgets.input_field import InputField
 
 _LAST_ROWS = 3
 """Of what its keys do, or why none does."""
@@ -89,7 +90,7 @@ class CommandDialog(OrderDialog):
             field = (
                 Choice(item.choices, item.value, self._glyphs, id=name)
                 if item.choices
-                else Field(item.value, id=name, compact=True, select_on_focus=True)
+                else InputField(item.value, id=name, compact=True, select_on_focus=True)
             )
             yield Horizontal(Label(item.label, classes="name"), field, classes="field")
         yield from super().content()
@@ -234,7 +235,7 @@ class CommandDialog(OrderDialog):
 
 def followed(progress: forms.Progress, clock: Clock, glyphs: Glyphs, columns: int) -> list[Line]:
     """A command that was sent: what it says, when, and how far it has come, in lines of at most `columns` cells."""
-    made: list[Line] = [line(Piece(text, "strong")) for text in wrap(forms.spoken(progress.order), columns)]
+    made: list[Line] = [line(Piece(text, "strong")) for text in wrap(command_line.spoken(progress.order), columns)]
     made.append(line(Piece(f"{f.clock(progress.sent_at, clock.wall(), clock.zone)} ", "dim")))
     made += [line(Piece(text, role)) for text, role in _rows(forms.progress_line(progress, glyphs), columns)]
     reply = progress.reply

@@ -7,7 +7,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
-from trainctl.tui.commands import forms, undo
+from trainctl.tui.commands import command_line, undo
 from trainctl.tui.dialogs.popup import Popup
 from trainctl.tui.state import effects
 from trainctl.tui.state.clock import Clock
@@ -51,7 +51,7 @@ def _labelled(name: str, value: str, columns: int, role: str = "text") -> list[L
 def _undo_lines(undoing: undo.Inverse | str, columns: int) -> list[Line]:
     if isinstance(undoing, str):
         return _labelled("undo", f"none: {undoing}", columns, "dim")
-    made = _labelled("undo", forms.spoken(undoing.order), columns, "strong")
+    made = _labelled("undo", command_line.spoken(undoing.order), columns, "strong")
     for remark in undoing.remarks:
         made += _labelled("", remark, columns, "warning")
     return made

@@ -14,7 +14,7 @@ from trainctl.tui.app import launch
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.replay.replay_source import ReplaySource
 from trainctl.tui.replay.slider import ReplayBar
-from trainctl.tui.screens.base import Bar, BaseScreen
+from trainctl.tui.screens.base import BaseScreen, StatusBar
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.state.clock import Clock
 
@@ -79,7 +79,7 @@ class ReplayApp(TrainctlApp):
     def badge(self) -> str:
         return "REPLAY"
 
-    def above_bottom(self) -> list[Bar]:
+    def above_bottom(self) -> list[StatusBar]:
         return [ReplayBar(self.source, self.go_to, self.glyphs)]
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:

@@ -8,7 +8,7 @@ from trainctl.protocol import messages as m
 from trainctl.tui.commands.context import context_of
 from trainctl.tui.replay.playhead import Playhead
 from trainctl.tui.replay.replay_source import ReplaySource
-from trainctl.tui.screens.base import Bar
+from trainctl.tui.screens.base import StatusBar
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
@@ -53,7 +53,7 @@ def step_of(head: Playhead, cell: int, size: int) -> int:
     return head.first + round(min(max(cell / max(size - 1, 1), 0.0), 1.0) * (head.last - head.first))
 
 
-class ReplayBar(Bar):
+class ReplayBar(StatusBar):
     """The slider; a click, or the mouse drawn along it, goes there."""
 
     def __init__(self, source: ReplaySource, go_to: Callable[[int], None], glyphs: Glyphs) -> None:

@@ -12,16 +12,16 @@ from trainctl.tui.screens import overview_view
 from trainctl.tui.terminal import partial_update
 from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.text.styled_line import Line, line
-from trainctl.tui.widgets.command_bar import Bottom
+from trainctl.tui.widgets.command_bar import CommandBar
 from trainctl.tui.widgets.keymap import named
 from trainctl.tui.widgets.line_view import Lines
 from trainctl.tui.widgets.repaintable import Repaintable
 
 
-class Bar(Lines):
+class StatusBar(Lines):
     """A line of a program's own between the body and the bottom line."""
 
-    DEFAULT_CSS = "Bar { height: 1; }"
+    DEFAULT_CSS = "StatusBar { height: 1; }"
 
     def paint(self) -> None:
         """Shows the present state."""
@@ -53,7 +53,7 @@ class BaseScreen(OneFrame, Repaintable):
     def compose(self) -> ComposeResult:
         yield Lines(self.owner.glyphs, id="body")
         yield from self.owner.above_bottom()
-        yield Bottom(self.owner.glyphs)
+        yield CommandBar(self.owner.glyphs)
 
     def on_resize(self, event: events.Resize) -> None:
         self.paint()
@@ -74,18 +74,18 @@ class BaseScreen(OneFrame, Repaintable):
         self.paints += 1
         body = self.query_one("#body", Lines)
         small = overview_view.too_small(columns, rows)
-        bottom = self.query_one(Bottom)
+        bottom = self.query_one(CommandBar)
         bottom.display = small is None
         if small is not None:
             body.show([line(small)])
         elif rows and columns:
             body.show(self.lines(columns, self._body_rows()))
-            for bar in self.query(Bar):
+            for bar in self.query(StatusBar):
                 bar.paint()
             bottom.paint()
 
     def _body_rows(self) -> int:
-        return self.size.height - self.query_one(Bottom).rows - self.rows_between() - len(self.query(Bar))
+        return self.size.height - self.query_one(CommandBar).rows - self.rows_between() - len(self.query(StatusBar))
 
     def _compositor_refresh(self) -> None:
         """Textual's, but what has changed of plain lines is written straight from them."""

@@ -24,7 +24,7 @@ class NodeScreen(LogScreen):
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
-        self.past = step_phases.Past()
+        self.past = step_phases.RecordedPhases()
 
     def on_screen_resume(self) -> None:
         super().on_screen_resume()

@@ -28,23 +28,23 @@ PHASE_ROWS = 8
 
 
 @dataclass(frozen=True)
-class Layout:
+class NodeLayout:
     """Rows of each part, rules included; the log has the rest. Without rows for both, charts and phases share one."""
 
     charts: int
     phases: int
 
 
-def layout(rows: int) -> Layout:
+def layout(rows: int) -> NodeLayout:
     """How the rows below the facts are shared out."""
     if rows < 24:
-        return Layout(0, min(PHASE_ROWS, max(rows - 4, 0)))
+        return NodeLayout(0, min(PHASE_ROWS, max(rows - 4, 0)))
     charts = min(max(rows // 3, 8), 16)
-    return Layout(charts, min(PHASE_ROWS + (rows - 24) // 6, 14))
+    return NodeLayout(charts, min(PHASE_ROWS + (rows - 24) // 6, 14))
 
 
 def lines(
-    state: ViewState, row: Row, past: step_phases.Past, clock: Clock, columns: int, rows: int, glyphs: Glyphs
+    state: ViewState, row: Row, past: step_phases.RecordedPhases, clock: Clock, columns: int, rows: int, glyphs: Glyphs
 ) -> tuple[list[ln.Line], int]:
     """Everything but the head and the log, and how many of `rows` are left for that."""
     made = [_title(state, row, columns, glyphs), *node_facts.facts(row, state, clock, columns, glyphs)]
@@ -71,7 +71,7 @@ def _title(state: ViewState, row: Row, columns: int, glyphs: Glyphs) -> ln.Line:
 
 
 def _charts(
-    state: ViewState, row: Row, found: Sequence[step_phases.Lap], columns: int, rows: int, glyphs: Glyphs
+    state: ViewState, row: Row, found: Sequence[step_phases.StepPhases], columns: int, rows: int, glyphs: Glyphs
 ) -> list[Block]:
     panels = [busy_panel(state, row), rate_panel(state, row), memory_panel(state, row, found)]
     count = 3 if columns >= _THREE_CHARTS else 2 if columns >= _TWO_CHARTS else 1
@@ -87,7 +87,7 @@ def _drawn(item: p.Panel, columns: int, rows: int, glyphs: Glyphs) -> Block:
 def _phases(
     state: ViewState,
     row: Row,
-    found: Sequence[step_phases.Lap],
+    found: Sequence[step_phases.StepPhases],
     columns: int,
     rows: int,
     glyphs: Glyphs,
@@ -140,7 +140,7 @@ def rate_panel(state: ViewState, row: Row) -> p.Panel:
     return p.Panel("own tok/s", (track,), *_span(state), event_marks.marks(state), least_span=0.2)
 
 
-def memory_panel(state: ViewState, row: Row, found: Sequence[step_phases.Lap]) -> p.Panel:
+def memory_panel(state: ViewState, row: Row, found: Sequence[step_phases.StepPhases]) -> p.Panel:
     """The trainer's memory, in GB."""
     known = [(lap.step, lap.memory_bytes / 1e9) for lap in found if lap.memory_bytes is not None]
     steps = np.array([step for step, _ in known], np.int64)

@@ -31,7 +31,7 @@ _EVENTS_PART = 0.34
 
 
 @dataclass(frozen=True)
-class Layout:
+class OverviewLayout:
     """Rows of each part, rules included; they add up to the rows given."""
 
     head: int
@@ -60,7 +60,7 @@ class ChartCache:
         return self._drawn
 
 
-def layout(columns: int, rows: int, ranks: int) -> Layout:
+def layout(columns: int, rows: int, ranks: int) -> OverviewLayout:
     """How `rows` are shared out. The fleet gets what it needs up to half; charts and events share the rest 2 : 1."""
     head = 3 if rows >= 29 and columns >= 80 else 2
     table = min(1 + max(ranks, 1) + (1 if _with_total(rows, ranks) else 0), max((rows - head) // 2, 2))
@@ -69,7 +69,7 @@ def layout(columns: int, rows: int, ranks: int) -> Layout:
     charts = rest - events
     if charts < 5:
         charts, events = (rest, 0) if rest < 8 else (5, rest - 5)
-    return Layout(head, table, charts, events)
+    return OverviewLayout(head, table, charts, events)
 
 
 def _with_total(rows: int, ranks: int) -> bool:

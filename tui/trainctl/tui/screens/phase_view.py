@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Sequence
 
 from trainctl.tui.charts.panel import page
-from trainctl.tui.state.step_phases import MEAN_STEPS, Lap, means
+from trainctl.tui.state.step_phases import MEAN_STEPS, StepPhases, means
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, fit, from_cells, line
 from trainctl.tui.widgets.inline_bars import PHASES, in_cells
 
 
-def table(found: Sequence[Lap], columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def table(found: Sequence[StepPhases], columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
     """Each phase's letter, name, mean and part of the step, in exactly `rows` lines."""
     mean = means(found)
     whole = sum(mean.values())
@@ -32,7 +32,7 @@ def table(found: Sequence[Lap], columns: int, rows: int, glyphs: Glyphs) -> list
     return [fit(pieces, columns) for pieces in (made + [()] * rows)[:rows]]
 
 
-def stacked(found: Sequence[Lap], newest: int, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def stacked(found: Sequence[StepPhases], newest: int, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
     """The last steps as columns of phase letters, seconds up, in exactly `rows` lines; a step that isn't known is a
     gap."""
     plot = rows - 1
@@ -56,13 +56,13 @@ def stacked(found: Sequence[Lap], newest: int, columns: int, rows: int, glyphs: 
     return made
 
 
-def _top(found: Sequence[Lap]) -> float:
+def _top(found: Sequence[StepPhases]) -> float:
     """Seconds at the top: of the longest step, but one far beyond the others runs out of the chart."""
     seconds = sorted(lap.seconds for lap in found)
     return min(seconds[-1], 2 * seconds[len(seconds) // 2]) or 1.0
 
 
-def _bar(lap: Lap | None, top: float, rows: int) -> list[tuple[str, str]]:
+def _bar(lap: StepPhases | None, top: float, rows: int) -> list[tuple[str, str]]:
     """Cells from below: letters in proportion to the seconds of each phase."""
     if lap is None or lap.seconds <= 0:
         return []

@@ -20,7 +20,7 @@ _LEAST_NAME = 12
 
 
 @dataclass(frozen=True)
-class Column:
+class RunsColumn:
     """`field` is what it is sorted by; it is shown from `least` columns on."""
 
     field: str
@@ -31,9 +31,10 @@ class Column:
 
 
 _COLUMNS = (
-    Column("name", "RUN", 0), Column("state", "STATE", 9), Column("step", "STEPS", 16, True),
-    Column("loss", "LOSS", 8, True), Column("age", "STARTED", 14, True), Column("duration", "LASTED", 10, True, 76),
-    Column("lead", "  LEAD", 11, least=100), Column("", "  NODES", 30, least=120),
+    RunsColumn("name", "RUN", 0), RunsColumn("state", "STATE", 9), RunsColumn("step", "STEPS", 16, True),
+    RunsColumn("loss", "LOSS", 8, True), RunsColumn("age", "STARTED", 14, True),
+    RunsColumn("duration", "LASTED", 10, True, 76), RunsColumn("lead", "  LEAD", 11, least=100),
+    RunsColumn("", "  NODES", 30, least=120),
 )  # fmt: skip
 
 
@@ -45,7 +46,7 @@ def row_of(run: m.RunSummary, clock: Clock) -> RunRow:
     return RunRow(run, max(now - run.started_at, 0.0), lasted)
 
 
-def columns_of(columns: int) -> list[tuple[Column, int]]:
+def columns_of(columns: int) -> list[tuple[RunsColumn, int]]:
     """The columns that fit, with their sizes: names get what is left, up to what a name may need."""
     shown = [column for column in _COLUMNS if columns >= column.least]
     left = columns - 3 - sum(column.size + 1 for column in shown)

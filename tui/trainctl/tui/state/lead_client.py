@@ -37,7 +37,7 @@ async def conducting(client: "Client") -> "AsyncGenerator[Item, None]":
                 yield item
 
 
-class Records:
+class LeadClients:
     """Clients by the node that conducts; as a context, it closes those that it has opened."""
 
     def __init__(self, client: "Client", node: str) -> None:

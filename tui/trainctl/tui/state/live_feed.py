@@ -25,7 +25,7 @@ _HISTORY_METRICS = (
 )  # fmt: skip
 
 
-class Feed:
+class LiveFeed:
     """The live state and the client it comes through. `arrived` is called after each snapshot was taken, `told` when
     something else has come.
 

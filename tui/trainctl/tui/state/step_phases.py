@@ -21,7 +21,7 @@ MEAN_STEPS = 16
 """Steps that the means in the table are of."""
 
 
-class Lap(NamedTuple):
+class StepPhases(NamedTuple):
     """One rank's step; in `phases` the wait for slower ranks is told from the sum itself where that is known."""
 
     step: int
@@ -34,11 +34,11 @@ class Lap(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Past:
+class RecordedPhases:
     """What the record had of a run's last steps: rank -> step -> lap."""
 
     run: str = ""
-    laps: Mapping[int, Mapping[int, Lap]] = field(default_factory=lambda: MappingProxyType({}))
+    laps: Mapping[int, Mapping[int, StepPhases]] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def columns_of(ranks: int) -> int:
@@ -46,7 +46,7 @@ def columns_of(ranks: int) -> int:
     return min(STEPS, MOST_BUCKETS // (len(METRICS) * max(ranks, 1)))
 
 
-def past_of(run: str, history: m.History) -> Past:
+def past_of(run: str, history: m.History) -> RecordedPhases:
     """The steps of a reply that has them one by one; a bucket of several says nothing of any of them."""
     values: dict[int, dict[int, dict[str, float]]] = {}
     for series in history.series:
@@ -54,34 +54,34 @@ def past_of(run: str, history: m.History) -> Past:
             continue
         for step, value in zip(series.steps, series.last, strict=True):
             values.setdefault(series.rank, {}).setdefault(step, {})[series.metric] = value
-    return Past(run, {rank: _whole(steps) for rank, steps in values.items()})
+    return RecordedPhases(run, {rank: _whole(steps) for rank, steps in values.items()})
 
 
-def _whole(steps: Mapping[int, Mapping[str, float]]) -> dict[int, Lap]:
+def _whole(steps: Mapping[int, Mapping[str, float]]) -> dict[int, StepPhases]:
     """Of the steps all of whose phases are known."""
     made = {}
     for step, named in steps.items():
         phases = {name: named.get(f"{name}_seconds", math.nan) for name in PHASE_NAMES}
         if all(math.isfinite(value) for value in phases.values()):
-            made[step] = Lap(step, m.Phases(**phases), named.get("memory_bytes"))
+            made[step] = StepPhases(step, m.Phases(**phases), named.get("memory_bytes"))
     return made
 
 
-def laps(state: ViewState, past: Past, rank: int) -> list[Lap]:
+def laps(state: ViewState, past: RecordedPhases, rank: int) -> list[StepPhases]:
     """A rank's known last steps, oldest first."""
     ranks = rank_speed.reporting(state.run) or sorted(state.laps)
     known = {other: _known(state, past, other) for other in {rank, *ranks}}
     return [_split(lap, [known[other].get(step) for other in ranks]) for step, lap in sorted(known[rank].items())]
 
 
-def _known(state: ViewState, past: Past, rank: int) -> dict[int, Lap]:
+def _known(state: ViewState, past: RecordedPhases, rank: int) -> dict[int, StepPhases]:
     run = state.run.run if state.run else ""
     found = dict(past.laps.get(rank, {})) if past.run == run else {}
-    found |= {part.step: Lap(part.step, part.phases, part.memory_bytes) for part in state.laps.get(rank, ())}
+    found |= {part.step: StepPhases(part.step, part.phases, part.memory_bytes) for part in state.laps.get(rank, ())}
     return found
 
 
-def _split(lap: Lap, others: Sequence[Lap | None]) -> Lap:
+def _split(lap: StepPhases, others: Sequence[StepPhases | None]) -> StepPhases:
     """Of sync, what the least waiting rank didn't spend there is a wait; unknown unless all have told of the step."""
     syncs = [other.phases.sync for other in others if other is not None]
     if len(syncs) < 2 or len(syncs) < len(others):
@@ -92,7 +92,7 @@ def _split(lap: Lap, others: Sequence[Lap | None]) -> Lap:
     )
 
 
-def means(found: Sequence[Lap]) -> dict[str, float]:
+def means(found: Sequence[StepPhases]) -> dict[str, float]:
     """Mean seconds of each phase over the last steps; empty without one."""
     newest = found[-MEAN_STEPS:]
     return {

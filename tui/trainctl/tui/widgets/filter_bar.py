@@ -13,7 +13,8 @@ from trainctl.tui.state import filter_language
 from trainctl.tui.state.filter_fields import Table
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, ellipsized, fit, folded, line, spread, width
-from trainctl.tui.widgets.line_view import Field, Lines
+from trainctl.tui.widgets.input_field import InputField
+from trainctl.tui.widgets.line_view import Lines
 
 _MOST_SAID = 3
 """Rows of what is said of a filter."""
@@ -24,8 +25,8 @@ class FilterBar(Vertical):
     can't be understood says why, and the last filter that could stays in effect."""
 
     DEFAULT_CSS = """
-    FilterBar { height: auto; display: none; } FilterBar Lines, FilterBar Field { height: 1; }
-    FilterBar Field { background: $panel; }
+    FilterBar { height: auto; display: none; } FilterBar Lines, FilterBar InputField { height: 1; }
+    FilterBar InputField { background: $panel; }
     """
 
     class Changed(Message):
@@ -44,7 +45,9 @@ class FilterBar(Vertical):
 
     def compose(self) -> ComposeResult:
         yield Lines(self._glyphs, id="filter-note", grow=True)
-        yield Field(id="filter", placeholder="a word, or field<value: the line above says which fields", compact=True)
+        yield InputField(
+            id="filter", placeholder="a word, or field<value: the line above says which fields", compact=True
+        )
 
     def on_mount(self) -> None:
         self.query_one("#filter").display = False
