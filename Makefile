@@ -61,14 +61,16 @@ nodejs:
 	    cp examples/nodejs/package-lock.json examples/nodejs/node_modules/.trainctl-lock.json; } || \
 	  echo "make: npm could not fetch what the Node.js example needs: it is not tested" >&2
 
-$(VENV)/bin/python:
+# One line a stage on standard error; what pip says is in $(VENV)/setup.log.
+define install
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; set PYTHON to a Python 3.11 or newer" >&2; exit 2; }
-	$(PYTHON) -m venv $(VENV)
-
-$(VENV)/.ready: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	@$(PYTHON) tools/setup_venv.py $(VENV) $(1)
 	@touch $@
+endef
 
-$(VENV)/.ready-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@touch $@ $(VENV)/.ready
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(call install,all)
+
+$(VENV)/.ready-dev: pyproject.toml constraints.txt
+	$(call install,dev)
+	@touch $(VENV)/.ready

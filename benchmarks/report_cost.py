@@ -1,9 +1,10 @@
 """What reporting a step of ten values costs the training loop, beside wandb (offline) and tensorboardX where installed.
 
 The real executor runs real plans; only its arithmetic is replaced, by a matrix product, which the peers get too.
-Counted is all that a step spends to report: the Report made (memory read included), kept for the next fence, Soon and
-Report handed to the control thread (which sends them to a real ROUTER over a socket file), and the Report handed to
-the thread that writes rank-0.db. Phase switches, which time the step and show its phase, are a row of their own.
+Counted is all that a step spends to report: memory's peak begun, the Report made (memory read included), kept for the
+next fence, Soon and Report handed to the control thread (which sends them to a real ROUTER over a socket file), and the
+Report handed to the thread that writes rank-0.db. Phase switches, which time the step and show its phase, are a row of
+their own.
 Also: 100,000 rapid reports must all reach rank-0.db. Prints a table, then one JSON line; exits 1 if a bar is missed.
 """
 
@@ -115,9 +116,9 @@ class TimedLedger(Ledger):
 class Work:
     """A backend whose arithmetic is one matrix product; what it says of memory is true."""
 
-    def __init__(self, side: int) -> None:
+    def __init__(self, side: int, spent: Spent) -> None:
         self._matrix = np.ones((side, side), np.float32)
-        self._memory = HostMemory(None)
+        self._memory, self._spent = HostMemory(None), spent
 
     def forward(self, batch: Batch, scale: float) -> float:
         self._matrix @ self._matrix
@@ -133,6 +134,11 @@ class Work:
         return 1.0
 
     def update(self, learning_rate: float, factor: float) -> None: ...
+
+    def reset_peak(self) -> None:
+        begun = time.perf_counter()
+        self._memory.reset()
+        self._spent.seconds += time.perf_counter() - begun
 
     def memory(self) -> Memory:
         return self._memory.read()
@@ -186,7 +192,7 @@ def measure_ours(folder: Path, count: int, work: int) -> Micros:
             control.send(message)
             spent.seconds += time.perf_counter() - begun
 
-        executor = new_executor(who, work, ledger, status, send_soon)
+        executor = new_executor(who, work, ledger, status, send_soon, spent)
         for step in range(1, count + 1):
             report = executor.train(plan_of(step), time.perf_counter())
             begun = time.perf_counter()
@@ -203,12 +209,17 @@ def measure_ours(folder: Path, count: int, work: int) -> Micros:
 
 
 def new_executor(
-    who: Identity, work: int, ledger: Ledger, status: StatusWriter, send: Callable[[m.FromTrainer], None]
+    who: Identity,
+    work: int,
+    ledger: Ledger,
+    status: StatusWriter,
+    send: Callable[[m.FromTrainer], None],
+    spent: Spent,
 ) -> Executor:
     """The trainer's own, at step 0 of a generation of one rank."""
     ledger.load(0, 0)
     ledger.form(m.Form(run=who.run, generation=GENERATION, engine="none", ranks=(0,)))
-    backend, data = cast(Backend, Work(work)), cast(Dataset, Samples())
+    backend, data = cast(Backend, Work(work, spent)), cast(Dataset, Samples())
     return Executor(who, Settings(0, "float32", 1.0), backend, data, ledger, status, send)
 
 
@@ -234,7 +245,7 @@ def count_after_a_burst(folder: Path, count: int) -> int:
     """Rows in rank-0.db after `count` reports as fast as they can be made."""
     status = StatusWriter(folder / "rank-0.status", os.getpid())
     who = Identity("bench", "here", 0)
-    executor = new_executor(who, 1, Ledger(), status, lambda message: None)
+    executor = new_executor(who, 1, Ledger(), status, lambda message: None, Spent())
     report = executor.train(plan_of(1), time.perf_counter())
     writer = MetricsWriter(folder / "rank-0.db", "here")
     for step in range(1, count + 1):

@@ -3,20 +3,27 @@
 import os
 import secrets
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from tests.lacking import lacks
+from tests.waiting import Patience
 
 ROOT = Path(__file__).parents[1]
 MARK = "TRAINCTL_TEST_SESSION"
 """Every process that a test starts inherits this variable, however it detaches itself."""
 GRACE_SECONDS = 5.0
+LOOK_SECONDS = 5.0
+"""How often it is looked whether a test has taken too long."""
 os.environ[MARK] = secrets.token_hex(8)
+_state = tempfile.TemporaryDirectory(prefix="tt-state-")
+os.environ["TRAINCTL_STATE"] = _state.name  # no test finds an agent of the person's, or of another worker's tests
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # before any library reads it: on few cores their threads wait for each other
 for _number, _action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -114,18 +121,29 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     yield
     pids, threads = item.stash[_before]
-    deadline = time.monotonic() + GRACE_SECONDS
+    patience = Patience(GRACE_SECONDS, least_seconds=GRACE_SECONDS)
     while True:
         left = our_processes(pids)
         running = {i: name for i, name in our_threads().items() if i not in threads and not _is_pool(name)}
         if not left and not running:
             return
-        if time.monotonic() > deadline:
+        if patience.is_over():
             break
         time.sleep(0.05)
     for pid in left:
         psutil.Process(pid).kill()
     pytest.fail(f"left behind: processes {left}, threads {running}", pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None, object, object]:
+    """A test that takes too long is stopped by pytest-timeout, but its seconds too are those of a quiet machine."""
+    done = yield
+    stop, patience = signal.getsignal(signal.SIGALRM), Patience(settings.timeout, least_seconds=0.0)
+    if settings.method == "signal" and callable(stop):
+        signal.signal(signal.SIGALRM, lambda number, frame: stop(number, frame) if patience.is_over() else None)
+        signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
+    return done
 
 
 def _is_pool(name: str) -> bool:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("protocol", "trainer", "node_agent", "tui")
@@ -16,7 +17,9 @@ HEAVY = ("textual", "torch", "mlx", "transformers", "zmq", "numpy", "sqlite3")
 def loaded_by(module: str) -> set[str]:
     """Top-level names that a fresh interpreter has loaded after importing `module`."""
     code = f"import sys, json; sys.path[:0] = {PATHS!r}; import {module}; print(json.dumps(list(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_SECONDS, check=True
+    )
     return {*(names := json.loads(done.stdout.splitlines()[-1])), *(name.split(".")[0] for name in names)}
 
 
@@ -79,6 +82,6 @@ def test_the_import_contracts_hold() -> None:
     pytest.importorskip("importlinter")
     code = f"import sys; sys.path[:0] = {PATHS!r}; from importlinter.cli import lint_imports_command as run; run()"
     command = [sys.executable, "-c", code, "--no-cache"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 broken" in done.stdout

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from tests.conftest import SHARED_PIDS, our_processes
+from tests.waiting import HANG_SECONDS, Patience, until
 
 from trainctl.node_agent.trainers import shim
 from trainctl.protocol import messages as m
@@ -28,23 +29,22 @@ EXIT_SECONDS = 10.0
 NODE = "box"
 
 
-def until(condition: Callable[[], Any], seconds: float = STEP_SECONDS_LIMIT, what: str = "it") -> Any:
-    """What `condition` gives once it is true. Fails at the deadline. What doesn't come soon is asked for less often,
-    for asking takes CPU from what is waited for."""
-    begun = time.monotonic()
-    while (waited := time.monotonic() - begun) < seconds:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.02 if waited < 1 else 0.04)
-    raise AssertionError(f"{what} did not come within {seconds:g} s")
+class PatientClient(BlockingClient):
+    """Waits for outcomes for as long as a busy machine may take."""
+
+    def send(self, verb: str, args: dict[str, Any], **options: Any) -> m.CommandReply:
+        return super().send(verb, args, **{"timeout_seconds": HANG_SECONDS, **options})
 
 
 class AgentProcess:
     """One agent on free loopback ports, or where a cluster file has it, in a node folder of its own."""
 
-    def __init__(self, folder: Path, name: str = NODE, cluster: Path | None = None, keys: Path | None = None) -> None:
-        """`keys`: a folder of keys that the agent is to use, on loopback too."""
+    def __init__(
+        self, folder: Path, name: str = NODE, cluster: Path | None = None, keys: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """`keys`: a folder of keys that the agent is to use, on loopback too. `environment`: beside the test's own."""
+        self._environment = {**(environment or {}), **({"TRAINCTL_KEYS": str(keys)} if keys is not None else {})}
         self.state, self.name, self._cluster, self._keys = folder, name, cluster, keys
         self.address = "tcp://127.0.0.1:0"
         self.live_address: str | None = "tcp://127.0.0.1:0" if cluster is not None else None
@@ -61,7 +61,7 @@ class AgentProcess:
         if self.live_address is not None:
             command += ["--live", self.live_address]
         command += ["--keys", "require"] if self._keys is not None else []
-        env = {**os.environ, "TRAINCTL_KEYS": str(self._keys)} if self._keys is not None else None
+        env = {**os.environ, **self._environment}
         self.process = subprocess.Popen(
             [*command, "--state", str(self.state)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -73,7 +73,7 @@ class AgentProcess:
         return self
 
     def client(self, **options: Any) -> BlockingClient:
-        return BlockingClient(self.address, by="tester", **options)
+        return PatientClient(self.address, by="tester", **{"timeout_seconds": HANG_SECONDS, **options})
 
     def kill(self) -> None:
         assert self.process is not None
@@ -87,7 +87,7 @@ class AgentProcess:
 
     def _reap(self) -> int:
         assert self.process is not None
-        status = self.process.wait(20)
+        status = self.process.wait(HANG_SECONDS)
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:
                 stream.close()
@@ -108,8 +108,8 @@ class AgentProcess:
     def clean_up(self) -> None:
         """End what is left. A trainer that outlives its run is a failure: no test here leaves one on purpose."""
         status, said = self._end()
-        deadline = time.monotonic() + EXIT_SECONDS
-        while (left := self.trainer_pids()) and time.monotonic() < deadline:
+        patience = Patience(EXIT_SECONDS)
+        while (left := self.trainer_pids()) and not patience.is_over():
             time.sleep(0.05)
         for pid in left:
             with contextlib.suppress(psutil.Error):
@@ -145,7 +145,7 @@ def agent(tmp_path: Path) -> Iterator[AgentProcess]:
 def lasting_run(tmp_path_factory: pytest.TempPathFactory, run_config: Any) -> Iterator[AgentProcess]:
     """An agent with a run of small steps that goes on and on, and is paused while no test uses it; use `live`."""
     process = AgentProcess(tmp_path_factory.mktemp("lasting") / "state").start()
-    with process.client(timeout_seconds=30) as client:
+    with process.client() as client:
         client.send("start-run", {"config": run_config(run__steps=1_000_000)}, wait="accepted")
         wait_for_step(client, 3)
         assert client.send("pause", {}).state == "applied"
@@ -160,7 +160,7 @@ def lasting_run(tmp_path_factory: pytest.TempPathFactory, run_config: Any) -> It
 def live(lasting_run: AgentProcess) -> Iterator[AgentProcess]:
     """An agent and its run, which a test shares with others and leaves running with the micro-batch that it had."""
     keep_processes()
-    with lasting_run.client(timeout_seconds=30) as client:
+    with lasting_run.client() as client:
         client.send("resize-batch", {"micro": 4})
         assert client.send("resume", {}).state == "applied"
         yield lasting_run
@@ -193,7 +193,7 @@ def run_config(small_assets: Path) -> Callable[..., dict[str, Any]]:
 
     def make(**changes: Any) -> dict[str, Any]:
         raw: dict[str, Any] = {
-            "run": {"name": "small", "steps": 30, "seed": 3, "orphan_seconds": 30},
+            "run": {"name": "small", "steps": 30, "seed": 3, "orphan_seconds": 300},
             "model": {"path": str(small_assets / "model")},
             "data": {
                 "path": str(small_assets / "text"), "tokenizer": "bytes", "sequence_length": 24, "held_out": 0.05,
@@ -216,23 +216,28 @@ def run_config(small_assets: Path) -> Callable[..., dict[str, Any]]:
 
 def wait_for_step(client: BlockingClient, step: int, seconds: float = STEP_SECONDS_LIMIT) -> m.Snapshot:
     """A snapshot in which the run has committed `step`, or has ended."""
-
-    def reached() -> m.Snapshot | None:
-        snapshot = client.snapshot(0)
-        run = snapshot.run
-        return snapshot if run and (run.step >= step or run.state not in m.ACTIVE_RUN_STATES) else None
-
-    return until(reached, seconds, f"step {step}")
+    return _wait_for_run(client, lambda run: run.step >= step, seconds, f"step {step}")
 
 
 def wait_for_end(client: BlockingClient, seconds: float = 120.0) -> m.RunView:
     """The run's last view."""
+    run = _wait_for_run(client, lambda run: False, seconds, "the run's end").run
+    assert run is not None
+    return run
 
-    def ended() -> m.RunView | None:
-        run = client.snapshot(0).run
-        return run if run and run.state not in m.ACTIVE_RUN_STATES else None
 
-    return until(ended, seconds, "the run's end")
+def _wait_for_run(client: BlockingClient, holds: Callable[[m.RunView], bool], seconds: float, what: str) -> m.Snapshot:
+    """A snapshot in which something holds of the run, or it has ended; each step of the run starts the time again."""
+    seen: list[Any] = [None]
+
+    def look() -> m.Snapshot | None:
+        snapshot = client.snapshot(0)
+        run = snapshot.run
+        seen[0] = run and (run.state, run.step, run.generation)
+        return snapshot if run and (holds(run) or run.state not in m.ACTIVE_RUN_STATES) else None
+
+    found: m.Snapshot = until(look, seconds, what, lambda: seen[0])
+    return found
 
 
 def all_steps(client: BlockingClient, run: str | None = None) -> list[m.StepCommitted]:

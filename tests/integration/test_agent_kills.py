@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import zmq
 from tests.integration.conftest import AgentProcess, keep_processes, until, wait_for_step
+from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS
 
 from trainctl.node_agent.runs.session import DURABLE_KEY
 from trainctl.protocol import messages as m
@@ -35,7 +36,7 @@ class Asker:
         self._context = zmq.Context()
         self._socket = sockets.new_socket(self._context, zmq.DEALER)
         self._socket.connect(agent.address)
-        assert self._socket.poll(20_000, zmq.POLLOUT)
+        assert self._socket.poll(PATIENT_MILLISECONDS, zmq.POLLOUT)
 
     def __enter__(self) -> "Asker":
         return self
@@ -114,7 +115,7 @@ def restart(agent: AgentProcess) -> None:
     agent.kill()
     agent.start()
     keep_processes()
-    with agent.client(timeout_seconds=30) as client:  # a trainer that never meets an agent leaves after 30 s
+    with agent.client() as client:  # a trainer that never meets an agent leaves after a while
         run = client.snapshot(0).run
         assert run is not None
         wait_for_step(client, run.step + 1)
@@ -142,12 +143,12 @@ def test_kills_between_journal_and_apply(live: AgentProcess) -> None:
                 time.sleep(chance.uniform(0, 0.03))
             assert live.process is not None
             live.process.kill()
-            live.process.wait(20)
+            live.process.wait(HANG_SECONDS)
         phase = struck(live, command.id)
         phases[phase] += 1
         between += phase != "applied"
         restart(live)
-    with live.client(timeout_seconds=30) as client:
+    with live.client() as client:
         ends = [client.send("set-lr", command.args, id=command.id) for command in commands]
     steps = planned_steps(live)
     assert [end.state for end in ends] == ["applied"] * len(ends)
@@ -174,7 +175,7 @@ def test_the_same_id_again_and_again_across_kills(live: AgentProcess) -> None:
                 told += asker.replies(2000)
     ended = {(reply.state, reply.step, reply.plan_version) for reply in told if reply.state != "accepted"}
     assert len(ended) == 1 and ended.pop()[0] == "applied"
-    with live.client(timeout_seconds=30) as client:
+    with live.client() as client:
         other = client.send("set-lr", {"value": 5e-4, "schedule": "set"}, id=command.id)
     assert (other.state, other.field) == ("conflict", "id")
     assert version(live) == before + 1
@@ -182,13 +183,13 @@ def test_the_same_id_again_and_again_across_kills(live: AgentProcess) -> None:
 
 
 def test_commands_for_an_older_plan_are_refused_and_recorded_whatever_generation_comes(live: AgentProcess) -> None:
-    with live.client(timeout_seconds=30) as client:
+    with live.client() as client:
         seen = version(live)
         assert client.send("set-lr", {"value": 2e-4, "schedule": "set"}, if_plan=seen).state == "applied"
         old = client.send("set-lr", {"value": 1e-4, "schedule": "set"}, if_plan=seen)
     assert (old.state, old.field) == ("rejected", "if_plan")
     restart(live)  # the next generation
-    with live.client(timeout_seconds=30) as client:
+    with live.client() as client:
         again = client.send("set-lr", {"value": 1e-4, "schedule": "set"}, if_plan=seen, id=old.id)
         late = client.send("set-lr", {"value": 1e-4, "schedule": "set"}, if_plan=seen)
     assert (again.state, again.reason) == (old.state, old.reason)
@@ -198,7 +199,7 @@ def test_commands_for_an_older_plan_are_refused_and_recorded_whatever_generation
 
 
 def test_commands_that_come_too_late_are_refused_and_recorded(live: AgentProcess) -> None:
-    with live.client(timeout_seconds=30) as client:
+    with live.client() as client:
         client.send("pause", {})
         late = client.send("resize-batch", {"micro": 3}, id=str(uuid.uuid4()), ttl_seconds=1e-9)
         client.send("resume", {})
@@ -214,7 +215,7 @@ def test_a_command_whose_time_is_up_while_no_agent_runs_is_refused_and_recorded(
             until(lambda id=command.id: state_of(live, id), 30, "the command's journaling")  # type: ignore[misc]
             assert live.process is not None
             live.process.kill()
-            live.process.wait(20)
+            live.process.wait(HANG_SECONDS)
         waits = struck(live, command.id) == "in the agent's book, on no plan"
         if waits:
             time.sleep(command.ttl_seconds)
@@ -228,7 +229,7 @@ def test_a_command_whose_time_is_up_while_no_agent_runs_is_refused_and_recorded(
 
 def recorded(agent: AgentProcess, *ids: str) -> list[str | None]:
     """How commands have ended, by the agent's book and the run's events alike."""
-    with agent.client(timeout_seconds=30) as client:
+    with agent.client() as client:
         told = {event.command: event.outcome for event in client.events(newest=True).events if event.command}
     states = [state_of(agent, id) for id in ids]
     assert [told.get(id) for id in ids] == states
@@ -236,7 +237,7 @@ def recorded(agent: AgentProcess, *ids: str) -> list[str | None]:
 
 
 def version(agent: AgentProcess) -> int:
-    with agent.client(timeout_seconds=30) as client:
+    with agent.client() as client:
         run = client.snapshot(0).run
     assert run is not None
     return run.plan_version

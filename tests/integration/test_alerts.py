@@ -53,7 +53,7 @@ def test_alerts_are_raised_called_about_and_kept(
     # No disk has so much room, so that both nodes' readings are alerts; the follower's have to come to the lead first.
     limits = {"disk_free_gb": 1e9, "disk_clear_gb": 2e9, "silent_seconds": 3, "clear_seconds": 1}
     config = run_config(run__steps=100_000, nodes=dict.fromkeys(NODES, TORCH), alerts=limits)
-    with alpha.client(timeout_seconds=30) as client, beta.client(timeout_seconds=30) as other:
+    with alpha.client() as client, beta.client() as other:
         until(lambda: all(peer.state == "connected" for peer in client.snapshot(0).peers), 20, "the follower")
         run = client.send("start-run", {"config": config}, wait="accepted").run
         # Readings come before the first step: all of this happens while the trainers load.

@@ -12,6 +12,7 @@ import zmq
 from tests.integration.conftest import wait_for_step
 from tests.tui.support import run_directory
 from tests.tui.support.cli_calls import call
+from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS
 
 from trainctl.node_agent.records.agent_db import AgentLedger
 from trainctl.protocol import messages as m
@@ -30,9 +31,9 @@ def exchange(address: str, *frames: bytes) -> m.AgentReply:
         dealer = sockets.new_socket(context, zmq.DEALER)
         dealer.setsockopt(zmq.IDENTITY, uuid.uuid4().bytes)
         dealer.connect(address)
-        assert dealer.poll(5000, zmq.POLLOUT)
+        assert dealer.poll(PATIENT_MILLISECONDS, zmq.POLLOUT)
         dealer.send_multipart(frames)
-        assert dealer.poll(5000, zmq.POLLIN), "no answer"
+        assert dealer.poll(PATIENT_MILLISECONDS, zmq.POLLIN), "no answer"
         return codec.decode_reply(dealer.recv())
     finally:
         context.destroy(linger=0)
@@ -99,7 +100,7 @@ def test_a_frame_over_the_cap_ends_that_connection_and_nothing_else(one_agent):
     try:
         dealer = sockets.new_socket(context, zmq.DEALER)
         dealer.connect(one_agent.address)
-        assert dealer.poll(5000, zmq.POLLOUT)
+        assert dealer.poll(PATIENT_MILLISECONDS, zmq.POLLOUT)
         dealer.send(b"x" * (codec.CONTROL_FRAME_BYTES + 1))
         assert not dealer.poll(300, zmq.POLLIN)
     finally:
@@ -124,7 +125,7 @@ def test_garbage_on_the_trainers_socket_changes_nothing(live):
 
 def agent_command(*arguments: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from tests.tui.support.cli_calls import (
     started,
     wait_until,
 )
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.trainer.demo_assets import llama_config, make_model
@@ -83,7 +84,7 @@ class Agent:
         call("send", "stop", "checkpoint=false", *self.at)
         self._process.send_signal(signal.SIGTERM)
         try:
-            assert self._process.wait(20) == 0
+            assert self._process.wait(HANG_SECONDS) == 0
             assert_none_left(self.folder)
         finally:
             end_all(self.folder)
@@ -106,7 +107,7 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
     done = call("run", agent.run_file, *agent.at)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"tiny-\d{8}-\d{6}-[0-9a-f]{4}\n", done.stdout)
-    with BlockingClient(agent.address) as client:
+    with BlockingClient(agent.address, timeout_seconds=HANG_SECONDS) as client:
         assert client.send("pause", {}).state == "applied"
     agent.keep()
     yield agent
@@ -116,7 +117,7 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
 @pytest.fixture
 def agent(lasting: Agent) -> Iterator[Agent]:
     """An agent whose run is paused before and after; a test resumes it."""
-    with BlockingClient(lasting.address, timeout_seconds=30) as client:
+    with BlockingClient(lasting.address, timeout_seconds=HANG_SECONDS) as client:
         yield lasting
         assert client.send("pause", {}).state in ("applied", "rejected")
 
@@ -124,7 +125,7 @@ def agent(lasting: Agent) -> Iterator[Agent]:
 @pytest.fixture
 def training(agent: Agent) -> Agent:
     """The same, its run making steps."""
-    with BlockingClient(agent.address, timeout_seconds=30) as client:
+    with BlockingClient(agent.address, timeout_seconds=HANG_SECONDS) as client:
         assert client.send("resume", {}).state == "applied"
     return agent
 
@@ -136,7 +137,7 @@ def test_prometheus_counts_what_is_trained(agent: Agent) -> None:
     """Of a real run: steps, its trainer's phases, the agent's own loop and its processes' memory."""
 
     def scraped() -> str:
-        with urllib.request.urlopen(agent.metrics_url, timeout=20) as reply:
+        with urllib.request.urlopen(agent.metrics_url, timeout=HANG_SECONDS) as reply:
             return str(reply.read().decode())
 
     wait_until(lambda: re.search(r'^trainctl_steps_total\{run="tiny-.*"\} [1-9]', scraped(), re.MULTILINE), "steps")
@@ -210,7 +211,7 @@ def test_a_pipe_that_closes_ends_watch_quietly(training: Agent) -> None:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
-        assert process.wait(60) == 141
+        assert process.wait(HANG_SECONDS) == 141
 
 
 def test_events(agent: Agent) -> None:

@@ -11,6 +11,7 @@ from tests.conftest import SHARED_PIDS
 from tests.integration.support.clusters import free_addresses
 from tests.integration.support.sshd import PYTHON, LoopbackSshd
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config import cluster_file
@@ -45,7 +46,9 @@ class Pair:
 
     def client(self) -> BlockingClient:
         folder = keys.KeyFolder(Path(self.env["TRAINCTL_KEYS"]))
-        return BlockingClient(self.address, keys=Keyring(folder, cluster_file.read(self.file)), timeout_seconds=20)
+        return BlockingClient(
+            self.address, keys=Keyring(folder, cluster_file.read(self.file)), timeout_seconds=HANG_SECONDS
+        )
 
 
 def in_folder(folder: Path) -> cluster_file.Cluster:
@@ -65,7 +68,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
             process = remote_side.running(note)
             if process is not None:
                 process.terminate()
-                process.wait(20)
+                process.wait(HANG_SECONDS)
 
 
 class Calls(NamedTuple):

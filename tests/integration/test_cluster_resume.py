@@ -21,7 +21,7 @@ def resumed(cluster: Cluster, run: str, at: int) -> None:
     """Take the run up again through its lead; it must go on from step `at` with nothing retracted before it. It is left
     running."""
     with cluster.client("alpha") as client:
-        again = client.send("start-run", {"resume": run}, timeout_seconds=120)
+        again = client.send("start-run", {"resume": run})
         assert (again.state, again.step) == ("applied", at + 1), again
         wait_for_step(client, at + 3)
         assert [step.step for step in all_steps(client, run)][: at + 3] == list(range(1, at + 4))
@@ -34,7 +34,7 @@ def resumed(cluster: Cluster, run: str, at: int) -> None:
 def test_it_goes_on_from_the_newest_checkpoint_whichever_node_has_it_and_takes_it_up(cluster, run_config):
     config = run_config(run__steps=FOREVER, batch__global=8, nodes=on("alpha", "beta"))
     with cluster.client("alpha") as client:
-        run = client.send("start-run", {"config": config}, timeout_seconds=120).run
+        run = client.send("start-run", {"config": config}).run
         wait_for_step(client, 3)
     drain_the_lead_s_node(cluster, run)
     other_nodes_take_it_up(cluster, run, config)
@@ -56,7 +56,7 @@ def drain_the_lead_s_node(cluster: Cluster, run: str) -> None:
         # It is still drained, and refused while its trainer loads.
         client.send("pause", {})
         until(lambda: all(rank.backend for rank in client.snapshot(0).run.ranks), 60, "its trainer")
-        until(lambda: client.send("admit", {}, node="alpha", timeout_seconds=120).state == "applied", 60, "its return")
+        until(lambda: client.send("admit", {}, node="alpha").state == "applied", 60, "its return")
         client.send("resume", {})
         own = paused_with_checkpoint(client)
         client.send("drain", {}, node="alpha")
@@ -86,7 +86,7 @@ def taken_up(cluster: Cluster, run: str, by: str, at: int, **options: object) ->
     """Have a node take the run up; it must go on from step `at` and be conducted there."""
     args = {"resume": run, **({"old_lead_is_off": True} if options.pop("off", False) else {})}
     with cluster.client(by) as client:
-        reply = client.send("start-run", args, timeout_seconds=120, **options)
+        reply = client.send("start-run", args, **options)
         assert (reply.state, reply.step) == ("applied", at + 1), reply
         view = wait_for_step(client, at + 2).run
         assert (view.run, view.lead) == (run, by)
@@ -111,7 +111,7 @@ def all_know_the_end(cluster: Cluster) -> None:
 
 def refused(cluster: Cluster, by: str, run: str, **options: object) -> m.CommandReply:
     with cluster.client(by) as client:
-        reply = client.send("start-run", {"resume": run}, timeout_seconds=60, **options)
+        reply = client.send("start-run", {"resume": run}, **options)
         assert reply.state == "rejected", reply
         return reply
 

@@ -6,6 +6,7 @@ import time
 import uuid
 
 import pytest
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
@@ -46,7 +47,7 @@ def random_command(chance: random.Random) -> tuple[str, dict, str | None]:
 
 def test_two_hundred_commands_are_applied_at_one_named_step_or_refused_by_field(live):
     chance = random.Random(11)
-    with live.client(timeout_seconds=30) as client:
+    with live.client() as client:
         run = client.snapshot(0).run.run
         replies = []
         for _ in range(200):
@@ -134,7 +135,7 @@ def test_while_paused_commands_apply_at_once_and_name_the_step_to_come(live):
 
 async def test_from_key_press_to_applied_at_the_step_that_the_reply_names(live):
     """In the full-screen program. How long it takes is measured by benchmarks/key_press.py."""
-    async with Client(live.address, by="tester", timeout_seconds=60) as client:
+    async with Client(live.address, by="tester", timeout_seconds=HANG_SECONDS) as client:
         app = TrainctlApp(lambda: ClusterSource(live.address, by="tester"))
         async with app.run_test(size=(80, 24)) as pilot:
             await reached(pilot, lambda: app.shown.run is not None and app.shown.run.state == "running")
@@ -167,7 +168,7 @@ async def resize_by_keys(pilot, app, micro: str, pause: float) -> int:
     begun = time.monotonic()
     app.simulate_key("enter")
     while dialog.progress is None or not dialog.progress.ended:
-        assert time.monotonic() - begun < 60
+        assert time.monotonic() - begun < HANG_SECONDS
         await asyncio.sleep(0.002)
     assert dialog.progress.reply.state == "applied", dialog.progress.reply
     await pilot.press("escape")
@@ -175,7 +176,7 @@ async def resize_by_keys(pilot, app, micro: str, pause: float) -> int:
 
 
 async def reached(pilot, condition) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG_SECONDS
     while not condition():
         assert time.monotonic() < deadline
         await pilot.pause(0.02)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.integration.support.clusters import free_addresses
 from tests.tui.support.cli_calls import call_json
+from tests.waiting import HANG_SECONDS
 
 
 def test_an_agent_that_advertises_itself_is_found(tmp_path: Path) -> None:
@@ -26,4 +27,4 @@ def test_an_agent_that_advertises_itself_is_found(tmp_path: Path) -> None:
             assert told["protocol"] == "1"
         finally:
             agent.terminate()
-            assert agent.wait(20) == 0
+            assert agent.wait(HANG_SECONDS) == 0

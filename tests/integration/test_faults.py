@@ -84,7 +84,7 @@ def faulty_run(cluster, run_config, group, seed, curves, totals) -> FaultyRun:
 
     def run(disturb: Callable[[Harness, int], object], steps: int) -> list[m.Event]:
         with (
-            cluster.client("alpha", timeout_seconds=120) as client,
+            cluster.client("alpha") as client,
             naming(f"TRAINCTL_FAULT_SEED={SEED}, {engine}, {mix}"),
         ):
             begun = client.send("start-run", {"config": make(steps, nodes=on(*NODES, **MIXES[mix]))})

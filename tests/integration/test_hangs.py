@@ -45,7 +45,7 @@ def test_a_rank_that_hangs_in_its_checkpoint_is_replaced_and_without_its_node_th
         group={"hung_seconds": 1.0},
     )  # fmt: skip
     with cluster.client() as client:
-        begun = client.send("start-run", {"config": config}, timeout_seconds=120)
+        begun = client.send("start-run", {"config": config})
         assert begun.state == "applied", begun.reason
         hang(cluster, client, begun.run)
         lose_all(cluster, client)

@@ -15,6 +15,7 @@ import pytest
 import zmq
 from tests.integration.support.terminals import TRAINCTL, Terminal, needs_tmux
 from tests.tui.support.recorded import run_view, snapshot
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError
@@ -40,7 +41,7 @@ class StrangeAgent:
 
     def start(self) -> None:
         """Begins to listen, where nobody did."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + HANG_SECONDS
         while True:  # the port is given back by another thread
             try:
                 self._control.bind(self.address)

@@ -9,6 +9,7 @@ import psutil
 import pytest
 from tests.integration.conftest import AgentProcess, all_steps, until, wait_for_end, wait_for_step
 from tests.integration.support.reference import one_rank_curve
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
@@ -24,12 +25,12 @@ def test_resizes_and_an_agent_killed_again_and_again_leave_each_step_alone_and_a
     """The undisturbed run's losses, step for step, to 1e-5 (promise 1 on one rank), and one trainer. The agent is first
     killed while that loads."""
     config = run_config(run__steps=STEPS)
-    with agent.client(timeout_seconds=30) as client, ThreadPoolExecutor(1) as thread:
+    with agent.client() as client, ThreadPoolExecutor(1) as thread:
         sent = client.send("start-run", {"config": config}, wait="accepted")
         (pid,) = until(agent.trainer_pids, what="the trainer")
         agent.kill()
         agent.start()
-        again = client.send("start-run", {"config": config}, id=sent.id, timeout_seconds=60)
+        again = client.send("start-run", {"config": config}, id=sent.id)
         assert (again.state, again.step) == ("applied", 1)
         watched = thread.submit(watch_to_the_end, agent)
         wait_for_step(client, 2)
@@ -50,7 +51,7 @@ def test_resizes_and_an_agent_killed_again_and_again_leave_each_step_alone_and_a
             wait_for_step(client, state.step + 5)
         assert wait_for_end(client).state == "finished"
         disturbed = all_steps(client, run)
-        seen, states = watched.result(60)
+        seen, states = watched.result(HANG_SECONDS)
     assert [step.step for step in disturbed] == list(range(1, STEPS + 1))
     losses = [step.loss for step in one_rank_curve(config)]
     assert [step.loss for step in disturbed] == pytest.approx(losses, rel=1e-5)
@@ -92,13 +93,13 @@ def check_ledger(paths, steps) -> None:
 
 def test_a_command_accepted_before_the_kill_takes_effect_once_after_it(live):
     agent, sent_ids = live, set()
-    with agent.client(timeout_seconds=30) as client:
+    with agent.client() as client:
         for micro in (1, 2, 3, 5):
             sent = client.send("resize-batch", {"micro": micro}, wait="accepted")
             sent_ids.add(sent.id)
             agent.kill()
             agent.start()
-            again = client.send("resize-batch", {"micro": micro}, id=sent.id, timeout_seconds=60)
+            again = client.send("resize-batch", {"micro": micro}, id=sent.id)
             assert again.state == "applied"
             assert client.snapshot(0).run.ranks[0].micro_batch == micro
         events = [event for event in client.events(newest=True, limit=200).events if event.command in sent_ids]
@@ -107,7 +108,7 @@ def test_a_command_accepted_before_the_kill_takes_effect_once_after_it(live):
 
 def test_a_paused_run_is_still_paused_after_its_agent_came_back(live):
     agent = live
-    with agent.client(timeout_seconds=30) as client:
+    with agent.client() as client:
         paused = client.send("pause", {})
         client.send("resize-batch", {"micro": 1})
         agent.kill()
@@ -138,7 +139,7 @@ def test_a_trainer_whose_agent_stays_away_writes_a_checkpoint_and_the_next_agent
         assert any(text.startswith(f"taken up again from step {step:,}") for text in texts)
     agent.kill()
     agent.start()
-    with agent.client(timeout_seconds=20) as client:
+    with agent.client() as client:
         stopped = client.send("stop", {})
         assert stopped.state == "applied"
         assert wait_for_end(client).state == "stopped"
@@ -161,7 +162,7 @@ def test_sigterm_to_the_agent_leaves_the_trainer_training(live):
 def test_an_agent_that_stalls_longer_than_its_heartbeats_is_found_again_by_trainer_and_client(live):
     """Stopped for five seconds (a paused machine, swapping): both reconnect, and nothing stays deaf."""
     agent = live
-    with agent.client(timeout_seconds=10) as client:
+    with agent.client() as client:
         first = client.snapshot(0).run.step
         agent.process.send_signal(signal.SIGSTOP)
         time.sleep(5)

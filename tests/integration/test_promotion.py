@@ -41,7 +41,7 @@ def config(run_config) -> dict[str, Any]:
 def run(cluster, config) -> Iterator[str]:
     """A run over all nodes, conducted by the first, that is paused after its first steps."""
     with cluster.client("alpha") as client:
-        begun = client.send("start-run", {"config": config}, timeout_seconds=120)
+        begun = client.send("start-run", {"config": config})
         assert begun.state == "applied", begun.reason
         assert client.send("pause", {}).state == "applied"
     yield begun.run
@@ -121,7 +121,7 @@ def hand_over(cluster: Cluster, run: str) -> None:
         assert {rank.state for rank in view.ranks} == {"run"}
         # Any agent still takes a command, and its answer comes from whoever conducts.
         with cluster.client("beta") as client:
-            reply = client.send("resize-batch", {"micro": micro}, timeout_seconds=60)
+            reply = client.send("resize-batch", {"micro": micro})
             assert reply.state == "applied", reply
         assert promote(cluster, node, through="beta").field == "node"
     wanted = ["promote", "resize-batch"] * 2
@@ -230,7 +230,7 @@ def test_a_lead_without_a_rank_tells_how_the_run_is_that_it_has_handed_over(clus
         assert "beta conducts it and is out of reach" in client.snapshot(0).run.reason
         cluster.start("beta")
         until(lambda: all(peer.state == "connected" for peer in client.snapshot(0).peers), 20, "the return")
-        assert client.send("stop", {"checkpoint": False}, timeout_seconds=60).state == "applied"
+        assert client.send("stop", {"checkpoint": False}).state == "applied"
         until(lambda: client.snapshot(0).run.state == "stopped", 30, "the end")
     assert view_at(cluster, "beta").state == "stopped"
 

@@ -42,7 +42,7 @@ def test_no_step_is_made_without_a_majority_and_a_node_at_another_address_is_fou
     strict.in_touch()
     with strict.client("alpha") as client:
         config = run_config(run__steps=FOREVER, nodes=on("alpha"))
-        assert client.send("start-run", {"config": config}, timeout_seconds=120).state == "applied"
+        assert client.send("start-run", {"config": config}).state == "applied"
         wait_for_step(client, 3)
         strict["beta"].kill()
         went_on = wait_for_step(client, client.snapshot(0).run.step + 20).run

@@ -5,7 +5,9 @@ import subprocess
 import sys
 from typing import Any
 
-DEADLINE_SECONDS = 90.0
+from tests.waiting import HANG_SECONDS
+
+DEADLINE_SECONDS = HANG_SECONDS
 
 
 def trainctl(*arguments: str) -> "subprocess.CompletedProcess[str]":

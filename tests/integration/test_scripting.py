@@ -18,6 +18,7 @@ from tests.integration.conftest import AgentProcess, keep_processes, until, wait
 from tests.integration.support.clusters import FOREVER, free_addresses, on
 from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT
 from tests.tui.support.scripted import SNAPSHOT, scripted
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.security.keys import KeyFolder
@@ -47,7 +48,7 @@ class Studio:
         own["TRAINCTL_CONNECT"] = self.lead.address
         return subprocess.run(
             words, env={**ENVIRONMENT, **own, **env}, capture_output=True, text=True,
-            check=False, stdin=subprocess.DEVNULL, timeout=120,
+            check=False, stdin=subprocess.DEVNULL, timeout=HANG_SECONDS,
         )  # fmt: skip
 
     def shares(self) -> dict[str, int]:
@@ -79,10 +80,10 @@ def studio(tmp_path_factory: pytest.TempPathFactory, run_config: Any) -> Iterato
     agents = [_start(AgentProcess(folder / "state", node, file), own) for node, own in keys.items()]
     SHARED_PIDS.update(agent.process.pid for agent in agents if agent.process is not None)
     mine = {"TRAINCTL_KEYS": str(keys[NODES[0]].path), "TRAINCTL_CLUSTER": str(file)}
-    with patch.dict(os.environ, mine), agents[0].client(timeout_seconds=30) as client:
+    with patch.dict(os.environ, mine), agents[0].client() as client:
         until(lambda: all(peer.state == "connected" for peer in client.snapshot(0).peers), 20, "the other agent")
         config = run_config(run__steps=FOREVER, batch__global=SAMPLES, batch__micro=4, nodes=on(*NODES))
-        started = client.send("start-run", {"config": config}, timeout_seconds=120)
+        started = client.send("start-run", {"config": config})
         assert started.state == "applied", started.reason
         assert started.run is not None
         wait_for_step(client, 5)
@@ -98,7 +99,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory, run_config: Any) -> Iterato
 @pytest.fixture
 def training(studio: Studio) -> Iterator[Studio]:
     """The same, its run making steps."""
-    with studio.lead.client(timeout_seconds=30) as client:
+    with studio.lead.client() as client:
         assert client.send("resume", {}).state == "applied"
         yield studio
         assert client.send("pause", {}).state == "applied"
@@ -195,7 +196,7 @@ def test_the_nodejs_client_asks_again_under_the_same_id_when_its_command_or_the_
 
     with scripted(answer) as agent:
         words = ("--connect", agent.address, "--answer", "0.4", "studio=16")
-        done = subprocess.run([*NODE_STEER, *words], capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run([*NODE_STEER, *words], capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (3, "steer.mjs: rebalance rejected: shares: no")
     assert len(agent.heard) == lost + 1
     assert len({command.id for command in agent.heard}) == 1

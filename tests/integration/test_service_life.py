@@ -18,6 +18,7 @@ import psutil
 import pytest
 from tests.integration.conftest import NODE, AgentProcess, until, wait_for_end, wait_for_step
 from tests.node_agent.support.processes import ENVIRONMENT
+from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.services import systemd
 from trainctl.node_agent.services.manager import own_command
@@ -83,7 +84,7 @@ def test_a_trainer_lives_through_restarts_and_stalls_of_its_agents_service(unit:
     unit.wait_for_word("READY=1")
     nice = min(os.getpriority(os.PRIO_PROCESS, 0) + 1, 19)
     nodes = {NODE: {"backend": "torch", "device": "cpu", "threads": 1, "priority": nice, "env": {"MINE": "ü $x"}}}
-    with unit.client(timeout_seconds=30) as client:
+    with unit.client() as client:
         client.send("start-run", {"config": run_config(run__steps=1_000_000, nodes=nodes)}, wait="accepted")
         run = wait_for_step(client, 3, 150).run.run
         (pid,) = unit.trainer_pids()
@@ -109,7 +110,7 @@ def test_a_trainer_lives_through_restarts_and_stalls_of_its_agents_service(unit:
             held.execute("BEGIN IMMEDIATE")
             with contextlib.suppress(TrainctlError):
                 client.send("note", {"text": "who hears?"}, wait="accepted", timeout_seconds=1)
-            assert unit.process is not None and unit.process.wait(30) == EXIT_STATUS
+            assert unit.process is not None and unit.process.wait(HANG_SECONDS) == EXIT_STATUS
         unit._reap()
         log = (unit.directory / "logs" / "agent.log").read_text()
         assert f"CRITICAL the event loop has stood still for {STALL_SECONDS}" in log

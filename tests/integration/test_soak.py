@@ -51,7 +51,7 @@ def test_faults_at_random_times_cost_no_step_bend_no_curve_and_leave_nothing_beh
         return run_config(run__steps=STEPS, group={"engine": engine}, **changes)
 
     with (
-        cluster.client("alpha", timeout_seconds=120) as client,
+        cluster.client("alpha") as client,
         naming(f"TRAINCTL_FAULT_SEED={SEED}, {engine}, {mix}"),
     ):
         print(f"\n{engine}, {mix}, {STEPS} steps, TRAINCTL_FAULT_SEED={SEED}")

@@ -4,6 +4,7 @@ import psutil
 import pytest
 from tests.integration.conftest import wait_for_step
 from tests.integration.support.terminals import TRAINCTL, Terminal, needs_tmux
+from tests.waiting import HANG_SECONDS
 
 pytestmark = needs_tmux
 
@@ -52,7 +53,7 @@ def test_killing_the_terminal_changes_nothing_for_the_run(running, tmp_path):
     (pid,) = agent.trainer_pids()
     program = terminal.program()
     terminal.close()
-    assert not psutil.wait_procs([program], timeout=20)[1], "the program goes on without its terminal"
+    assert not psutil.wait_procs([program], timeout=HANG_SECONDS)[1], "the program goes on without its terminal"
     step = client.snapshot(0).run.step
     wait_for_step(client, step + 20)
     assert agent.trainer_pids() == [pid]

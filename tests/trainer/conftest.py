@@ -23,6 +23,7 @@ from tests.trainer.support.curves import losses
 from tests.trainer.support.fork_servers import ForkServers
 from tests.trainer.support.line import WHO, Line
 from tests.trainer.support.ranks import Ranks
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file as runfile
@@ -109,7 +110,7 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dead_pid() -> int:
     """A process id that was just in use and isn't any more."""
     process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait(timeout=60)
+    process.wait(timeout=HANG_SECONDS)
     return process.pid
 
 
@@ -257,7 +258,7 @@ def run_python(assets: Path) -> Callable[[str], str]:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(script), str(assets)],
-            env=environment, capture_output=True, text=True, timeout=120, check=False,
+            env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout

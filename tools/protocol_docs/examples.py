@@ -5,6 +5,7 @@ does.
 """
 
 import json
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,7 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         "step-plan-checkpoint": msgspec.structs.replace(
             _PLAN, kind="checkpoint", work=(), finishes=None, writers=(0,), commands=()
         ),
+        "step-plan-probe": msgspec.structs.replace(_PLAN, kind="probe", finishes=None, commands=()),
         "offer": m.Offer(run=_RUN, generation=_GENERATION, engine="gloo"),
         "form": m.Form(run=_RUN, generation=_GENERATION, engine="none", ranks=(0,)),
         "form-group": m.Form(
@@ -244,6 +246,11 @@ EXAMPLES: dict[str, dict[str, m.Message]] = {
         ),
         "report-sync": msgspec.structs.replace(_REPORT, kind="sync", drift=1.3e-7),
         "report-measure": msgspec.structs.replace(_REPORT, kind="measure", samples_per_second=17.3),
+        "probed": m.Probed(
+            **{**msgspec.structs.asdict(_REPORT), "kind": "probe", "loss_sum": 0.0, "weight": 0.0, "own_weight": 0.0},
+            family="llama", tokens_digest="c" * 64, lengths=(2, 1),
+            log_probabilities=struct.pack("<3f", -5.5, -2.25, -7.0), weight_norms=struct.pack("<2f", 1.5, 40.0),
+        ),
         "trainer-failed": m.TrainerFailed(run=_RUN, rank=0, reason="model.safetensors: a tensor is missing"),
     },
     "lead to follower": {

@@ -16,6 +16,7 @@ from trainctl.node_agent.services import commands
 from trainctl.protocol.config.alert_rules import AlertHooks, check_command, check_webhook
 from trainctl.protocol.config.cluster_file import Cluster, read_default
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.machine.local_agents import registered
 from trainctl.protocol.record.paths import node_name
 from trainctl.protocol.wire.sockets import DEFAULT_PORT
 
@@ -152,9 +153,11 @@ async def _serve(
     set_title("agent", name)
     bind.allow_open_files()
     options = Options(leash, hooks, metrics, advertise, require_keys=require_keys)
+    known = [entry.address for entry in cluster.nodes.values()]
     async with Agent(name, listen, live, state, cluster, options) as agent, at_work(agent, stall_seconds):
-        _say_bound(name, agent.address, agent.live_address, agent.metrics_url)
-        await agent.serve()
+        with registered(name, agent.address, known):
+            _say_bound(name, agent.address, agent.live_address, agent.metrics_url)
+            await agent.serve()
 
 
 def _say_bound(name: str, listen: str, live: str, metrics: str | None = None) -> None:
@@ -207,8 +210,9 @@ def play(
             played, directory, count, pace, listen=listen, seed=seed, faults=faults, leashed=leash, metrics=at
         ) as player:  # fmt: skip
             first = player.agents[0]
-            _say_bound(first.node, first.address, first.live_address, player.metrics_url)
-            await player.serve()
+            with registered(first.node, first.address):
+                _say_bound(first.node, first.address, first.live_address, player.metrics_url)
+                await player.serve()
 
     with contextlib.nullcontext(folder) if folder is not None else passing_folder(played.name) as directory:
         asyncio.run(serve(directory))

@@ -14,6 +14,9 @@ TrainctlError
 import contextlib
 from collections.abc import Iterator, Sequence
 
+START_ONE = "start one with trainctl-agent run, or see one at work with trainctl demo"
+"""What to do where no agent answers."""
+
 
 class TrainctlError(Exception):
     """Anything this program says no with; its text is one line that names what, where and what would be right."""
@@ -101,3 +104,8 @@ class ProtocolError(TrainctlError):
 
 class VersionError(ProtocolError):
     """A message of another protocol version."""
+
+
+def installing(*extras: str) -> str:
+    """How to get optional dependencies, any of `extras`; trainctl itself is in no package index yet."""
+    return "in a checkout of trainctl: pip install " + " or ".join(f"'.[{extra}]'" for extra in extras)

@@ -22,12 +22,18 @@ TORCH = {"backend": "torch", "device": "cpu", "threads": 1}
 class Cluster:
     """The agents by node; they outlive the test that asked for them first."""
 
-    def __init__(self, folder: Path, *, quorum: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, quorum: bool = False, environment: dict[str, dict[str, str]] | None = None
+    ) -> None:
+        """`environment`: variables by node, beside the test's own."""
         self.file = folder / "cluster.toml"
         addresses = dict(zip(NODES, free_addresses(len(NODES)), strict=True))
         tables = "".join(f'[nodes.{node}]\naddress = "{at}"\n' for node, at in addresses.items())
         self.file.write_text(f"quorum = {str(quorum).lower()}\n{tables}")
-        self.agents = {node: AgentProcess(folder / "state", node, self.file) for node in NODES}
+        self.agents = {
+            node: AgentProcess(folder / "state", node, self.file, environment=(environment or {}).get(node))
+            for node in NODES
+        }
         for node in NODES:
             self.start(node)
 
@@ -41,7 +47,7 @@ class Cluster:
         SHARED_PIDS.add(process.pid)
 
     def client(self, node: str = NODES[0], **options: Any) -> BlockingClient:
-        return self.agents[node].client(**{"timeout_seconds": 30, **options})
+        return self.agents[node].client(**options)
 
     def in_touch(self) -> None:
         """Every agent has reached every other one."""
@@ -92,9 +98,9 @@ def have_back(client: BlockingClient, *nodes: str) -> m.RunView:
         assert run is not None
         return run if all(condition(rank) for rank in run.ranks if rank.node in wanted) else None
 
-    assert client.send("pause", {}, timeout_seconds=60).state in ("applied", "rejected")
+    assert client.send("pause", {}).state in ("applied", "rejected")
     until(lambda: view_if(lambda rank: rank.backend), what="the trainers that are to return")
-    assert client.send("resume", {}, timeout_seconds=60).state == "applied"
+    assert client.send("resume", {}).state == "applied"
     found: m.RunView = until(lambda: view_if(lambda rank: rank.state == "run"), what="the return")
     return found
 

@@ -16,6 +16,7 @@ from typing import Literal, get_args
 import psutil
 from tests.integration.conftest import until
 from tests.integration.support.clusters import NODES, Cluster
+from tests.waiting import Patience
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
@@ -145,7 +146,7 @@ class Harness:
         if takes_part(after, wanted):
             return after
         for verb, condition in (("pause", have_loaded), ("resume", lambda view: takes_part(view, wanted))):
-            reply = self._client.send(verb, {}, timeout_seconds=FAULT_SECONDS)
+            reply = self._client.send(verb, {})
             assert reply.state == "applied", reply
             after = self._until(condition, "the lost ranks")
         return after
@@ -157,16 +158,16 @@ class Harness:
         return view
 
     def _until(self, condition: Callable[[m.RunView], bool], what: str) -> m.RunView:
-        deadline = time.monotonic() + FAULT_SECONDS
+        patience = Patience(FAULT_SECONDS)
         while not condition(view := self.view()):
-            assert time.monotonic() < deadline, f"{what} did not come within {FAULT_SECONDS:g} s: {view}"
+            assert not patience.is_over(), f"{what} did not come within {FAULT_SECONDS:g} s of a quiet machine: {view}"
             time.sleep(0.1)  # a snapshot costs the lead some time
         return view
 
     def _send(self, fault: Fault) -> None:
         """To processes that are looked up again as long as the place is not found, for they may be replaced."""
-        deadline = time.monotonic() + FAULT_SECONDS
-        while time.monotonic() < deadline:
+        patience = Patience(FAULT_SECONDS)
+        while not patience.is_over():
             self.view()
             with contextlib.suppress(ProcessLookupError), contextlib.ExitStack() as stack:
                 trainers = self._cluster[fault.node].trainer_pids()
@@ -174,7 +175,7 @@ class Harness:
                 if fault.phase == "regroup" and pids:
                     pids = self._regroup(fault, trainers, pids)
                 held = [stack.enter_context(handle(pid)) for pid in pids]
-                if held and self._meet(fault, trainers[0]):
+                if held and trainers and self._meet(fault, trainers[0]):
                     for one in held:
                         signal.pidfd_send_signal(one, fault.signal)
                     self.done[fault.victim, fault.signal.name, fault.phase] += 1

@@ -1,6 +1,7 @@
 """A lead or a claimant made by hand: its messages are what a test says, right or wrong."""
 
 import zmq
+from tests.waiting import PATIENT_MILLISECONDS
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.wire import codec, sockets
@@ -16,13 +17,13 @@ class Greeter:
         self.socket.connect(address)
 
     def say(self, message: m.ToPeer) -> None:
-        assert self.socket.poll(5000, zmq.POLLOUT)
+        assert self.socket.poll(PATIENT_MILLISECONDS, zmq.POLLOUT)
         self.socket.send(codec.encode(message))
 
-    def hear(self, kind: type[m.Message], seconds: float = 15.0) -> m.Message:
+    def hear(self, kind: type[m.Message]) -> m.Message:
         """The next message but beats, which is to be of this kind."""
         while True:
-            assert self.socket.poll(int(seconds * 1000)), f"no {kind.__name__}"
+            assert self.socket.poll(PATIENT_MILLISECONDS), f"no {kind.__name__}"
             message = codec.decode_peer(self.socket.recv())
             if isinstance(message, m.PeerBeat) and kind is not m.PeerBeat:
                 continue

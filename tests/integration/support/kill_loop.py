@@ -24,6 +24,7 @@ from tests.integration.support.faults import (
     naming,
     takes_part,
 )
+from tests.waiting import Patience
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
@@ -123,8 +124,8 @@ class KillLoop(Harness):
 
     def _await(self, blow: Blow, at: float, held_step: int, last: int) -> bool:
         """Whether the time and the run are ripe for the blow before the last step."""
-        deadline = max(at, time.monotonic()) + RETURN_SECONDS
-        while time.monotonic() < deadline:
+        patience = Patience(max(0.0, at - time.monotonic()) + RETURN_SECONDS)
+        while not patience.is_over():
             view = self.view()
             if view.step >= last:
                 return False
@@ -161,8 +162,8 @@ class KillLoop(Harness):
 
     def _send_now(self, blow: Blow) -> Status | None:
         """To the processes there are; gives what the page of the node's trainer shows at that moment, if one lives."""
-        deadline = time.monotonic() + FAULT_SECONDS
-        while time.monotonic() < deadline:
+        patience = Patience(FAULT_SECONDS)
+        while not patience.is_over():
             with contextlib.suppress(ProcessLookupError), contextlib.ExitStack() as stack:
                 trainers = self._cluster[blow.node].trainer_pids()
                 held = [stack.enter_context(handle(pid)) for pid in self._victims(blow, trainers)]
@@ -175,7 +176,7 @@ class KillLoop(Harness):
         raise AssertionError(f"no {blow.victim} to be found within {FAULT_SECONDS:g} s")
 
     def _tell(self, verb: str) -> None:
-        reply = self._client.send(verb, {}, timeout_seconds=FAULT_SECONDS)
+        reply = self._client.send(verb, {})
         assert reply.state == "applied", reply
 
     def _say(self, what: str) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import HANG_SECONDS
+
 INTERFACE = "lan0"
 """Of every host, in the network that the hosts trust."""
 SIDE = "side0"
@@ -59,7 +61,9 @@ class Network:
         """The command line that runs `command` on a host; the process is the command itself, not a wrapper."""
         return ["ip", "netns", "exec", self._names[host], *command]
 
-    def run(self, host: str, *command: str, seconds: float = 60.0, **env: str) -> "subprocess.CompletedProcess[str]":
+    def run(
+        self, host: str, *command: str, seconds: float = HANG_SECONDS, **env: str
+    ) -> "subprocess.CompletedProcess[str]":
         line = self.on(host, *command)
         return subprocess.run(
             line, capture_output=True, text=True, timeout=seconds, env={**os.environ, **env}, check=False
@@ -72,12 +76,12 @@ class Network:
     def close(self) -> None:
         """Remove the namespaces, and with them their ends of every cable."""
         for name in self._made:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=10, check=False)
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=HANG_SECONDS, check=False)
         self._made.clear()
 
 
 def _ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=10, check=False)
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
 

@@ -48,7 +48,7 @@ def warmed(agent: Narrow) -> Iterator[Narrow]:
     """A started agent, narrowed once what it needs for answers is loaded, and ended after the tests that share it."""
     assert agent.process is not None
     SHARED_PIDS.add(agent.process.pid)
-    with agent.client(timeout_seconds=20) as client:
+    with agent.client() as client:
         for _ in range(100):
             client.snapshot(0)
         for _ in range(3):
@@ -113,7 +113,7 @@ class Flooded(NamedTuple):
 
 def flood(agent: Narrow, *arguments: str) -> Flooded:
     """Flood an agent, as `tests.integration.support.flooder` is told to, and ask it all the while."""
-    with agent.client(timeout_seconds=30) as client:
+    with agent.client() as client:
         answers(client)
         before, seconds = agent.megabytes, []
         command = [sys.executable, "-m", "tests.integration.support.flooder", *arguments]

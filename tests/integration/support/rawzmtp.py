@@ -4,11 +4,13 @@ import socket
 import struct
 from urllib.parse import urlsplit
 
+from tests.waiting import HANG_SECONDS
+
 MORE, LONG, COMMAND = 1, 2, 4
 _GREETING_BYTES = 64
 
 
-def connect(address: str, seconds: float = 5.0) -> socket.socket:
+def connect(address: str, seconds: float = HANG_SECONDS) -> socket.socket:
     """A connection that has said nothing yet, to `tcp://host:port` or `ipc://path`."""
     parts = urlsplit(address)
     if parts.scheme == "ipc":

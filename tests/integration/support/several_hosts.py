@@ -12,6 +12,7 @@ import tomli_w
 from tests.conftest import SHARED_PIDS
 from tests.integration.conftest import until
 from tests.integration.support.namespaces import LAN, Network
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.security.keys import KeyFolder
@@ -22,7 +23,7 @@ PORT = 7474
 LOOK = """
 import sys, msgspec
 from trainctl.protocol.client.blocking import BlockingClient
-with BlockingClient(sys.argv[1], timeout_seconds=30) as client:
+with BlockingClient(sys.argv[1], timeout_seconds=600) as client:
     for _ in sys.stdin:
         print(msgspec.json.encode(client.snapshot(0)).decode(), flush=True)
 """
@@ -74,7 +75,7 @@ class Hosts:
             assert json.loads(line)["listen"] == self.address(node)
 
     def trainctl(
-        self, *arguments: str, host: str = DESK, seconds: float = 90.0, **env: str
+        self, *arguments: str, host: str = DESK, seconds: float = HANG_SECONDS, **env: str
     ) -> "subprocess.CompletedProcess[str]":
         """The program on a host, the desk unless another is named."""
         command = [sys.executable, "-m", "trainctl.tui.cli.main", *arguments]
@@ -117,16 +118,16 @@ class Hosts:
         """End the agents, and with the hosts what was on them."""
         said = {}
         if self._looker is not None:
-            self._looker.communicate(timeout=30)
+            self._looker.communicate(timeout=HANG_SECONDS)
         for node, process in self.agents.items():
             process.terminate()
-            _, error = process.communicate(timeout=30)
+            _, error = process.communicate(timeout=HANG_SECONDS)
             if process.returncode != 0:
                 said[node] = error
         self.network.close()
         assert not said, said
         left = [p for p in psutil.process_iter(["environ"]) if str(self.folder) in str(p.info["environ"] or "")]
-        _, alive = psutil.wait_procs(left, timeout=20)
+        _, alive = psutil.wait_procs(left, timeout=HANG_SECONDS)
         for process in alive:
             process.kill()
         assert not alive, alive

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.conftest import MARK
 from tests.lacking import sshd
+from tests.waiting import HANG_SECONDS
 
 
 class LoopbackSshd:
@@ -66,7 +67,7 @@ class LoopbackSshd:
         )
 
     def _await(self, port: int) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANG_SECONDS
         while time.monotonic() < deadline:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -77,7 +78,7 @@ class LoopbackSshd:
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
-        self._process.wait(10)
+        self._process.wait(HANG_SECONDS)
 
 
 PYTHON = sys.executable

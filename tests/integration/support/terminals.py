@@ -4,12 +4,13 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.waiting import HANG_SECONDS, until
 
 needs_tmux = pytest.mark.needs("tmux")
 TRAINCTL = shlex.join([sys.executable, "-m", "trainctl.tui.cli.main"])
@@ -26,7 +27,9 @@ class Terminal:
         self._tmux("-f", "/dev/null", "new-session", "-d", "-x", str(columns), "-y", str(lines), shell)
 
     def _tmux(self, *arguments: str) -> str:
-        done = subprocess.run(["tmux", "-L", self._socket, *arguments], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(
+            ["tmux", "-L", self._socket, *arguments], capture_output=True, text=True, timeout=HANG_SECONDS
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -56,32 +59,29 @@ class Terminal:
         before, *after = self._lines.read_text().split()
         return flags.strip() == "0010" and after == [before]
 
-    def wait_for(self, pattern: str, seconds: float = 40.0) -> str:
+    def wait_for(self, pattern: str) -> str:
         """The screen once `pattern` is on it."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            screen = self.screen()
-            if re.search(pattern, screen):
-                return screen
-            time.sleep(0.05)
-        raise AssertionError(f"no {pattern!r} within {seconds} s on:\n{self.screen()}")
+        return self._screen_if(lambda screen: re.search(pattern, screen), f"{pattern!r}")
 
-    def wait_gone(self, pattern: str, seconds: float = 20.0) -> str:
+    def wait_gone(self, pattern: str) -> str:
         """The screen once `pattern` is no longer on it: a key sent right after Escape would be read as Alt with it."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            screen = self.screen()
-            if not re.search(pattern, screen):
-                return screen
-            time.sleep(0.05)
-        raise AssertionError(f"still {pattern!r} after {seconds} s on:\n{self.screen()}")
+        return self._screen_if(lambda screen: not re.search(pattern, screen), f"a screen without {pattern!r}")
 
-    def exit_status(self, seconds: float = 20.0) -> str:
-        deadline = time.monotonic() + seconds
-        while not (self._exit.exists() and self._exit.read_text()):
-            assert time.monotonic() < deadline, f"the program has not ended within {seconds} s:\n{self.screen()}"
-            time.sleep(0.02)
+    def _screen_if(self, holds: Callable[[str], object], what: str) -> str:
+        """What it shows is progress, and what a failure tells."""
+        shown = [""]
+
+        def look() -> str | None:
+            shown[0] = self.screen()
+            return shown[0] if holds(shown[0]) else None
+
+        return str(until(look, 40, what, lambda: shown[0]))
+
+    def exit_status(self) -> str:
+        until(lambda: self._exit.exists() and self._exit.read_text(), 20, "the program's end", self.screen)
         return self._exit.read_text().strip()
 
     def close(self) -> None:
-        subprocess.run(["tmux", "-L", self._socket, "kill-server"], capture_output=True, timeout=10, check=False)
+        subprocess.run(
+            ["tmux", "-L", self._socket, "kill-server"], capture_output=True, timeout=HANG_SECONDS, check=False
+        )

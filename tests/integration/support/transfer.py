@@ -12,13 +12,14 @@ from typing import Any
 import psutil
 from tests.integration.support.clusters import Cluster
 from tests.tui.support.cli_calls import started
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
 
 
 def promote(cluster: Cluster, node: str, through: str, *, off: bool = False) -> m.CommandReply:
     with cluster.client(through) as client:
-        return client.send("promote", {"old_lead_is_off": off}, node=node, timeout_seconds=60)
+        return client.send("promote", {"old_lead_is_off": off}, node=node)
 
 
 def view_at(cluster: Cluster, node: str) -> m.RunView:
@@ -48,7 +49,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 def resume(cluster: Cluster, node: str) -> None:
     with cluster.client(node) as client:
-        reply = client.send("resume", {}, timeout_seconds=60)
+        reply = client.send("resume", {})
         assert reply.state == "applied", reply
 
 
@@ -63,9 +64,9 @@ def watched(cluster: Cluster, node: str) -> Iterator[list[dict[str, Any]]]:
         assert lines[0]["type"] == "run-view", lines
         reading = thread.submit(_read_to_the_end, process, lines)
         yield lines
-        reading.result(60)
+        reading.result(HANG_SECONDS)
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=30)[1] == ""
+        assert process.communicate(timeout=HANG_SECONDS)[1] == ""
 
 
 def _read_to_the_end(process: "subprocess.Popen[str]", lines: list[dict[str, Any]]) -> None:

@@ -62,12 +62,19 @@ class World:
         self.look()
 
     def part(
-        self, rank: int = 1, backward: float = 0.6, *, used: int | None = None, micro: int = 4, share: int = 8
+        self,
+        rank: int = 1,
+        backward: float = 0.6,
+        *,
+        used: int | None = None,
+        peak: int | None = None,
+        micro: int = 4,
+        share: int = 8,
     ) -> None:
         part = m.RankStep(
             run=RUN, generation=GENERATION, step=self.step_number, rank=rank, node=NODES[rank], tokens=125 * share,
             samples=share, micro_batch=micro, replays=0, step_seconds=1.0, memory_bytes=used,
-            memory_cap_bytes=100 if used else None,
+            memory_peak_bytes=peak, memory_cap_bytes=100 if used else None,
             phases=m.Phases(data=0.01 * share / 8, forward=0.3 * share / 8, backward=backward),
         )  # fmt: skip
         self.evaluator.heard(part, self.now)
@@ -316,6 +323,20 @@ def test_a_disk_is_nearly_full_by_its_share_or_by_bytes(free: float, total: floa
         for _ in range(40):
             world.reading(free=0.8 * total, total=total)
         assert world.told == ["raised disk:mbp", "cleared disk:mbp"]
+
+
+def test_the_peak_of_a_step_near_the_cap_is_told_however_little_is_held_after_it() -> None:
+    world = World()
+    for peak in (60, 95, 95, 95, 95):
+        world.step()
+        world.part(used=40, peak=peak)
+    assert world.told == ["raised memory:mbp:1"]
+    assert world.text("memory:mbp:1").startswith("memory 95 % of")
+    assert "held after the step" in world.facts("memory:mbp:1")[0]
+    for _ in range(40):
+        world.step()
+        world.part(used=40, peak=60)
+    assert world.told == ["raised memory:mbp:1", "cleared memory:mbp:1"]
 
 
 def test_memory_and_disk_have_two_edges() -> None:

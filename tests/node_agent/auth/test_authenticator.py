@@ -10,6 +10,7 @@ import psutil
 import pytest
 import zmq
 import zmq.asyncio
+from tests.waiting import HANG_SECONDS
 from tools.protocol_docs import examples
 
 from trainctl.node_agent.auth.audit import MOST_ENTRIES, Audit, Subject
@@ -268,7 +269,7 @@ def test_who_takes_the_identity_of_one_that_left_gets_no_reply_of_its(door: Door
             bob.close(linger=0)
 
     async def in_time() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             await act()
 
     asyncio.run(in_time())

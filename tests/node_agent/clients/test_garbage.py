@@ -12,6 +12,7 @@ import pytest
 import zmq
 import zmq.asyncio
 from tests.protocol.support.mutations import Mutator
+from tests.waiting import HANG_SECONDS
 from tools.protocol_docs import examples
 
 from trainctl.node_agent.transport.peer_link import PeerLink
@@ -43,7 +44,7 @@ def bound(context, kind):
 async def test_a_client_outlives_mutated_replies(context):
     server, address = bound(context, zmq.ROUTER)
     mutator, before = Mutator("agent to client", 1), ME.memory_info().rss
-    async with c.Client(address, timeout_seconds=30) as client:
+    async with c.Client(address, timeout_seconds=HANG_SECONDS) as client:
         for _ in range(0, FRAMES, BURST):
             while True:  # what comes while it asks, and is for nobody, is told in the answer's place
                 asked = asyncio.create_task(client.runs())
@@ -114,7 +115,7 @@ async def test_a_lead_begins_anew_with_a_follower_that_talks_nonsense(context):
     link = PeerLink(context, "b", address, lead)
     serving = asyncio.create_task(link.serve())
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_SECONDS):
             while not lead.welcomes:
                 identity, frame = await server.recv_multipart()
                 message = codec.decode_to_peer(frame)

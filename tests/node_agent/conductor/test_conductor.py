@@ -318,6 +318,7 @@ def test_a_batch_fenced_twice_is_finished_whole():
     simulation.command("resize-batch", micro=1)
     simulation.until_step(5)
     step = simulation.conductor.progress.step + 1
+    simulation.until(lambda: all(rank.last_step == step - 1 for rank in simulation.ranks.values()))
     for held in (2, 4):
         simulation.until(lambda held=held: sum(piece.count for piece in simulation.ranks[0].held) >= held)
         simulation.feed(d.RankReturned(1))

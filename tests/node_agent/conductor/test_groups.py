@@ -126,7 +126,7 @@ def test_nothing_is_planned_before_all_have_joined():
     for rank in simulation.ranks.values():
         assert not simulation.plans
         simulation.hear(rank)
-    assert [plan.step for plan in simulation.plans] == [1]
+    assert [(plan.kind, plan.step) for plan in simulation.plans] == [("probe", 0)]
 
 
 def test_eight_failed_formations_in_a_row_fail_the_run():
@@ -226,6 +226,8 @@ def test_a_sum_that_hangs_is_fenced_when_it_is_overdue():
 
 def test_a_rank_that_still_accumulates_is_never_overdue():
     simulation = group().begin().until_step(4)
+    ranks = simulation.ranks.values()
+    simulation.until(lambda: all(rank.last_step == 4 for rank in ranks) and not all(rank.accumulated for rank in ranks))
     simulation.talk()
     simulation.tick(1e6)
     assert simulation.conductor.stage == "formed"
@@ -312,11 +314,11 @@ def test_first_shares_are_timed_before_the_first_step():
     for rank, speed in zip(simulation.ranks.values(), (100.0, 50.0, 25.0), strict=True):
         rank.speed = speed
     simulation.begin().until_step(2)
-    first = simulation.sent_plans[0]
+    first = simulation.sent_plans[1]
     assert (first.kind, first.step, first.cursor) == ("measure", 0, 0)
     assert [work.ranges for work in first.work] == [(m.Range(0, 8),)] * 3  # two micro-batches of 4
     assert rows(simulation, 1) == {0: 16, 1: 8, 2: 4}
-    assert simulation.sent_plans[1].plan_version == 2
+    assert simulation.sent_plans[2].plan_version == 2
     (event,) = [happened for happened in simulation.happened if happened.verb == "rebalance"]
     assert (event.before, event.after) == ("a=10 b=9 c=9", "a=16 b=8 c=4")
     assert "a 100/s, b 50/s, c 25/s" in event.text
@@ -330,14 +332,14 @@ def test_first_shares_are_timed_before_the_first_step():
 def test_shares_that_are_given_or_even_are_not_timed(tables):
     timing = {"group": {"first_shares": "timed" if tables else "even"}}
     simulation = group(**timing, **tables).begin().until_step(1)
-    assert simulation.sent_plans[0].kind == "train"
+    assert [plan.kind for plan in simulation.sent_plans[:2]] == ["probe", "train"]
 
 
 def test_shares_stay_even_where_nothing_could_be_timed():
     simulation = group(group={"first_shares": "timed"})
     simulation.ranks[1].speed = 0.0
-    simulation.begin().until(lambda: len(simulation.sent_plans) == 2)
-    assert simulation.sent_plans[1].kind == "train"
+    simulation.begin().until(lambda: len(simulation.sent_plans) == 3)
+    assert simulation.sent_plans[2].kind == "train"
     assert "first shares stay even: no rate could be measured on b" in texts(simulation)
 
 
@@ -478,7 +480,7 @@ def test_a_fence_in_the_ending_does_not_evaluate_twice_nor_forget_the_checkpoint
     simulation.feed(d.RankReturned(1))
     simulation.run()
     kinds = [plan.kind for plan in simulation.sent_plans if plan.kind != "train"]
-    assert kinds == ["evaluate", "checkpoint", "checkpoint"]
+    assert kinds == ["probe", "evaluate", "checkpoint", "checkpoint"]
     assert simulation.ended.state == "finished"
 
 
@@ -492,6 +494,19 @@ def test_a_drained_rank_hears_of_generations_and_its_return_fences_nobody():
     simulation.reconnect(simulation.ranks[0])
     simulation.run(30)
     assert simulation.conductor.durable.generation == before
+
+
+def test_a_lost_rank_whose_answer_to_a_fence_was_lost_is_fenced_again():
+    """Only its answer has the reports that were lost with its agent."""
+    simulation = group().begin().until_step(4)
+    lost = simulation.ranks[2]
+    simulation.disconnect(lost)
+    simulation.tick(6.0)
+    assert simulation.conductor.durable.settings.ranks[2].out == "lost"
+    conductor = simulation.conductor
+    assert len(told(conductor.handle(lost.alive(), simulation.now), m.Fence)) == 1
+    assert told(conductor.handle(lost.alive(), simulation.now), m.Fence) == []
+    assert len(told(conductor.handle(d.RankReturned(2), simulation.now), m.Fence)) == 1
 
 
 def test_who_was_away_when_the_run_ended_is_told_to_leave_again():

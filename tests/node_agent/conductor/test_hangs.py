@@ -1,7 +1,7 @@
 """Ranks that hang though they say that they are there, the last one with the run's state, and states in words."""
 
 import pytest
-from tests.node_agent.conductor.test_deadlines import hang, tick
+from tests.node_agent.conductor.test_deadlines import hang, hang_in_its_part, tick
 from tests.node_agent.conductor.test_groups import group, texts
 from tests.node_agent.conductor.test_restarts import go_on
 from tests.node_agent.support.simulation import Simulation, check_ledger
@@ -23,7 +23,7 @@ def lost(simulation: Simulation) -> list[str]:
 
 def test_a_rank_that_gets_on_with_nothing_is_late_then_hung_then_replaced_and_finishes_with_the_others():
     simulation = group().begin().until_step(4)
-    hang(simulation, 2)
+    hang_in_its_part(simulation, 2)
     tick(simulation, 12)
     assert shown(simulation, 2).state == "late"
     assert shown(simulation, 2).why.startswith(f"step {simulation.conductor.progress.step + 1} takes long, as a rule ")
@@ -42,7 +42,7 @@ def test_a_rank_that_gets_on_with_nothing_is_late_then_hung_then_replaced_and_fi
 
 def test_one_that_is_slow_and_gets_on_is_only_late():
     simulation = group().begin().until_step(4)
-    hang(simulation, 1)
+    hang_in_its_part(simulation, 1)
     for _ in range(600):
         simulation.ranks[1].progress += 1  # a micro-batch
         simulation.tick(1.0)
@@ -69,8 +69,7 @@ def test_a_first_step_may_take_longer_than_any_other():
 
 def test_where_all_hang_it_is_what_they_have_in_common_and_nobody_is_replaced():
     simulation = group().begin().until_step(4)
-    for rank in simulation.ranks:
-        hang(simulation, rank)
+    hang_in_its_part(simulation, *simulation.ranks)
     tick(simulation, 1000)
     assert {shown(simulation, rank).state for rank in simulation.ranks} == {"hung"}
     assert not lost(simulation)
@@ -81,7 +80,7 @@ def test_where_all_hang_it_is_what_they_have_in_common_and_nobody_is_replaced():
 
 def test_the_run_file_says_what_the_least_is():
     simulation = group(group={"hung_seconds": 600.0}).begin().until_step(4)
-    hang(simulation, 2)
+    hang_in_its_part(simulation, 2)
     tick(simulation, 570)
     assert not lost(simulation)
     tick(simulation, 40)

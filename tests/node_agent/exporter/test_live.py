@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 from tests.conftest import SHARED_PIDS
 from tests.node_agent.exporter.test_exporter import queries
+from tests.waiting import HANG_SECONDS, until
 
 from trainctl.node_agent.agent import Agent, Options
 from trainctl.node_agent.exporter import server
@@ -24,7 +25,7 @@ from trainctl.node_agent.exporter.listen_address import Place
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import InvalidInputError
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = HANG_SECONDS
 LOOPBACK = Place("127.0.0.1", 0)
 
 
@@ -100,7 +101,7 @@ async def test_scrapers_that_hang_hold_up_nobody(played: Played) -> None:
             hanging.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             hanging.sendall((b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")[number % 3])
         began = time.monotonic()
-        async with Client(played.address, timeout_seconds=10) as client:
+        async with Client(played.address, timeout_seconds=HANG_SECONDS) as client:
             for _ in range(20):
                 assert (await client.snapshot(0)).run is not None
         assert "trainctl_loss{" in await asyncio.to_thread(get, played.url)
@@ -120,7 +121,7 @@ def test_promtool_finds_nothing_to_blame(played: Played) -> None:
 def test_a_prometheus_server_scrapes_it_and_answers_the_dashboard(played: Played, tmp_path: Path) -> None:
     until_counted(played.url)
     with prometheus(tmp_path, played.target) as ask:
-        wait_for(lambda: ask("rate(trainctl_rank_tokens_total[2s]) > 0"))
+        until(lambda: ask("rate(trainctl_rank_tokens_total[2s]) > 0"))
         unanswered = [query for query in expressions() if not ask(query)]
     assert all("_eval_loss" in query or "alert_firing{" in query or "lag" in query for query in unanswered), unanswered
 
@@ -132,13 +133,6 @@ def expressions() -> list[str]:
     for variable, value in filled.items():
         found = [query.replace(variable, value) for query in found]
     return found
-
-
-def wait_for(asked: Any) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not asked():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 @contextlib.contextmanager
@@ -205,7 +199,8 @@ def test_a_missing_library_is_one_line_that_names_the_extra(tmp_path: Path) -> N
         without="prometheus_client",
     )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr == "trainctl-agent: --metrics: needs prometheus-client: pip install 'trainctl[prometheus]'\n"
+    how = "in a checkout of trainctl: pip install '.[prometheus]'"
+    assert done.stderr == f"trainctl-agent: --metrics: needs prometheus-client; {how}\n"
 
 
 def test_the_cluster_file_names_the_place(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
+from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.records import replication
 from trainctl.node_agent.records.replication import Copies
@@ -108,7 +109,7 @@ async def come_to_rest(made: Copies, node: Node) -> None:
     """The node is in touch, and has been told all."""
     node.is_cut = False
     made.begin("n1", node.hosted)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_SECONDS):
         while "n1" not in made._waiting:
             await asyncio.sleep(0.01)
     await made.flush()

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.node_agent.support.processes import kill_after, python
 from tests.node_agent.support.records import FIRST, check_rollups, part, rows, step
+from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.records import run_db as recorder_module
 from trainctl.node_agent.records.run_db import RunRecorder
@@ -151,7 +152,7 @@ REFUSED = """
 
 def test_a_disk_that_refuses_holds_nothing_up_and_loses_nothing(paths: RunPaths) -> None:
     process = python(REFUSED, str(paths.directory))
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 0
     with RecordReader(paths) as reader:
         last = reader.last_step()

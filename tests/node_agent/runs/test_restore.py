@@ -64,3 +64,21 @@ def test_what_came_after_the_step_is_undone_with_it(paths: RunPaths) -> None:
     opening.recorder.close()
     assert opening.conductor.durable.settings.ranks[0].share == 12
     assert any("undone" in notice for notice in opening.notices)
+
+
+@pytest.mark.parametrize(("kept", "after"), [(None, (0, 1)), ((), ()), ((1,), (1,))])
+def test_ranks_that_outlive_an_agent_of_a_version_without_probes_need_none(paths: RunPaths, kept, after) -> None:
+    """Their trainers know no such plan."""
+    with restore.RunRecorder(paths) as recorder:
+        restore._keep(recorder, Durable(BACK, m.Generation(1, 2), 204, members=(0, 1), probed=kept))
+    opening = restore.surviving_run(paths, frozenset())
+    opening.recorder.close()
+    assert opening.conductor.durable.probed == after
+
+
+def test_a_run_that_is_taken_up_again_is_probed_again(paths: RunPaths) -> None:
+    with restore.RunRecorder(paths) as recorder:
+        restore._keep(recorder, Durable(BACK, m.Generation(1, 2), 204, members=(0, 1), probed=(0, 1)))
+    opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(4, "b"), None)
+    opening.recorder.close()
+    assert opening.conductor.durable.probed == ()

@@ -5,6 +5,7 @@ import time
 
 import pytest
 import zmq
+from tests.node_agent.support.records import FIRST, part, rows, step
 from tests.node_agent.support.simulated_ranks import SimRank, SimWorld
 from tests.node_agent.support.simulation import config, durable
 
@@ -14,7 +15,7 @@ from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.records.run_db import RunRecorder
 from trainctl.node_agent.runs.session import Session
-from trainctl.node_agent.trainers.rank_ports import Look
+from trainctl.node_agent.trainers.rank_ports import Ending, Look
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
@@ -27,6 +28,8 @@ class Port:
     def __init__(self, rank: int, told: list[tuple[int, str]]) -> None:
         self._rank, self._told = rank, told
         self.reached_monotonic, self.in_touch = 0.0, True
+        self.ending: Ending | None = None
+        self.reported: list[m.Report] = []  # by its own record
 
     def start(self, resume_from) -> None:
         raise NotImplementedError
@@ -38,7 +41,10 @@ class Port:
         return True
 
     def look(self) -> Look:
-        return Look()
+        return Look(None, self.ending)
+
+    def last_reports(self) -> list[m.Report]:
+        return self.reported
 
     def doing(self) -> str:
         return "silent"
@@ -167,6 +173,52 @@ def test_a_rank_whose_agent_has_just_come_back_is_not_taken_for_hung(told):
         assert told.session._away == {2: "silent"}
 
     asyncio.run(main())
+
+
+def report(rank: int, number: int) -> m.Report:
+    return m.Report(
+        run="sim", rank=rank, generation=FIRST, seq=number, kind="train", step=number, loss_sum=2.0, weight=1.0,
+        own_weight=1.0, own_samples=4, micro_batch=2, step_seconds=0.1, phases=m.Phases(),
+    )  # fmt: skip
+
+
+def kept_rows(told: Told) -> list[tuple[object, ...]]:
+    return rows(told.session.paths, "SELECT step, rank FROM rank_steps ORDER BY step, rank")
+
+
+def test_a_report_that_comes_after_its_plan_was_given_up_is_in_the_record(told):
+    """As of a rank that is lost, and had made the step that the others went on from."""
+
+    async def main() -> None:
+        await told.load()
+        told.session.recorder.commit(step(1), [part(1)], 1001.0)
+        await told.session.feed(report(2, 1))
+
+    asyncio.run(main())
+    assert kept_rows(told) == [(1, 0), (1, 2)]
+
+
+def test_a_report_that_comes_before_its_step_is_committed_is_in_the_record_with_it(told):
+    async def main() -> None:
+        await told.load()
+        await told.session.feed(report(2, 1))
+        assert kept_rows(told) == []
+        await told.session._carry_out(d.Commit(step(1), part(1)))
+
+    asyncio.run(main())
+    assert kept_rows(told) == [(1, 0), (1, 2)]
+
+
+def test_what_a_trainer_that_has_ended_kept_of_its_steps_is_in_the_record(told):
+    async def main() -> None:
+        await told.load()
+        told.session.recorder.commit(step(1), [part(1)], 1001.0)
+        port = told.session.ports[1]
+        port.ending, port.reported = Ending(False, "was ended by signal 9"), [report(1, 1)]
+        await told.session.watch_trainers()
+
+    asyncio.run(main())
+    assert kept_rows(told) == [(1, 0), (1, 1)]
 
 
 def command(verb: str) -> d.Commanded:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.node_agent.support.managers import Managers
 from tests.node_agent.support.processes import ENVIRONMENT
+from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent import cli
 from trainctl.node_agent.services import manager as machines
@@ -308,6 +309,6 @@ def test_the_installed_command_runs_from_anywhere(managers: Managers, typed: Typ
         assert agent.stdout is not None
         assert json.loads(agent.stdout.readline())["name"] == "studio"
         agent.terminate()
-        assert agent.wait(20) == 0
+        assert agent.wait(HANG_SECONDS) == 0
     log = (managers.home / ".local/state/trainctl/studio/logs/agent.log").read_text()
     assert " INFO started: studio at tcp://127.0.0.1:" in log and " INFO stopped: studio at " in log

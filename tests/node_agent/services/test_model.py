@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.services import launchd, systemd
 from trainctl.node_agent.services.model import Call, Folder, Remove, Service, State, UntilFails, Write
@@ -80,7 +81,7 @@ def verified(folder: Path, unit: str, scope: str) -> tuple[int, str]:
         str(folder / systemd.NAME),
     ]
     done = subprocess.run(
-        words, env={**os.environ, "XDG_RUNTIME_DIR": str(folder)}, capture_output=True, text=True, timeout=60,
+        words, env={**os.environ, "XDG_RUNTIME_DIR": str(folder)}, capture_output=True, text=True, timeout=HANG_SECONDS,
         check=False,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from tests.node_agent.support.processes import ENVIRONMENT, wait_for
+from tests.waiting import HANG_SECONDS, slowness
 
 from trainctl.node_agent.services import agent_log, caffeinate, watchdog
 from trainctl.node_agent.services.caffeinate import Wakefulness, to_begin
@@ -147,14 +148,14 @@ asyncio.run(main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]))
 def test_a_loop_that_stands_still_ends_the_process_and_says_where(tmp_path: Path, way: str) -> None:
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", STALLS, str(tmp_path), "0.4", way], env=ENVIRONMENT, capture_output=True, text=True,
-        timeout=50, check=False,
+        [sys.executable, "-c", STALLS, str(tmp_path), str(0.4 * slowness()), way], env=ENVIRONMENT,
+        capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (watchdog.EXIT_STATUS, "turned\n")
-    assert time.monotonic() - began < 40
+    assert time.monotonic() - began < 50, "it does not sleep for its 60 s"
     if way == "sleep_soundly":  # else the log can't be had, which is no reason to stay
         text = agent_log.path(tmp_path).read_text()
-        assert " CRITICAL the event loop has stood still for 0." in text
+        assert " CRITICAL the event loop has stood still for " in text
         assert "in sleep_soundly" in text
         assert done.stderr.count("\n") == 1 and "CRITICAL" in done.stderr
 
@@ -170,7 +171,7 @@ def test_a_process_that_was_stopped_is_not_taken_for_one_that_stalls(tmp_path: P
         process.send_signal(signal.SIGSTOP)
         time.sleep(1.5)
         process.send_signal(signal.SIGCONT)
-        assert process.communicate(timeout=30)[0] == "turned\nwoke\n"
+        assert process.communicate(timeout=HANG_SECONDS)[0] == "turned\nwoke\n"
     assert process.returncode == 0
 
 
@@ -216,7 +217,9 @@ def test_the_file_that_launchd_gives_is_begun_anew_when_it_is_long(tmp_path: Pat
     for before, after in (("x" * 50, "x" * 50 + "new\n"), ("x" * 51, "new\n")):
         boot.write_text(before)
         with boot.open("a") as stream:
-            subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, stderr=stream, timeout=20, check=True)
+            subprocess.run(
+                [sys.executable, "-c", code], env=ENVIRONMENT, stderr=stream, timeout=HANG_SECONDS, check=True
+            )
         assert boot.read_text() == after
 
 

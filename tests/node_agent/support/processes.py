@@ -4,20 +4,18 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from typing import TypeVar
+
+from tests.waiting import HANG_SECONDS, until
 
 T = TypeVar("T")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-def wait_for(what: Callable[[], T], seconds: float = 20.0) -> T:
+def wait_for(what: Callable[[], T]) -> T:
     """The first true answer before the deadline."""
-    deadline = time.monotonic() + seconds
-    while not (answer := what()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
+    answer: T = until(what, 20)
     return answer
 
 
@@ -36,6 +34,6 @@ def kill_after(writer: subprocess.Popen[str], lines: int) -> list[str]:
         assert line, "the writer ended by itself"
     writer.kill()
     rest = [line, *writer.stdout.read().splitlines(keepends=True)]
-    writer.wait(10)
+    writer.wait(HANG_SECONDS)
     writer.stdout.close()
     return [text for text in rest if text.endswith("\n")]

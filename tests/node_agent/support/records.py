@@ -27,7 +27,7 @@ def part(number: int, rank: int = 0, generation: m.Generation = FIRST, tokens: f
     return m.RankStep(
         run="run-1", generation=generation, step=number, rank=rank, node=f"node-{rank}", tokens=tokens, samples=24,
         micro_batch=8, replays=0, step_seconds=0.25, phases=m.Phases(0.25, 0.25, 0.5, 0.0, 0.125, 0.0625),
-        memory_bytes=10**9, memory_peak_bytes=None, memory_cap_bytes=None,
+        memory_bytes=10**9, memory_peak_bytes=2 * 10**9, memory_cap_bytes=None,
     )  # fmt: skip
 
 
@@ -69,8 +69,8 @@ def expected_rollups(paths: RunPaths) -> dict[tuple[object, ...], tuple[object, 
     of_ranks = rows(
         paths,
         "SELECT r.step, r.rank, r.step_seconds, r.data_seconds + r.forward_seconds + r.backward_seconds, r.tokens,"
-        " r.wait_seconds, r.memory_bytes, r.data_seconds, r.forward_seconds, r.backward_seconds, r.sync_seconds,"
-        " r.optimizer_seconds FROM rank_steps r JOIN steps s USING (step, term, n)"
+        " r.wait_seconds, r.memory_bytes, r.memory_peak_bytes, r.data_seconds, r.forward_seconds, r.backward_seconds,"
+        " r.sync_seconds, r.optimizer_seconds FROM rank_steps r JOIN steps s USING (step, term, n)"
         " WHERE NOT s.retracted ORDER BY r.step",
     )
     for number, loss, norm, rate, seconds, weight in of_run:
@@ -80,8 +80,9 @@ def expected_rollups(paths: RunPaths) -> dict[tuple[object, ...], tuple[object, 
             value = named[name]
             named[f"{name}_not_finite"] = None if value is not None and math.isfinite(value) else 1.0
         _collect(values, number, RUN_RANK, {**named, "tokens_per_second": speed})
-    for number, rank, seconds, busy, tokens, wait, memory, *phases in of_ranks:
+    for number, rank, seconds, busy, tokens, wait, memory, peak, *phases in of_ranks:
         named = {"rank_step_seconds": seconds, "busy_seconds": busy, "wait_seconds": wait, "memory_bytes": memory}
+        named["memory_peak_bytes"] = peak
         named |= dict(zip(PHASE_METRICS, phases, strict=True))
         _collect(values, number, rank, {**named, "own_tokens_per_second": tokens / busy if busy > 0 else None})
     return {

@@ -6,7 +6,10 @@ A rank's parameters are a hash of every update they have had, so that two ranks 
 
 import dataclasses
 import random
+import struct
 from collections import deque
+
+import msgspec
 
 from trainctl.node_agent.planning import ranges
 from trainctl.protocol import messages as m
@@ -81,6 +84,9 @@ class SimRank:
     gone: bool = False
     exit: object = None  # what tells the agent of its end
     disk_full: bool = False
+    model: float = 0.0  # what its log-probabilities are off by
+    next_model: float = 0.0  # of the process that takes its place
+    probed: bool = False  # this process has been compared with others
     hung: bool = False  # it says that it is there, and does no work
     silent: bool = False  # stopped: it neither works nor says anything, nor takes an order
     parameters: int = 1000
@@ -108,6 +114,7 @@ class SimRank:
         self.generation = self.highest = self.held_from = self.begun = self.exit = None
         self.last_step, self.cursor, self.state, self.held, self.held_step = 0, 0, self.world.states[0], (), 0
         self.joining = self.failed = self.accumulated = self.loaded = self.gone = self.hung = self.silent = False
+        self.model, self.probed = self.next_model, False
         self.down.clear()
         self.plans.clear()
         self.reports.clear()
@@ -218,6 +225,8 @@ class SimRank:
                 self._update(plan, mine)
             case "sync":
                 self._sync(plan, mine)
+            case "probe":
+                self._probe(plan, mine)
             case _:
                 self._side(plan, mine)
 
@@ -254,6 +263,7 @@ class SimRank:
 
     def _accumulate(self, plan: m.StepPlan, mine: m.RankWork) -> None:
         """One micro-batch, or the end of them."""
+        assert self.probed or self.group is None, "a step of a rank whose model was compared with nobody's"
         assert plan.step == self.last_step + 1, f"a plan for step {plan.step} after step {self.last_step}"
         assert plan.cursor == self.cursor
         assert self.state != TORN
@@ -295,6 +305,14 @@ class SimRank:
         self.held, self.held_from, self.accumulated = (), None, False
         report = self._report(plan, mine, count, phases=m.Phases(forward=count / self.speed))
         self.reports.append(report)
+
+    def _probe(self, plan: m.StepPlan, mine: m.RankWork) -> None:
+        assert plan.step == self.last_step and self.state != TORN
+        self.probed = True
+        said = struct.pack("<3f", -3.0, -1.0 + self.model, -2.0 + self.model)
+        more = {"family": "llama", "tokens_digest": "t", "lengths": (2, 1), "weight_norms": struct.pack("<f", 1.0)}
+        report = self._report(plan, mine, 0)
+        self.up[-1] = m.Probed(**msgspec.structs.asdict(report), **more, log_probabilities=said)
 
     def _side(self, plan: m.StepPlan, mine: m.RankWork) -> None:
         assert plan.step == self.last_step and self.state != TORN

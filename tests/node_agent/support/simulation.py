@@ -197,6 +197,8 @@ class Simulation:
         assert self._tellers.get(plan.generation) is self.conductor, "a plan of a generation that it didn't form"
         self.sent_plans.append(plan)
         if plan.kind == "train":
+            models = [self.ranks[work.rank].model for work in plan.work]
+            assert max(models) - min(models) <= 1e-4, f"step {plan.step} by ranks of unlike models"
             assert not self.lacking or plan.finishes is not None or plan.step <= self.journal.retracted
             self._check_train_plan(plan)
         for work in plan.work:

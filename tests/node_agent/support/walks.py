@@ -92,6 +92,11 @@ class Chances:
     def starve(self) -> None:
         self.simulation.starve(self._rank())
 
+    def spoil(self) -> None:
+        """The next process of a rank holds another model, or the right one again."""
+        rank = self._rank()
+        rank.next_model = 1.0 - rank.next_model
+
     def hang(self) -> None:
         """Its heartbeats go on, and it does nothing, for good or until it is thought to hang."""
         rank = self._rank()
@@ -103,7 +108,7 @@ WEIGHTS = {
     Chances.command: 3.0, Chances.crash: 0.3, Chances.disconnect: 0.4, Chances.reconnect: 3.0,
     Chances.break_group: 0.5, Chances.jump: 1.0, Chances.repeat: 1.0, Chances.kill: 0.15, Chances.stop: 0.1,
     Chances.promote: 0.1, Chances.lack: 0.3,
-    Chances.hang: 0.1, Chances.starve: 0.05,
+    Chances.hang: 0.1, Chances.starve: 0.05, Chances.spoil: 0.1,
 }  # fmt: skip
 
 
@@ -167,4 +172,5 @@ def end(run: Simulation) -> None:
     if run.ended.state == "failed":  # nobody is left who has the state, or nothing could be formed
         hopeless = "formations failed in a row" in run.ended.reason and run.faults >= FAILURES
         gave_up = "the last with the run's state, hung" in run.ended.reason  # time was let pass in which it did nothing
-        assert run.nobody_left or hopeless or gave_up, (run.ended.reason, run.faults)
+        unlike = run.ended.reason.startswith("probe: ") and len({rank.model for rank in run.ranks.values()}) > 1
+        assert run.nobody_left or hopeless or gave_up or unlike, (run.ended.reason, run.faults)

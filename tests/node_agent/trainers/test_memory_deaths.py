@@ -23,7 +23,9 @@ from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.memory_deaths import Held, Kills, recognised
 from trainctl.node_agent.trainers.oom import WINDOW_SECONDS, OomKills, count_file, read_count
 from trainctl.node_agent.trainers.supervisor import TrainerHost
+from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.wire import codec
 
 GROWN, SAME = Kills(2, 3), Kills(2, 2)
 NEAR, FAR = Held(40, 96, 100), Held(40, 60, 100)
@@ -48,6 +50,34 @@ def test_a_bare_sigkill_is_no_lack_of_memory(status, kills, held, is_memory):
 def test_what_says_so_is_told():
     assert recognised(-9, GROWN, NEAR) == "the kernel killed it for memory (oom_kill 2 → 3)"
     assert recognised(-6, None, Held(1, 31_600_000_000, 32_000_000_000)) == "it had last reported 31.6 of 32.0 GB"
+
+
+def test_the_last_step_tells_what_a_trainer_took_and_no_lighter_plan_after_it(tmp_path):
+    def report(kind: m.PlanKind, peak: int) -> bytes:
+        return codec.encode(
+            m.Report(
+                run="run-1", rank=0, generation=m.Generation(1, 1), seq=1, kind=kind, step=1, loss_sum=0.0, weight=1.0,
+                own_weight=1.0, own_samples=1, memory_bytes=40, memory_peak_bytes=peak, memory_cap_bytes=100,
+            )
+        )  # fmt: skip
+
+    async def peaks(*told: tuple[m.PlanKind, int]) -> list[int | None]:
+        context = zmq.asyncio.Context()
+        link = TrainerLink(context, tmp_path / "trainers.sock")
+        trainer = context.socket(zmq.DEALER)
+        trainer.connect(link.endpoint)
+        seen = []
+        for kind, peak in told:
+            await trainer.send(report(kind, peak))
+            assert await asyncio.wait_for(link.receive(), 20) is not None
+            held = link.held("run-1", 0)
+            seen.append(held.peak if held else None)
+        link.remove()
+        context.destroy(linger=0)
+        return seen
+
+    told: list[tuple[m.PlanKind, int]] = [("measure", 90), ("train", 97), ("evaluate", 60), ("train", 80)]
+    assert asyncio.run(peaks(*told)) == [90, 97, 97, 80]
 
 
 # ---------------------------------------------------------------- the kernel's count, from recorded files

@@ -7,6 +7,7 @@ import time
 import zmq
 import zmq.asyncio
 from tests.node_agent.support.processes import ENVIRONMENT, wait_for
+from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.trainers import rank_ports
 from trainctl.node_agent.trainers.ipc import TrainerLink
@@ -35,7 +36,7 @@ def test_a_trainer_that_was_told_to_leave_and_hangs_is_ended(tmp_path, monkeypat
         context = zmq.asyncio.Context()
         link = TrainerLink(context, tmp_path / "trainers.sock")
         host.start(paths, 0, [sys.executable, "-c", HUNG, link.endpoint, alive.hex()], ENVIRONMENT)
-        assert await asyncio.wait_for(link.receive(), 20) is not None
+        assert await asyncio.wait_for(link.receive(), HANG_SECONDS) is not None
         port = rank_ports.LocalRank(host, link, paths, "a", 0)
         wait_for(lambda: port.look().pid)
         told = time.monotonic()

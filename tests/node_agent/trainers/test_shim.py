@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.node_agent.support.processes import ENVIRONMENT, wait_for
+from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.trainers import shim
 
@@ -41,7 +42,7 @@ class Kept:
         return wait_for(self.known)
 
     def ended(self) -> dict[str, Any]:
-        _, self.errors = self.process.communicate(timeout=20)
+        _, self.errors = self.process.communicate(timeout=HANG_SECONDS)
         return self.known()
 
 
@@ -59,7 +60,7 @@ def keep(tmp_path: Path) -> Iterator[Callable[..., Kept]]:
         if pid and kept.process.poll() is None and psutil.pid_exists(pid):
             os.kill(pid, signal.SIGKILL)
         kept.process.kill() if kept.process.poll() is None else None
-        kept.process.communicate(timeout=20)
+        kept.process.communicate(timeout=HANG_SECONDS)
 
 
 def test_who_runs_and_how_it_ended(keep: Callable[..., Kept], tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_signals_for_the_agent_end_neither_the_keeper_nor_its_command(keep: Call
 def test_a_signal_that_comes_before_the_command_has_begun_still_ends_it(keep: Callable[..., Kept]) -> None:
     for _ in range(12):
         kept = keep("sleep", "60")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANG_SECONDS
         while not kept.record.exists():  # no pause: the first moment at which the pid is known
             assert time.monotonic() < deadline
         os.kill(kept.known()["pid"], signal.SIGTERM)
@@ -127,7 +128,7 @@ def test_a_command_that_is_not_there(keep: Callable[..., Kept]) -> None:
 def test_without_a_record_the_command_never_begins(keep: Callable[..., Kept], tmp_path: Path) -> None:
     (tmp_path / "rank-0.process.json").mkdir()  # cannot be replaced by a file
     kept = Kept(tmp_path, "/bin/sh", "-c", f"touch {tmp_path}/began")
-    _, errors = kept.process.communicate(timeout=20)
+    _, errors = kept.process.communicate(timeout=HANG_SECONDS)
     assert kept.process.returncode == 1 and errors.startswith("keeper: ") and errors.count("\n") == 1
     assert not (tmp_path / "began").exists()
 
@@ -140,7 +141,7 @@ def test_start_time_of_the_living_the_dead_and_the_undead() -> None:
     # A killed child that nobody has waited for is a zombie: its pid exists, and it is dead.
     wait_for(lambda: shim.start_time(child.pid) is None)
     assert psutil.pid_exists(child.pid)
-    child.wait(10)
+    child.wait(HANG_SECONDS)
     assert shim.start_time(child.pid) is None
 
 
@@ -153,7 +154,7 @@ def test_a_name_with_parentheses_and_spaces_is_no_obstacle(tmp_path: Path) -> No
         assert began == pytest.approx(shim.start_time(os.getpid()), abs=360_000)  # within the hour, in ticks
     finally:
         child.kill()
-        child.wait(10)
+        child.wait(HANG_SECONDS)
 
 
 # ---------------------------------------------------------------- priority
@@ -196,7 +197,7 @@ def test_a_node_refuses_a_priority_that_it_may_not_give() -> None:
             print(own, error)
     """
     done = subprocess.run(
-        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=20,
+        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=HANG_SECONDS,
         preexec_fn=may_not_be_hasty,
     )  # fmt: skip
     own, _, said = done.stdout.strip().partition(" ")

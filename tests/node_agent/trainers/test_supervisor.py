@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.node_agent.support.processes import ENVIRONMENT, wait_for
+from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.trainers import shim
 from trainctl.node_agent.trainers.supervisor import HostedTrainer, TrainerHost
@@ -57,7 +58,7 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(["sleep", "60"])
     yield process
     process.kill()
-    process.wait(10)
+    process.wait(HANG_SECONDS)
 
 
 def test_from_start_to_exit_it_is_never_taken_for_dead(paths: RunPaths) -> None:
@@ -77,7 +78,7 @@ def test_an_exit_status_is_there_as_soon_as_the_trainer_is_gone(paths: RunPaths)
     host = TrainerHost()
     for _ in range(5):
         host.start(paths, 0, ["/bin/sh", "-c", "exit 4"])
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANG_SECONDS
         while host.find(paths, 0) is not None:
             assert time.monotonic() < deadline
         assert host.exit_status(paths, 0) == 4
@@ -126,7 +127,7 @@ def test_a_trainer_outlives_a_killed_agent_and_the_next_one_finds_it(paths: RunP
     assert agent.stdout is not None
     pid = int(agent.stdout.readline())
     os.killpg(agent.pid, signal.SIGKILL)
-    agent.communicate(timeout=10)
+    agent.communicate(timeout=HANG_SECONDS)
     host = TrainerHost()
     found = host.find(paths, 0)
     assert found is not None and found.pid == pid and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -186,7 +187,7 @@ def test_a_zombie_is_dead(paths: RunPaths) -> None:
         wait_for(lambda: host.find(paths, 0) is None)
         assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
     finally:
-        child.wait(10)
+        child.wait(HANG_SECONDS)
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "7", '{"pid": "1"}', '{"pid": 1, "boot_id": null}', "\0\0\0", "\xff"])

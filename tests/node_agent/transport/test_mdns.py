@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import zeroconf
+from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.transport.mdns import Advertisement
 from trainctl.protocol.config import cluster_file
@@ -47,7 +48,7 @@ class Hanging:
     let_go = threading.Event()
 
     def __init__(self, **_: Any) -> None:
-        assert self.let_go.wait(30)
+        assert self.let_go.wait(HANG_SECONDS)
         raise OSError("no multicast here")
 
 
@@ -61,7 +62,7 @@ def test_a_library_that_hangs_and_fails_holds_nobody_up(
         for _ in range(100):
             await asyncio.sleep(0)  # the loop turns although the library hangs
         Hanging.let_go.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             while "not advertised" not in capsys.readouterr().err:
                 await asyncio.sleep(0.02)
         assert not serving.done(), "a worker that ends would end the agent"

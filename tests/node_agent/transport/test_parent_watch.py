@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.node_agent.support.processes import ENVIRONMENT
+from tests.waiting import HANG_SECONDS
 
 COMMAND = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--name", "here", "--listen", "tcp://127.0.0.1:0"]
 
@@ -18,14 +19,14 @@ def test_without_a_run_it_leaves_when_it_is_let_go(tmp_path: Path) -> None:
         assert agent.stdout is not None
         assert json.loads(agent.stdout.readline())["name"] == "here"
         assert agent.poll() is None
-        _, err = agent.communicate("what comes before the end is thrown away", timeout=20)
+        _, err = agent.communicate("what comes before the end is thrown away", timeout=HANG_SECONDS)
     assert (agent.returncode, err) == (0, "")
 
 
 def test_a_standard_input_that_nobody_holds_is_refused_in_a_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [*COMMAND, "--leash", "--state", str(tmp_path)], env=ENVIRONMENT, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=20, check=False,
+        capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "trainctl-agent: --leash: standard input is not a pipe\n"
@@ -34,7 +35,7 @@ def test_a_standard_input_that_nobody_holds_is_refused_in_a_line(tmp_path: Path)
 
 def test_the_leash_is_not_among_what_a_person_is_offered() -> None:
     done = subprocess.run(
-        [*COMMAND[:4], "--help"], env=ENVIRONMENT, capture_output=True, text=True, timeout=20, check=False
+        [*COMMAND[:4], "--help"], env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
     )
     assert "--listen" in done.stdout
     assert "--leash" not in done.stdout

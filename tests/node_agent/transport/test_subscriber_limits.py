@@ -11,6 +11,7 @@ import psutil
 import pytest
 import zmq
 from tests.integration.support import rawzmtp
+from tests.waiting import HANG_SECONDS
 from tools.protocol_docs import examples
 
 from trainctl.node_agent.transport import subscriber_limits
@@ -30,7 +31,7 @@ class Place:
         self.publisher = Publisher(bound, "b" * 16)
 
     def publish_until(self, done: Any) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANG_SECONDS
         while not done():
             assert time.monotonic() < deadline
             self.publisher.publish(EVENT)
@@ -45,7 +46,7 @@ class Place:
     def _ends(self, made: socket.socket) -> bool:
         made.settimeout(0.01)
         heard = -1
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANG_SECONDS
         while heard < 3 * MOST_SAID:  # rounds in which it could have been
             assert time.monotonic() < deadline
             self.publisher.publish(EVENT)

@@ -12,6 +12,7 @@ import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.config.run_file import NAME_PATTERN
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
@@ -77,7 +78,7 @@ def test_the_hash_is_the_same_in_every_process() -> None:
         subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True, text=True, timeout=60, check=True,
+            capture_output=True, text=True, timeout=HANG_SECONDS, check=True,
         ).stdout
         for seed in ("1", "2")
     }  # fmt: skip
@@ -217,5 +218,5 @@ def test_no_reader_sees_half_an_update(tmp_path: Path) -> None:
         seen = status_page.read_status(path)
         looks += 1
         assert seen is None or seen.step == seen.term == seen.n
-    thread.join(timeout=30)
+    thread.join(timeout=HANG_SECONDS)
     writer.close()

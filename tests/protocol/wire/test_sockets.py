@@ -21,6 +21,7 @@ import pytest
 import zmq
 import zmq.asyncio
 from tests.integration.support import rawzmtp
+from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS
 from tools.protocol_docs import examples
 from zmq.utils.monitor import recv_monitor_message
 
@@ -77,7 +78,9 @@ context.destroy(linger=0)
 
 def test_a_subscriber_that_was_late_by_more_than_waits_at_its_socket_gets_all_and_lives() -> None:
     """With heartbeats libzmq 4.3.5 would take the connection for dead, and abort when it is read from again."""
-    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", LATE], capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -98,7 +101,7 @@ def test_a_server_that_hangs_is_noticed_by_its_clients(context) -> None:
         greeter.join(10)
         seen = []
         while zmq.EVENT_DISCONNECTED not in seen:
-            assert events.poll(20_000), seen
+            assert events.poll(PATIENT_MILLISECONDS), seen
             seen.append(recv_monitor_message(events)["event"])
         client.disable_monitor()
     assert seen == [zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED]
@@ -125,12 +128,12 @@ def test_nobody_takes_over_the_replies_to_another(context) -> None:
     for one, said in ((first, b"first"), (second, b"second")):
         one.setsockopt(zmq.IDENTITY, b"the same")
         one.connect(address)
-        assert one.poll(5000, zmq.POLLOUT)
+        assert one.poll(PATIENT_MILLISECONDS, zmq.POLLOUT)
         one.send(said)
-    assert server.poll(5000)
+    assert server.poll(PATIENT_MILLISECONDS)
     assert server.recv_multipart() == [b"the same", b"first"]
     server.send_multipart([b"the same", b"reply"])
-    assert first.poll(5000) and first.recv() == b"reply"
+    assert first.poll(PATIENT_MILLISECONDS) and first.recv() == b"reply"
     assert not server.poll(200) and not second.poll(0)
 
 
@@ -190,6 +193,9 @@ dealer.send(b"")
 print(router.recv_multipart()[0].hex())
 context.destroy(linger=0)
 """
-    said = [subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60).stdout for _ in range(2)]
+    said = [
+        subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=HANG_SECONDS).stdout
+        for _ in range(2)
+    ]
     assert [len(one) for one in said] == [11, 11]
     assert said[0] != said[1]

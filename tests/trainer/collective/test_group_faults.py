@@ -1,6 +1,7 @@
 """A sum that fails leaves every rank as it was: the same batch is finished by the next group, with the same loss."""
 
 import functools
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -84,3 +85,21 @@ def test_a_reducer_that_dies_or_hangs_costs_nothing(
     losses.append(ranks.train(ranks.plan(3, SHARES, MICROS))[0])
     drawn = [report.loss_sum / report.weight for report in losses]
     assert worst(drawn, curve("torch", samples=False, resized=False)[:3]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [("gloo", "connection to c was (reset|closed)"), ("ring", "connection to a peer was lost")],
+)
+def test_who_loses_a_peer_says_so_in_plain_words_and_the_log_has_the_engines(
+    new_ranks: NewRanks, caplog: pytest.LogCaptureFixture, engine: m.Engine, said: str
+) -> None:
+    ranks = new_ranks(engine, ("torch", "torch", "torch"))
+    assert ranks.form() == []
+    plan = ranks.plan(1, SHARES, MICROS)
+    futures = begin(ranks.ranks[:2], plan)
+    ranks.ranks[2].reducer().kill()
+    errors = [str(future.exception(DEADLINE_SECONDS)) for future in futures]
+    assert any(re.fullmatch(said, error) for error in errors), errors
+    assert not any("[" in error for error in errors), errors
+    assert any(f"{engine}: RuntimeError: [" in record.getMessage() for record in caplog.records)

@@ -18,6 +18,7 @@ import pytest
 from tests.conftest import MARK
 from tests.trainer.support.fork_servers import ForkServers
 from tests.trainer.support.ranks import DEADLINE_SECONDS, Ranks, pid_of
+from tests.waiting import HANG_SECONDS, slowness
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_file import GroupTable
@@ -76,11 +77,11 @@ def holder() -> Iterator[Callable[..., "tuple[subprocess.Popen[str], list[int]]"
     yield start
     for process in started:
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=HANG_SECONDS)
 
 
 def gone(pids: list[int]) -> bool:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG_SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(psutil.NoSuchProcess):
             if all(not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie" for pid in pids):
@@ -112,7 +113,7 @@ def test_a_reducer_ends_with_its_trainer_wherever_it_is(holder: Callable[..., An
     assert len(pids) == 3
     assert all(psutil.pid_exists(pid) for pid in pids)
     process.kill()
-    process.wait(30)
+    process.wait(HANG_SECONDS)
     assert gone(pids)
 
 
@@ -136,7 +137,7 @@ def test_ranks_that_lay_out_otherwise_are_named_before_anything_is_summed(
 def connected(endpoints: Sequence[Sequence[str]]) -> list[socket.socket]:
     """Up to three strangers' connections that have been talked into, had within a second."""
     strays: list[socket.socket] = []
-    deadline = time.monotonic() + 1.0
+    deadline = time.monotonic() + slowness()
     while time.monotonic() < deadline and len(strays) < 3:
         for (endpoint,) in endpoints:
             host, port = endpoint.split(":")

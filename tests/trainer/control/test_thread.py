@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 from tests.trainer.support.line import DEADLINE_SECONDS, WHO, Line
+from tests.waiting import until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
@@ -19,13 +21,6 @@ from trainctl.trainer.runtime import Trainer
 from trainctl.trainer.step.progress import Ledger
 
 FIRST, SECOND, THIRD = (m.Generation(1, n) for n in (1, 2, 3))
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def form(generation: m.Generation) -> m.Form:
@@ -42,7 +37,13 @@ def test_work_that_shows_nothing_for_long_is_a_sign_of_life_too(line: Line) -> N
     worked = time.process_time()
     while time.process_time() < worked + 1.2:
         pass
-    wait_for(lambda: (line.hear(m.Alive).progress or 0) > begun)
+    until(lambda: (line.hear(m.Alive).progress or 0) > begun)
+
+
+def test_an_agent_is_looked_for_at_an_even_pace(line: Line) -> None:
+    """ZeroMQ's pauses would grow to as long as an agent that is back waits before it takes the trainer for hung."""
+    assert line.control._socket.getsockopt(zmq.RECONNECT_IVL_MAX) == 0
+    assert line.control._socket.getsockopt(zmq.RECONNECT_IVL) <= 200
 
 
 def test_an_outdated_fence_is_dropped_without_an_answer(
@@ -70,9 +71,9 @@ def test_a_fence_that_an_update_delays_is_forgotten_when_a_group_is_formed_after
     line.hear(m.Formed)
     with ledger.exclusive(FIRST):
         line.tell(fence(SECOND))
-        wait_for(lambda: line.control._pending_fence is not None)
+        until(lambda: line.control._pending_fence is not None)
         line.tell(form(SECOND))
-        wait_for(lambda: line.control._pending_fence is None)
+        until(lambda: line.control._pending_fence is None)
     assert line.hear(m.Formed).generation == SECOND
     assert ledger.formed == SECOND
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.errors import InvalidInputError
@@ -193,7 +194,7 @@ print(open_dataset(run_file.read(Path(sys.argv[1])), Path(sys.argv[2]), "run.tom
         assert trainer.stdin is not None
         trainer.stdin.write("\n")
         trainer.stdin.flush()
-    digests = {trainer.communicate(timeout=60)[0] for trainer in trainers}
+    digests = {trainer.communicate(timeout=HANG_SECONDS)[0] for trainer in trainers}
     assert [trainer.returncode for trainer in trainers] == [0] * 4
     assert len(digests) == 1
     assert [path.name[:5] for path in (tmp_path / "packs").iterdir()] == ["pack-"]

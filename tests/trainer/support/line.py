@@ -4,13 +4,14 @@ import time
 from typing import TypeVar
 
 import zmq
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.wire import codec
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.step.executor import Identity
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = HANG_SECONDS
 WHO = Identity("r", "here", 0)
 M = TypeVar("M", bound=m.Message)
 

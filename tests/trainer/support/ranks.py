@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import psutil
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
 from trainctl.trainer.collective import digest
@@ -18,8 +19,9 @@ from trainctl.trainer.collective.standby import Standby
 from trainctl.trainer.step import state_transfer
 from trainctl.trainer.step.progress import FenceAnswer
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = HANG_SECONDS
 G = 12
+NAMES = ("a", "b", "c")
 T = TypeVar("T")
 
 
@@ -39,7 +41,7 @@ class Rank:
         self.number, self.thread = number, thread
         self.rig: Any = self.call(new_rig)
         layout = Layout(self.rig.backend.shapes, digest.layout_digest(self.rig.backend.shapes))
-        self.formation = Formation(number, layout, self.rig.config.group, "", None, standby)
+        self.formation = Formation(number, layout, self.rig.config.group, "", None, standby, NAMES)
         self.group: ReducerGroup | None = None
 
     def submit(self, work: Callable[[], T]) -> "Future[T]":

@@ -224,7 +224,9 @@ def test_no_two_labels_of_the_rule_meet(changed: list[int], commands: list[int],
 def test_the_axis_jumps_rather_than_scrolls() -> None:
     ends = [window_end(step, 10_000) for step in range(1, 2001)]
     assert all(end >= step for step, end in enumerate(ends, 1))
-    assert len(set(ends)) < 32
+    assert len(set(ends)) < 40
+    assert all(step >= 0.8 * end for step, end in enumerate(ends[1:], 2))
+    assert window_end(0, 10_000) == window_end(1, 10_000) == 2
     assert window_end(149, 150) == 150
     pages = {page(step, 240) for step in range(1, 1000)}
     assert len(pages) < 16

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT, assert_one_line, call_process, wait_until
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.record import paths
 from trainctl.tui.cli import agent_call
@@ -387,7 +388,7 @@ def test_the_full_screen_needs_all_three_streams_on_a_terminal(piped: str) -> No
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), there) | {piped: subprocess.PIPE}
     with subprocess.Popen([*COMMAND, "attach", "--connect", NOBODY], env=ENVIRONMENT, **streams) as process:
         os.close(there)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=HANG_SECONDS)
         said = err if piped == "stderr" else os.read(here, 4096)
     os.close(here)
     assert process.returncode == 2
@@ -411,7 +412,7 @@ def test_a_reader_that_has_gone_ends_it_quietly(run_file: Path, words: list[str]
     ) as process:
         assert process.stdout is not None
         process.stdout.close()
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=HANG_SECONDS)
     assert (process.returncode, err) == (cli.BROKEN_PIPE, b"")
 
 
@@ -422,7 +423,7 @@ def test_ctrl_c_ends_it_quietly() -> None:
         # It is waiting for an answer once ZeroMQ's threads are there.
         wait_until(lambda: psutil.Process(process.pid).num_threads() >= 3, "the client to connect")
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=HANG_SECONDS)
     assert (process.returncode, out, err) == (130, b"", b"")
 
 

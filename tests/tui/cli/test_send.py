@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from tests.tui.support.cli_calls import assert_one_line, call, started, wait_until
 from tests.tui.support.scripted import SNAPSHOT, Answer, scripted
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import lead as lead_finding
@@ -134,7 +135,7 @@ def test_interrupted_it_is_one_object_with_the_id_to_repeat_it_by() -> None:
             with started(*WORDS, *json_word, "--connect", agent.address) as process:
                 wait_until(lambda count=count: len(agent.heard) == count, "the command to arrive", 60)
                 process.send_signal(signal.SIGINT)
-                out, err = process.communicate(timeout=60)
+                out, err = process.communicate(timeout=HANG_SECONDS)
             assert (process.returncode, err) == (130, "")
             if json_word:
                 found = json.loads(out)

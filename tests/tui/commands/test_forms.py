@@ -113,11 +113,11 @@ def test_previews_tell_the_mathematics_apart_from_the_speed() -> None:
         return piece.text
 
     assert said("resize-batch micro=4") == (
-        "atlas 8×3 → 4×6; step time at micro 4 not measured yet; predicted memory at most 0.45 GB; curve unchanged"
+        "atlas 8×3 → 4×6; step time at micro 4 not measured yet; predicted memory at most 0.41 GB; curve unchanged"
     )
     assert said("resize-batch micro=8") == "atlas stays 8×3; curve unchanged"
     assert said("resize-batch micro=24") == (
-        "atlas 8×3 → 24×1; step time at micro 24 not measured yet; predicted memory 0.54 GB; curve unchanged"
+        "atlas 8×3 → 24×1; step time at micro 24 not measured yet; predicted memory 0.49 GB; curve unchanged"
     )
     assert "changes the curve" in said("set-lr value=6e-4")
     assert "×0.496" in said("set-lr value=6e-4")

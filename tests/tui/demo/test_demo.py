@@ -1,6 +1,9 @@
 """The demo's own decisions: when it is over, what it leaves, what it says, and which folders it drops."""
 
+import io
 import os
+import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from trainctl.protocol.config import cluster_file
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import node_name
 from trainctl.tui.cli import demo
-from trainctl.tui.demo import folder, heartbeat_watch, supervisor
+from trainctl.tui.demo import folder, heartbeat_watch, stages, supervisor
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 
@@ -87,10 +90,10 @@ def test_folders_of_demos_that_are_over_are_dropped(tmp_path: Path) -> None:
 
 def test_a_backend_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(demo.NEEDED, "mlx", ("no_such_module",))
-    with pytest.raises(InvalidInputError, match=r"mlx not installed: pip install 'trainctl\[mlx\]'"):
+    with pytest.raises(InvalidInputError, match=r"mlx not installed; in a checkout .*pip install '\.\[mlx\]'"):
         demo.ranks_of(demo.DemoOptions(steps=1, backend="mlx"))
     monkeypatch.setitem(demo.NEEDED, "torch", ("no_such_module",))
-    with pytest.raises(InvalidInputError, match=r"trainctl\[torch\]' or pip install 'trainctl\[mlx\]'"):
+    with pytest.raises(InvalidInputError, match=r"pip install '\.\[torch\]' or '\.\[mlx\]'"):
         demo.ranks_of(demo.DemoOptions(steps=1))
 
 
@@ -142,3 +145,37 @@ def test_who_leaves_a_live_demo_is_told_how_to_come_back_and_how_to_end_it() -> 
     said = demo._farewell(shown, "tcp://127.0.0.1:7")
     assert "trainctl attach --connect tcp://127.0.0.1:7" in said
     assert said.endswith("end it with: trainctl send stop --connect tcp://127.0.0.1:7")
+
+
+class Terminal(io.StringIO):
+    """What is written to a terminal, and when enough of it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ticked = threading.Event()
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if " ... " in text:
+            self.ticked.set()
+        return super().write(text)
+
+
+def test_what_takes_long_counts_its_seconds_on_a_terminal_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "QUIET_SECONDS", 0.0)
+    shown = Terminal()
+    with stages.stage("demo: starting agents", shown):
+        assert shown.ticked.wait(30)
+    assert re.match(r"demo: starting agents\rdemo: starting agents \.\.\. \d+ s", shown.getvalue())
+    assert shown.getvalue().count("\n") == 1
+
+
+def test_what_takes_no_time_is_its_line_alone_and_off_a_terminal_too(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Terminal()
+    with stages.stage("demo: making model", shown):
+        pass
+    assert shown.getvalue() == "demo: making model\n"
+    with stages.stage("demo: making model"):
+        assert capsys.readouterr().err == "demo: making model\n"

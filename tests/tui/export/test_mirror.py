@@ -241,8 +241,11 @@ def test_names() -> None:
     [
         (["--to", "tensorboard", "--offline"], "--offline: only wandb has that"),
         (["--to", "tensorboard", "--project", "x"], "--project: only wandb has that"),
-        (["--to", "tensorboard"], "tensorboard needs tensorboardX: pip install 'trainctl[tensorboard]'"),
-        (["--to", "wandb"], "wandb needs the library: pip install 'trainctl[wandb]'"),
+        (
+            ["--to", "tensorboard"],
+            "tensorboard needs tensorboardX; in a checkout of trainctl: pip install '.[tensorboard]'",
+        ),
+        (["--to", "wandb"], "wandb needs the library; in a checkout of trainctl: pip install '.[wandb]'"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_makes_nothing(

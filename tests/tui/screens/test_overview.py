@@ -2,6 +2,7 @@
 number."""
 
 import dataclasses
+import itertools
 import math
 
 import msgspec
@@ -144,7 +145,7 @@ def test_every_width_keeps_what_a_narrower_one_shows() -> None:
     narrow = texts(fleet_table.lines(FLEET, CLOCK, 80, UNICODE, total=False))[0].split()
     wide = texts(fleet_table.lines(FLEET, CLOCK, 160, UNICODE, total=False))[0].split()
     assert [title for title in wide if title in narrow] == narrow
-    assert {"DEVICE", "TREND", "WAIT", "PEAK", "CLK", "W", "°C"} <= set(wide)
+    assert {"DEVICE", "TREND", "WAIT", "HELD", "CLK", "W", "°C"} <= set(wide)
 
 
 def test_an_own_rate_is_tokens_over_busy_seconds() -> None:
@@ -439,6 +440,37 @@ def test_the_chart_by_node_tells_equal_steps_apart_by_what_each_rank_is_busy() -
     assert [track.label for track in panel.tracks] == ["step", "torch-a", "torch-b", "mlx-c"]
     assert [round(float(track.window.last[-1]), 2) for track in panel.tracks] == [0.4, 0.29, 0.26, 0.37]
     assert [track.label for track in overview_view.busy_panel(ALONE).tracks] == ["atlas"]
+
+
+@pytest.mark.parametrize("steps", [150, 2000, 60_000])
+def test_the_charts_have_one_range_that_is_more_than_half_filled(steps: int) -> None:
+    for step in [*range(2, 300), *range(300, steps, 97), steps]:
+        if step <= steps:
+            state = dataclasses.replace(MIXED, run=run_view(3, step=step, steps=steps))
+            panels = [overview_view.loss_panel(state), overview_view.busy_panel(state), overview_view.rate_panel(state)]
+            ((first, last),) = {(panel.first_step, panel.last_step) for panel in panels}
+            assert first == 1
+            assert step > last / 2, (step, last)
+
+
+@pytest.mark.parametrize("step", [8, 30, 130, 700])
+def test_no_chart_is_drawn_in_less_than_half_of_its_width(step: int) -> None:
+    begun, seq = [snapshot(run_view(3, step=0, steps=2000))], itertools.count(1)
+    for past in range(1, step + 1):
+        view = run_view(3, step=past, steps=2000)
+        begun += [committed(view, past, next(seq)), *(rank_step(view, past, rank, next(seq)) for rank in range(3))]
+    state = of_messages(begun)
+    left, right = zip(
+        *(_halves(row) for row in texts(overview_view.chart_lines(state, 80, 9, UNICODE))[1:-1]), strict=True
+    )
+    for rows in (left, right):
+        drawn = {at for row in rows for at, char in enumerate(row) if "\u2800" < char <= "\u28ff"}
+        assert max(drawn) - min(drawn) + 1 >= len(rows[0]) / 2, "\n".join(rows)
+
+
+def _halves(row: str) -> tuple[str, str]:
+    left, _, right = row.partition(UNICODE.vertical)
+    return left, right
 
 
 def test_of_many_ranks_the_chart_has_their_span_the_selected_one_and_the_straggler() -> None:

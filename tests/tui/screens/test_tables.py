@@ -144,7 +144,7 @@ def test_a_node_of_several_devices_is_one_row_of_sums_that_opens_into_its_ranks(
     assert both.own_rate is not None
     assert abs(both.own_rate - 4535) < 25
     assert both.step is not None
-    assert both.step.memory_bytes == (alone[0].value.memory_bytes or 0) + (alone[1].value.memory_bytes or 0)
+    assert both.step.peak_or_held_bytes == sum(alone[rank].value.peak_or_held_bytes or 0 for rank in (0, 1))
     assert both.passes is None, "their micro-batches are unlike"
     opened = fleet_grouping.Arrangement(opened=frozenset({"studio"}))
     text = [

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,13 @@ from unittest.mock import patch
 
 import psutil
 from tests.conftest import is_ours
+from tests.waiting import HANG_SECONDS, until
 
 from trainctl.tui.cli import main
 
 COMMAND = [sys.executable, "-m", "trainctl.tui.cli.main"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-DEADLINE_SECONDS = 90.0
+DEADLINE_SECONDS = HANG_SECONDS
 
 
 def call(*words: str | Path, **env: str) -> "subprocess.CompletedProcess[str]":
@@ -82,14 +82,9 @@ def interrupt(process: "subprocess.Popen[str]") -> tuple[str, str]:
     return process.communicate(timeout=DEADLINE_SECONDS)
 
 
-def wait_until(what: Callable[[], Any], why: str, seconds: float = DEADLINE_SECONDS) -> Any:
+def wait_until(what: Callable[[], Any], why: str, seconds: float = 90.0) -> Any:
     """The first true value of `what()`."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if value := what():
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"{why}: not within {seconds:g} s")
+    return until(what, seconds, why)
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:

@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from tests.tui.support.recorded import Recorded, app_of  # fmt: skip
+from tests.waiting import HANG_SECONDS
 from textual import events
 from textual.pilot import Pilot
 
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.widgets.line_view import Lines
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = HANG_SECONDS
 
 
 async def until(pilot: Pilot[int], true: Callable[[], bool]) -> None:

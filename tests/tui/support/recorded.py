@@ -207,8 +207,8 @@ def rank_step(view: m.RunView, step: int, rank: int, seq: int = 0, seconds: floa
     return m.RankStep(
         run=view.run, generation=view.generation, step=step, rank=rank, node=ranked.node, tokens=tokens,
         samples=ranked.share, micro_batch=ranked.micro_batch, replays=0, step_seconds=seconds,
-        phases=phases(seconds, tokens / (own or 1.0)), memory_bytes=int(used or 0),
-        memory_peak_bytes=int((used or 0) * 1.1), memory_cap_bytes=int(most) if most else None, boot=BOOT, seq=seq,
+        phases=phases(seconds, tokens / (own or 1.0)), memory_bytes=int((used or 0) * 0.9),
+        memory_peak_bytes=int(used or 0), memory_cap_bytes=int(most) if most else None, boot=BOOT, seq=seq,
     )  # fmt: skip
 
 
@@ -294,8 +294,9 @@ def lap_series(view: m.RunView, first_step: int) -> tuple[m.Series, ...]:
             seconds = getattr(part.phases, name)
             values = tuple(seconds * by for by in swell)
             made.append(m.Series(f"{name}_seconds", rank.rank, 1, steps, values, values, values, values))
-        memory = tuple((part.memory_bytes or 0) * by for by in filled)
-        made.append(m.Series("memory_bytes", rank.rank, 1, steps, memory, memory, memory, memory))
+        for name in ("memory_bytes", "memory_peak_bytes"):
+            memory = tuple((getattr(part, name) or 0) * by for by in filled)
+            made.append(m.Series(name, rank.rank, 1, steps, memory, memory, memory, memory))
     return tuple(made)
 
 

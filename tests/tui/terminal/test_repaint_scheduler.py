@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tui.support.driving import driven, until
 from tests.tui.support.recorded import BOOT, CONNECTED, committed, host, rank_step, run_view, snapshot, source_of
+from tests.waiting import HANG_SECONDS
 from textual import events as textual_events
 from textual._compositor import Compositor
 from textual.pilot import Pilot
@@ -110,7 +111,7 @@ async def test_the_state_is_made_when_somebody_looks_and_a_snapshot_is_told_of_a
     source: Any = Talkative([(NODES[0], CONNECTED), message("snapshot", 1, 0, 1), *said])
     feed = LiveFeed(lambda: source, Clock(), lambda: arrived.append(feed.live), told.append)
     following = asyncio.create_task(feed.keep_up())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_SECONDS):
         while len(told) < 400:
             await asyncio.sleep(0)
     assert arrived[0].run == VIEW and not arrived[0].parts[0][-1].step > VIEW.step

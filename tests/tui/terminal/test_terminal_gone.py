@@ -8,10 +8,11 @@ import sys
 import threading
 
 import pytest
+from tests.waiting import HANG_SECONDS
 
 from trainctl.tui.terminal.driver import Outlet
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = HANG_SECONDS
 
 
 def read_until(master: int, word: bytes) -> None:

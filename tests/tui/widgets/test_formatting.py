@@ -9,6 +9,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.waiting import HANG_SECONDS
 
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
@@ -27,7 +28,7 @@ def test_ascii_is_for_a_locale_that_says_so(named: dict[str, str], plain: bool) 
     program = "from trainctl.tui.text.glyphs import for_locale; print(for_locale().ascii_only)"
     done = subprocess.run(
         [sys.executable, "-c", program], env={**kept, **named, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True, text=True, check=True, timeout=60,
+        capture_output=True, text=True, check=True, timeout=HANG_SECONDS,
     )  # fmt: skip
     assert done.stdout.strip() == str(plain)
 

@@ -13,7 +13,7 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine import file_digests
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.backends.protocol import Backend, first_line, load
+from trainctl.trainer.backends.protocol import Backend, first_line, load, model_config
 from trainctl.trainer.checkpoints.saver import Saver
 from trainctl.trainer.collective import digest, engines
 from trainctl.trainer.collective.group import Group
@@ -55,10 +55,13 @@ class Trainer:
         self._saver = Saver(
             who.run, config, paths, backend, dataset, ledger, self._executor.loss_scale, self._layout.digest
         )
+        self._family = str(model_config(Path(config.model.path)).get("model_type", ""))
         self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
         self._joined: m.Generation | None = None  # the generation of the executor's group
         interface = config.nodes.get(who.node, run_file.NodeTable()).interface
-        self._formation = Formation(who.rank, self._layout, config.group, interface, _likely(config), standby)
+        self._formation = Formation(
+            who.rank, self._layout, config.group, interface, _likely(config), standby, tuple(config.nodes)
+        )
 
     def resume(self, folder: Path | None) -> None:
         """Stand where the checkpoint in `folder` stood, or at the beginning. Raises InvalidInputError if it doesn't
@@ -210,6 +213,8 @@ class Trainer:
                 return self._executor.sync(plan, started)
             case "measure":
                 return self._executor.measure(plan, started)
+            case "probe":
+                return self._executor.probe(plan, started, self._family)
 
     def _checkpoint(self, plan: m.StepPlan, started: float) -> m.Report:
         """A disk that doesn't take it costs the checkpoint, not the run: the report says why."""

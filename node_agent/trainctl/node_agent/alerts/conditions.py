@@ -27,16 +27,16 @@ class Scene:
 
 
 def memory(part: m.RankStep, table: AlertsTable) -> list[Finding]:
-    """A rank's memory against its cap, both in bytes; nothing where one is unknown."""
-    used, cap = part.memory_bytes, part.memory_cap_bytes
+    """The peak of a rank's step against its cap, both in bytes; nothing where one is unknown."""
+    used, cap = part.peak_or_held_bytes, part.memory_cap_bytes
     if used is None or not cap:
         return []
     percent = 100 * used / cap
 
     def say() -> Said:
-        peak = f"peak {gigabytes(part.memory_peak_bytes)}, " if part.memory_peak_bytes is not None else ""
+        held = f"{gigabytes(part.memory_bytes)} held after the step, " if part.memory_bytes is not None else ""
         replays = f", {part.replays} passes run again" if part.replays else ""
-        facts = (f"{peak}micro-batch {part.micro_batch} of {part.samples} samples{replays}",)
+        facts = (f"{held}micro-batch {part.micro_batch} of {part.samples} samples{replays}",)
         return Said(f"memory {percent:.0f} % of {gigabytes(cap)}", facts)
 
     bad, good = percent > table.memory_percent, percent < table.memory_clear_percent

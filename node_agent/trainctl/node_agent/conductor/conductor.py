@@ -214,10 +214,14 @@ class Conductor:
         if self._formation.meet(rank, ready, generation):
             self._regroup.begin(now)
         elif rank in self._formation.returning and known is None:
-            if generation is not None and self.stage in ("fencing", "offering", "forming", "formed"):
-                # The same process as before: what it did is asked for, so that no part of a step is missing.
-                self._book.decide(d.Tell(rank, m.Fence(run=self.run, generation=self.durable.generation)))
+            if generation is not None:  # the same process as before
+                self._ask_for_reports(rank)
             self._advance(now)
+
+    def _ask_for_reports(self, rank: int) -> None:
+        """A rank that takes part no more repeats its newest reports, so that no part of a step is missing."""
+        if self.stage in ("fencing", "offering", "forming", "formed"):
+            self._book.decide(d.Tell(rank, m.Fence(run=self.run, generation=self.durable.generation)))
 
     def _on_report(self, report: m.Report, now: float) -> None:
         done = self._course.on_report(report, now)
@@ -226,6 +230,8 @@ class Conductor:
         if report.kind == "train":
             for rank in done.ranks:
                 self._attendance.stepped(rank)
+        if report.kind == "probe":
+            self._losses.refuse(side_plans.probe(self._book, done.plan, done.reports), now)
         failed = side_plans.conclude(self._book, self._course.rates, done.plan, done.reports)
         if failed and self.durable.mode == "stopping":
             self._orders.call_stop_off(failed)
@@ -239,6 +245,8 @@ class Conductor:
         elif self.stage not in ("loading", "leaving") and rank in self._formation.live:
             self._book.happen("agent", "warning", f"back in touch with {self.durable.settings.label(rank)}'s trainer")
             self._regroup.anew(now)
+        elif rank in self._formation.returning:
+            self._ask_for_reports(rank)
 
     def _on_command(self, command: d.Commanded, now: float) -> None:
         if isinstance(command.args, verbs.Stop) and self.goes_back:

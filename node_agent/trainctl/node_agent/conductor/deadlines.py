@@ -22,7 +22,7 @@ JOINS = 2.0
 """A standstill for as long as so many formations is a hang."""
 PARTS = {
     "train": "step {step}", "evaluate": "the evaluation at step {step}", "checkpoint": "the checkpoint of step {step}",
-    "measure": "the measurement of first shares",
+    "measure": "the measurement of first shares", "probe": "the probe",
 }  # fmt: skip
 
 

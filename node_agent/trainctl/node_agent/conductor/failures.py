@@ -1,6 +1,8 @@
 """Ranks that end, fall silent or hang: gone on without, waited for, or what the run ends by. Pure, as all of the
 conductor."""
 
+from collections.abc import Mapping
+
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.deadlines import Waits
 from trainctl.node_agent.conductor.hangs import Hangs, Hung
@@ -30,6 +32,16 @@ class Losses:
             self._regroup.without(failed.rank, f"says: {failed.reason}", now)
         else:
             self._ending.fail(f"rank {failed.rank} ({self._book.node(failed.rank)}): {failed.reason}")
+
+    def refuse(self, refused: Mapping[int, str], now: float) -> None:
+        """Ranks that are new and hold another model than the others, each with the reason: given up until they are
+        admitted, which starts them again."""
+        for rank, why in refused.items():
+            for id, carried in list(self._book.durable.carried.items()):
+                if carried.verb == "admit" and f"{self._book.node(rank)}=0" in carried.before.split():
+                    self._book.end(id, "failed", reason=why)
+            self._regroup.without(rank, why, now, out="failed")
+            self._book.decide(d.Kill(rank))
 
     def on_ended(self, ended: d.RankEnded, now: float) -> None:
         """The others go on where one of them has the state of the last step."""

@@ -12,7 +12,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 
 EXPIRED = "its time to live ran out before a step could carry it"
-SIDE_KINDS = ("measure", "sync", "evaluate", "checkpoint")
+SIDE_KINDS = ("probe", "measure", "sync", "evaluate", "checkpoint")
 """Plans beside training: they don't move the cursor. In the order in which one boundary runs them, so that what is
 evaluated and written is the state that all ranks have been given."""
 

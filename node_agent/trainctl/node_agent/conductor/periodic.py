@@ -17,6 +17,11 @@ class Agenda:
     def note_done(self, plan: m.StepPlan) -> None:
         self._done[plan.kind] = plan.step
 
+    def schedule_probe(self) -> None:
+        """The comparison of models that comes before the first step of a rank."""
+        if self._formation.live.keys() - set(self._book.durable.probed or ()):
+            self._desk.scheduled.add("probe")
+
     def schedule_first(self) -> None:
         """The measurement that a new run's shares come from."""
         config, durable = self._book.config, self._book.durable

@@ -125,6 +125,8 @@ class Course:
         where = (self._book.run, self._book.durable, self.planned_step, self._planned_cursor)
         ids = [command.id for command in commands]
         match kind:
+            case "probe":
+                self._issue(plans.probe(*where), now)
             case "measure":
                 self._issue(plans.measure(*where), now)
             case "sync":
@@ -248,6 +250,7 @@ class Course:
 
     def begin(self, now: float) -> None:
         """A generation has been formed: complete the batch that the accumulators hold a part of, if they do."""
+        self.agenda.schedule_probe()
         half, self._half = self._half, None
         plan = self._tally.plan(self._book.progress.step + 1)
         self._book.conclude(self._book.progress.step)

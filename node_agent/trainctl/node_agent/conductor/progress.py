@@ -9,7 +9,7 @@ import dataclasses
 from trainctl.node_agent.planning import estimates
 from trainctl.protocol import messages as m
 
-WORKING_PHASES = ("data", "forward", "backward", "optimizer", "commit", "evaluate", "checkpoint")
+WORKING_PHASES = ("data", "forward", "backward", "optimizer", "commit", "evaluate", "checkpoint", "probe")
 """What a rank does by itself; in all others it waits for something, or loads."""
 FIRST_TIMES = 5.0
 """The first time that a process does something, as the first step, may take so many times as long: compilers."""
@@ -84,4 +84,4 @@ class Standstills:
     def kind(self, rank: int) -> str:
         """The kind of plan that its phase belongs to."""
         phase = self._of[rank].mark[1] if rank in self._of else ""
-        return phase if phase in ("evaluate", "checkpoint") else "train"
+        return phase if phase in ("evaluate", "checkpoint", "probe") else "train"

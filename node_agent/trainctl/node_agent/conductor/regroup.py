@@ -1,5 +1,7 @@
 """From one generation to the next: left and made anew for whoever is there. Pure, as all of the conductor."""
 
+from typing import Literal
+
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.pipeline import Course
 from trainctl.node_agent.conductor.rendezvous import Formation
@@ -43,9 +45,9 @@ class Regroup:
                 self._book.decide(d.Kill(rank))
         self._formation.fail(why, now)
 
-    def without(self, rank: int, why: str, now: float) -> None:
+    def without(self, rank: int, why: str, now: float, out: Literal["lost", "failed"] = "lost") -> None:
         """Go on without a rank: nothing of this generation counts any more."""
-        self._attendance.lose(rank, why)
+        self._attendance.lose(rank, why, out)
         self._course.waits.standstills.forget(rank)
         match self._book.stage:
             case "loading":

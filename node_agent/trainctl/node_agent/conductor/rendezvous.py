@@ -26,7 +26,7 @@ JOIN_SECONDS = 30.0
 """For joining, before any state is given; a rank keeps this deadline itself."""
 GRACE_SECONDS = 10.0
 """Beyond a deadline that the ranks keep themselves, for the answer to arrive."""
-BUSY_PHASES = ("checkpoint", "data", "forward", "backward", "evaluate")
+BUSY_PHASES = ("checkpoint", "data", "forward", "backward", "evaluate", "probe")
 FAILURES = 8
 """As many formations in a row without a step between them fail the run."""
 
@@ -278,8 +278,10 @@ class Formation:
             return False
         self._book.stage, self._due = "formed", float("inf")
         members = tuple(self.live)
-        if members != self._book.durable.members:
-            self._book.persist(members=members)
+        durable = self._book.durable
+        probed = members if len(members) == 1 else tuple(rank for rank in durable.probed or () if rank in members)
+        if (members, probed) != (durable.members, durable.probed):
+            self._book.persist(members=members, probed=probed)
         self._book.happen("run", "info", self._described(len(members), now))
         return True
 

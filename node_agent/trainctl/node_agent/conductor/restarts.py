@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from math import inf
+from typing import Literal
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.rendezvous import Formation
@@ -37,14 +38,16 @@ class Attendance:
         others = self._book.settings.live.keys() & self._formation.members - {rank, *without}
         return any(not ranks[other].ended for other in others)
 
-    def lose(self, rank: int, why: str) -> None:
-        """Its samples go to the others, and nothing that it says of this generation counts."""
+    def lose(self, rank: int, why: str, out: Literal["lost", "failed"] = "lost") -> None:
+        """Its samples go to the others, and nothing that it says of this generation counts. "failed": it does not come
+        back by itself."""
         book, label = self._book, self._book.settings.label(rank)
         edit = share_edits.lose(book.settings, rank)
-        book.persist(settings=edit.settings, members=tuple(other for other in book.durable.members if other != rank))
+        settings = share_edits.give_up(edit.settings, rank) if out == "failed" else edit.settings
+        book.persist(settings=settings, members=tuple(other for other in book.durable.members if other != rank))
         self._formation.ranks[rank].forget()
         self._formation.ranks[rank].why = why
-        text = f"{label} is lost: {why}; {edit.before} → {edit.after}"
+        text = f"{label} is {'refused' if out == 'failed' else 'lost'}: {why}; {edit.before} → {edit.after}"
         book.decide(d.Happened("rank", "error", "auto", text, book.progress.step, "rebalance", edit.before, edit.after))
 
     def halve(self, rank: int, memory: str) -> None:
@@ -69,7 +72,8 @@ class Attendance:
         again = self.was_hung_in_first_load(rank)
         self._hung_first.discard(rank)
         at.forget()
-        at.ended, at.why = True, why
+        given_up = self._book.settings.ranks[rank].out == "failed"
+        at.ended, at.why = True, at.why if given_up and at.why else why
         if self._book.settings.ranks[rank].out != "lost" and not again:
             return
         if starts < STARTS:

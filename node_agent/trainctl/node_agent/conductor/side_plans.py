@@ -1,10 +1,13 @@
-"""What follows when all ranks have reported a plan beside training: first shares, a drift, a loss, or a checkpoint."""
+"""What follows when all ranks have reported a plan beside training: a comparison of models, first shares, a drift, a
+loss, or a checkpoint."""
 
 import math
 from collections.abc import Mapping
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.conductor.state import Book
+from trainctl.node_agent.conductor import probes
+from trainctl.node_agent.conductor.probes import Difference
+from trainctl.node_agent.conductor.state import Book, CannotGoOnError
 from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
@@ -25,7 +28,7 @@ def conclude(book: Book, rates: Rates, plan: m.StepPlan, reports: Reports) -> st
             evaluation(book, plan, reports)
         case "checkpoint":
             return checkpoint(book, plan, reports)
-        case "train":
+        case "train" | "probe":
             pass
     return ""
 
@@ -72,6 +75,35 @@ def evaluation(book: Book, plan: m.StepPlan, reports: Reports) -> None:
     book.happen("evaluation", "info", f"held-out loss {loss:.4f}, took {seconds:.3g} s", plan.step)
     for id in plan.commands:
         book.end(id, "applied", plan.step, after=f"loss {loss:.4f}")
+
+
+def probe(book: Book, plan: m.StepPlan, reports: Reports) -> dict[int, str]:
+    """Whether all ranks hold the same model. Gives why, of each new rank that holds another than those that train.
+    Raises CannotGoOnError if none of them has trained."""
+    found = {rank: report for rank, report in sorted(reports.items()) if isinstance(report, m.Probed)}
+    passed = [rank for rank in book.durable.probed or () if rank in found]
+    limit = probes.tolerance(next(iter(found.values())).family, book.config.model.dtype)
+    differences = probes.compare(found, passed)
+    refused = {each.rank: _refusal(book, each, found, limit) for each in differences if each.largest > limit}
+    if refused and not passed:
+        raise CannotGoOnError(next(iter(refused.values())))
+    seconds = max(report.step_seconds - report.phases.wait for report in reports.values())
+    for each in differences:
+        if each.rank not in refused:
+            named = f"{book.settings.label(each.rank)} and {book.settings.label(each.other)}"
+            text = f"probe passed: a token's log-probability differs by at most {each.largest:.2g} between {named}"
+            text += f" (tolerance {limit:g}, {each.tokens} tokens); took {seconds:.2g} s"
+            book.decide(d.Happened("probe", "good", "auto", text, plan.step, after=f"{each.largest:.2g}"))
+    book.persist(probed=tuple(rank for rank in found if rank not in refused))  # not before it, as an evaluation
+    return refused
+
+
+def _refusal(book: Book, each: Difference, found: Mapping[int, m.Probed], limit: float) -> str:
+    rank, other = book.settings.label(each.rank), book.settings.label(each.other)
+    text = (
+        f"probe: {rank} differs from {other} by {each.largest:.2g} in a token's log-probability (tolerance {limit:g})"
+    )
+    return f"{text}; likely cause: {probes.likely_cause(found[each.rank], found[each.other])}"
 
 
 def checkpoint(book: Book, plan: m.StepPlan, reports: Reports) -> str:

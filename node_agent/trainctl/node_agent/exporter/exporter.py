@@ -9,7 +9,7 @@ from trainctl.node_agent.exporter.listen_address import Place
 from trainctl.node_agent.exporter.snapshot import take
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, installing
 
 
 class Exporter:
@@ -56,6 +56,6 @@ def _server(place: Place) -> Any:
     try:
         from trainctl.node_agent.exporter.server import MetricsServer
     except ImportError:
-        problem = "needs prometheus-client: pip install 'trainctl[prometheus]'"
+        problem = f"needs prometheus-client; {installing('prometheus')}"
         raise InvalidInputError("--metrics", problem) from None
     return MetricsServer(place)

@@ -72,6 +72,7 @@ class Durable(msgspec.Struct, frozen=True):
     eval_loss: float | None = None
     eval_step: int | None = None
     members: tuple[int, ...] = ()  # ranks of the newest generation that was formed; none before the first
+    probed: tuple[int, ...] | None = None  # of members those whose model was compared with others'; None: not known'
     timed: bool = False  # the first shares have been measured
     retracted: int = 0  # up to this step what was planned is made again just so: lost ranks had made it, or may have
     written: int = 0  # step of the newest checkpoint; 0: there is none to go back to

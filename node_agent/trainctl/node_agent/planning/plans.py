@@ -78,6 +78,11 @@ def measure(run: str, durable: Durable, step: int, cursor: int) -> StepPlan:
     return _plan(run, durable, "measure", step, cursor, _work(durable, dealt))
 
 
+def probe(run: str, durable: Durable, step: int, cursor: int) -> StepPlan:
+    """What every live rank's model says of the same first samples of the data: nothing is consumed."""
+    return _plan(run, durable, "probe", step, cursor, _work(durable, {}))
+
+
 def _plan(
     run: str,
     durable: Durable,

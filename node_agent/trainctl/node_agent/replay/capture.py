@@ -85,7 +85,7 @@ def _part(part: m.RankStep) -> r.Part:
         rank=part.rank, samples=part.samples, micro_batch=part.micro_batch, tokens=round(part.tokens),
         step=_us(part.step_seconds), data=_us(phases.data), forward=_us(phases.forward),
         backward=_us(phases.backward), sync=_us(phases.sync), optimizer=_us(phases.optimizer), wait=_us(phases.wait),
-        memory_bytes=part.memory_bytes,
+        memory_bytes=part.peak_or_held_bytes,
     )  # fmt: skip
 
 

@@ -255,11 +255,7 @@ class Follower:
         if followed is None or (followed.run, followed.known.rank) != (answer.run, answer.rank):
             return False
         returned = followed.heard(answer, returned=returned)
-        told = await self._talks.answer(
-            followed.known.lead,
-            lambda link, seq: m.PeerAnswer(link=link, seq=seq, answer=answer, returned=returned),
-        )
-        if returned and not told:
+        if not await self._pass_on(followed.known.lead, answer, returned=returned) and returned:
             followed.missed()
         return True
 
@@ -273,13 +269,25 @@ class Follower:
             return
         followed.watch()
         if followed.ending is not None and not followed.told_ending:
-            followed.told_ending = await self._tell_exit(followed.known.lead, followed.hosted, followed.ending)
+            followed.told_ending = await self._tell_ending(followed, followed.ending)
         if followed.wanted is None:
             await self._look_for_lead(followed)
         if followed.wanted is not None and followed.ending is not None:
             self._hosting.finish(followed, *followed.wanted)
         elif followed.refresh():
             self._own.publisher.publish(followed.view)
+
+    async def _tell_ending(self, followed: Followed, ending: Ending) -> bool:
+        """How its trainer ended, after what it reported last: that may not have arrived."""
+        lead = followed.known.lead
+        for report in followed.port.last_reports() if self._talks.address(lead) is not None else ():
+            await self._pass_on(lead, report)
+        return await self._tell_exit(lead, followed.hosted, ending)
+
+    async def _pass_on(self, lead: str, answer: m.FromTrainer, *, returned: bool = False) -> bool:
+        return await self._talks.answer(
+            lead, lambda link, seq: m.PeerAnswer(link=link, seq=seq, answer=answer, returned=returned)
+        )
 
     async def _tell_exit(self, lead: str, hosted: m.HostedRank, ending: Ending) -> bool:
         return await self._talks.answer(

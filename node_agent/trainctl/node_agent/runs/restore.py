@@ -2,10 +2,9 @@
 
 import secrets
 import shutil
-import sqlite3
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -21,6 +20,7 @@ from trainctl.node_agent.records.run_db import LastState, RunRecorder
 from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.session import DURABLE_KEY, settings_key
+from trainctl.node_agent.trainers.rank_reports import reports_after
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.config import run_file
@@ -28,8 +28,6 @@ from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.protocol.record.schema import open_for_reading
-from trainctl.protocol.wire.codec import decode_answer
 
 T = TypeVar("T")
 FIRST_GENERATION = m.Generation(1, 0)
@@ -147,7 +145,7 @@ def old_run(
         durable = msgspec.structs.replace(
             durable, settings=settings, generation=max(_highest(durable, state), m.Generation(term, 0)), seq=state.seq,
             mode="paused" if starter is None and durable.mode == "paused" else "running",
-            carried=starting, paused_ids=(), members=(), retracted=0,
+            carried=starting, paused_ids=(), members=(), probed=(), retracted=0,
         )  # fmt: skip
         _keep(recorder, durable)
         conductor = Conductor(paths.directory.name, config, durable, _progress(state))
@@ -167,6 +165,8 @@ def surviving_run(paths: RunPaths, open_commands: frozenset[str], term: int = 0)
         carried = {id: command for id, command in durable.carried.items() if id in open_commands}
         recent = tuple(plan for plan in state.plans if plan.kind == "train")
         durable = msgspec.structs.replace(durable, generation=_highest(durable, state), seq=state.seq, carried=carried)
+        if durable.probed is None:  # a version without probes conducted it: its trainers know none
+            durable = msgspec.structs.replace(durable, probed=durable.members)
         if term:
             durable = taken_over(durable, term, recent)
             _keep(recorder, durable)  # killed from here on, this node's agent comes back in that term
@@ -262,15 +262,7 @@ def _kept_reports(paths: RunPaths, after_step: int, least: m.Generation) -> list
     reported it; those older than `least` are of steps that were retracted."""
     found: dict[int, m.Report] = {}
     for file in sorted(paths.directory.glob("rank-*.db")):
-        with closing(open_for_reading(file)) as connection:
-            try:
-                rows = connection.execute(
-                    "SELECT body FROM reports WHERE step > ? ORDER BY step", (after_step,)
-                ).fetchall()
-            except sqlite3.DatabaseError:
-                continue  # of a trainer that died before it had made its tables
-        answers = [decode_answer(body) for (body,) in rows]
-        for report in (answer for answer in answers if isinstance(answer, m.Report)):
+        for report in reports_after(file, after_step):
             known = found.get(report.step)
             if report.generation >= least and (known is None or report.generation > known.generation):
                 found[report.step] = report

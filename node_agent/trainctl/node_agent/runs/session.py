@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,8 @@ from trainctl.protocol.record.paths import RunPaths
 
 STALL_SECONDS, CATCH_UP_SECONDS = 2.0, 1.0
 """An agent that has not looked for so long was stopped itself, and then takes so long to hear what it missed."""
+UNCOMMITTED_PARTS = 64
+"""Newest parts of steps that no other rank had reported yet when they came late."""
 DURABLE_KEY = "conductor"
 
 
@@ -60,6 +63,7 @@ class Session:
         self.last_commit_monotonic = time.monotonic()
         self.ended: d.Ended | None = None
         self.doing: m.PlanKind = "train"  # kind of the newest plan
+        self._uncommitted: deque[m.RankStep] = deque(maxlen=UNCOMMITTED_PARTS)
         self._kept_durable: Durable | None = None
         self._problem: str | None = None
         self._saw = saw
@@ -101,6 +105,8 @@ class Session:
             look = self.ports[rank].look()
             self._pids[rank] = look.pid
             if look.ending is not None:
+                for report in self.ports[rank].last_reports():
+                    await self.feed(report)
                 await self.feed(d.RankEnded(rank, *look.ending))
             elif (silent_seconds := self._silent_seconds(rank)) > 0:
                 alone = not any(port.in_touch for other, port in self.ports.items() if other != rank)
@@ -161,15 +167,18 @@ class Session:
     def _show(self, event: d.Input) -> None:
         if isinstance(event, m.Message):
             self._away.pop(event.rank, None)
-        if isinstance(event, m.Fenced):
-            self._keep_repeated(event)
+        if isinstance(event, m.Fenced | m.Report):
+            self._keep_late(event.rank, event.reports if isinstance(event, m.Fenced) else [event])
         self._publish_view()
 
-    def _keep_repeated(self, fenced: m.Fenced) -> None:
-        """A rank repeats its newest reports: the agent before this one may have missed its parts of committed steps."""
-        node = self.conductor.durable.settings.ranks[fenced.rank].node
-        reports = [report for report in fenced.reports if report.kind == "train"]
-        self.recorder.add_parts([rows.rank_step(report, node) for report in reports])
+    def _keep_late(self, rank: int, reports: Sequence[m.Report]) -> None:
+        """Reports that the conductor did not count still belong in the record: of a plan that is over, or repeated
+        because the agent may have missed them."""
+        node, counted = self.conductor.durable.settings.ranks[rank].node, self.rank_steps.get(rank)
+        parts = [rows.rank_step(report, node) for report in reports if report.kind == "train"]
+        late = [part for part in parts if part != counted]
+        self._uncommitted.extend(late)
+        self.recorder.add_parts(late)
 
     async def _carry_out(self, decision: d.Decision) -> None:
         match decision:
@@ -214,7 +223,8 @@ class Session:
             await self.ports[rank].end()
 
     def _commit(self, step: m.StepCommitted, first: m.RankStep) -> None:
-        self.recorder.commit(step, [first], step.committed_at)
+        early = [part for part in self._uncommitted if (part.step, part.generation) == (step.step, step.generation)]
+        self.recorder.commit(step, [first, *early], step.committed_at)
         self.last_step, self.rank_steps[first.rank] = step, first
         self.last_commit_monotonic = time.monotonic()
         self._publisher.publish(step)

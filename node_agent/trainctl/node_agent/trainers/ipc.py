@@ -33,15 +33,16 @@ class TrainerLink:
             message = codec.decode_answer(frame)
         except ProtocolError:
             return None
-        before = self._peers.get((message.run, message.rank))
-        self._peers[message.run, message.rank] = identity
-        if isinstance(message, m.Report):
-            held = Held(message.memory_bytes, message.memory_peak_bytes, message.memory_cap_bytes)
-            self._held[message.run, message.rank] = held
+        key = message.run, message.rank
+        before = self._peers.get(key)
+        self._peers[key] = identity
+        if isinstance(message, m.Report) and (message.kind == "train" or key not in self._held):
+            self._held[key] = Held(message.memory_bytes, message.memory_peak_bytes, message.memory_cap_bytes)
         return message, before not in (None, identity)
 
     def held(self, run: str, rank: int) -> Held | None:
-        """What memory a rank held by its last report; None if it has made none."""
+        """What memory a rank's last step took, or its first plan where it has made no step; None if it has reported
+        neither."""
         return self._held.get((run, rank))
 
     def forget_held(self, run: str, rank: int) -> None:

@@ -14,7 +14,7 @@ ENDINGS = (-signal.SIGKILL, -signal.SIGABRT)
 
 
 class Held(NamedTuple):
-    """Memory of a trainer as it last reported it, in bytes; None where it can't tell."""
+    """Memory of a trainer's last step, in bytes: held after it, its peak, the cap; None where it can't tell."""
 
     used: int | None = None
     peak: int | None = None

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, Protocol
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.memory_deaths import recognised
 from trainctl.node_agent.trainers.oom import OomKills
+from trainctl.node_agent.trainers.rank_reports import newest_reports
 from trainctl.node_agent.trainers.supervisor import GRACE_SECONDS, TrainerHost
 from trainctl.node_agent.transport.peer_link import PeerLink
 from trainctl.protocol import messages as m
@@ -48,6 +49,7 @@ class RankPort(Protocol):
     async def tell(self, order: m.ToTrainer) -> bool: ...
     def look(self) -> Look: ...
     def doing(self) -> str: ...
+    def last_reports(self) -> list[m.Report]: ...
     @property
     def in_touch(self) -> bool: ...
     @property
@@ -122,6 +124,10 @@ class LocalRank:
         """Where a trainer that says nothing was, by its status page."""
         page = read_status(self._paths.status_page(self._rank))
         return f"silent in {page.phase} of step {page.step}" if page else "silent"
+
+    def last_reports(self) -> list[m.Report]:
+        """The newest of a trainer that has ended: what it sent last may have been lost."""
+        return newest_reports(self._paths.rank_record(self._rank))
 
     @property
     def in_touch(self) -> bool:
@@ -201,6 +207,10 @@ class RemoteRank:
     def doing(self) -> str:
         """What is known of a trainer that isn't heard of."""
         return "silent" if self.in_touch else f"the agent of {self._link.node}: {self._link.line.why}"
+
+    def last_reports(self) -> list[m.Report]:
+        """Its agent sends them by itself."""
+        return []
 
     @property
     def in_touch(self) -> bool:

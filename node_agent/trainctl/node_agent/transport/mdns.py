@@ -6,6 +6,7 @@ import socket
 import sys
 from typing import Any
 
+from trainctl.protocol.errors import installing
 from trainctl.protocol.machine import discovery
 from trainctl.protocol.wire import sockets
 
@@ -64,5 +65,5 @@ def _own_addresses() -> list[str]:
 
 def _why(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
-        return f"{error.name} is not installed: pip install 'trainctl[discovery]'"
+        return f"{error.name} is not installed; {installing('discovery')}"
     return f"{type(error).__name__}: {error}".rstrip(": ")

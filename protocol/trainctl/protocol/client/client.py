@@ -20,6 +20,7 @@ import zmq.asyncio
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.live_queue import LiveQueue
 from trainctl.protocol.errors import (
+    START_ONE,
     ExpiredError,
     InvalidInputError,
     NotAuthorisedError,
@@ -380,7 +381,7 @@ class Client:
             if not sending.done():  # not connected yet
                 await self._watch.race(sending, self.timeout_seconds)
         except TimeoutError:
-            raise UnreachableError(f"no agent at {self.address}: is one running? (trainctl-agent run)") from None
+            raise UnreachableError(f"no agent at {self.address}: {START_ONE}") from None
         await sending
 
     async def _next(self, replies: "asyncio.Queue[m.AgentReply | TrainctlError]", seconds: float) -> m.AgentReply:

@@ -5,7 +5,13 @@ from collections.abc import Sequence
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
-from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, TrainctlError, UnreachableError
+from trainctl.protocol.errors import (
+    START_ONE,
+    InvalidInputError,
+    NotAuthorisedError,
+    TrainctlError,
+    UnreachableError,
+)
 
 LOOK_SECONDS = 3.0
 """How long the agents of a cluster have to say whether they conduct a run."""
@@ -101,4 +107,4 @@ def _nobody(addresses: Sequence[str], refused: list[TrainctlError]) -> TrainctlE
     """Why none of several agents has answered: the keys don't fit, or none is there."""
     if refused:
         return refused[0]
-    return UnreachableError(f"no agent of the cluster answers: {', '.join(addresses)} (trainctl-agent run)")
+    return UnreachableError(f"no agent of the cluster answers: {', '.join(addresses)}; {START_ONE}")

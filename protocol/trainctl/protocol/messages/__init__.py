@@ -24,7 +24,7 @@ RankState = Literal[
 ]
 CommandState = Literal["accepted", "applied", "rejected", "expired", "failed", "conflict"]
 Severity = Literal["info", "good", "warning", "error"]
-PlanKind = Literal["train", "evaluate", "checkpoint", "sync", "measure"]
+PlanKind = Literal["train", "evaluate", "checkpoint", "sync", "measure", "probe"]
 Engine = Literal["gloo", "ring"]
 
 ACTIVE_RUN_STATES: frozenset[str] = frozenset({"starting", "running", "pausing", "paused", "stopping"})
@@ -76,7 +76,7 @@ class StepPlan(Message, tag="step-plan", frozen=True):
     """One message for all ranks; its identity is (generation, seq).
 
     `train` moves the cursor; `evaluate` and `checkpoint` don't; `sync` gives all ranks the lowest one's state;
-    `measure` times micro-batches and adds nothing.
+    `measure` times micro-batches and adds nothing; `probe` shows whether all ranks hold the same model.
     """
 
     run: Name
@@ -239,12 +239,23 @@ class Report(Message, tag="report", frozen=True):
     phases: Phases = Phases()
     step_seconds: float = 0.0  # from this plan's start to its end, plan wait included
     finished_at: float = 0.0
-    memory_bytes: Count | None = None  # held by the trainer on its device
+    memory_bytes: Count | None = None
     memory_peak_bytes: Count | None = None
     memory_cap_bytes: Count | None = None
     checkpoint: CheckpointInfo | None = None
     drift: float | None = None  # sync: largest |own - source| over the source's root mean square, of all parameters
     samples_per_second: float | None = None  # measure: of forward and backward alone
+
+
+class Probed(Report, tag="probed", kw_only=True, frozen=True):
+    """The report of a `probe` plan: what the rank's model says of the first training samples, for comparison."""
+
+    family: str  # model_type in the model's config.json
+    tokens_digest: str  # SHA-256 of the tokens
+    lengths: tuple[Count, ...]  # targets of each sample
+    log_probabilities: bytes  # natural, of each target, one sample after another: float32, little endian
+    weight_norms: bytes  # of each trainable parameter, ascending by name, the first 4,096: float32, little endian
+    tf32: bool = False  # whether products of float32 matrices may be rounded to TF32
 
 
 class Fenced(Message, tag="fenced", frozen=True):
@@ -295,7 +306,7 @@ class TrainerFailed(Message, tag="trainer-failed", frozen=True):
     reason: str  # one line
 
 
-FromTrainer = Ready | Alive | Soon | Report | Fenced | Offered | Formed | GroupFailed | TrainerFailed
+FromTrainer = Ready | Alive | Soon | Report | Probed | Fenced | Offered | Formed | GroupFailed | TrainerFailed
 
 # ---------------------------------------------------------------- what clients see
 
@@ -396,6 +407,11 @@ class RankStep(Message, tag="rank-step", frozen=True):
         busy_seconds = self.phases.busy
         return self.tokens / busy_seconds if busy_seconds > 0 else None
 
+    @property
+    def peak_or_held_bytes(self) -> int | None:
+        """What the step needed of memory: its peak, or what was held after it where no peak is known."""
+        return self.memory_bytes if self.memory_peak_bytes is None else self.memory_peak_bytes
+
 
 SCRIPTED_DEVICE = "scripted"
 """Name of a device whose readings a played recording makes up."""
@@ -449,7 +465,7 @@ class Event(Message, tag="event", frozen=True):
 
     id: Count  # grows within a run's record
     at: float
-    kind: Name  # "command", "run", "rank", "checkpoint", "evaluation", "agent", "alert" (`after` is its id)
+    kind: Name  # "command", "run", "rank", "checkpoint", "evaluation", "probe", "agent", "alert" (`after`: its id)
     severity: Severity
     by: str  # who or what caused it: a user name, "auto", a node
     text: str
@@ -1173,6 +1189,7 @@ METRICS: dict[str, tuple[str, bool]] = {
     "optimizer_seconds": ("s", True),
     "wait_seconds": ("s", True),
     "memory_bytes": ("B", True),
+    "memory_peak_bytes": ("B", True),
     "drift": ("relative", True),
 }
 """What history can be asked for: name -> (unit, whether it is kept per rank)."""

@@ -20,5 +20,6 @@ HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
         " PeerConsent.takes_part; RunSummary.stale.",
     ),
     (1, "2026-11-22", "HostReading: the size of its disk, and the energy that its devices have drawn."),
+    (1, "2026-11-23", "Plans of kind probe, and Probed, their report: ranks are compared before their first step."),
 )
 """(version, date, what it added), oldest first."""

@@ -34,6 +34,7 @@ RANK_EXPRESSIONS: Final[dict[str, str]] = {
     "optimizer_seconds": "r.optimizer_seconds",
     "wait_seconds": "r.wait_seconds",
     "memory_bytes": "r.memory_bytes",
+    "memory_peak_bytes": "r.memory_peak_bytes",
 }
 """Metrics of a row `r` of `rank_steps`, in SQL."""
 

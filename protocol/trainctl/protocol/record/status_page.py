@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 PHASES = (
     "starting", "idle", "data", "forward", "backward", "sync", "optimizer", "commit", "evaluate", "checkpoint",
-    "regroup",
+    "regroup", "probe",
 )  # fmt: skip
 _LAYOUT = struct.Struct("<QQQQQQd")
 _SIZE = 64

@@ -40,6 +40,10 @@ class ModelParts(ABC):
         """Euclidean norm of the accumulators times `scale`, in float32."""
 
     @abstractmethod
+    def _row_norms(self) -> Iterator[Array]:
+        """Of each trainable parameter in the order of `shapes`: the norms over its last axis."""
+
+    @abstractmethod
     def _random_state(self) -> dict[str, NDArray[Any]]: ...
 
     @abstractmethod
@@ -54,6 +58,10 @@ class ModelParts(ABC):
     def gradient_norm(self) -> float:
         norm = self._norm(1.0)
         return norm if norm < _SURE_NORM else self._norm(_SMALL) / _SMALL
+
+    def weight_norms(self) -> Array:
+        """Summed in float64: libraries that sum millions of squares in float32 differ by 2e-3."""
+        return np.array([np.sqrt(np.sum(np.square(rows, dtype=np.float64))) for rows in self._row_norms()], np.float32)
 
     def export_state(self) -> State:
         parts = (self._copy_of("weights"), self._copy_of("first_moments"), self._copy_of("second_moments"))

@@ -1,31 +1,57 @@
 """What this process holds of the machine's memory, for backends that compute on the CPU."""
 
+import re
 import resource
 import sys
 import time
+from pathlib import Path
 
 import psutil
 
 from trainctl.trainer.backends.protocol import Memory
+from trainctl.trainer.backends.sampled_memory import SampledMemory
 
-_STALE_SECONDS = 0.5
+_STALE_SECONDS = 0.1
+_STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_SIZES = re.compile(rb"VmHWM:\s+(\d+) kB\nVmRSS:\s+(\d+) kB")
 
 
 class HostMemory:
-    """Resident size and its peak; read at most twice a second, since asking the kernel costs more than a report may."""
+    """Resident size and its peak. Both are read at most ten times a second, since asking the kernel costs more than a
+    report may; the peak is that of all steps since the reading before, so a shorter step's is not lost.
+
+    Linux keeps the peak, and begins a new one when "5" is written to clear_refs (proc_pid_clear_refs(5)). Where that
+    can't be done the peak is the most that `sample` found.
+    """
 
     def __init__(self, limit_bytes: int | None) -> None:
-        self._process = psutil.Process()
         self._cap = limit_bytes or psutil.virtual_memory().total
+        process = psutil.Process()
+        self._sampled = None if _reset_peak() else SampledMemory(lambda: process.memory_info().rss, self._cap)
         self._read_at = float("-inf")
         self._last = Memory()
+        self._was_read = False  # since the peak was begun
+
+    def reset(self) -> None:
+        """Begin a new peak, unless nobody has seen the one that is being kept."""
+        if not self._was_read:
+            return
+        self._was_read = False
+        if self._sampled is not None:
+            self._sampled.reset()
+        else:
+            _reset_peak()
+
+    def sample(self) -> None:
+        """Take what is held now into the peak, where the kernel doesn't."""
+        if self._sampled is not None:
+            self._sampled.sample()
 
     def read(self) -> Memory:
         now = time.monotonic()
         if now - self._read_at >= _STALE_SECONDS:
-            used = self._process.memory_info().rss
-            self._last = Memory(used, max(used, _peak_bytes()), self._cap)
-            self._read_at = now
+            self._read_at, self._was_read = now, True
+            self._last = self._sampled.read() if self._sampled is not None else _kept_by_kernel(self._cap)
         return self._last
 
 
@@ -38,6 +64,16 @@ def limit_process(limit_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def _peak_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+def _reset_peak() -> bool:
+    """Whether the kernel began a new peak."""
+    try:
+        _CLEAR_REFS.write_bytes(b"5")
+    except OSError:
+        return False
+    return True
+
+
+def _kept_by_kernel(cap_bytes: int) -> Memory:
+    found = _SIZES.search(_STATUS.read_bytes())
+    peak, now = (int(size) * 1024 for size in found.groups()) if found else (None, None)
+    return Memory(now, peak, cap_bytes)

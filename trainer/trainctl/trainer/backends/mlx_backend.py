@@ -8,9 +8,10 @@ bias corrections from float32 powers, off by 1.3e-5 at beta2 = 0.999, and counts
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +47,7 @@ class MlxBackend(ModelParts):
         self._table = optimizer
         self._dtype = dtype
         self._limit_bytes = limit_bytes
-        self._host = HostMemory(limit_bytes)
+        self._host = HostMemory(limit_bytes) if self.device == "cpu" else None  # a GPU's allocator keeps its own
         trainable = sorted(_flat(model.trainable_parameters()))
         self.shapes = {name: tuple(p.shape) for name, p in trainable}
         self._masters: Arrays = {name: p.astype(mx.float32) for name, p in trainable}
@@ -72,11 +73,13 @@ class MlxBackend(ModelParts):
             finally:
                 self._publish()  # tracing left its own arrays in the model
             mx.eval(loss)
+            self._sample()  # while what backward needs is held
             return float(loss.item())
 
     def backward(self) -> None:
         with self._memory_errors():
             mx.eval(self._scratch)
+            self._sample()
 
     def accumulate(self) -> None:
         with self._memory_errors():
@@ -113,21 +116,49 @@ class MlxBackend(ModelParts):
         self._publish()
 
     def evaluate(self, batch: Batch) -> float:
+        with self._evaluating():
+            loss: Any = self._loss_sum(*_arrays(batch))
+            return float(loss.item())
+
+    def token_log_probabilities(self, batch: Batch) -> Array:
+        with self._evaluating():
+            return -np.array(self._losses(*_arrays(batch), "none"))
+
+    def _row_norms(self) -> Iterator[Array]:
+        for _, parameter in sorted(_flat(self._model.trainable_parameters())):
+            yield np.array(mx.linalg.norm(parameter.astype(mx.float32), axis=-1))
+
+    @property
+    def tf32(self) -> bool:
+        return self.device != "cpu" and os.environ.get("MLX_ENABLE_TF32") != "0"
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
         self._model.eval()
         try:
             with self._memory_errors():
-                loss: Any = self._loss_sum(*_arrays(batch))
-                return float(loss.item())
+                yield
         finally:
             self._model.train()
 
+    def reset_peak(self) -> None:
+        if self._host is not None:
+            self._host.reset()
+        else:
+            mx.reset_peak_memory()
+
+    def _sample(self) -> None:
+        if self._host is not None:
+            self._host.sample()
+
     def memory(self) -> Memory:
         """Of the allocator on a GPU; on a CPU, where both are the machine's, what the process holds, as torch's is."""
-        if self.device == "cpu":
+        if self._host is not None:
             return self._host.read()
         device: dict[str, Any] = mx.device_info()
         cap = self._limit_bytes or device.get("max_recommended_working_set_size") or mx.get_memory_limit()
-        return Memory(mx.get_active_memory(), mx.get_peak_memory(), cap)
+        used = mx.get_active_memory()
+        return Memory(used, max(used, mx.get_peak_memory()), cap)  # a reset peak is 0 until something is allocated
 
     def copy_out(self, part: Part, arrays: Mapping[str, Array]) -> None:
         for name, array in self._part(part).items():
@@ -187,8 +218,11 @@ class MlxBackend(ModelParts):
         return loss * scale, loss
 
     def _loss_sum(self, inputs: Any, targets: Any, counted: Any) -> Any:
+        return self._losses(inputs, targets, counted, "sum")
+
+    def _losses(self, inputs: Any, targets: Any, counted: Any, reduction: Literal["none", "sum"]) -> Any:
         logits = self._model(inputs).astype(mx.float32)
-        return nn.losses.cross_entropy(logits, targets, weights=counted, reduction="sum")
+        return nn.losses.cross_entropy(logits, targets, weights=counted, reduction=reduction)
 
     def _publish(self) -> None:
         self._model.update(tree_unflatten([(name, p.astype(self._dtype)) for name, p in self._masters.items()]))

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.config.run_file import NodeTable, RunFile
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.trainer.data.batch import Batch
 
 Array = NDArray[np.float32]
@@ -44,7 +44,7 @@ class Memory:
     """What the trainer holds on its device, in bytes; None where it cannot be known."""
 
     used_bytes: int | None = None
-    peak_bytes: int | None = None
+    peak_bytes: int | None = None  # since `reset_peak`
     cap_bytes: int | None = None
 
 
@@ -118,6 +118,20 @@ class Backend(Protocol):
     def evaluate(self, batch: Batch) -> float:
         """The loss sum of `batch` in nats, without dropout and without a gradient. Raises DeviceMemoryError."""
 
+    def token_log_probabilities(self, batch: Batch) -> Array:
+        """[B, L] natural logarithms of the probabilities of the counted targets, 0 elsewhere; as `evaluate`. Raises
+        DeviceMemoryError."""
+
+    def weight_norms(self) -> Array:
+        """Euclidean norm of each trainable parameter, as the forward pass takes it, in the order of `shapes`."""
+
+    @property
+    def tf32(self) -> bool:
+        """Whether products of float32 matrices may be rounded to TF32."""
+
+    def reset_peak(self) -> None:
+        """Begin a new peak of memory, at what is held now."""
+
     def memory(self) -> Memory: ...
 
     def export_state(self) -> State: ...
@@ -149,9 +163,9 @@ def choose(wanted: str, where: str) -> BackendName:
         if present[name] and wanted in ("auto", name):
             return name
     if wanted == "auto":
-        problem = "neither torch nor mlx is installed here; pip install trainctl[torch] or trainctl[mlx]"
+        problem = f"neither torch nor mlx is installed here; {installing('torch', 'mlx')}"
     else:
-        problem = f"{wanted!r} is not installed here; pip install trainctl[{wanted}]"
+        problem = f"{wanted!r} is not installed here; {installing(wanted)}"
     raise InvalidInputError(f"{where}: nodes.backend", problem)
 
 

@@ -5,7 +5,8 @@ Phases are honest because each ends in a wait for the device: `forward` reads it
 
 import gc
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import ModelParts
 from trainctl.trainer.backends.host_memory import HostMemory, limit_process
 from trainctl.trainer.backends.protocol import Array, BackendName, Memory, Part, first_line
+from trainctl.trainer.backends.sampled_memory import SampledMemory
 from trainctl.trainer.data.batch import Batch
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -51,7 +53,11 @@ class TorchBackend(ModelParts):
         self._loss: torch.Tensor | None = None
         self._scratch: tuple[torch.Tensor, ...] = ()
         self._cap_bytes = _device_cap(self._device, limit_bytes)
-        self._host = HostMemory(limit_bytes)
+        self._memory = (
+            SampledMemory(torch.mps.current_allocated_memory, self._cap_bytes)
+            if self._device.type == "mps"
+            else HostMemory(limit_bytes)
+        )
 
     @property
     def device(self) -> str:
@@ -63,7 +69,9 @@ class TorchBackend(ModelParts):
         with self._memory_errors():
             loss = self._loss_sum(batch)
             self._loss = loss * scale
-            return float(loss.item())
+            value = float(loss.item())
+            self._memory.sample()  # while the graph is held
+            return value
 
     def backward(self) -> None:
         assert self._loss is not None, "backward follows forward"
@@ -71,6 +79,7 @@ class TorchBackend(ModelParts):
             loss, self._loss = self._loss, None
             self._scratch = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
             self._synchronize()
+            self._memory.sample()
 
     def accumulate(self) -> None:
         with self._memory_errors():
@@ -112,21 +121,44 @@ class TorchBackend(ModelParts):
         self._synchronize()
 
     def evaluate(self, batch: Batch) -> float:
+        with self._evaluating():
+            return float(self._loss_sum(batch).item())
+
+    def token_log_probabilities(self, batch: Batch) -> Array:
+        with self._evaluating():
+            losses: Array = self._losses(batch, "none").view(batch.targets.shape).cpu().numpy()
+            return -losses
+
+    @torch.no_grad()
+    def _row_norms(self) -> Iterator[Array]:
+        for parameter in self._parameters:
+            yield torch.linalg.vector_norm(parameter, dim=-1, dtype=torch.float32).cpu().numpy()
+
+    @property
+    def tf32(self) -> bool:
+        return self._device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
         self._model.eval()
         try:
             with self._memory_errors(), torch.inference_mode():
-                return float(self._loss_sum(batch).item())
+                yield
         finally:
             self._model.train()
+
+    def reset_peak(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            self._memory.reset()
 
     def memory(self) -> Memory:
         if self._device.type == "cuda":
             # Once, not per number: each of torch's shorthands flattens and sorts the allocator's whole statistics.
             allocated = torch.cuda.memory_stats_as_nested_dict(self._device)["allocated_bytes"]["all"]
             return Memory(allocated["current"], allocated["peak"], self._cap_bytes)
-        if self._device.type == "mps":
-            return Memory(torch.mps.current_allocated_memory(), None, self._cap_bytes)
-        return self._host.read()
+        return self._memory.read()
 
     @property
     def updates(self) -> int:
@@ -171,11 +203,14 @@ class TorchBackend(ModelParts):
         return self._totals
 
     def _loss_sum(self, batch: Batch) -> torch.Tensor:
+        return self._losses(batch, "sum")
+
+    def _losses(self, batch: Batch, reduction: str) -> torch.Tensor:
         inputs = torch.from_numpy(batch.inputs).to(self._device, torch.int64)
         targets = torch.from_numpy(np.where(batch.counted > 0, batch.targets, _IGNORED)).to(self._device, torch.int64)
         logits = self._model(input_ids=inputs, use_cache=False).logits
         flat = logits.float().flatten(0, 1)
-        return torch.nn.functional.cross_entropy(flat, targets.flatten(), ignore_index=_IGNORED, reduction="sum")
+        return torch.nn.functional.cross_entropy(flat, targets.flatten(), ignore_index=_IGNORED, reduction=reduction)
 
     def _lower(self, dtype: torch.dtype) -> list[torch.nn.Parameter]:
         """Float32 masters of the parameters, which become `dtype`; buffers (rotary frequencies) stay float32."""

@@ -9,11 +9,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from trainctl.protocol.messages import Engine
@@ -26,6 +27,10 @@ _MODULES: dict[Engine, str] = {"gloo": "torch", "ring": "mlx"}
 
 class Collective(Protocol):
     """An engine as loaded."""
+
+    @property
+    def ports(self) -> Mapping[int, Collection[int]]:
+        """By place, the TCP ports of other ranks' processes, as far as they are known."""
 
     def join(
         self, index: int, endpoints: Sequence[Sequence[str]], interface: str, seconds: float, listener: int | None
@@ -45,6 +50,7 @@ class Gloo:
         import torch.distributed
 
         torch.set_num_threads(1)
+        self.ports: dict[int, list[int]] = {}
         self._torch = torch
         self._distributed: Any = torch.distributed
 
@@ -65,6 +71,8 @@ class Gloo:
         self._distributed.init_process_group(
             "gloo", store=store, rank=index, world_size=len(endpoints), timeout=_SLOWEST_STEP
         )
+        if len(endpoints) > 2:
+            self.ports = _exchanged_ports(store, index, len(endpoints))
 
     def all_reduce(self, words: NDArray[Any]) -> None:
         self._distributed.all_reduce(self._torch.from_numpy(words))
@@ -77,6 +85,7 @@ class Ring:
         import mlx.core as mx
 
         mx.set_default_device(mx.Device(mx.cpu))
+        self.ports: dict[int, list[int]] = {}  # its errors name no address
         self._mx: Any = mx
 
     def join(
@@ -96,6 +105,16 @@ class Ring:
         total = self._mx.distributed.all_sum(self._mx.array(words), group=self._group)
         self._mx.eval(total)
         np.copyto(words, np.array(total, copy=False))
+
+
+def _exchanged_ports(store: Any, index: int, count: int) -> dict[int, list[int]]:
+    """All ranks' TCP ports by place: gloo's errors name a peer by one of them, which it chooses itself."""
+    try:
+        own = [found.laddr.port for found in psutil.Process().net_connections("tcp") if found.laddr]
+    except psutil.Error:
+        own = []
+    store.set(f"ports/{index}", json.dumps(own))
+    return {place: json.loads(store.get(f"ports/{place}")) for place in range(count)}
 
 
 def load(engine: Engine) -> Collective:

@@ -6,6 +6,7 @@ there until `deliver`, so a sum that failed or came too late leaves them as they
 """
 
 import hashlib
+import logging
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +17,9 @@ import numpy as np
 
 from trainctl.protocol.messages import Form
 from trainctl.trainer.backends.protocol import Array, Backend
+from trainctl.trainer.collective import engine_errors
 from trainctl.trainer.collective.channel import Join, Reduce
-from trainctl.trainer.collective.reducer_process import GroupError, ReducerProcess
+from trainctl.trainer.collective.reducer_process import EngineError, GroupError, ReducerProcess
 from trainctl.trainer.collective.shared_buffer import (
     WORD_BYTES,
     Layout,
@@ -27,6 +29,8 @@ from trainctl.trainer.collective.shared_buffer import (
     write_tail,
 )
 from trainctl.trainer.step.progress import AbandonedError
+
+log = logging.getLogger(__name__)
 
 _DIGEST_WORDS = 8  # SHA-256
 _TAIL_VALUES = 3
@@ -96,8 +100,11 @@ class Solo:
 class ReducerGroup:
     """A group by way of a reducer process, which belongs to it from here on."""
 
-    def __init__(self, form: Form, rank: int, layout: Layout, reducer: ReducerProcess) -> None:
-        """Raises GroupError if there is no memory for the buffer."""
+    def __init__(
+        self, form: Form, rank: int, layout: Layout, reducer: ReducerProcess, nodes: Sequence[str] = ()
+    ) -> None:
+        """`nodes`: names by rank, for errors. Raises GroupError if there is no memory for the buffer."""
+        self._nodes = nodes
         self._form, self._rank, self._layout, self._reducer = form, rank, layout, reducer
         self._index = form.ranks.index(rank)
         self._tail_words = tail_words(len(form.ranks), _TAIL_VALUES)
@@ -211,6 +218,9 @@ class ReducerGroup:
         left = None if self._deadline is None else max(0.001, self._deadline - time.monotonic())
         try:
             self._reducer.wait(left)
+        except EngineError as error:
+            self._reducer.kill()
+            raise self._explained(error) from None
         except GroupError:
             self._reducer.kill()
             raise
@@ -218,6 +228,16 @@ class ReducerGroup:
             self._reducer.kill()
             seconds = self._form.deadline_seconds
             raise GroupError(f"ranks {list(self._form.ranks)} did not get together within {seconds:g} s") from None
+
+    def _explained(self, error: EngineError) -> GroupError:
+        """An engine's error for a person; what it said itself goes to the log."""
+        log.warning("%s, %s: %s", self._form.generation, self._form.engine, error)
+        peer = None if error.peer is None else self._name(self._form.ranks[error.peer])
+        what = "the sum" if self._deadline is None else "joining"
+        return GroupError(engine_errors.plain(str(error), peer, self._name(self._rank), what))
+
+    def _name(self, rank: int) -> str:
+        return self._nodes[rank] if rank < len(self._nodes) else f"rank {rank}"
 
 
 def _digest(text: str) -> bytes:

@@ -6,6 +6,7 @@ thread, which may be within a micro-batch, completes it.
 
 import contextlib
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import psutil
@@ -49,10 +50,12 @@ class Formation:
         interface: str,
         likely: Engine | None,
         standby: Standby | None = None,
+        nodes: Sequence[str] = (),
     ) -> None:
         """`interface` is the one to sum over, empty for loopback; `likely` is the engine to keep ready, if any, by a
         `standby` that may be at it already."""
         self._rank, self._layout, self._table, self._interface = rank, layout, table, interface
+        self._nodes = nodes  # names by rank, for errors
         self._likely: Engine | None = likely
         self._standby = standby or standby_here()
         self._offered: _Offered | None = None
@@ -113,7 +116,7 @@ class Formation:
         if (offered.generation, offered.engine) != (order.generation, order.engine):
             raise GroupError(f"rank {self._rank} has no {order.engine} endpoints open for {order.generation}")
         name, _ = find_interface(self._interface)
-        group = ReducerGroup(order, self._rank, self._layout, self._standby.take(offered.engine))
+        group = ReducerGroup(order, self._rank, self._layout, self._standby.take(offered.engine), self._nodes)
         self._active = group
         chunk_words = self._table.chunk_mb * 1_000_000 // WORD_BYTES
         group.begin(name, chunk_words, offered.sockets)

@@ -33,6 +33,7 @@ from trainctl.trainer.collective.channel import (
     Reduce,
     Release,
 )
+from trainctl.trainer.collective.engine_errors import lost_peer
 from trainctl.trainer.collective.shared_buffer import SharedBuffer
 
 _PR_SET_PDEATHSIG = 1
@@ -48,6 +49,7 @@ class Reducer:
         self._collective: engines.Collective | None = None
         self._buffer: SharedBuffer | None = None
         self._chunk_words = 1
+        self._joining: Join | None = None
 
     def carry_out(self, order: Order, descriptors: list[int]) -> None:
         """Raises whatever the engine does, and RuntimeError for an order that isn't a reducer's."""
@@ -70,13 +72,18 @@ class Reducer:
 
     def _join(self, order: Join, descriptors: list[int]) -> None:
         set_title("reducer", more=order.generation)
-        collective = self._prepare(order.engine)
+        self._joining, collective = order, self._prepare(order.engine)
         self._buffer, self._chunk_words = SharedBuffer(descriptors[0], order.size_bytes), order.chunk_words
         listener = descriptors[1] if len(descriptors) > 1 else None
         signal.setitimer(signal.ITIMER_REAL, order.deadline_seconds + _GRACE_SECONDS)
         collective.join(order.index, order.endpoints, order.interface, order.deadline_seconds, listener)
         signal.setitimer(signal.ITIMER_REAL, 0)
         self._collective = collective
+
+    def lost_peer(self, text: str) -> int | None:
+        """Place of the rank that an error of the engine is about, where it can be told."""
+        order, ports = self._joining, self._collective.ports if self._collective is not None else {}
+        return lost_peer(text, order.index, order.endpoints, ports) if order is not None else None
 
     def _reduce(self, order: Reduce) -> None:
         if self._buffer is None or self._collective is None:
@@ -112,7 +119,8 @@ def serve(
         try:
             reducer.carry_out(order, descriptors)
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it is, the trainer is told
-            _leave(channel, f"{type(error).__name__}: {first_line(error)}")
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            _leave(channel, reason, reducer.lost_peer(reason))
         if not isinstance(order, Prepare):
             _answer(channel, Done())
 
@@ -135,9 +143,9 @@ def _read(channel: Channel, orders: "SimpleQueue[tuple[Order, list[int]]]") -> N
         os._exit(0)
 
 
-def _leave(channel: Channel, reason: str) -> None:
+def _leave(channel: Channel, reason: str, peer: int | None) -> None:
     """End without the engine's own clean-up, which may wait for peers."""
-    _answer(channel, Failed(reason[:300]))
+    _answer(channel, Failed(reason[:300], peer))
     sys.stderr.flush()
     os._exit(1)
 

@@ -27,6 +27,14 @@ class GroupError(TrainctlError):
     """Joining, levelling or summing failed; what this rank holds is as it was."""
 
 
+class EngineError(GroupError):
+    """What an engine said when it failed; `peer` is the place of the rank that it is about, None if not known."""
+
+    def __init__(self, text: str, peer: int | None) -> None:
+        super().__init__(text)
+        self.peer = peer
+
+
 class Life(Protocol):
     """The process behind a reducer. `kill` from any thread."""
 
@@ -75,7 +83,7 @@ class ReducerProcess:
         except EOFError:
             raise self._ended() from None
         if isinstance(answer, Failed):
-            raise self._problem(answer.reason)
+            raise AbandonedError() if self.killed else EngineError(answer.reason, answer.peer)
 
     def kill(self) -> None:
         """End it now, wherever it is, and make whoever waits for it give up."""

@@ -34,7 +34,7 @@ _ALIVE_SECONDS = 1.0
 _FENCE_RETRY_MILLISECONDS = 20
 _UNSENT_RETRY_MILLISECONDS = 200
 _FLUSH_SECONDS = 3.0
-_LONG_PHASES = ("starting", "checkpoint")
+_LONG_PHASES = ("starting", "checkpoint", "probe")
 
 
 class Control:
@@ -56,6 +56,8 @@ class Control:
         self._closing: float | None = None  # when to give up flushing
         self._context = zmq.Context()
         self._socket = new_socket(self._context, zmq.DEALER)
+        # A try costs nothing here, and ever longer pauses would make an agent that is back take the trainer for hung.
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 0)
         # Watched before it connects, or the handshake could be over before anyone looks.
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._connect(endpoint)

@@ -22,6 +22,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    def rows(self, chosen: NDArray[np.int64]) -> "Batch":
+        """Some of the samples, padded as they are."""
+        counted = self.counted[chosen]
+        return Batch(self.inputs[chosen], self.targets[chosen], counted, float(counted.sum(dtype=np.float64)))
+
 
 def collate(samples: Sequence[tuple[Tokens, NDArray[np.bool_]]]) -> Batch:
     """Samples of k + 1 tokens and k flags (which targets count), padded on the right to the longest."""

@@ -21,6 +21,7 @@ from trainctl.trainer.data.packing import Pack, open_pack
 from trainctl.trainer.data.permutation import Indices, permute
 
 HELD_OUT_KEY = 0x68656C64  # "held"
+PROBE_TOKENS = 256
 
 
 class Dataset:
@@ -49,6 +50,24 @@ class Dataset:
     def held_out_batch(self, indices: Indices) -> Batch:
         """Held-out samples as one micro-batch."""
         return self._batch(self._held_out[indices])
+
+    def probe_batch(self) -> Batch:
+        """The first training samples, by which ranks are compared, cut to 256 targets in all; every target counts."""
+        samples: list[tuple[Tokens, NDArray[np.bool_]]] = []
+        targets = 0
+        for index in self._training:
+            if targets == PROBE_TOKENS:
+                break
+            tokens = self._tokens(int(index))[: PROBE_TOKENS - targets + 1]
+            samples.append((tokens, np.ones(len(tokens) - 1, np.bool_)))
+            targets += len(tokens) - 1
+        return collate(samples)
+
+    def _tokens(self, index: int) -> Tokens:
+        if self._pack.offsets is not None:
+            return self._sample(index)[0]
+        tokens: Tokens = self._pack.tokens[index * self._length :][: self._length + 1].astype(np.int32)
+        return tokens
 
     def _blocks(self, where: str) -> tuple[Indices, NDArray[np.float64]]:
         count = max(0, len(self._pack.tokens) - 1) // self._length

@@ -11,17 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from trainctl.protocol.errors import ProtocolError
-from trainctl.protocol.messages import FromTrainer, RankWork, Report, Soon, StepPlan
+from trainctl.protocol.messages import FromTrainer, Probed, Range, RankWork, Report, Soon, StepPlan
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.loss_scale import LossScale
-from trainctl.trainer.backends.protocol import Backend
+from trainctl.trainer.backends.protocol import Array, Backend
 from trainctl.trainer.collective.group import Group, Solo, Tail
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices, samples_at
 from trainctl.trainer.step.micro_batches import Pieces, Sums
+from trainctl.trainer.step.probe import probed
 from trainctl.trainer.step.progress import HalfBatch, Ledger
 from trainctl.trainer.step.state_transfer import take_lowest
 from trainctl.trainer.step.stopwatch import Stopwatch
@@ -71,7 +73,7 @@ class Executor:
         """One step. `started` is when the wait for the plan began (perf_counter). Raises AbandonedError if fenced
         half-way, GroupError if the sum failed (either way the accumulators hold what they held), ProtocolError for a
         plan that doesn't follow the last step, TrainctlError if memory cannot suffice."""
-        watch = Stopwatch(self._status, started)
+        watch = self._begin_plan(started)
         work = self._work(plan)
         batch = self._begin(plan)
         sums = Sums()
@@ -95,7 +97,7 @@ class Executor:
 
     def evaluate(self, plan: StepPlan, started: float) -> Report:
         """Loss sums over held-out samples, the rank's own; accumulators are left alone. Raises as `train`."""
-        watch = Stopwatch(self._status, started)
+        watch = self._begin_plan(started)
         work = self._work(plan)
         sums = Sums()
 
@@ -114,7 +116,7 @@ class Executor:
     def measure(self, plan: StepPlan, started: float) -> Report:
         """How fast forward and backward go over training samples; where there is more than one micro-batch, the first
         only warms up. Nothing is added. Raises as `train`."""
-        watch, work = Stopwatch(self._status, started), self._work(plan)
+        watch, work = self._begin_plan(started), self._work(plan)
         sums, timed = Sums(), list[tuple[int, float]]()
 
         def once(positions: Indices) -> None:
@@ -136,15 +138,36 @@ class Executor:
     def sync(self, plan: StepPlan, started: float) -> Report:
         """Take over the state of the group's lowest rank; the report says how far this one had drifted. Raises
         AbandonedError or GroupError."""
-        watch = Stopwatch(self._status, started)
+        watch = self._begin_plan(started)
         with watch.phase("sync"):
             drift = take_lowest(self.group, plan.generation, self._backend, self._ledger)
         return msgspec.structs.replace(self._report(plan, Sums(), watch, 0.0), drift=drift)
 
+    def probe(self, plan: StepPlan, started: float, family: str) -> Probed:
+        """The log-probabilities of the data's first tokens, by a forward pass; `family` is the model's. Raises as
+        `train`."""
+        watch, batch, sums = Stopwatch(self._status, started), self._dataset.probe_batch(), Sums()
+        whole, found = RankWork(self._who.rank, (Range(0, len(batch)),), len(batch)), list[Array]()
+
+        def once(rows: Indices) -> None:
+            self._ledger.check(plan.generation)
+            part = batch.rows(rows)
+            found.append(self._backend.token_log_probabilities(part)[part.counted > 0])
+
+        with watch.phase("probe"):
+            self._pieces.each(plan, whole, sums, once)
+        report = self._report(plan, Sums(), watch, 0.0)
+        return probed(report, self._backend, batch, np.concatenate(found), family)
+
     def written(self, plan: StepPlan, started: float, failure: str | None) -> Report:
         """The report of a checkpoint plan, the checkpoint itself left for the caller to add."""
-        watch = Stopwatch(self._status, started)
+        watch = self._begin_plan(started)
         return self._report(plan, Sums(), watch, 0.0, skipped=failure)
+
+    def _begin_plan(self, started: float) -> Stopwatch:
+        """Time and memory are this plan's from here on."""
+        self._backend.reset_peak()
+        return Stopwatch(self._status, started)
 
     def _begin(self, plan: StepPlan) -> HalfBatch:
         with self._ledger.exclusive(plan.generation):

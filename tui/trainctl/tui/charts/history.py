@@ -26,6 +26,7 @@ _OF_PARTS: Final[dict[str, Callable[[m.RankStep], float | None]]] = {
     "wait_seconds": lambda part: part.phases.wait,
     "rank_step_seconds": lambda part: part.step_seconds,
     "memory_bytes": lambda part: part.memory_bytes,
+    "memory_peak_bytes": lambda part: part.memory_peak_bytes,
 }
 """Metrics of a rank that the state keeps no window of."""
 

@@ -43,7 +43,8 @@ _KNOWN: Final[dict[str, Metric]] = {
     "busy_seconds": Metric("busy seconds", "busy", words=_seconds, most_times=4.0, least_span=0.2),
     "own_tokens_per_second": Metric("own tok/s", "own", words=f.rate, least_span=0.2),
     "wait_seconds": Metric("wait seconds", "wait", words=_seconds, least_span=0.2),
-    "memory_bytes": Metric("memory GB", "memory", words=_gigabytes, factor=1e-9, least_span=0.05),
+    "memory_bytes": Metric("memory held GB", "held", words=_gigabytes, factor=1e-9, least_span=0.05),
+    "memory_peak_bytes": Metric("memory peak GB", "memory", words=_gigabytes, factor=1e-9, least_span=0.05),
     "drift": Metric("drift", words=f.scientific, points=True),
 }
 _HIDDEN: Final = frozenset(METRIC_OF.values())

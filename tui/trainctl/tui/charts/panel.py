@@ -45,16 +45,15 @@ class Panel:
 
 
 def window_end(newest: int, total: int) -> int:
-    """Where a chart's x axis ends: it fills up, then jumps on (by an eighth to a quarter), so it doesn't move at each
-    step.
+    """Where a chart's x axis ends: it fills up, then jumps on by an eighth to a quarter, so it seldom moves, and four
+    fifths or more are filled from the second step on.
 
-    At most `total` steps when that is known, 16 at least.
+    At most `total` steps when that is known, 2 at least.
     """
-    size = 16
+    size = 2
     while size < newest:
         size *= 2
-    ends = [size * part // 8 for part in ((5, 6, 7, 8) if size > 16 else (8,))]
-    end = next(value for value in ends if value >= newest)
+    end = next(value for value in (size * part // 8 for part in (5, 6, 7, 8)) if value >= max(newest, 2))
     return min(end, total) if total >= max(newest, 2) else end
 
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError
+from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError, installing
 from trainctl.protocol.record.paths import node_name
 from trainctl.tui.cli import agent_call, output, tables, watch
 from trainctl.tui.commands import command
 from trainctl.tui.demo.folder import Session, default_folder, run_config, write_run_file
+from trainctl.tui.demo.stages import stage
 
 if TYPE_CHECKING:
     from trainctl.tui.state.view_state import ViewState
@@ -154,14 +155,17 @@ def _supervised(wanted: DemoOptions) -> Iterator[tuple[Demo, "subprocess.Popen[b
 
 def _until_ready(supervisor: "subprocess.Popen[bytes]", session: Session) -> str:
     assert supervisor.stdout is not None
-    for line in supervisor.stdout:
-        said = json.loads(line)
-        if said["state"] == "ready":
-            address: str = said["address"]
-            return address
-        if said["state"] == "failed":
-            raise InvalidInputError("demo", said["error"])
-        output.tell(f"demo: {said['state']} {said['what']}")
+    with contextlib.ExitStack() as shown:
+        for line in supervisor.stdout:
+            shown.close()
+            said = json.loads(line)
+            if said["state"] == "ready":
+                address: str = said["address"]
+                return address
+            if said["state"] == "failed":
+                raise InvalidInputError("demo", said["error"])
+            text = output.one_line(f"demo: {said['state']} {said['what']}")
+            shown.enter_context(stage(text))
     raise RefusedError(f"the demo's supervisor ended at once; see {session.supervisor_log}")
 
 
@@ -252,6 +256,5 @@ def installed(backend: str) -> tuple[str, ...]:
     wanted = tuple(NEEDED) if backend == "auto" else (backend,)
     found = tuple(name for name in wanted if all(importlib.util.find_spec(module) for module in NEEDED[name]))
     if not found:
-        extras = " or ".join(f"pip install 'trainctl[{name}]'" for name in wanted)
-        raise InvalidInputError("backend", f"{' and '.join(wanted)} not installed: {extras}")
+        raise InvalidInputError("backend", f"{' and '.join(wanted)} not installed; {installing(*wanted)}")
     return found

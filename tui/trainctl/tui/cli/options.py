@@ -25,7 +25,8 @@ Connect = Annotated[
     typer.Option(
         "--connect",
         metavar="ADDRESS",
-        help=f"The agent, tcp://host:port (else $TRAINCTL_CONNECT, else {targets.DEFAULT_ADDRESS}).",
+        help=f"The agent, tcp://host:port (else $TRAINCTL_CONNECT, else the only one on this "
+        f"machine, else {targets.DEFAULT_ADDRESS}).",
         show_default=False,
     ),
 ]
@@ -64,7 +65,7 @@ Set = Annotated[
 
 def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> targets.Where:
     """What --connect says after the command or before it, else --cluster in the same way, else $TRAINCTL_CONNECT, else
-    the default cluster file, else the default address."""
+    the default cluster file, else the only agent that runs here, else the default address."""
     root = ctx.find_root().params
     given, file = connect or root.get("connect"), cluster or root.get("cluster")
     file = Path(file) if file is not None else None  # what was given before the command may still be text
@@ -72,9 +73,9 @@ def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> targ
         given = os.environ.get("TRAINCTL_CONNECT")
     found = None if given else targets.cluster_file(file)
     targets.use_keys(found if file is not None else None, root.get("server_key"))
-    return (
-        targets.Where((given or targets.DEFAULT_ADDRESS,)) if found is None else targets.Where(found.addresses, found)
-    )
+    if found is not None:
+        return targets.Where(found.addresses, found)
+    return targets.Where((given,)) if given else targets.on_this_machine(targets.DEFAULT_ADDRESS)
 
 
 def share_server_key(given: Any, command: Any) -> None:

@@ -11,6 +11,7 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.tui.cli import agent_call, command_result, output
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Set, Timeout, subcommands, where
 from trainctl.tui.commands import arguments, command, targets
+from trainctl.tui.setup import start_agent
 
 app = subcommands()
 
@@ -53,6 +54,8 @@ def run(
         args = {"resume": arguments.check_text(resume or "", "--resume")}
     args |= {"old_lead_is_off": True} if old_lead_is_off else {}
     order = command.make_order("start-run", args, node=node, ttl_seconds=_ttl(timeout))
+    if not json:
+        start_agent.offer(at, targets.DEFAULT_ADDRESS, output.tell)
     with command_result.told(order, json=json):
         address = agent_call.find_lead(at.addresses) if resume is None else agent_call.find_run(at.addresses, resume)
         wait: command.Wait = "accepted" if follow else "applied"

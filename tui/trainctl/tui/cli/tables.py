@@ -170,7 +170,7 @@ def _rank_row(rank: m.RankView, part: m.RankStep | None, waited: float | None, g
         fmt.count(part.own_tokens_per_second),
         fmt.seconds(part.step_seconds),
         fmt.seconds(None if waited is None else part.phases.wait + waited),
-        fmt.used_of(part.memory_bytes, part.memory_cap_bytes),
+        fmt.used_of(part.peak_or_held_bytes, part.memory_cap_bytes),
         backend or fmt.NA,
         why,
     )

@@ -1,8 +1,9 @@
 """What a change would make of the step's length and of each node's memory, from what was measured: pure.
 
-Seconds a sample at micro-batch m are taken as a / m + b, a pass's cost and a sample's. Memory grows with the samples of
-a pass by what the peak has over what is held between steps; where those don't differ (a process's resident size), no
-more is known than that it grows at most in proportion. Everything here is a prediction and is called one.
+Seconds a sample at micro-batch m are taken as a / m + b, a pass's cost and a sample's. Memory at a micro-batch that was
+in use is the peak of its steps. Beyond the largest it grows with the samples of a pass by what that peak has over what
+is held after the step; where those don't differ, no more is known than that it grows at most in proportion. Everything
+here is a prediction and is called one.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ _LEAST_GROWTH = 0.02
 def rate_at(tried: Tried, rank: int, micro: int) -> float | None:
     """Samples a second of a rank at a micro-batch: as measured, or between two others that were; None if neither is
     known."""
-    known = {size: 1 / rate for (of, size), rate in tried.items() if of == rank and rate > 0}
+    known = {size: 1 / trial.rate for (of, size), trial in tried.items() if of == rank and trial.rate > 0}
     if micro in known:
         return 1 / known[micro]
     if len(known) < 2:
@@ -52,16 +53,18 @@ class Memory:
 
 def memory_at(seat: Seat, share: int, micro: int) -> Memory | None:
     """The peak with `share` samples in passes of `micro`; None where none was measured."""
-    peak, held = seat.peak_bytes or seat.memory_bytes, seat.memory_bytes
-    if peak is None or held is None:
+    wanted, cap = min(share, micro), seat.memory_cap_bytes
+    enough = min((size for size in seat.peaks if size >= wanted), default=None)
+    if enough is not None:
+        return Memory(seat.peaks[enough], cap, at_most=wanted < enough)
+    if not seat.peaks or seat.memory_bytes is None:
         return None
-    times = min(share, micro) / max(min(seat.share, seat.micro_batch), seat.reached, 1)
-    if times <= 1:
-        return Memory(peak, seat.memory_cap_bytes, at_most=times < 1)
+    largest = max(seat.peaks)
+    peak, held, times = seat.peaks[largest], seat.memory_bytes, wanted / max(largest, 1)
     samples = peak - held
     if samples < _LEAST_GROWTH * peak:
-        return Memory(peak * times, seat.memory_cap_bytes, at_most=True)
-    return Memory(held + samples * times, seat.memory_cap_bytes, at_most=False)
+        return Memory(peak * times, cap, at_most=True)
+    return Memory(held + samples * times, cap, at_most=False)
 
 
 def fits(seats: Sequence[Seat], shares: Sequence[int], micros: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ make one larger.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainctl.protocol.batch import share_changes
@@ -29,11 +29,11 @@ class Seat:
     share: int
     micro_batch: int
     speed: Speed | None = None
-    memory_bytes: int | None = None
+    memory_bytes: int | None = None  # held after its last step
     memory_cap_bytes: int | None = None
-    peak_bytes: int | None = None  # since its process began
+    peak_bytes: int | None = None  # of its last step
     rank: int = 0
-    reached: int = 0  # the largest micro-batch that the peak may be of, besides the present one
+    peaks: Mapping[int, int] = field(default_factory=dict)  # by the micro-batch that the step was of
 
     def seconds(self, share: int) -> float | None:
         """The step's length this node would ask for with `share` samples."""
@@ -53,12 +53,14 @@ def seats_of(state: ViewState, back: str = "") -> tuple[Seat, ...]:
     for view in views:
         seen = state.ranks.get(view.rank)
         step = seen.value if seen else None
+        tried = {micro: trial.peak_bytes for (rank, micro), trial in state.tried.items() if rank == view.rank}
+        peaks = tried | ({step.micro_batch: step.peak_or_held_bytes} if step else {})
         made.append(
             Seat(
                 view.node, view.share, max(view.micro_batch, 1), known.get(view.rank),
                 step.memory_bytes if step else None, step.memory_cap_bytes if step else None,
-                step.memory_peak_bytes if step else None, view.rank,
-                max((micro for rank, micro in state.tried if rank == view.rank), default=0),
+                step.peak_or_held_bytes if step else None, view.rank,
+                {micro: peak for micro, peak in peaks.items() if peak is not None},
             )
         )  # fmt: skip
     return tuple(made)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:7474"
 """Where an agent listens by default: `sockets.DEFAULT_PORT`, without loading ZeroMQ to say so."""
+LISTENS_SECONDS = 1.0
+"""How long an address of this machine may take to take a connection."""
 
 
 class ClusterFile(NamedTuple):
@@ -45,6 +47,35 @@ class Where(NamedTuple):
 
     addresses: tuple[str, ...]
     cluster: ClusterFile | None = None
+
+
+def on_this_machine(default: str) -> Where:
+    """The only agent, or agents of one cluster, that this user runs here; the default address where there is none.
+
+    Raises InvalidInputError that lists them where there are several.
+    """
+    from trainctl.protocol.machine import local_agents
+
+    found = local_agents.running()
+    known = {agent.address for agents in found for agent in agents}
+    named = [f"{', '.join(agent.node for agent in agents)} at {agents[0].address}" for agents in found]
+    if found and default not in known and listens(default):
+        named.append(f"another at {default}")
+    if len(named) > 1:
+        raise InvalidInputError("--connect", f"several agents run here, name one by its address: {'; '.join(named)}")
+    return Where(tuple(agent.address for agent in found[0])) if found else Where((default,))
+
+
+def listens(address: str) -> bool:
+    """Whether anything takes connections at an address of this machine."""
+    import socket
+
+    host, port = address.removeprefix("tcp://").rsplit(":", 1)
+    try:
+        socket.create_connection((host, int(port)), LISTENS_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def cluster_file(path: Path | None) -> ClusterFile | None:

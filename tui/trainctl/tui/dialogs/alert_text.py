@@ -62,8 +62,8 @@ def facts_now(alert: m.AlertView, state: ViewState) -> list[str]:
         parts = [f"{name} {f.seconds(getattr(phases, name))}" for name in ("data", "forward", "backward", "sync")]
         own = seen.value.own_tokens_per_second
         made.append(f"step {seen.value.step:,}: {', '.join(parts)}" + (f"; own rate {own:,.0f} tok/s" if own else ""))
-        if seen.value.memory_bytes is not None:
-            used = f.used_of(seen.value.memory_bytes, seen.value.memory_cap_bytes)
+        if seen.value.peak_or_held_bytes is not None:
+            used = f.used_of(seen.value.peak_or_held_bytes, seen.value.memory_cap_bytes)
             made.append(f"memory {used} GB, micro-batch {seen.value.micro_batch} of {seen.value.samples} samples")
     host = state.hosts.get(alert.node)
     return made + (_machine(host.value) if host is not None else [])

@@ -76,9 +76,9 @@ def _seconds(split: Split, index: int) -> Line:
 
 def _memory(seat: Seat, share: int, glyphs: Glyphs) -> Line:
     """As measured; a share below the micro-batch needs that or less."""
-    if seat.memory_bytes is None:
+    if seat.peak_bytes is None:
         return line(Piece(f.NA, "dim"))
-    used = f.used_of(seat.memory_bytes, seat.memory_cap_bytes)
+    used = f.used_of(seat.peak_bytes, seat.memory_cap_bytes)
     return line(Piece(glyphs.text(f"≤{used}") if seat.frees_memory(share) else used))
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.errors import installing
 from trainctl.protocol.wire import sockets
 from trainctl.tui.doctor.findings import Finding, Level, Look
 
@@ -26,7 +27,7 @@ def _installation(look: Look, facts: m.Facts) -> Iterator[Finding]:
         yield Finding("fail", look.name, "version", f"{what}: Python is too old", "install Python 3.11 or newer there")
     elif not backends:
         yield Finding("warn", look.name, "version", f"{what}; neither torch nor mlx: it can't host a rank",
-                      "pip install 'trainctl[torch]' or 'trainctl[mlx]' there")  # fmt: skip
+                      f"{installing('torch', 'mlx')} there")  # fmt: skip
     else:
         yield Finding("ok", look.name, "version", f"{what}, {', '.join(backends)}")
 

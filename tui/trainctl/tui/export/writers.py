@@ -12,7 +12,7 @@ from typing import IO, Any, Literal, Protocol
 
 import msgspec
 
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.tui.export.rows import COLUMNS, Row, What
 
 Format = Literal["csv", "jsonl", "parquet"]
@@ -85,7 +85,7 @@ class _Parquet:
             import pyarrow
             import pyarrow.parquet
         except ImportError:
-            problem = "parquet needs pyarrow: pip install 'trainctl[parquet]'"
+            problem = f"parquet needs pyarrow; {installing('parquet')}"
             raise InvalidInputError("--format", problem) from None
         kinds = {int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string()}
         self._arrow = pyarrow

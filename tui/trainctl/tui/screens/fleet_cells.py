@@ -88,18 +88,20 @@ def wait(row: Row, glyphs: Glyphs, size: int) -> Line:
 
 
 def memory(row: Row, glyphs: Glyphs, size: int) -> Line:
+    """The peak of its last step, of what it may hold."""
     step = row.step
-    if step is None or step.memory_bytes is None:
+    used = step.peak_or_held_bytes if step else None
+    if step is None or used is None:
         return _na(f.NA)
-    full = step.memory_cap_bytes is not None and step.memory_bytes > 0.92 * step.memory_cap_bytes
-    text = f.used_of(step.memory_bytes, step.memory_cap_bytes)
+    full = step.memory_cap_bytes is not None and used > 0.92 * step.memory_cap_bytes
+    text = f.used_of(used, step.memory_cap_bytes)
     if len(text) > size:
-        text = f"{step.memory_bytes / 1e9:.1f}/{f.gigabytes(step.memory_cap_bytes)}"
+        text = f"{used / 1e9:.1f}/{f.gigabytes(step.memory_cap_bytes)}"
     return line(Piece(text, "warning" if full else "text"))
 
 
-def peak(row: Row, glyphs: Glyphs, size: int) -> Line:
-    return _na(f.gigabytes(row.step.memory_peak_bytes if row.step else None))
+def held(row: Row, glyphs: Glyphs, size: int) -> Line:
+    return _na(f.gigabytes(row.step.memory_bytes if row.step else None))
 
 
 def gpu_percent(row: Row, glyphs: Glyphs, size: int) -> Line:

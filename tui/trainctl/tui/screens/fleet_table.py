@@ -86,7 +86,7 @@ def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock) -> list[Fl
         FleetColumn(bar_title, 0, c.bar, gap=2, field="busy"),
         FleetColumn("WAIT", 6, c.wait, True, 100, field="wait"),
         FleetColumn("MEM GB", 7, c.memory, True, 70, gap=2, field="mem"),
-        FleetColumn("PEAK", 5, c.peak, True, 132, field="peak"),
+        FleetColumn("HELD", 5, c.held, True, 132, field="held"),
         FleetColumn(used_percent[0], 4, used_percent[1], True, 76, field=used_percent[0].lower()),
         FleetColumn("CLK", 5, c.clock_rate, True, 118 if has_gpu else _NEVER, field="clock"),
         FleetColumn("W", 4, c.watts, True, 118 if has_gpu else _NEVER, field="power"),
@@ -147,11 +147,11 @@ def _with_room_for_why(row: Row, shown: list[FleetColumn], glyphs: Glyphs) -> li
 
 
 def _total(state: ViewState, table: list[Row], shown: list[FleetColumn]) -> Line:
-    """Sums over the ranks that take part: shares, own rates, memory in use."""
+    """Sums over the ranks that take part: shares, own rates, peaks of memory."""
     assert state.run is not None
     ranks = state.run.ranks
     live = sum(1 for view in ranks if view.state not in BAD_STATES and view.share)
-    memory = [row.step.memory_bytes if row.step else None for row in table if not row.out]
+    memory = [row.step.peak_or_held_bytes if row.step else None for row in table if not row.out]
     known = [size for size in memory if size is not None]
     texts = {
         "NODE": "FLEET", "STATE": f"{live}/{len(ranks)}", "SHARE": str(sum(view.share for view in ranks)),

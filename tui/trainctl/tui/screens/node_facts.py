@@ -176,12 +176,13 @@ def _processes(row: Row, columns: int) -> Line:
 
 
 def memory_lines(row: Row, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
-    """Where memory goes: the trainer's, its highest, the machine's, the device's; in exactly `rows` lines."""
+    """Where memory goes: the peak of the trainer's step, what it held after it, the machine's, the device's; in exactly
+    `rows` lines."""
     step, host, gpu = row.step, row.host, row.gpu
     cap = step.memory_cap_bytes if step else None
     known = [
-        ("trainer", step.memory_bytes if step else None, cap),
-        ("its peak", step.memory_peak_bytes if step else None, cap),
+        ("step peak", step.peak_or_held_bytes if step else None, cap),
+        ("held after", step.memory_bytes if step else None, cap),
         ("machine", host.memory_used_bytes if host else None, host.memory_total_bytes if host else None),
         ("device", gpu.memory_used_bytes if gpu else None, gpu.memory_total_bytes if gpu else None),
     ]

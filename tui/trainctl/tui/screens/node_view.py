@@ -10,7 +10,6 @@ from trainctl.tui.charts import event_marks
 from trainctl.tui.charts import panel as p
 from trainctl.tui.charts.row import Block, beside, widths
 from trainctl.tui.screens import node_facts, phase_view
-from trainctl.tui.screens.overview_view import RECENT_CHART_STEPS
 from trainctl.tui.state import series as s
 from trainctl.tui.state import step_phases
 from trainctl.tui.state.clock import Clock
@@ -23,6 +22,8 @@ from trainctl.tui.widgets.theme import SERIES_ROLES
 FACTS = 5
 _TABLE_CELLS, _MEMORY_CELLS = 40, 44
 _TWO_CHARTS, _THREE_CHARTS = 76, 116
+RECENT_CHART_STEPS = 240
+"""Steps the charts span."""
 PHASE_ROWS = 8
 """Of the phases, their rule included."""
 
@@ -141,12 +142,12 @@ def rate_panel(state: ViewState, row: Row) -> p.Panel:
 
 
 def memory_panel(state: ViewState, row: Row, found: Sequence[step_phases.StepPhases]) -> p.Panel:
-    """The trainer's memory, in GB."""
+    """The peaks of the trainer's memory, in GB."""
     known = [(lap.step, lap.memory_bytes / 1e9) for lap in found if lap.memory_bytes is not None]
     steps = np.array([step for step, _ in known], np.int64)
     values = np.array([value for _, value in known], np.float64)
     ones, none = np.ones(len(known)), np.zeros(len(known), np.int64)
     window = s.Window(1, steps, values, values, values, ones, values, none)
     role = SERIES_ROLES[row.place % len(SERIES_ROLES)]
-    return p.Panel("trainer's memory, GB", (p.Track(window, "", role),), *_span(state), event_marks.marks(state),
+    return p.Panel("trainer's peak memory, GB", (p.Track(window, "", role),), *_span(state), event_marks.marks(state),
                    empty_text="n/a", least_span=0.2)  # fmt: skip

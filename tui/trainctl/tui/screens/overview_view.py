@@ -22,8 +22,6 @@ from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.widgets.theme import SERIES_ROLES
 
 LEAST_COLUMNS, LEAST_ROWS = 60, 15
-RECENT_CHART_STEPS = 240
-"""Steps the charts by node span."""
 MOST_LINES = 6
 """Of ranks in one chart by node."""
 _TWO_CHARTS, _THREE_CHARTS = 72, 150
@@ -181,46 +179,41 @@ def _panels(state: ViewState, columns: int, selected: int | None) -> list[p.Pane
 
 def loss_panel(state: ViewState) -> p.Panel:
     """Loss over the whole run, with the evaluations as points."""
-    newest, total = _extent(state)
     evaluations = state.window("eval_loss")
     tracks = [p.Track(state.window("loss"), "", "series0", band="band")]
     if len(evaluations):
         tracks.append(p.Track(evaluations, "eval", "series1", points=True))
-    return p.Panel("loss", tuple(tracks), 1, p.window_end(newest, total), event_marks.marks(state))
+    return p.Panel("loss", tuple(tracks), *_range(state), event_marks.marks(state))
 
 
 def busy_panel(state: ViewState, selected: int | None = None) -> p.Panel:
-    """Data, forward and backward of each rank over the last steps, which tell who is slow, and the group's step, which
-    is the same for all; the first ones of a run, which warm up, don't set the scale."""
+    """Data, forward and backward of each rank, as means of as many steps as a bucket has, which tell who is slow, and
+    the group's step, which is the same for all; the first ones of a run, which warm up, don't set the scale."""
     made = _by_rank(state, "busy_seconds", "busy seconds by node", selected, most_times=4.0)
     if state.run is None or len(state.run.ranks) < 2:
         return made
-    return replace(made, tracks=(p.Track(state.lately("step_seconds"), "step", "dim"), *made.tracks))
+    return replace(made, tracks=(p.Track(s.means(state.window("step_seconds")), "step", "dim"), *made.tracks))
 
 
 def rate_panel(state: ViewState, selected: int | None = None) -> p.Panel:
-    """Own rates of each rank over the last steps."""
+    """Own rates of each rank."""
     return _by_rank(state, "own_tokens_per_second", "own tok/s by node", selected)
 
 
 def _by_rank(state: ViewState, metric: str, title: str, selected: int | None, most_times: float = math.inf) -> p.Panel:
     """A line for each rank; of more than can be told apart, their span and mean, and the lines of the one that the
     others wait for and of the selected one."""
-    newest, total = _extent(state)
-    first, last = p.page(newest, RECENT_CHART_STEPS)
-    if total <= RECENT_CHART_STEPS:
-        first, last = 1, max(total, 2)
     views = sorted(state.run.ranks, key=lambda view: view.rank) if state.run else []
     lines_of: set[int | None] = {view.rank for view in views}
     together: tuple[p.Track, ...] = ()
     if len(views) > MOST_LINES:
-        all_of_them = s.combined([state.lately(metric, view.rank) for view in views])
+        all_of_them = s.combined([state.window(metric, view.rank) for view in views])
         together = (p.Track(all_of_them, "mean", "label", band="band"),)
         slow = stragglers.named_straggler(state)
         lines_of = {selected, slow.rank if slow is not None else None}
     tracks = tuple(_track(state, metric, views, index) for index, view in enumerate(views) if view.rank in lines_of)
     return p.Panel(
-        title, (*together, *tracks), first, last, event_marks.marks(state), least_span=0.2, most_times=most_times
+        title, (*together, *tracks), *_range(state), event_marks.marks(state), least_span=0.2, most_times=most_times
     )  # fmt: skip
 
 
@@ -229,8 +222,9 @@ def _track(state: ViewState, metric: str, views: Sequence[m.RankView], index: in
     several = sum(other.node == view.node for other in views) > 1
     name = ln.shorten(ln.clean(view.node), 10) + (f":{view.rank}" if several else "")
     role, letter = SERIES_ROLES[index % len(SERIES_ROLES)], string.ascii_lowercase[index % 26]
-    return p.Track(state.lately(metric, view.rank), name, role, letter=letter)
+    return p.Track(s.means(state.window(metric, view.rank)), name, role, letter=letter)
 
 
-def _extent(state: ViewState) -> tuple[int, int]:
-    return (state.run.step, state.run.steps) if state.run else (0, 0)
+def _range(state: ViewState) -> tuple[int, int]:
+    """First and last step of every chart: the whole run."""
+    return 1, p.window_end(state.run.step, state.run.steps) if state.run else 2

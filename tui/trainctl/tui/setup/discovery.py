@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 from trainctl.protocol.config.cluster_file import Cluster
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.protocol.machine import discovery
 from trainctl.protocol.machine.discovery import Advert
 
@@ -16,7 +16,7 @@ def listen(seconds: float) -> tuple[Advert, ...]:
     try:
         from zeroconf import InterfaceChoice, IPVersion, ServiceBrowser, Zeroconf
     except ModuleNotFoundError:
-        raise InvalidInputError("discover", "zeroconf is not installed: pip install 'trainctl[discovery]'") from None
+        raise InvalidInputError("discover", f"zeroconf is not installed; {installing('discovery')}") from None
     ears, over = _Ears(), threading.Event()
     zeroconf = Zeroconf(interfaces=InterfaceChoice.All, ip_version=IPVersion.V4Only)
     try:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import tomli_w
 
+from trainctl.protocol.errors import installing
 from trainctl.protocol.wire import sockets
 from trainctl.tui.setup.init_probe import Model, ThisMachine
 
@@ -89,7 +90,7 @@ def remarks(model: Model, machine: ThisMachine) -> list[str]:
     """What a person should know before the run is started, a line each."""
     found = []
     if not machine.backends:
-        found.append("neither torch nor mlx is installed here: pip install 'trainctl[torch]' or 'trainctl[mlx]'")
+        found.append(f"neither torch nor mlx is installed here; {installing('torch', 'mlx')}")
     need = model.parameters * STATE_BYTES
     if need > machine.memory_bytes:
         found.append(

@@ -17,7 +17,7 @@ from trainctl.protocol.client.client import Connection
 from trainctl.tui.state import series as s
 from trainctl.tui.state import stragglers
 from trainctl.tui.state.plan_changes import changed_step
-from trainctl.tui.state.view_state import AgentLine, Arrived, Incoming, Seen, SeriesKey, Tried, ViewState
+from trainctl.tui.state.view_state import AgentLine, Arrived, Incoming, Seen, SeriesKey, Trial, Tried, ViewState
 
 MAX_EVENTS = 500
 MAX_SERIES = 256
@@ -166,7 +166,7 @@ def _open(state: ViewState, snapshot: m.Snapshot, now: float) -> ViewState:
         parts=_frozen({step.rank: (step,) for step in snapshot.rank_steps}),
         laps=_frozen({step.rank: (step,) for step in snapshot.rank_steps}),
         peers=snapshot.peers,
-        tried=state.tried if _same_run(state.run, snapshot.run) else _frozen({}),
+        tried=_tried_by(state, snapshot.run) if snapshot.run else _frozen({}),
         plan_step=changed_step(snapshot.events, snapshot.run.run if snapshot.run else ""),
         slow=None,
         hosts=_frozen({**hosts, host.node: Seen(host, seen_at(host.read_at))} if host else hosts),
@@ -186,8 +186,15 @@ def _alerts_after(state: ViewState, snapshot: m.Snapshot) -> dict[str, m.Alerts]
     return {**others, main: snapshot.alerts} if snapshot.alerts is not None else others
 
 
-def _same_run(one: m.RunView | None, other: m.RunView | None) -> bool:
-    return one is not None and other is not None and one.run == other.run
+def _tried_by(state: ViewState, view: m.RunView) -> Tried:
+    """What was tried on the trainers that the run has now: one may have been replaced because a micro-batch that it had
+    tried took too much memory."""
+    before = state.run
+    if before is None or before.run != view.run:
+        return _frozen({})
+    pids = {rank.rank: rank.pid for rank in before.ranks}
+    same = {rank.rank for rank in view.ranks if pids.get(rank.rank) == rank.pid}
+    return _frozen({key: trial for key, trial in state.tried.items() if key[0] in same})
 
 
 def _live(state: ViewState, message: m.Live, now: float) -> ViewState:
@@ -222,7 +229,7 @@ def _run_changed(state: ViewState, view: m.RunView) -> ViewState:
         )  # fmt: skip
     if view.run != state.run.run:
         return state
-    state = replace(state, run=view)
+    state = replace(state, run=view, tried=_tried_by(state, view))
     if view.eval_loss is not None and view.eval_step is not None:
         known = state.windows.get(("eval_loss", None))
         bucket = view.eval_step // known.bucket_steps * known.bucket_steps if known is not None else -1
@@ -274,10 +281,8 @@ def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
     ranks = _set(state.ranks, {step.rank: Seen(step, now)})
     known = state.parts.get(step.rank, ())
     if known and known[-1].micro_batch != step.micro_batch:
-        state = replace(state, tried=_frozen(dict(_tried_with(state.tried, known))))
+        state = replace(state, tried=_frozen(dict(tried_with(state.tried, known))))
         known = ()  # another micro-batch, another speed
-    if known and (step.memory_peak_bytes or 0) < (known[-1].memory_peak_bytes or 0):
-        state = replace(state, tried=_frozen(dict(_without_rank(state.tried, step.rank))))
     parts = _set(state.parts, {step.rank: (*known, step)[-RECENT_PARTS:]})
     laps = _set(state.laps, {step.rank: (*state.laps.get(step.rank, ()), step)[-RECENT_LAPS:]})
     state = _with(state, ranks=ranks, parts=parts, laps=laps)
@@ -288,17 +293,13 @@ def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
     return _record(state, step.step, values)
 
 
-def _tried_with(tried: Tried, parts: Sequence[m.RankStep]) -> Tried:
+def tried_with(tried: Tried, parts: Sequence[m.RankStep]) -> Tried:
     """What was tried, and what a rank's last steps, all of one micro-batch, say of that."""
     rates = [part.samples / part.phases.busy for part in parts if part.phases.busy > 0 and part.samples]
     if not rates or (len(tried) >= MAX_TRIED and (parts[-1].rank, parts[-1].micro_batch) not in tried):
         return tried
-    return {**tried, (parts[-1].rank, parts[-1].micro_batch): statistics.median(rates)}
-
-
-def _without_rank(tried: Tried, rank: int) -> Tried:
-    """What was tried but by `rank`: its process is another one, whose peak says nothing of what the old one tried."""
-    return {key: rate for key, rate in tried.items() if key[0] != rank}
+    last = parts[-1]
+    return {**tried, (last.rank, last.micro_batch): Trial(statistics.median(rates), last.peak_or_held_bytes)}
 
 
 def _record(state: ViewState, step: int, values: Mapping[SeriesKey, float]) -> ViewState:

@@ -221,6 +221,12 @@ def combined(windows: Sequence[Window]) -> Window:
     )
 
 
+def means(window: Window) -> Window:
+    """The window with the mean of each bucket in the place of its extremes, so that it draws as a line."""
+    mean = window.mean
+    return replace(window, minimum=mean, maximum=mean, store=None) if window.bucket_steps > 1 else window
+
+
 def fold(window: Window) -> Window:
     """The window at the coarsest resolution it needs: bucket size doubled until it is within its capacity."""
     while len(window) > window.capacity:

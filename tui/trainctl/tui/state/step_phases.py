@@ -11,7 +11,8 @@ from trainctl.tui.state import rank_speed
 from trainctl.tui.state.view_state import ViewState
 
 PHASE_NAMES = m.Phases.__struct_fields__
-METRICS = (*(f"{name}_seconds" for name in PHASE_NAMES), "memory_bytes")
+METRICS_OF_0_1_0 = (*(f"{name}_seconds" for name in PHASE_NAMES), "memory_bytes")
+METRICS = (*METRICS_OF_0_1_0, "memory_peak_bytes")
 """What of the record this is made from."""
 STEPS = 240
 """Newest steps that are asked for."""
@@ -26,7 +27,7 @@ class StepPhases(NamedTuple):
 
     step: int
     phases: m.Phases
-    memory_bytes: float | None
+    memory_bytes: float | None  # its peak; where none is known, what was held after it
 
     @property
     def seconds(self) -> float:
@@ -63,7 +64,7 @@ def _whole(steps: Mapping[int, Mapping[str, float]]) -> dict[int, StepPhases]:
     for step, named in steps.items():
         phases = {name: named.get(f"{name}_seconds", math.nan) for name in PHASE_NAMES}
         if all(math.isfinite(value) for value in phases.values()):
-            made[step] = StepPhases(step, m.Phases(**phases), named.get("memory_bytes"))
+            made[step] = StepPhases(step, m.Phases(**phases), named.get("memory_peak_bytes", named.get("memory_bytes")))
     return made
 
 
@@ -77,7 +78,9 @@ def laps(state: ViewState, past: RecordedPhases, rank: int) -> list[StepPhases]:
 def _known(state: ViewState, past: RecordedPhases, rank: int) -> dict[int, StepPhases]:
     run = state.run.run if state.run else ""
     found = dict(past.laps.get(rank, {})) if past.run == run else {}
-    found |= {part.step: StepPhases(part.step, part.phases, part.memory_bytes) for part in state.laps.get(rank, ())}
+    found |= {
+        part.step: StepPhases(part.step, part.phases, part.peak_or_held_bytes) for part in state.laps.get(rank, ())
+    }
     return found
 
 

@@ -82,12 +82,17 @@ FLEET: Table[Row] = Table(
         FilterField("busy", "data, forward and backward of it", _of_step(lambda step: step.phases.busy), Kinds.SECONDS),
         FilterField("wait", "for slower ranks and for the plan", lambda row: row.wait, Kinds.SECONDS),
         FilterField("phase", "that makes it slow", lambda row: row.slow_phase or None),
-        FilterField("mem", "held on its device", _of_step(lambda step: step.memory_bytes), Kinds.BYTES),
+        FilterField(
+            "mem", "most held on its device in its last step", _of_step(lambda step: step.peak_or_held_bytes),
+            Kinds.BYTES, aliases=("peak",),
+        ),
         FilterField(
             "mem%", "of what it may hold",
-            _of_step(lambda step: _percent_of(step.memory_bytes, step.memory_cap_bytes)), Kinds.PERCENT,
+            _of_step(lambda step: _percent_of(step.peak_or_held_bytes, step.memory_cap_bytes)), Kinds.PERCENT,
         ),
-        FilterField("peak", "most it held", _of_step(lambda step: step.memory_peak_bytes), Kinds.BYTES),
+        FilterField(
+            "held", "held on its device after that step", _of_step(lambda step: step.memory_bytes), Kinds.BYTES
+        ),
         FilterField("gpu", "use of its GPU", _of_gpu(lambda gpu: gpu.utilization_percent), Kinds.PERCENT),
         FilterField("cpu", "use of its machine's CPUs", _of_host(lambda host: host.cpu_percent), Kinds.PERCENT),
         FilterField(
@@ -108,7 +113,9 @@ EVENTS: Table[EventRow] = Table(
     "events",
     (
         FilterField("by", "who caused it", lambda row: row.event.by or None),
-        FilterField("kind", "command, run, rank, checkpoint, evaluation, agent, alert", lambda row: row.event.kind),
+        FilterField(
+            "kind", "command, run, rank, checkpoint, evaluation, probe, agent, alert", lambda row: row.event.kind
+        ),
         FilterField("verb", "of a command, or of what happened by itself", lambda row: row.event.verb),
         FilterField("text", "what it says", lambda row: row.event.text or None),
         FilterField("node", "a node that it names", lambda row: " ".join(row.nodes) or None),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
@@ -18,8 +18,17 @@ V = TypeVar("V")
 Incoming = m.Snapshot | m.NodeView | m.Live | m.Heartbeat | Connection
 Arrived = tuple[str, Incoming, float]
 """The node whose agent said it, what, and when it came, by the monotonic clock."""
-Tried = Mapping[tuple[int, int], float]
-"""(rank, micro-batch) -> samples a second of data, forward and backward, as measured."""
+
+
+class Trial(NamedTuple):
+    """What was measured of a rank at a micro-batch."""
+
+    rate: float  # samples a second of data, forward and backward
+    peak_bytes: int | None = None  # of a step's memory
+
+
+Tried = Mapping[tuple[int, int], Trial]
+"""By rank and micro-batch."""
 
 
 @dataclass(frozen=True)

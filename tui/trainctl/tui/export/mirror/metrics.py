@@ -26,7 +26,8 @@ NODE_METRICS = {
     "step_seconds": "the node's step, from plan to end",
     "samples": "its share of the batch; only from a run directory",
     **{f"{name}_seconds": f"time in {name}" for name in PHASES},
-    "memory_bytes": "memory of its trainer on the device",
+    "memory_bytes": "held by its trainer on the device after the step",
+    "memory_peak_bytes": "most that it held during the step; only from a run directory",
 }
 """Of `nodes/NAME/`, a value a step."""
 
@@ -82,6 +83,7 @@ def of_part(part: m.RankStep) -> Part:
     found: dict[str, float | None] = {
         "tokens_per_second": part.own_tokens_per_second, "step_seconds": part.step_seconds, "samples": part.samples,
         **{f"{name}_seconds": getattr(part.phases, name) for name in PHASES}, "memory_bytes": part.memory_bytes,
+        "memory_peak_bytes": part.memory_peak_bytes,
     }  # fmt: skip
     return Part(part.step, part.rank, {name: float(value) for name, value in found.items() if value is not None})
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.tui.export.mirror.metrics import EVALUATION, Point, Text, flat
 
 
@@ -35,7 +35,7 @@ try:
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.proto.summary_pb2 import Summary
 except ImportError:
-    problem = "tensorboard needs tensorboardX: pip install 'trainctl[tensorboard]'"
+    problem = f"tensorboard needs tensorboardX; {installing('tensorboard')}"
     raise InvalidInputError("--to", problem) from None
 
 

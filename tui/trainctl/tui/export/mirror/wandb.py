@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainctl.protocol.errors import InvalidInputError, UnreachableError
+from trainctl.protocol.errors import InvalidInputError, UnreachableError, installing
 from trainctl.tui.export.mirror.metrics import EVALUATION, Point, Text
 
 # The library would report its own faults over the network, from threads that it never ends.
@@ -18,7 +18,7 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 try:
     import wandb
 except ImportError:
-    raise InvalidInputError("--to", "wandb needs the library: pip install 'trainctl[wandb]'") from None
+    raise InvalidInputError("--to", f"wandb needs the library; {installing('wandb')}") from None
 
 EVENTS = "events"
 

@@ -1,0 +1,109 @@
+"""Whether ranks hold the same model, by what each says of the same tokens: pure, no run and no conductor.
+
+The largest difference of one token's log-probability decides. A mean hides it: with another RoPE base the mean loss
+moved by 1e-6 and logits by 1.6e-2.
+"""
+
+import itertools
+import math
+import statistics
+import struct
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from trainctl.protocol.messages import Probed
+
+DTYPE_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
+"""Nats. Measured over 512 tokens, torch against MLX on CPUs, random models of 15 families: at most 1.8e-5 in float32,
+0.19 in bfloat16 and 0.023 in float16 with large weights; 5e-6, 0.014 and 0.002 with a new model's small ones."""
+FAMILY_TOLERANCE = {("gemma", "float32"): 2e-3, ("starcoder2", "float32"): 2e-3}
+"""Nats, where the two libraries' code differs by more than rounding: 1e-3 was measured, of their GELUs."""
+WEIGHTS_APART = 1e-4
+"""Norms of one parameter that differ by more than this part are of unlike weights; rounding stays below 1e-6."""
+TF32_DIFFERENCE = 5e-3
+"""TF32 alone makes no larger one: 3e-4 to 8e-4 were measured."""
+FIRST_TOKENS_PART = 0.1
+"""RoPE leaves the first token of a sample alone, which attends to nothing but itself."""
+
+
+class Difference(NamedTuple):
+    """How far a rank is from another one."""
+
+    rank: int
+    other: int
+    largest: float  # nats, of one token's log-probability; infinite where only one is a number
+    tokens: int  # compared
+
+
+def tolerance(family: str, dtype: str) -> float:
+    """The largest difference, in nats, that two ranks of one model may show."""
+    return FAMILY_TOLERANCE.get((family, dtype), DTYPE_TOLERANCE[dtype])
+
+
+def compare(probes: Mapping[int, Probed], passed: Collection[int]) -> list[Difference]:
+    """How far each rank that is new is from the nearest of those that have `passed`. If none has, the one pair of ranks
+    that are furthest apart, the odd one out first."""
+    if passed:
+        return [
+            min((difference(probes, rank, other) for other in passed), key=lambda found: found.largest)
+            for rank in sorted(probes.keys() - passed)
+        ]
+    pairs = [difference(probes, rank, other) for other, rank in itertools.combinations(sorted(probes), 2)]
+    worst = max(pairs, key=lambda found: found.largest)
+    if _median_distance(probes, worst.other) > _median_distance(probes, worst.rank):
+        worst = worst._replace(rank=worst.other, other=worst.rank)
+    return [worst]
+
+
+def difference(probes: Mapping[int, Probed], rank: int, other: int) -> Difference:
+    """The largest one between two ranks; infinite if they saw unlike tokens."""
+    gaps = _gaps(probes[rank], probes[other])
+    return Difference(rank, other, max(gaps, default=0.0), len(gaps))
+
+
+def likely_cause(own: Probed, other: Probed) -> str:
+    """What most probably makes two ranks differ, and what to look at."""
+    gaps = _gaps(own, other)
+    largest = max(gaps, default=0.0)
+    if (own.tokens_digest, own.lengths) != (other.tokens_digest, other.lengths):
+        return "the tokenizer or the data, since the probe's tokens differ; compare tokenizer.json and the data files"
+    apart = max(_relative(_values(own.weight_norms), _values(other.weight_norms)), default=0.0)
+    if not apart <= WEIGHTS_APART:
+        return f"the weights: a parameter's norm differs by {apart:.1g} of it; compare the model's files"
+    if (own.tf32 or other.tf32) and largest <= TF32_DIFFERENCE:
+        return "TF32, which is on; set NVIDIA_TF32_OVERRIDE=0 (torch) or MLX_ENABLE_TF32=0 (MLX) on that node"
+    first = [gaps[start] for start in itertools.accumulate(own.lengths[:-1], initial=0)]
+    if math.isfinite(largest) and max(first) <= FIRST_TOKENS_PART * largest:
+        return (
+            "the RoPE settings, since only tokens after a sample's first differ; compare config.json's rope_parameters"
+        )
+    return "the model's code; compare config.json and the versions of transformers and mlx-lm"
+
+
+def _median_distance(probes: Mapping[int, Probed], rank: int) -> float:
+    return statistics.median(difference(probes, rank, other).largest for other in probes if other != rank)
+
+
+def _gaps(own: Probed, other: Probed) -> list[float]:
+    """By how much each token's log-probability differs."""
+    one, two = _values(own.log_probabilities), _values(other.log_probabilities)
+    if own.tokens_digest != other.tokens_digest or len(one) != len(two):
+        return [math.inf] * max(len(one), len(two), 1)
+    return [_gap(*pair) for pair in zip(one, two, strict=True)]
+
+
+def _gap(one: float, two: float) -> float:
+    if one == two or (math.isnan(one) and math.isnan(two)):
+        return 0.0
+    return abs(one - two) if math.isfinite(one) and math.isfinite(two) else math.inf
+
+
+def _relative(one: Sequence[float], two: Sequence[float]) -> list[float]:
+    if len(one) != len(two):
+        return [math.inf]
+    return [gap / max(abs(a), abs(b)) if (gap := _gap(a, b)) else 0.0 for a, b in zip(one, two, strict=True)]
+
+
+def _values(packed: bytes) -> tuple[float, ...]:
+    """Float32, little endian."""
+    return struct.unpack(f"<{len(packed) // 4}f", packed[: len(packed) // 4 * 4])

@@ -1,0 +1,87 @@
+"""The agents that this user runs on this machine: each keeps a small locked file, by which programs find it without
+being given an address."""
+
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from trainctl.protocol.record.paths import state_root
+
+
+class LocalAgent(msgspec.Struct, frozen=True):
+    """An agent that runs. `cluster` has the addresses of all nodes of its cluster file, in order."""
+
+    node: str
+    address: str
+    pid: int
+    host: str  # a home folder may be that of several machines
+    cluster: tuple[str, ...] = ()
+
+
+@contextlib.contextmanager
+def registered(node: str, address: str, cluster: Sequence[str] = ()) -> Iterator[None]:
+    """Can be found as long as this lasts; where no file can be kept, only by its address.
+
+    The lock on the file tells that the agent lives, so a file that a killed one left is not taken for it.
+    """
+    agent = LocalAgent(node, address, os.getpid(), socket.gethostname(), tuple(cluster))
+    folder = _folder()
+    path, new = folder / f"{agent.host}-{agent.pid}.json", folder / f".{agent.host}-{agent.pid}"
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            _drop_left(folder, agent.host)
+            file = held.enter_context(new.open("wb"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.write(msgspec.json.encode(agent))
+            file.flush()
+            new.rename(path)
+            held.callback(path.unlink, missing_ok=True)
+        yield
+
+
+def running() -> list[list[LocalAgent]]:
+    """The agents that live, those of one cluster together, in the order of its file."""
+    clusters: dict[tuple[str, ...], list[LocalAgent]] = {}
+    for path in sorted(_folder().glob("*.json")):
+        agent = _read(path)
+        if agent is not None and agent.host == socket.gethostname():
+            clusters.setdefault(agent.cluster or (agent.address,), []).append(agent)
+    for cluster, agents in clusters.items():
+        agents.sort(key=lambda agent: cluster.index(agent.address) if agent.address in cluster else len(cluster))
+    return [*clusters.values()]
+
+
+def _folder() -> Path:
+    """Not a node's folder: no node's name begins with a dot."""
+    return state_root() / ".agents"
+
+
+def _read(path: Path) -> LocalAgent | None:
+    """What a file says whose agent lives."""
+    with contextlib.suppress(OSError, msgspec.DecodeError), path.open("rb") as file:
+        if not _is_free(file):
+            return msgspec.json.decode(file.read(), type=LocalAgent)
+    return None
+
+
+def _is_free(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _drop_left(folder: Path, host: str) -> None:
+    """Files of agents of this machine that were killed."""
+    for path in folder.glob(f"{host}-*.json"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            if _is_free(file):
+                path.unlink()

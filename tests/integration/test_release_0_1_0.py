@@ -1,0 +1,245 @@
+"""What release 0.1.0 has left still works: its state folder opens, replays, exports and goes on, its keys and cluster
+file are read, and its messages are understood. See tests/golden/release-0.1.0/README.md."""
+
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from tests.integration.conftest import until
+from tests.integration.support.release import EXPECTED, FOLDER, RUNS, Frozen, run_named, unpack
+from tests.tui.support.cli_calls import call, call_json
+
+from trainctl.protocol.wire import codec
+from trainctl.protocol.wire.codec import DECODERS
+from trainctl.tui.replay.replay_app import ReplayApp
+from trainctl.tui.replay.replay_source import ReplaySource
+
+WHEEL = "trainctl-0.1.0-py3-none-any.whl"
+LIMIT_BYTES = 5_000_000
+LOSS = 1e-4
+"""Relative: a step made again from its checkpoint, perhaps by another version of a library."""
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
+    """The state folder for tests that only read it."""
+    return Frozen(tmp_path_factory.mktemp("kept"))
+
+
+@pytest.fixture
+def frozen(tmp_path: Path) -> Iterator[Frozen]:
+    """A state folder of the test's own, for agents; they end with it."""
+    made = Frozen(tmp_path / "own")
+    yield made
+    made.close()
+
+
+# ---------------------------------------------------------------- the folder itself
+
+
+def test_the_wheel_is_the_one_that_was_released() -> None:
+    file = FOLDER / WHEEL
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == EXPECTED["sha256"][WHEEL]
+    with zipfile.ZipFile(file) as wheel:
+        metadata = wheel.read("trainctl-0.1.0.dist-info/METADATA").decode()
+        scripts = wheel.read("trainctl-0.1.0.dist-info/entry_points.txt").decode()
+    assert "\nName: trainctl\nVersion: 0.1.0\n" in metadata
+    assert re.findall(r"^([a-z-]+) =", scripts, re.MULTILINE) == ["trainctl", "trainctl-agent"]
+
+
+def test_the_folder_is_small() -> None:
+    assert sum(file.stat().st_size for file in FOLDER.iterdir()) < LIMIT_BYTES
+
+
+def test_each_kind_of_event_is_in_a_record_or_said_to_be_missing() -> None:
+    kinds: dict[str, dict[str, str]] = json.loads((FOLDER / "kinds.json").read_text("utf-8"))
+    missing = {name for name, runs in EXPECTED["events"].items() if not runs}
+    assert missing == {name for name, wanted in kinds.items() if "not_made" in wanted}
+    assert {wanted["kind"] for wanted in kinds.values()} == {
+        "command", "run", "rank", "checkpoint", "evaluation", "agent", "alert", "note", "record",
+    }  # fmt: skip
+    assert {EXPECTED["runs"][run]["state"] for run in RUNS} == {"finished", "failed", "stopped"}
+
+
+# ---------------------------------------------------------------- messages
+
+
+def test_each_wire_vector_is_understood(tmp_path: Path) -> None:
+    """A field that was added since stands at its default; all others come out as they went in."""
+    files = sorted((unpack("wire.tar.xz", tmp_path) / "wire").glob("*.json"))
+    assert len(files) == EXPECTED["vectors"]
+    for file in files:
+        kept = json.loads(file.read_text("utf-8"))
+        frame = bytes.fromhex(kept["frame"])
+        again = codec.encode(DECODERS[kept["conversation"]](frame))
+        assert again == frame or further(msgpack.unpackb(again), msgpack.unpackb(frame), file.stem), file.stem
+
+
+def further(now: Any, then: Any, where: str) -> int:
+    """How many fields `now` has that `then` hasn't; nothing else may differ."""
+    if isinstance(then, dict):
+        assert now.keys() >= then.keys(), where
+        nested = sum(further(now[name], value, f"{where}.{name}") for name, value in then.items())
+        return len(now) - len(then) + nested
+    if isinstance(then, list):
+        assert len(now) == len(then), where
+        return sum(further(one, other, f"{where}[{at}]") for at, (one, other) in enumerate(zip(now, then, strict=True)))
+    assert now == then or (now != now and then != then), where  # NaN differs from itself
+    return 0
+
+
+# ---------------------------------------------------------------- the runs, from their folders
+
+
+@pytest.mark.parametrize("name", sorted(run.partition("-2")[0] for run in RUNS))
+def test_a_run_is_exported_as_0_1_0_exported_it(kept: Frozen, name: str, tmp_path: Path) -> None:
+    run = run_named(name)
+    known = EXPECTED["runs"][run]
+    tables = {what: table_of(kept, run, tmp_path, what) for what in known["rows"]}
+    assert {what: len(rows) for what, rows in tables.items()} == known["rows"]
+    if tables["steps"]:
+        last = tables["steps"][-1]
+        assert (int(last["step"]), last["loss"]) == (known["last_step"], known["last_loss"])
+    assert counted(tables["events"]) == {kind: runs[run] for kind, runs in EXPECTED["events"].items() if run in runs}
+
+
+def table_of(frozen: Frozen, run: str, folder: Path, what: str = "steps") -> list[dict[str, str]]:
+    """What `trainctl export` writes of a run."""
+    file = folder / f"{what}.csv"
+    told = call("export", run, "--format", "csv", "--what", what, "--output", file, **frozen.environment())
+    assert told.returncode == 0, told.stderr
+    return list(csv.DictReader(io.StringIO(file.read_text("utf-8"))))
+
+
+def counted(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """How often each kind of event is in a table of them."""
+    kinds = json.loads((FOLDER / "kinds.json").read_text("utf-8"))
+    found: Counter[str] = Counter()
+    for row in rows:
+        for name, wanted in kinds.items():
+            same = all(
+                row[field] == wanted[field] for field in ("kind", "severity", "verb", "outcome") if field in wanted
+            )
+            found[name] += same and re.search(wanted.get("text", ""), row["text"]) is not None
+    return {name: count for name, count in found.items() if count}
+
+
+def test_exports_of_one_run_agree(kept: Frozen, tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    run = run_named("mixed")
+    known, lines, parquet = EXPECTED["runs"][run], tmp_path / "steps.jsonl", tmp_path / "steps.parquet"
+    for file, format_ in ((lines, "jsonl"), (parquet, "parquet")):
+        told = call("export", run, "--format", format_, "--output", file, **kept.environment())
+        assert told.returncode == 0, told.stderr
+    told_lines = [json.loads(line) for line in lines.read_text("utf-8").splitlines()]
+    for rows in (told_lines, pyarrow.parquet.read_table(parquet).to_pylist()):
+        assert len(rows) == known["rows"]["steps"]
+        assert (rows[-1]["step"], rows[-1]["loss"]) == (known["last_step"], float(known["last_loss"]))
+
+
+async def test_each_run_is_replayed(kept: Frozen) -> None:
+    for run in (run for run in RUNS if EXPECTED["runs"][run]["last_step"]):
+        known = EXPECTED["runs"][run]
+        with contextlib.closing(ReplaySource(kept.directory(run))) as source:
+            for step in (1, known["last_step"] // 2, known["last_step"]):
+                source.seek(step)
+                seen = await source.snapshot(80)
+                assert seen.run is not None and seen.last_step is not None
+                assert (seen.run.run, seen.run.step, seen.last_step.step) == (run, step, step)
+            assert seen.run.state == known["shown"]
+            assert repr(seen.last_step.loss) == known["last_loss"] or known["last_loss"] in ("", "nan")
+
+
+async def test_the_screens_show_the_mixed_run(kept: Frozen) -> None:
+    run = run_named("mixed")
+    with contextlib.closing(ReplaySource(kept.directory(run))) as source:
+        source.seek(EXPECTED["runs"][run]["last_step"])
+        app = ReplayApp(source)
+        async with app.run_test(size=(120, 40)) as pilot:
+            for key in ("1", "2", "3", "4", "5", "a", "0"):
+                await pilot.press(key)
+                await pilot.pause()
+            assert app.live.run is not None
+            assert (app.live.run.run, {rank.backend for rank in app.live.run.ranks}) == (run, {"torch", "mlx"})
+
+
+# ---------------------------------------------------------------- keys, the cluster file, and an agent on that state
+
+
+def test_the_cluster_file_and_the_keys_are_read(kept: Frozen) -> None:
+    env = kept.environment()
+    listed = call_json("cluster", "list", **env)
+    assert [node["node"] for node in listed["nodes"]] == ["alpha", "beta", "gamma"]
+    assert len({node["fingerprint"] for node in listed["nodes"]}) == 3
+    keys = call_json("keys", "list", **env)
+    roles = {one["name"]: one["role"] for one in keys["keys"]}
+    assert roles == {"test-key@alpha.test-key": "operator", "viewer.test-key": "viewer"}
+    assert [one["name"] for one in keys["revoked"]] == ["revoked.test-key"]
+    assert keys["own"]["agent"]["name"] == "alpha.test-key"
+    assert call("check", kept.root / "failed.toml", **env).returncode == 0
+
+
+@pytest.mark.timeout(180)
+def test_an_agent_opens_its_state_and_lets_in_who_was_let_in(frozen: Frozen) -> None:
+    frozen.start("alpha")
+    at = ("--connect", frozen.agents["alpha"].address)
+    env = frozen.environment()
+    listed = {one["run"]: one for one in call_json("ls", *at, **env)["runs"]}
+    assert {run: one["state"] for run, one in listed.items()} == {run: EXPECTED["runs"][run]["state"] for run in RUNS}
+    for run, known in EXPECTED["runs"].items():
+        assert listed[run]["step"] == known["last_step"]
+        assert call_json("status", "--run", run, *at, **env)["run"]["state"] == known["state"]
+        told = call_json("events", "--run", run, "--last", "500", *at, **env)["events"]
+        assert counted(told) == {kind: runs[run] for kind, runs in EXPECTED["events"].items() if run in runs}
+        log = call("logs", "--run", run, *at, **env)
+        assert log.returncode == 0 and bool(log.stdout) == bool(known["last_step"]), (run, log.stderr)
+    for who, what, status in (
+        ("alpha", ("keys", "audit"), 0), ("viewer", ("ls",), 0), ("viewer", ("send", "pause"), 6),
+        ("stranger", ("ls",), 6), ("revoked", ("ls",), 6),
+    ):  # fmt: skip
+        assert call(*what, *at, **frozen.environment(who)).returncode == status, (who, what)
+    refused = call_json("keys", "audit", *at, **env)["refused"]
+    assert Counter(one["what"] for one in refused)["command pause"] == 2, "one of them by 0.1.0"
+
+
+# ---------------------------------------------------------------- going on
+
+
+@pytest.mark.timeout(300)
+def test_a_run_that_failed_goes_on_from_its_checkpoint(frozen: Frozen, tmp_path: Path) -> None:
+    """By real trainers, torch and MLX; a step that is made again has the loss that it had."""
+    run, env = run_named("failed"), frozen.environment()
+    before = {int(row["step"]): row for row in table_of(frozen, run, tmp_path)}
+    frozen.start("alpha", "beta")
+    at = ("--connect", frozen.agents["alpha"].address)
+    until(lambda: {"connected"} <= {peer["state"] for peer in status(at, env)["peers"]}, 30, "the agents' greeting")
+    begun = call_json("run", "--resume", run, "--timeout", "150", *at, **env)
+    assert (begun["run"], begun["state"]) == (run, "applied")
+    first = begun["step"]
+    until(lambda: status(at, env)["run"]["step"] >= first + 4, 60, "some steps more")
+    assert {rank["backend"] for rank in status(at, env)["run"]["ranks"]} == {"torch", "mlx"}
+    assert call_json("send", "stop", "checkpoint=false", *at, **env)["state"] == "applied"
+    until(lambda: status(at, env, run)["run"]["state"] == "stopped", 30, "its end")
+    after = {int(row["step"]): row for row in table_of(frozen, run, tmp_path)}
+    assert list(after) == list(range(1, len(after) + 1))
+    assert {step: row["loss"] for step, row in after.items() if step < first} == {
+        step: row["loss"] for step, row in before.items() if step < first
+    }
+    again = [step for step in after if step >= first and step in before]
+    assert again
+    assert float(after[again[0]]["loss"]) == pytest.approx(float(before[again[0]]["loss"]), rel=LOSS)
+
+
+def status(at: tuple[str, ...], env: dict[str, str], run: str | None = None) -> dict[str, Any]:
+    return call_json("status", *(("--run", run) if run else ()), *at, **env)

@@ -1,0 +1,239 @@
+"""Whether ranks hold the same model: which differ, by how much, and why in all likelihood."""
+
+import math
+import random
+import struct
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given
+from tests.node_agent.support.simulation import Simulation, check_ledger, config, durable
+
+from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor import probes
+from trainctl.node_agent.planning.durable import Durable
+from trainctl.protocol import messages as m
+
+LIMIT = 1e-4
+BASE = [-5.0, -1.0, -2.0, -0.5]
+
+
+def said(values=BASE, norms=(1.0, 2.0), lengths=(2, 2), **fields) -> m.Probed:
+    figures = {"family": "llama", "tokens_digest": "t", "lengths": lengths, **fields}
+    return m.Probed(
+        run="r", rank=0, generation=m.Generation(1, 1), seq=1, kind="probe", step=0, loss_sum=0.0, weight=0.0,
+        own_weight=0.0, own_samples=0, log_probabilities=pack(values), weight_norms=pack(norms), **figures,
+    )  # fmt: skip
+
+
+def pack(values) -> bytes:
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def moved(by: float, *places: int) -> list[float]:
+    return [value + by if place in places else value for place, value in enumerate(BASE)]
+
+
+# ---------------------------------------------------------------- who differs
+
+
+def test_the_odd_one_out_of_three_is_named():
+    for odd in range(3):
+        ranks = {rank: said(moved(0.5, 2)) if rank == odd else said() for rank in range(3)}
+        (found,) = probes.compare(ranks, ())
+        assert (found.rank, found.largest, found.tokens) == (odd, 0.5, 4)
+        assert found.other != odd
+
+
+@given(odd=st.integers(0, 4), count=st.integers(3, 5), seed=st.integers(0, 999), far=st.floats(3 * LIMIT, 5))
+def test_one_rank_beyond_the_others_rounding_is_the_one_named(odd, count, seed, far):
+    """Whatever the others' rounding, at whichever token it is off, and in whichever order they are given."""
+    chance, odd = random.Random(seed), odd % count
+    ranks = {rank: [value + chance.uniform(-LIMIT / 4, LIMIT / 4) for value in BASE] for rank in range(count)}
+    ranks[odd][chance.randrange(len(BASE))] += far
+    order = list(ranks)
+    chance.shuffle(order)
+    (found,) = probes.compare({rank: said(ranks[rank]) for rank in order}, ())
+    assert found.rank == odd and found.largest > LIMIT
+
+
+@given(count=st.integers(2, 5), seed=st.integers(0, 999))
+def test_rounding_alone_is_below_the_tolerance(count, seed):
+    chance = random.Random(seed)
+    ranks = {
+        rank: said([value + chance.uniform(-LIMIT / 4, LIMIT / 4) for value in BASE], (1.0, 2.0 + rank * 1e-6))
+        for rank in range(count)
+    }
+    assert probes.compare(ranks, ())[0].largest <= LIMIT
+    assert all(found.largest <= LIMIT for found in probes.compare(ranks, (0,)))
+
+
+def test_a_new_rank_is_compared_with_the_nearest_that_trains():
+    """Replicas drift apart by rounding as they train; a newcomer has been given one's weights."""
+    ranks = {0: said(), 1: said(moved(0.01, 1)), 2: said(moved(0.01, 1)), 3: said(moved(0.5, 1))}
+    found = probes.compare(ranks, (0, 1))
+    assert [(each.rank, each.other) for each in found] == [(2, 1), (3, 1)]
+    assert found[0].largest == 0.0
+    assert found[1].largest == pytest.approx(0.49)
+
+
+def test_what_is_no_number_differs_from_a_number_and_not_from_its_like():
+    nan, infinite = [math.nan, *BASE[1:]], [-math.inf, *BASE[1:]]
+    assert probes.compare({0: said(), 1: said(nan)}, ())[0].largest == math.inf
+    assert probes.compare({0: said(infinite), 1: said(nan)}, ())[0].largest == math.inf
+    for alike in (nan, infinite):
+        assert probes.compare({0: said(alike), 1: said(alike)}, ())[0].largest == 0.0
+
+
+def test_tolerances():
+    assert probes.tolerance("llama", "float32") == probes.tolerance("new", "float32") == LIMIT
+    assert probes.tolerance("gemma", "float32") > LIMIT
+    assert probes.tolerance("gemma", "bfloat16") == probes.tolerance("llama", "bfloat16") > LIMIT
+
+
+# ---------------------------------------------------------------- why
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"values": moved(0.016, 1, 3)}, "RoPE settings"),
+        ({"values": moved(0.016, 0, 1, 2, 3)}, "the model's code"),
+        ({"values": moved(0.016, 0, 1, 3), "norms": (1.0, 2.002)}, "weights: a parameter's norm differs by 0.001"),
+        ({"values": moved(0.016, 1, 3), "norms": (1.0,)}, "the weights"),
+        ({"values": moved(7e-4, 0, 1), "tf32": True}, "TF32"),
+        ({"values": moved(0.2, 0, 1), "tf32": True}, "the model's code"),
+        ({"values": moved(0.016, 0), "tokens_digest": "u"}, "tokenizer"),
+        ({"values": BASE[:3], "lengths": (2, 1)}, "tokenizer"),
+        ({"values": [math.nan] * 4}, "the model's code"),
+    ],
+)
+def test_the_likely_cause_is_named(fields, words):
+    for pair in ((said(), said(**fields)), (said(**fields), said())):
+        assert words in probes.likely_cause(*pair)
+    assert probes.compare({0: said(), 1: said(**fields)}, ())[0].largest > LIMIT
+
+
+# ---------------------------------------------------------------- what the conductor makes of it
+
+
+def group(names: str = "abc", **models: float) -> Simulation:
+    """Ranks whose log-probabilities are off by what is given for their node."""
+    made = Simulation(config(20, 12), durable(tuple(names), 12))
+    for rank, node in enumerate(names):
+        made.ranks[rank].model = made.ranks[rank].next_model = models.get(node, 0.0)
+    return made.begin()
+
+
+def texts(simulation: Simulation) -> list[str]:
+    return [happened.text for happened in simulation.happened]
+
+
+def probed_steps(simulation: Simulation) -> list[int]:
+    return [plan.step for plan in simulation.sent_plans if plan.kind == "probe"]
+
+
+def test_ranks_that_agree_are_probed_once_before_the_first_step():
+    simulation = group(b=3e-5).until_step(3)
+    assert [plan.kind for plan in simulation.sent_plans[:2]] == ["probe", "train"]
+    (event,) = [happened for happened in simulation.happened if happened.kind == "probe"]
+    assert (event.severity, event.step, event.after) == ("good", 0, "3e-05")
+    assert "at most 3e-05 between b and a (tolerance 0.0001, 3 tokens)" in event.text
+    assert simulation.finish().ended.state == "finished"
+    assert probed_steps(simulation) == [0]
+
+
+def test_a_run_that_is_to_begin_with_unlike_models_is_refused_by_name():
+    simulation = group(c=0.016).run()
+    assert (simulation.ended.state, simulation.commits) == ("failed", [])
+    assert simulation.ended.reason.startswith(
+        "probe: c differs from a by 0.016 in a token's log-probability (tolerance 0.0001); likely cause: "
+    )
+
+
+def test_of_two_ranks_both_are_named():
+    reason = group("ab", a=0.016).run().ended.reason
+    assert reason.startswith("probe: b differs from a by 0.016 ")
+
+
+def test_one_rank_alone_is_compared_with_nobody():
+    simulation = group("a", a=0.5).run()
+    assert simulation.ended.state == "finished"
+    assert probed_steps(simulation) == []
+
+
+def test_a_fence_begins_the_probe_again_and_none_follows_one_that_passed():
+    simulation = group()
+    simulation.until(lambda: probed_steps(simulation) == [0])
+    simulation.feed(d.RankReturned(1))
+    simulation.until_step(4)
+    assert probed_steps(simulation) == [0, 0]
+    simulation.feed(d.RankReturned(1))
+    simulation.restart_agent()
+    assert simulation.finish().ended.state == "finished"
+    assert probed_steps(simulation) == [0, 0]
+    check_ledger(simulation)
+
+
+def come_back(simulation: Simulation, model: float) -> None:
+    """Rank 2's process is killed, and another one joins that holds `model`, or is refused."""
+    before = len(probed_steps(simulation))
+    simulation.ranks[2].next_model = model
+    simulation.kill(simulation.ranks[2])
+    simulation.until(lambda: 2 not in simulation.conductor.durable.settings.live)
+    simulation.tick(5.0)
+    simulation.until(lambda: len(probed_steps(simulation)) > before)
+
+
+def test_a_rank_that_comes_back_is_probed_before_its_next_step():
+    simulation = group().until_step(4)
+    come_back(simulation, 0.0)
+    assert len([text for text in texts(simulation) if text.startswith("probe passed")]) == 1
+    simulation.finish()
+    assert "between c and a" in [text for text in texts(simulation) if text.startswith("probe passed")][1]
+    check_ledger(simulation)
+
+
+def test_one_that_comes_back_with_another_model_is_refused_and_the_others_go_on():
+    simulation = group().until_step(4)
+    come_back(simulation, 0.016)
+    simulation.until(lambda: simulation.ranks[2].gone).talk()
+    assert simulation.conductor.durable.settings.ranks[2].out == "failed"
+    step = simulation.conductor.progress.step
+    simulation.until_step(step + 2)
+    (text,) = [text for text in texts(simulation) if text.startswith("c is refused")]
+    assert text.startswith("c is refused: probe: c differs from a by 0.016 ") and text.endswith("→ a=6 b=6 c=0")
+    assert simulation.conductor.ranks[2].why.startswith("probe: c differs from a")
+    assert len(probed_steps(simulation)) == 2
+    assert simulation.starts == 1  # it isn't started again by itself
+    simulation.ranks[2].next_model = 0.0
+    id = simulation.command("admit", node="c")
+    simulation.tick(5.0)
+    assert simulation.ends[id].state == "applied"
+    simulation.until(lambda: 2 in simulation.conductor.durable.settings.live)
+    assert simulation.finish().ended.state == "finished"
+    assert len(probed_steps(simulation)) == 3
+    check_ledger(simulation)
+
+
+def test_an_admitted_rank_is_probed_and_its_admission_fails_if_it_differs():
+    simulation = group().until_step(3)
+    simulation.command("drain", node="c")
+    simulation.until(lambda: simulation.conductor.durable.members == (0, 1))
+    simulation.ranks[2].model = 0.016
+    id = simulation.command("admit", node="c")
+    simulation.until(lambda: id in simulation.ends)
+    assert simulation.ends[id].state == "failed"
+    assert simulation.ends[id].reason.startswith("probe: c differs from a by 0.016 ")
+    assert simulation.finish().ended.state == "finished"
+    check_ledger(simulation)
+
+
+def test_a_run_taken_up_from_the_record_of_a_version_without_probes_is_probed():
+    old = msgspec.json.decode(msgspec.json.encode(durable(("a", "b"), 12)))
+    del old["probed"]
+    kept = msgspec.json.decode(msgspec.json.encode(old), type=Durable)
+    simulation = Simulation(config(5, 12), kept).begin()
+    assert simulation.finish().ended.state == "finished"
+    assert probed_steps(simulation) == [0]

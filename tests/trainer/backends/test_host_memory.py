@@ -1,0 +1,89 @@
+"""What a process says that it holds of the machine's memory, and that each step's peak is its own."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from trainctl.trainer import demo_assets
+from trainctl.trainer.backends import host_memory
+from trainctl.trainer.backends.host_memory import HostMemory
+from trainctl.trainer.backends.protocol import Memory
+from trainctl.trainer.backends.sampled_memory import SampledMemory
+
+MUCH, BLOCK = 50_000_000, 100_000_000
+NewRig = Callable[..., Any]
+
+
+def use_and_free(meanwhile: Callable[[], None] = lambda: None) -> None:
+    block = np.ones(BLOCK, np.uint8)
+    meanwhile()
+    del block
+
+
+def read_anew(memory: HostMemory) -> Memory:
+    """A reading of now, and not that of a moment ago."""
+    first = memory.read()
+    while (found := memory.read()) is first:
+        time.sleep(0.01)
+    return found
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_on_a_cpu_either_backend_tells_what_the_process_holds(new_rig: NewRig, backend: str) -> None:
+    memory = new_rig(backend).backend.memory()
+    assert memory.used_bytes == pytest.approx(psutil.Process().memory_info().rss, rel=0.3)
+    assert memory.peak_bytes >= memory.used_bytes
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_the_peak_of_a_step_falls_with_its_micro_batch_and_holds_what_the_update_has_freed(
+    new_rig: NewRig, tmp_path: Path, backend: str
+) -> None:
+    # A wide vocabulary: each array of logits is so large that the allocator gives it back to the system when freed.
+    config = demo_assets.llama_config(hidden=16, layers=1, heads=2, intermediate=32, vocabulary=16_000)
+    demo_assets.make_model(tmp_path / "wide", config, seed=7)
+    rig = new_rig(backend, model__path=str(tmp_path / "wide"), data__sequence_length=64)
+    large = rig.train(1, 12)
+    assert large.memory_peak_bytes > large.memory_bytes + MUCH
+    for step in range(2, 40):  # a step that is over before memory is read again has the reading of the one before it
+        small = rig.train(step, 2)
+        if small.memory_peak_bytes != large.memory_peak_bytes:
+            break
+    small = rig.train(step + 1, 2)
+    assert small.memory_bytes <= small.memory_peak_bytes < large.memory_peak_bytes - MUCH
+
+
+@pytest.mark.parametrize("kernel", [True, False], ids=["kept by the kernel", "sampled"])
+def test_a_peak_is_kept_until_it_was_read_and_is_then_begun_anew(
+    kernel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kernel:
+        monkeypatch.setattr(host_memory, "_CLEAR_REFS", tmp_path / "absent" / "clear_refs")
+    memory = HostMemory(None)
+    memory.read()
+    memory.reset()
+    use_and_free(memory.sample)
+    memory.reset()  # the next step's: nothing has been read since
+    found = read_anew(memory)
+    assert found.used_bytes is not None and found.peak_bytes is not None
+    assert found.peak_bytes > found.used_bytes + MUCH
+    memory.reset()
+    later = read_anew(memory)
+    assert later.peak_bytes is not None
+    assert later.peak_bytes < found.peak_bytes - MUCH
+
+
+def test_a_sampled_peak_is_the_most_that_was_found() -> None:
+    held = iter([3, 9, 5, 4, 2])
+    memory = SampledMemory(lambda: next(held), 10)
+    memory.sample()
+    memory.sample()
+    assert memory.read() == Memory(5, 9, 10)
+    memory.reset()
+    assert memory.read() == Memory(4, 4, 10)
+    assert memory.read() == Memory(2, 4, 10)

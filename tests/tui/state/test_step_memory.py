@@ -1,0 +1,124 @@
+"""The memory that a step needs is its peak: what every screen shows of it, and what is predicted from it."""
+
+import dataclasses
+
+import msgspec
+import pytest
+from tests.tui.support.driving import body, driven, until
+from tests.tui.support.recorded import CLOCK, CONNECTED, Recorded, rank_step, run_view, snapshot
+from textual.pilot import Pilot
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import RefusedError
+from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.cli import tables
+from trainctl.tui.commands import command_line, shares
+from trainctl.tui.commands.preview import preview
+from trainctl.tui.dialogs import split_view
+from trainctl.tui.screens import fleet_table, node_facts
+from trainctl.tui.screens.node import NodeScreen
+from trainctl.tui.state import filter_language as ft
+from trainctl.tui.state import rank_rows, reducer, step_phases
+from trainctl.tui.state import view_state as md
+from trainctl.tui.state.table_schemas import FLEET
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import UNICODE
+
+GB = 10**9
+VIEW = run_view(4, step=18_240, steps=60_000)
+RANK = 2
+HELD, PEAK, CAP = 12 * GB, 23 * GB, 24 * GB
+
+
+def state_with(held: int | None, peak: int | None) -> md.ViewState:
+    """The fleet after a step whose memory on forge was as given."""
+    state = reducer.apply(reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(VIEW), CLOCK.at_monotonic)
+    return reducer.apply(state, step_with(held, peak), CLOCK.at_monotonic)
+
+
+def step_with(held: int | None, peak: int | None, seq: int = VIEW.step + 1) -> m.RankStep:
+    part = rank_step(VIEW, VIEW.step, RANK, seq=seq)
+    return msgspec.structs.replace(part, memory_bytes=held, memory_peak_bytes=peak, memory_cap_bytes=CAP)
+
+
+@pytest.mark.parametrize(
+    ("held", "peak", "shown", "is_full"),
+    [
+        (HELD, PEAK, "23/24", True), (HELD, 13 * GB, "13/24", False), (HELD, None, "12/24", False),
+        (None, None, "n/a", False),
+    ],
+)  # fmt: skip
+def test_the_mem_column_and_the_status_table_show_the_peak_of_the_step(
+    held: int | None, peak: int | None, shown: str, is_full: bool
+) -> None:
+    state = state_with(held, peak)
+    made = next(
+        row for row in fleet_table.lines(state, CLOCK, 160, UNICODE, total=False) if ln.plain(row).startswith("forge")
+    )
+    piece = next(piece for piece in made if piece.text.strip() == shown)
+    assert (piece.role == "warning") == is_full
+    table = tables._rank_row(VIEW.ranks[RANK], state.ranks[RANK].value, None, VIEW.global_batch)
+    assert shown in table
+
+
+def test_a_nodes_breakdown_tells_the_peak_from_what_is_held_after_it() -> None:
+    row = rank_rows.rows(state_with(HELD, PEAK), CLOCK)[RANK]
+    first, second = (ln.plain(made).split() for made in node_facts.memory_lines(row, 80, 6, UNICODE)[:2])
+    assert first[:4] == ["step", "peak", "23/24", "GB"]
+    assert second[:4] == ["held", "after", "12/24", "GB"]
+
+
+@pytest.mark.parametrize(("text", "matches"), [("mem>20GB", 1), ("mem%>90", 1), ("peak>20GB", 1), ("held>20GB", 0)])
+def test_filters_name_the_peak_and_what_is_held(text: str, matches: int) -> None:
+    forge = [row for row in rank_rows.rows(state_with(HELD, PEAK), CLOCK) if row.view.rank == RANK]
+    assert len(ft.parse(text, FLEET).kept(forge)) == matches
+
+
+def test_predictions_are_made_from_the_peak_of_the_step() -> None:
+    state = state_with(HELD, 18 * GB)
+    seat = shares.seats_of(state)[RANK]
+    assert (seat.memory_bytes, seat.peak_bytes, seat.peaks) == (HELD, 18 * GB, {13: 18 * GB})
+    assert ln.plain(split_view._memory(seat, seat.share, UNICODE)) == "18/24"
+    twice = preview(command_line.parse("resize-batch micro=26 --node forge"), state, UNICODE).text
+    assert "predicted memory 24 of 24 GB; fits" in twice
+    thrice = preview(command_line.parse("resize-batch micro=39 --node forge"), state, UNICODE).text
+    assert "forge is over its memory: 30 of 24 GB" in thrice
+
+
+def test_a_peak_that_falls_leaves_all_that_was_measured_of_the_rank() -> None:
+    state = state_with(HELD, PEAK)
+    before = state.ranks[RANK].value
+    state = dataclasses.replace(state, tried=dict(reducer.tried_with({}, [before])))
+    state = reducer.apply(state, step_with(HELD, 13 * GB, VIEW.step + 2), CLOCK.at_monotonic)
+    assert list(state.tried) == [(RANK, 13)]
+    assert len(state.parts[RANK]) == 3
+
+
+def history(**values: float) -> m.History:
+    """One step of rank 0: the phases all at 1 s, and the memory given."""
+    every = {f"{name}_seconds": 1.0 for name in step_phases.PHASE_NAMES} | values
+    return m.History(rid="r", series=tuple(m.Series(k, 0, 1, (7,), (v,), (v,), (v,), (v,)) for k, v in every.items()))
+
+
+def test_a_nodes_chart_is_of_peaks_and_of_what_was_held_in_records_without_them() -> None:
+    with_peaks = step_phases.past_of("r", history(memory_bytes=1.0, memory_peak_bytes=3.0))
+    without = step_phases.past_of("r", history(memory_bytes=1.0))
+    assert [past.laps[0][7].memory_bytes for past in (with_peaks, without)] == [3.0, 1.0]
+
+
+async def test_a_node_of_an_agent_that_knows_no_peaks_of_steps_is_drawn() -> None:
+    class Older(Recorded):
+        async def history(
+            self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None,
+            columns: int = 120,
+        ) -> m.History:  # fmt: skip
+            if "memory_peak_bytes" in metrics:
+                raise RefusedError("metrics: no metric 'memory_peak_bytes'")
+            return await super().history(run, metrics, first_step, last_step, columns)
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("2")
+        await until(pilot, lambda: isinstance(app.screen, NodeScreen) and bool(app.screen.past.laps))
+        assert "trainer's peak memory, GB" in body(app)
+
+    await driven(Older([CONNECTED, snapshot(VIEW)]), play, size=(140, 60))

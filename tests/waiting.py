@@ -1,0 +1,52 @@
+"""How long tests wait: by how far a thing has come and by how busy the machine is, not by the clock alone."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+LEAST_SECONDS = 30.0
+"""Shorter waits are given as long: a busy machine may take seconds to start a process."""
+HANG_SECONDS = 600.0
+"""For calls that take one number: after so long whatever is waited for hangs, however busy the machine is."""
+PATIENT_MILLISECONDS = int(1000 * HANG_SECONDS)
+MOST_RESTARTS = 10
+"""What gets on for so many times its patience and never comes to be isn't waited for any longer."""
+
+
+def slowness() -> float:
+    """How many processes want each core, 1 while there are cores to spare: by so much is everything slower."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+class Patience:
+    """A deadline in seconds of a machine that is not busy; each sign of progress starts it again."""
+
+    def __init__(self, seconds: float, least_seconds: float = LEAST_SECONDS) -> None:
+        self._seconds, self._looked = max(seconds, least_seconds), time.monotonic()
+        self._waited = self._in_all = 0.0
+        self._seen: Any = None
+
+    def is_over(self, progress: Any = None) -> bool:
+        """Call it again and again; `progress`: what differs from the last time if something has moved."""
+        now = time.monotonic()
+        passed, self._looked = (now - self._looked) / slowness(), now
+        self._in_all += passed
+        self._waited = self._waited + passed if progress == self._seen else 0.0
+        self._seen = progress
+        return self._waited > self._seconds or self._in_all > MOST_RESTARTS * self._seconds
+
+
+def until(
+    condition: Callable[[], Any], seconds: float = 60.0, what: str = "it", progress: Callable[[], Any] = lambda: None
+) -> Any:
+    """What `condition` gives once it is true. Fails after so many seconds without progress. What doesn't come soon is
+    asked for less often, for asking takes CPU from what is waited for."""
+    begun, patience = time.monotonic(), Patience(seconds)
+    while not (found := condition()):
+        seen = progress()
+        if patience.is_over(seen):
+            waited = time.monotonic() - begun
+            raise AssertionError(f"{what} did not come within {waited:.0f} s, {seconds:g} s on a quiet machine: {seen}")
+        time.sleep(0.02 if time.monotonic() - begun < 1 else 0.04)
+    return found
