@@ -50,7 +50,7 @@ def measure(folder: Path, name: str, steps: int, rounds: int) -> dict[str, Any]:
     demo_assets.make_text(folder / "data")
     rows = []
     with Cluster(folder, ["a", "b"]) as cluster, ddp(folder, 2) as other:
-        cluster.start(run_config(folder, ["a", "b"], 2 * SAMPLES, SAMPLES))
+        cluster.start(run_config(folder, ["a", "b"], 2 * SAMPLES, SAMPLES, first_shares="even"))
         for number in range(rounds):
             if number % 2:
                 theirs, ours = other.measure(steps, SAMPLES, SAMPLES), cluster.measure(steps)

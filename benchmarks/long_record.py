@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from trainctl.node_agent.records import statements as writes
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.replay import format as recordings
-from trainctl.node_agent.replay.timeline import Story
+from trainctl.node_agent.replay.timeline import Timeline
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import rebuild_rollups
@@ -39,27 +39,27 @@ def make(folder: Path, steps: int, ranks: int) -> Path:
                 return directory
         shutil.rmtree(directory)
     paths.directory.mkdir(parents=True, exist_ok=True)
-    story = Story(recordings.read(recordings.shipped()), directory.name, ranks, faults=False)
+    timeline = Timeline(recordings.read(recordings.shipped()), directory.name, ranks, faults=False)
     began_at = time.time() - steps * STEP_SECONDS
     connection = open_for_writing(paths.record, RUN_SCHEMA)
     for setting in ("synchronous=OFF", "journal_mode=OFF", "cache_size=-400000"):
         connection.execute(f"PRAGMA {setting}")
-    fill(connection, story, steps, began_at)
+    fill(connection, timeline, steps, began_at)
     connection.execute("PRAGMA journal_mode=WAL")
     connection.close()
-    with RunRecorder(paths, resumable=False) as recorder:
+    with RunDb(paths, resumable=False) as recorder:
         recorder.set_meta(WHOLE, str(steps))
-        for event in story.recording.events[:20]:
+        for event in timeline.recording.events[:20]:
             severity: Any = event.severity
             recorder.event(began_at, event.kind, severity, event.by, event.text, step=event.step or None)
     return directory
 
 
-def fill(connection: sqlite3.Connection, story: Story, steps: int, began_at: float) -> None:
+def fill(connection: sqlite3.Connection, timeline: Timeline, steps: int, began_at: float) -> None:
     """Steps 1 to `steps` with their ranks and rollups. The first two blocks, the beginning and what is repeated after
     it, are written; what is there is doubled until it is all, and the buckets at its end are made anew."""
     done = min(2 * BLOCK - 1, steps)
-    _write(connection, story, done, steps, began_at)
+    _write(connection, timeline, done, steps, began_at)
     while done < steps:
         shift = done + 1 - BLOCK
         copied = min(done + shift, steps)
@@ -72,21 +72,23 @@ def fill(connection: sqlite3.Connection, story: Story, steps: int, began_at: flo
     connection.execute("COMMIT")
 
 
-def _write(connection: sqlite3.Connection, story: Story, done: int, steps: int, began_at: float) -> None:
-    scenes = [story.scene(number, 0.0) for number in range(1, story.length + 1)]
-    first = story.length * 2 // 3  # what is repeated is the last third
+def _write(connection: sqlite3.Connection, timeline: Timeline, done: int, steps: int, began_at: float) -> None:
+    played_steps = [timeline.played_step(number, 0.0) for number in range(1, timeline.length + 1)]
+    first = timeline.length * 2 // 3  # what is repeated is the last third
     connection.execute("BEGIN")
     for step in range(1, done + 1):
-        scene = scenes[step - 1 if step <= len(scenes) else first + step % (len(scenes) - first)]
+        played_step = played_steps[
+            step - 1 if step <= len(played_steps) else first + step % (len(played_steps) - first)
+        ]
         at = began_at + step * STEP_SECONDS
-        loss = scene.step.loss * (1.2 - 0.2 * (step // BLOCK * BLOCK) / steps)
+        loss = played_step.step.loss * (1.2 - 0.2 * (step // BLOCK * BLOCK) / steps)
         made = msgspec.structs.replace(
-            scene.step, step=step, committed_at=at, cursor=step * scene.step.global_batch,
-            tokens_total=step * scene.step.weight, loss=loss,
+            played_step.step, step=step, committed_at=at, cursor=step * played_step.step.global_batch,
+            tokens_total=step * played_step.step.weight, loss=loss,
         )  # fmt: skip
         row = writes._step_row(made)
         connection.execute(writes._insertion("steps", row), row)
-        for part in scene.parts:
+        for part in played_step.parts:
             row = writes._rank_row(msgspec.structs.replace(part, step=step), at)
             connection.execute(writes._insertion("rank_steps", row), row)
     rebuild_rollups(connection, 1, done)

@@ -94,7 +94,7 @@ def measure(folder: Path, options: argparse.Namespace, quota: Quota) -> dict[str
         quota.hold(slow.pids[0])
         quota.hold(even.pids[1])
         with Cluster(folder, ["fast", "slow"]) as cluster:
-            cluster.start(run_config(folder, ["fast", "slow"], GLOBAL_BATCH, MICRO_BATCH))
+            cluster.start(run_config(folder, ["fast", "slow"], GLOBAL_BATCH, MICRO_BATCH, first_shares="even"))
             quota.hold(cluster.trainer_pids()["slow"])
             shares = balance(cluster)
             rows = [one_round(options.steps, fast, slow, cluster, even) for _ in range(options.rounds)]

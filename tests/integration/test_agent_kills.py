@@ -18,7 +18,7 @@ import zmq
 from tests.integration.conftest import AgentProcess, keep_processes, until, wait_for_step
 from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS
 
-from trainctl.node_agent.runs.session import DURABLE_KEY
+from trainctl.node_agent.records.keys import DURABLE_KEY
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import make_command
 from trainctl.protocol.record.schema import open_for_reading

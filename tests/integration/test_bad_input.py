@@ -14,7 +14,7 @@ from tests.tui.support import run_directory
 from tests.tui.support.cli_calls import call
 from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS
 
-from trainctl.node_agent.records.agent_db import AgentLedger
+from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages.version import PROTOCOL_VERSION
 from trainctl.protocol.wire import codec, sockets
@@ -218,7 +218,7 @@ def damaged(tmp_path):
     record = process.run_paths("old").record
     whole = record.read_bytes()
     record.write_bytes(whole[:4096] + b"\xee" * (len(whole) - 4096))
-    with AgentLedger(process.directory / "agent.db") as ledger:
+    with AgentDb(process.directory / "agent.db") as ledger:
         ledger.add_run("old", "demo", record.parent, 1000.0, state="finished")
     process.start()
     yield process

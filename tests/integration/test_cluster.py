@@ -32,6 +32,23 @@ def test_a_rank_on_another_node_is_hosted_there_and_conducted_from_here(cluster,
     assert not cluster.run_paths("alpha", view.run).log(0).exists()
 
 
+def test_unlike_ranks_without_shares_begin_with_those_that_a_measurement_gives(cluster, run_config):
+    nodes = on("alpha", "beta", beta={"backend": "mlx"})  # on a CPU MLX takes many times as long
+    with cluster.client("alpha") as client:
+        begun = client.send("start-run", {"config": run_config(run__steps=5, nodes=nodes)}, timeout_seconds=120)
+        assert begun.state == "applied", begun.reason
+        assert wait_for_end(client).state == "finished"
+        events = client.events(begun.run, limit=500).events
+    probe, measure, first = plans_of(cluster.run_paths("alpha", begun.run))[:3]
+    assert (probe.kind, probe.step) == ("probe", 0)
+    assert (measure.kind, measure.step, first.kind, first.step) == ("measure", 0, "train", 1)
+    (timed,) = [event for event in events if "first shares by measured samples per second" in event.text]
+    alpha, beta = (sum(piece.count for piece in work.ranges) for work in first.work)
+    assert timed.after == f"alpha={alpha} beta={beta}"
+    assert timed.before == "alpha=6 beta=6"
+    assert (timed.step, alpha + beta) == (0, 12)
+
+
 @pytest.fixture(scope="module")
 def nothing_left(three_agents):
     """Whether a run that was refused has left anything anywhere."""

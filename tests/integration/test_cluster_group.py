@@ -30,7 +30,8 @@ SAMPLES = 12
 
 @pytest.fixture(scope="module")
 def group_config(run_config) -> dict:
-    return run_config(run__steps=FOREVER, batch__global=SAMPLES, nodes=on(*NODES), batch__micro=2)
+    even = {"first_shares": "even"}  # check_edits begins from them
+    return run_config(run__steps=FOREVER, batch__global=SAMPLES, nodes=on(*NODES), batch__micro=2, group=even)
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,7 @@ def faulty_run(cluster, run_config, group, seed, curves, totals) -> FaultyRun:
         # The same rate for any number of steps, and low: a high one blows up what mere rounding makes of three ranks.
         rate = {"optimizer__schedule": "constant", "optimizer__learning_rate": 5e-4}
         changes = {"checkpoint__every_steps": 5, **rate, **size, **tables}
-        return run_config(run__steps=steps, group={"engine": engine}, **changes)
+        return run_config(run__steps=steps, group={"engine": engine, "first_shares": "even"}, **changes)
 
     def run(disturb: Callable[[Harness, int], object], steps: int) -> list[m.Event]:
         with (

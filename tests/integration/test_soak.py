@@ -48,7 +48,7 @@ def test_faults_at_random_times_cost_no_step_bend_no_curve_and_leave_nothing_beh
 
     def make(**tables) -> dict:
         changes = {"checkpoint__every_steps": 10, **RATE, **SIZE, **tables}
-        return run_config(run__steps=STEPS, group={"engine": engine}, **changes)
+        return run_config(run__steps=STEPS, group={"engine": engine, "first_shares": "even"}, **changes)
 
     with (
         cluster.client("alpha") as client,

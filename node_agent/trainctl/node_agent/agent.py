@@ -14,28 +14,27 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from trainctl.node_agent.alerts.service import AlertOffice
+from trainctl.node_agent.alerts.service import AlertService
 from trainctl.node_agent.auth.audit import Audit
-from trainctl.node_agent.auth.authenticator import Door
-from trainctl.node_agent.auth.revocation import Warden, new_live_socket
+from trainctl.node_agent.auth.authenticator import Authenticator
+from trainctl.node_agent.auth.revocation import Revocation, new_live_socket
 from trainctl.node_agent.auth.roles import REQUESTS
-from trainctl.node_agent.clients.query_context import Outlook
-from trainctl.node_agent.clients.redirects import Referrals
-from trainctl.node_agent.clients.router import Reception
+from trainctl.node_agent.clients.query_context import QueryContext
+from trainctl.node_agent.clients.redirects import Redirects
+from trainctl.node_agent.clients.router import Replies, Router
 from trainctl.node_agent.exporter.exporter import Exporter
-from trainctl.node_agent.exporter.listen_address import Place
+from trainctl.node_agent.exporter.listen_address import ListenAddress
 from trainctl.node_agent.readings.host import HostReader
 from trainctl.node_agent.readings.processes import ProcessMeter
-from trainctl.node_agent.records.agent_db import AgentLedger
-from trainctl.node_agent.roles.adoption import Resumption
+from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
-from trainctl.node_agent.roles.transfer import Succession
-from trainctl.node_agent.runs.context import Equipment
-from trainctl.node_agent.runs.late_notes import Afterthoughts
-from trainctl.node_agent.services.caffeinate import Wakefulness
+from trainctl.node_agent.roles.rank_hosting import RankHosting
+from trainctl.node_agent.roles.role import AgentRole, Idle
+from trainctl.node_agent.runs.context import AgentContext
+from trainctl.node_agent.services.caffeinate import Caffeinate
 from trainctl.node_agent.trainers.ipc import TrainerLink
-from trainctl.node_agent.trainers.supervisor import TrainerHost
+from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
 from trainctl.node_agent.transport import bind, parent_watch
 from trainctl.node_agent.transport.mdns import Advertisement
 from trainctl.node_agent.transport.publisher import Publisher
@@ -54,16 +53,16 @@ PROCESSES_SECONDS = 5.0
 WATCH_SECONDS = 0.25
 """How often the agent looks whether its trainers live, and lets commands expire."""
 FAREWELL_SECONDS = 3.0
-"""How long a leashed agent answers after it was let go and its run has ended."""
+"""How long an agent that watches its parent answers after it was let go and its run has ended."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """What an agent may do beside its work."""
 
-    leashed: bool = False  # it ends with its standard input, and its run
+    watches_parent: bool = False  # it ends with its standard input, and its run
     hooks: AlertHooks | None = None  # called about alerts in the place of what the cluster file names
-    metrics: Place | None = None  # where Prometheus is served
+    metrics: ListenAddress | None = None  # where Prometheus is served
     advertise: bool = False  # on the local network
     keys: KeyFolder | None = None  # this machine's; None: the default folder's
     require_keys: bool = False  # on loopback too; off it, or where the cluster file names one, they are anyway
@@ -72,7 +71,7 @@ class Options:
 class Agent:
     """One node's agent. `async with` binds it; `serve` runs until `stop` is called or a signal comes.
 
-    A leashed one also leaves once its standard input has ended and no run is active.
+    One that watches its parent also leaves once its standard input has ended and no run is active.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class Agent:
         """Raises InvalidInputError for what can't be had, and then nothing is made."""
         if not re.fullmatch(run_file.NAME_PATTERN, node):
             raise InvalidInputError("--name", f"{node!r} is no node name: lower-case letters, digits, '.', '_' and '-'")
-        if options.leashed:
+        if options.watches_parent:
             parent_watch.check()
         self._options = options
         listen = bind.numeric(listen)
@@ -96,7 +95,7 @@ class Agent:
         self._uses_keys = bind.needs_keys(node, listen, live, cluster, self._keys, required=options.require_keys)
         self.node, self._cluster, self._wanted = node, cluster, (listen, live)
         self.directory = node_directory(node, state_root)
-        self._door: Door | None = None
+        self._authenticator: Authenticator | None = None
         self._exporter: Exporter | None = None
         self._stopping = asyncio.Event()
 
@@ -104,9 +103,9 @@ class Agent:
 
     async def __aenter__(self) -> "Agent":
         self._lock = bind.lock(self.directory)
-        self._ledger = AgentLedger(self.directory / "agent.db")
+        self._db = AgentDb(self.directory / "agent.db")
         self._context = zmq.asyncio.Context()
-        self._audit = Audit(self._ledger)
+        self._audit = Audit(self._db)
         try:
             live = self._bind()
         except InvalidInputError:
@@ -120,14 +119,14 @@ class Agent:
     def _bind(self) -> zmq.asyncio.Socket:
         """All that others can connect to; the socket for live messages."""
         if self._uses_keys:
-            self._door = Door(self._keys, self._cluster, self.node, self._audit)
-            self._door.open(self._context)
+            self._authenticator = Authenticator(self._keys, self._cluster, self.node, self._audit)
+            self._authenticator.open(self._context)
         self._control = sockets.new_socket(self._context, zmq.ROUTER, control=True)
-        if self._door is not None:
-            sockets.secure_server(self._control, self._door.pair, REQUESTS)
-            self._door.watch(self._context, self._control, REQUESTS)
+        if self._authenticator is not None:
+            sockets.secure_server(self._control, self._authenticator.pair, REQUESTS)
+            self._authenticator.watch(self._context, self._control, REQUESTS)
         self.address = bind.bind(self._control, self._wanted[0])
-        live: zmq.asyncio.Socket = new_live_socket(self._context, self._door)
+        live: zmq.asyncio.Socket = new_live_socket(self._context, self._authenticator)
         self.live_address = bind.bind(live, self._wanted[1])
         self._link = TrainerLink(self._context, runtime_directory(self.directory) / "trainers.sock")
         self._exporter = Exporter(self._options.metrics) if self._options.metrics is not None else None
@@ -137,37 +136,32 @@ class Agent:
         """The parts, and what they tell one another."""
         boot = secrets.token_hex(8)
         self.publisher = Publisher(live, boot)
-        equipment = Equipment(
+        context = AgentContext(
             self.node, boot, self.address, self.live_address, self.directory, self._cluster, self._context,
-            self._ledger, TrainerHost(), self._link, self.publisher, self._door,
+            self._db, TrainerSupervisor(), self._link, self.publisher, self._authenticator,
         )  # fmt: skip
-        self._reception = Reception(self._control, self._door)
-        self._lead = Lead(equipment, self._reception.reply)
-        self._follower = Follower(equipment, self._reception.reply, self._lead, self._lead.office.settle)
         hooks = self._cluster.alerts if self._options.hooks is None else self._options.hooks
-        self._alerts = AlertOffice(self.node, hooks, self.publisher)
-        self._outlook = Outlook(equipment, self._lead, self._follower, self._alerts)
-        self._connect(equipment)
+        self._alerts = AlertService(self.node, hooks, self.publisher)
+        replies = Replies(self._control, self._authenticator)
+        self._role = AgentRole()
+        hosting = RankHosting(context, self._role)
+        self._lead = Lead(context, self._role, hosting, self._alerts, replies.reply)
+        self._follower = Follower(
+            context, self._role, hosting, replies.reply, self._lead, self._lead.journal.settle,
+            self._lead.transfer.reclaim,
+        )  # fmt: skip
+        self._query_context = QueryContext(context, self._lead, self._follower, self._alerts)
+        redirects = Redirects(context, self._lead, self._follower, self._alerts, self._query_context)
+        self._router = Router(
+            self._control, self._authenticator, replies, self._lead, self._follower, redirects, self._query_context
+        )  # fmt: skip
         self._reader = HostReader(self.node, self.directory)
         self._processes = ProcessMeter()
-        self._wakefulness = Wakefulness()
-        public = self._door.pair.public if self._door is not None else ""
-        self._advertisement = Advertisement(self.node, self.address, equipment.version, public)
+        self._caffeinate = Caffeinate()
+        public = self._authenticator.pair.public if self._authenticator is not None else ""
+        self._advertisement = Advertisement(self.node, self.address, context.version, public)
         if self._exporter is not None:
-            self._exporter.attend(self._outlook, self.publisher)
-
-    def _connect(self, equipment: Equipment) -> None:
-        """What lead and follower turn to others for, who need both of them."""
-        succession = Succession(equipment, self._lead, self._follower)
-        self._lead.office.promote, self._follower.reclaim = succession.promote, succession.reclaim
-        resumption = Resumption(equipment, self._lead, self._follower)
-        self._lead.agree, self._lead.check_free = resumption.take, resumption.check_free
-        self._lead.on_end, self._lead.on_reading = self._alerts.ended, self._alerts.read
-        self._lead.office.alerts = self._alerts.obey
-        afterthoughts = Afterthoughts(self.node, self._ledger, self.publisher.publish, self._lead)
-        self._lead.office.note_ended = afterthoughts.note
-        referrals = Referrals(equipment, self._lead, self._follower, self._alerts, self._outlook)
-        self._reception.attend(self._lead, self._follower, referrals, self._outlook)
+            self._exporter.attend(self._query_context, self.publisher)
 
     @property
     def metrics_url(self) -> str | None:
@@ -186,15 +180,15 @@ class Agent:
         if self._exporter is not None:
             self._exporter.close()
         self._audit.flush(force=True)
-        self._ledger.close()
-        if self._door is not None:
-            self._door.close()
+        self._db.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
         self._context.destroy(linger=0)
         self._lock.close()
 
     @property
     def _is_busy(self) -> bool:
-        return self._lead.is_busy or self._follower.followed is not None
+        return not isinstance(self._role.now, Idle)
 
     @property
     def doing(self) -> str:
@@ -212,12 +206,12 @@ class Agent:
     async def serve(self) -> None:
         """Answer, conduct and publish until told to stop; an error in one of these ends the agent and is raised."""
         await self._take_up_run()
-        workers = [self._reception.serve, self._reception.serve_commands]
+        workers = [self._router.serve, self._router.serve_commands]
         workers += [self._serve_trainers, self._beat, self._watch]
-        workers += [self._follower.serve, self._lead.peers.serve, self._alerts.hooks.serve]
-        workers += [self._heed_leash] if self._options.leashed else []
+        workers += [self._lead.serve, self._follower.serve, self._lead.peers.serve, self._alerts.hooks.serve]
+        workers += [self._watch_parent] if self._options.watches_parent else []
         workers += [self._advertisement.serve] if self._options.advertise else []
-        workers += [self._door.serve, self._guard] if self._door is not None else []
+        workers += [self._authenticator.serve, self._guard] if self._authenticator is not None else []
         tasks = [asyncio.create_task(worker(), name=worker.__name__) for worker in workers]
         stopping = asyncio.create_task(self._stopping.wait(), name="stopping")
         try:
@@ -231,24 +225,24 @@ class Agent:
 
     async def _take_up_run(self) -> None:
         """Go on with the run that was active when the last agent of this node ended."""
-        for known in self._ledger.runs():
+        for known in self._db.runs():
             if known.state not in m.ACTIVE_RUN_STATES or self._is_busy:
                 continue
-            followed = self._ledger.followed(known.run)
+            followed = self._db.followed(known.run)
             if followed is None:
                 await self._lead.take_up(known)
                 continue
             try:
                 self._follower.adopt(known, followed)
             except InvalidInputError as error:
-                self._ledger.set_run_state(known.run, "failed", str(error))
+                self._db.set_run_state(known.run, "failed", str(error))
         if self._lead.session is None:
-            await self._lead.office.fail_open()
+            await self._lead.journal.fail_open()
 
     async def _guard(self) -> None:
-        assert self._door is not None
-        warden = Warden(self._door, self._audit, self.publisher, self._context, self._lead.peers.renew)
-        await warden.serve(self.live_address)
+        assert self._authenticator is not None
+        revocation = Revocation(self._authenticator, self._audit, self.publisher, self._context, self._lead.peers.renew)
+        await revocation.serve(self.live_address)
 
     # ------------------------------------------------------------ trainers
 
@@ -268,7 +262,7 @@ class Agent:
         async for _ in _every(WATCH_SECONDS):
             await self._lead.watch()
             await self._follower.watch()
-            await self._lead.office.give_up_left()
+            await self._lead.journal.give_up_left()
             self._watch_for_alerts()
 
     def _watch_for_alerts(self) -> None:
@@ -279,7 +273,7 @@ class Agent:
         else:
             self._alerts.watch(self._lead.session, self._lead.peers.silent)
 
-    async def _heed_leash(self) -> None:
+    async def _watch_parent(self) -> None:
         """Leave a while after the run has ended, so that whoever watches it hears how."""
         await parent_watch.let_go()
         idle_since: float | None = None
@@ -319,17 +313,17 @@ class Agent:
         return self._reader.read(at)
 
     def _tell_reading(self, reading: m.HostReading) -> None:
-        self._outlook.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
-        self.publisher.publish(self._outlook.host_reading)
+        self._query_context.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
+        self.publisher.publish(self._query_context.host_reading)
         self._follower.host_reading = reading
         of_a_run = self._lead.session or self._follower.followed
         if of_a_run is not None:
             of_a_run.recorder.host(reading)
 
     async def _find_processes(self) -> None:
-        directory = self._outlook.run_directory(None)  # here: the ledger is this thread's
+        directory = self._query_context.run_directory(None)  # here: the db is this thread's
         await asyncio.to_thread(self._processes.find, directory)
-        await asyncio.to_thread(self._wakefulness.keep, self._processes.trainers)
+        await asyncio.to_thread(self._caffeinate.keep, self._processes.trainers)
 
 
 async def _every(seconds: float) -> AsyncIterator[float]:

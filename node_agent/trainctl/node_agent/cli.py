@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from trainctl.node_agent.exporter.listen_address import EXAMPLE, Place, check, parse
+from trainctl.node_agent.exporter.listen_address import EXAMPLE, ListenAddress, check, parse
 from trainctl.node_agent.services import commands
 from trainctl.protocol.config.alert_rules import AlertHooks, check_command, check_webhook
 from trainctl.protocol.config.cluster_file import Cluster, read_default
@@ -83,7 +83,7 @@ def run(
         Literal["auto", "require"],
         typer.Option(help="auto: keys off loopback, or where the cluster file names this node's; require: always."),
     ] = "auto",
-    leash: Annotated[
+    parent_watch: Annotated[
         bool, typer.Option("--leash", hidden=True, help="Leave once standard input has ended and no run is active.")
     ] = False,
     exit_if_stalled: Annotated[
@@ -96,17 +96,17 @@ def run(
     if listen is None:
         listen = nodes.nodes[node].address if nodes.nodes else f"tcp://127.0.0.1:{DEFAULT_PORT}"
     hooks = _hooks(nodes, alert_command, alert_webhook)
-    at = _metrics_place(node, nodes, metrics, anyone=metrics_for_anyone)
+    at = _metrics_address(node, nodes, metrics, anyone=metrics_for_anyone)
     advertise = advertise or nodes.advertise
     asyncio.run(
         _serve(
-            node, listen, live, state, nodes, hooks, at, leash=leash, advertise=advertise,
+            node, listen, live, state, nodes, hooks, at, parent_watch=parent_watch, advertise=advertise,
             require_keys=keys == "require", stall_seconds=exit_if_stalled,
         )
     )  # fmt: skip
 
 
-def _metrics_place(node: str, cluster: Cluster, text: str, *, anyone: bool) -> Place | None:
+def _metrics_address(node: str, cluster: Cluster, text: str, *, anyone: bool) -> ListenAddress | None:
     """Where Prometheus is served: as the option says, or else the cluster file. Raises InvalidInputError."""
     entry = cluster.nodes.get(node)
     where = "--metrics" if text else f"cluster file: nodes.{node}.metrics"
@@ -143,7 +143,7 @@ def _cluster_of(node: str, path: Path | None) -> Cluster:
 
 async def _serve(
     name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks,
-    metrics: Place | None, *, leash: bool, advertise: bool, require_keys: bool, stall_seconds: float,
+    metrics: ListenAddress | None, *, parent_watch: bool, advertise: bool, require_keys: bool, stall_seconds: float,
 ) -> None:  # fmt: skip
     from trainctl.node_agent.agent import Agent, Options
     from trainctl.node_agent.services.supervision import at_work
@@ -152,7 +152,7 @@ async def _serve(
 
     set_title("agent", name)
     bind.allow_open_files()
-    options = Options(leash, hooks, metrics, advertise, require_keys=require_keys)
+    options = Options(parent_watch, hooks, metrics, advertise, require_keys=require_keys)
     known = [entry.address for entry in cluster.nodes.values()]
     async with Agent(name, listen, live, state, cluster, options) as agent, at_work(agent, stall_seconds):
         with registered(name, agent.address, known):
@@ -192,7 +192,9 @@ def play(
     ] = None,
     listen: Annotated[str, typer.Option(help="Where the first node takes requests.")] = "tcp://127.0.0.1:0",
     metrics: Annotated[str, typer.Option(help="Serve Prometheus for the first node at HOST:PORT, on loopback.")] = "",
-    leash: Annotated[bool, typer.Option("--leash", hidden=True, help="Leave once standard input has ended.")] = False,
+    parent_watch: Annotated[
+        bool, typer.Option("--leash", hidden=True, help="Leave once standard input has ended.")
+    ] = False,
 ) -> None:
     """Play a recorded run as a cluster on loopback, with scripted faults; it takes no commands."""
     from trainctl.node_agent.replay import format as recordings
@@ -202,12 +204,13 @@ def play(
     played = recordings.read(recording or recordings.shipped())
     set_title("player", f"of {played.name}")
     pace = Pace(rate, speed, steps, begin, readings)
-    at = _metrics_place("", Cluster(), metrics, anyone=False)
+    at = _metrics_address("", Cluster(), metrics, anyone=False)
 
     async def serve(directory: Path) -> None:
         count = nodes or len(played.ranks)
         async with Player(
-            played, directory, count, pace, listen=listen, seed=seed, faults=faults, leashed=leash, metrics=at
+            played, directory, count, pace, listen=listen, seed=seed, faults=faults,
+            watches_parent=parent_watch, metrics=at,
         ) as player:  # fmt: skip
             first = player.agents[0]
             with registered(first.node, first.address):

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-
-from trainctl.protocol import cluster
-from trainctl.protocol import messages as m
 from trainctl.protocol.blocking import BlockingClient
 from trainctl.protocol.keyring import Keyring
 from trainctl.protocol.keys import KeyFolder
 from trainctl.protocol.statuspage import read_status
+
+from trainctl.protocol import cluster
+from trainctl.protocol import messages as m
 
 ROOT = Path("/tmp/trainctl-0.1.0")
 STATE, KEYS, LOGS, CLUSTER = ROOT / "state", ROOT / "keys", ROOT / "logs", ROOT / "cluster.toml"

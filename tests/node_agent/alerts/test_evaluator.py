@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainctl.node_agent.alerts.conditions import Scene
+from trainctl.node_agent.alerts.conditions import RunSnapshot
 from trainctl.node_agent.alerts.evaluator import Change, Cleared, Evaluator, Raised
 from trainctl.node_agent.alerts.hooks import BURST, PER_SECONDS, Budget
-from trainctl.node_agent.alerts.hysteresis import Gate, Rule
+from trainctl.node_agent.alerts.hysteresis import Hysteresis, Rule
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import KINDS, AlertsTable
 
@@ -45,7 +45,7 @@ class World:
             step=self.step_number, steps=10_000, plan_version=1, global_batch=16, samples=None, cursor=0,
             learning_rate=1e-3, started_at=0, ranks=ranks, directory="",
         )  # fmt: skip
-        found = self.evaluator.look(Scene(view, self.silent, self.doing), self.now, 1000 + self.now)
+        found = self.evaluator.look(RunSnapshot(view, self.silent, self.doing), self.now, 1000 + self.now)
         self.changes += [(self.now, change) for change in found]
 
     def step(
@@ -432,12 +432,12 @@ observed = st.tuples(st.booleans(), st.booleans(), st.floats(0, 20))
 
 @given(st.lists(observed, max_size=200), st.integers(1, 5), st.floats(0, 30), st.integers(1, 5), st.floats(0, 30))
 def test_a_gate_never_flaps(seen: list[Any], up: int, up_seconds: float, down: int, down_seconds: float) -> None:
-    gate, now, turns = Gate(Rule(up, up_seconds, down, down_seconds)), 0.0, [(-math.inf, False)]
+    hysteresis, now, turns = Hysteresis(Rule(up, up_seconds, down, down_seconds)), 0.0, [(-math.inf, False)]
     for bad, good, seconds in seen:
         now += seconds
-        gate.judge(bad=bad, good=good and not bad, now=now)
-        if gate.turn(now):
-            turns.append((now, gate.is_open))
+        hysteresis.judge(bad=bad, good=good and not bad, now=now)
+        if hysteresis.turn(now):
+            turns.append((now, hysteresis.is_open))
     for (before, was), (after, is_open) in itertools.pairwise(turns):
         assert is_open is not was
         assert after - before >= (up_seconds if is_open else down_seconds) - 1e-6

@@ -14,12 +14,12 @@ import psutil
 import pytest
 from tests.waiting import HANG_SECONDS
 
-from trainctl.node_agent.alerts.hooks import BURST, Call, Hooks, post, run_command
+from trainctl.node_agent.alerts.hooks import BURST, HookCall, Hooks, post, run_command
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertHooks
 
 ALERT = m.AlertView(id="disk:mbp", kind="disk", severity="warning", text="4.2 GB left", raised_at=5.0, node="mbp")
-CALL = Call("raised", 5.0, "studio", "run-1", "run", ALERT)
+CALL = HookCall("raised", 5.0, "studio", "run-1", "run", ALERT)
 KEEP = """
 import json, os, sys
 with open(sys.argv[1], "a") as file:
@@ -32,15 +32,15 @@ class Server:
 
     def __init__(self) -> None:
         self.posted: list[Any] = []
-        self.status, self.gate = 204, threading.Event()
-        self.gate.set()
+        self.status, self.hysteresis = 204, threading.Event()
+        self.hysteresis.set()
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 server.posted.append((self.headers["Content-Type"], json.loads(body)))
-                server.gate.wait(HANG_SECONDS)
+                server.hysteresis.wait(HANG_SECONDS)
                 self.send_response(server.status)
                 self.end_headers()
 
@@ -53,7 +53,7 @@ class Server:
         self._thread.start()
 
     def close(self) -> None:
-        self.gate.set()
+        self.hysteresis.set()
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
@@ -127,7 +127,7 @@ async def test_what_a_failing_command_says_is_told_in_one_line() -> None:
 
 
 async def test_a_server_that_says_nothing_is_not_waited_for(server: Server) -> None:
-    server.gate.clear()
+    server.hysteresis.clear()
     assert await post(server.address, b"{}", seconds=0.3) == f"{server.address} did not answer within 0.3 s"
-    server.gate.set()
+    server.hysteresis.set()
     assert "refused" in await post("http://127.0.0.1:9/", b"{}")

@@ -11,7 +11,7 @@ import pytest
 import zmq
 from tests.node_agent.runs.test_session import Told
 
-from trainctl.node_agent.alerts.service import AlertOffice
+from trainctl.node_agent.alerts.service import AlertService
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertHooks, AlertsTable
@@ -23,17 +23,16 @@ HOOKS = AlertHooks(command=(sys.executable,))
 
 
 class Agent:
-    """An office, the session that it watches, and what is published."""
+    """An service, the session that it watches, and what is published."""
 
     def __init__(self, paths: RunPaths, context: zmq.Context[Any]) -> None:
         self.published: list[m.Live] = []
         publisher = Publisher(context.socket(zmq.XPUB), "b" * 16)
         self.told = Told(paths, publisher)
-        self.office = AlertOffice("a", HOOKS, publisher)
-        heard = self.office.heard
-        publisher.on_publish = lambda message: (self.published.append(message), heard(message))[1]
+        self.service = AlertService("a", HOOKS, publisher)
+        publisher.listeners.insert(0, self.published.append)
         self.publisher, self.session = publisher, self.told.session
-        self.office.watch(self.session, {})
+        self.service.watch(self.session, {})
 
     def commit(self, loss: float) -> None:
         """A step as the session would publish it, and a look after it."""
@@ -41,15 +40,15 @@ class Agent:
             run="sim", generation=m.Generation(1, 1), step=1, committed_at=0, loss=loss, weight=1, samples=12,
             learning_rate=1e-3, grad_norm=1, cursor=12, global_batch=12, plan_version=1, step_seconds=1, tokens_total=1,
         ))  # fmt: skip
-        self.office.watch(self.session, {})
+        self.service.watch(self.session, {})
 
     def obey(self, verb: str, node: str | None = None, **args: Any) -> Any:
         command = m.Command(rid="r", id="0" * 36, verb=verb, args=args, by="anna", node=node)
-        return self.office.obey(command, verbs.check(verb, args, node))  # type: ignore[arg-type]
+        return self.service.obey(command, verbs.check(verb, args, node))  # type: ignore[arg-type]
 
     @property
     def open(self) -> list[m.AlertView]:
-        view = self.office.view
+        view = self.service.view
         return list(view.alerts) if view is not None else []
 
     def events(self) -> list[tuple[str, str | None]]:
@@ -83,10 +82,10 @@ def test_an_alert_outlives_its_agent_with_who_has_seen_it(made: Any) -> None:
     second = made()
     assert second.open == first.open
     assert second.open[0].acknowledged_by == "anna"
-    assert second.office.view.mutes == first.office.view.mutes
+    assert second.service.view.mutes == first.service.view.mutes
     second.commit(math.nan)
     assert second.events() == [("error", "nonfinite")]
-    second.office.ended(second.session)
+    second.service.ended(second.session)
     assert second.open == []
     assert second.events() == [("error", "nonfinite")]  # that the run has ended is an event of its own
     assert second.published[-1].alerts == ()
@@ -102,37 +101,37 @@ def test_a_muted_kind_is_kept_and_calls_nobody(made: Any) -> None:
     agent.commit(math.nan)
     assert agent.open[0].muted
     assert agent.events() == [("error", "nonfinite")]
-    assert agent.office.hooks.waiting == 0
+    assert agent.service.hooks.waiting == 0
     agent.obey("mute", kind="nonfinite", minutes=0.0)
     assert not agent.open[0].muted
-    assert agent.office.view.mutes == ()
+    assert agent.service.view.mutes == ()
     agent.session.close()
 
 
 def test_what_cannot_be_acknowledged_or_muted_is_named(made: Any) -> None:
     agent = made()
     agent.commit(math.nan)
-    assert agent.office.hooks.waiting == 1
+    assert agent.service.hooks.waiting == 1
     with pytest.raises(InvalidInputError, match="no open alert 'disk:a'; there are: nonfinite"):
         agent.obey("acknowledge", id="disk:a")
     with pytest.raises(InvalidInputError, match="no node 'd' in this run"):
         agent.obey("mute", "d", kind="disk")
     agent.session.close()
-    idle = AlertOffice("a", AlertHooks(), agent.publisher)
+    idle = AlertService("a", AlertHooks(), agent.publisher)
     with pytest.raises(InvalidInputError, match="no active run 'sim'; none is active"):
         idle.obey(m.Command(rid="r", id="0" * 36, verb="mute", run="sim"), verbs.Mute(kind="disk"))
 
 
 def test_a_follower_tells_of_its_lead_alone_and_forgets_it_with_the_run(made: Any) -> None:
     agent = made()
-    office = agent.office
-    office.follow("sim", "sim", AlertsTable(), "b", 11.0)
+    service = agent.service
+    service.follow("sim", "sim", AlertsTable(), "b", 11.0)
     agent.publisher.publish(_full_disk())
     assert [alert.id for alert in agent.open] == ["lead-silent:a"]
-    assert office.knows(m.Command(rid="r", id="0" * 36, verb="acknowledge", args={"id": "lead-silent:a"}))
+    assert service.knows(m.Command(rid="r", id="0" * 36, verb="acknowledge", args={"id": "lead-silent:a"}))
     assert agent.obey("acknowledge", id="lead-silent:a").step is None
     assert agent.open[0].acknowledged_by == "anna"
-    office.watch(None, {})
+    service.watch(None, {})
     assert agent.open == []
     assert agent.published[-1].alerts == ()
     agent.session.close()
@@ -144,17 +143,17 @@ def test_between_the_end_of_conducting_and_the_next_look_nothing_goes_into_the_r
     first.commit(math.nan)
     known = first.events()
     first.session.close()
-    first.office.read(_full_disk())
+    first.service.read(_full_disk())
     assert first.obey("mute", kind="memory", minutes=5.0).step is None
     assert first.obey("acknowledge", id="nonfinite").state == "applied"
-    first.office._hook_failed("a hook failed")
-    first.office.watch(None, {})
+    first.service._hook_failed("a hook failed")
+    first.service.watch(None, {})
     assert first.open == []
     assert made().events() == known
 
 
 class Clock:
-    """Both of the office's clocks, moved by hand: between two readings of a machine a second passes."""
+    """Both of the service's clocks, moved by hand: between two readings of a machine a second passes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -164,7 +163,7 @@ class Clock:
     def second(self, agent: Agent, session: Any, reading: m.HostReading) -> None:
         self.now += 1.0
         agent.publisher.publish(reading)
-        agent.office.watch(session, {})
+        agent.service.watch(session, {})
 
 
 def _roomy_disk() -> m.HostReading:
@@ -174,14 +173,14 @@ def _roomy_disk() -> m.HostReading:
 def test_without_a_run_an_agent_watches_its_own_disk(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     agent, clock = made(), Clock(monkeypatch)
     agent.session.close()
-    agent.office.watch(None, {})
+    agent.service.watch(None, {})
     for _ in range(5):
         clock.second(agent, None, msgspec.structs.replace(_full_disk(), node="b"))  # another machine's
     assert agent.open == []
     for _ in range(5):
         clock.second(agent, None, _full_disk())
     assert [alert.id for alert in agent.open] == ["disk:a"]
-    assert agent.office.hooks.waiting == 1
+    assert agent.service.hooks.waiting == 1
     told = [message for message in agent.published if isinstance(message, m.Alerts)]
     assert told[-1].alerts == tuple(agent.open)
     assert agent.obey("acknowledge", id="disk:a").state == "applied"
@@ -191,12 +190,12 @@ def test_without_a_run_an_agent_watches_its_own_disk(made: Any, monkeypatch: pyt
     for _ in range(40):
         clock.second(agent, None, _roomy_disk())
     assert agent.open == []
-    assert agent.office.hooks.waiting == 1  # it was muted when it was over
+    assert agent.service.hooks.waiting == 1  # it was muted when it was over
 
 
 def test_a_full_disk_is_told_of_once_before_in_and_after_a_run(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     agent, clock = made(), Clock(monkeypatch)
-    agent.office.watch(None, {})
+    agent.service.watch(None, {})
     for _ in range(5):
         clock.second(agent, None, _full_disk())
     (alert,) = agent.open
@@ -205,14 +204,14 @@ def test_a_full_disk_is_told_of_once_before_in_and_after_a_run(made: Any, monkey
     assert agent.open == [alert]
     assert agent.events() == [("warning", "disk:a")]
     agent.commit(math.nan)
-    agent.office.ended(agent.session)
+    agent.service.ended(agent.session)
     assert agent.events()[-2:] == [("error", "nonfinite"), ("warning", "disk:a")]  # what goes on is told once more
     assert agent.open == [alert]
     for session in (agent.session, None, None, None, None):
         clock.second(agent, session, _full_disk())
     assert agent.open == [alert]
     assert len(agent.events()) == 3
-    assert agent.office.hooks.waiting == 3  # raised: the disk, the loss; cleared: the loss
+    assert agent.service.hooks.waiting == 3  # raised: the disk, the loss; cleared: the loss
     for _ in range(40):
         clock.second(agent, None, _roomy_disk())
     assert agent.open == []
@@ -222,10 +221,10 @@ def test_a_full_disk_is_told_of_once_before_in_and_after_a_run(made: Any, monkey
 def test_who_begins_to_follow_leaves_its_machine_to_the_lead(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     agent, clock = made(), Clock(monkeypatch)
     agent.session.close()
-    agent.office.watch(None, {})
+    agent.service.watch(None, {})
     for _ in range(5):
         clock.second(agent, None, _full_disk())
     assert [alert.id for alert in agent.open] == ["disk:a"]
-    agent.office.follow("sim", "sim", AlertsTable(), "b", 0.0)
+    agent.service.follow("sim", "sim", AlertsTable(), "b", 0.0)
     assert agent.open == []
-    assert agent.office.hooks.waiting == 2
+    assert agent.service.hooks.waiting == 2

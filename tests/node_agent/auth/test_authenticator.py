@@ -1,4 +1,4 @@
-"""Who may connect and say what: the roles, a dead authenticator, borrowed identities, the audit's bounds, networks."""
+"""Who may connect and say what: the roles, a dead auth, borrowed identities, the audit's bounds, networks."""
 
 import asyncio
 import contextlib
@@ -14,9 +14,9 @@ from tests.waiting import HANG_SECONDS
 from tools.protocol_docs import examples
 
 from trainctl.node_agent.auth.audit import MOST_ENTRIES, Audit, Subject
-from trainctl.node_agent.auth.authenticator import Door
+from trainctl.node_agent.auth.authenticator import Authenticator
 from trainctl.node_agent.auth.roles import LIVE, REQUESTS, AccessList, Rights
-from trainctl.node_agent.records.agent_db import MAX_REFUSALS, AgentLedger
+from trainctl.node_agent.records.agent_db import MAX_REFUSALS, AgentDb
 from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.runs.preflight import Grounds
 from trainctl.protocol import messages as m
@@ -41,18 +41,18 @@ def folder(tmp_path: Path) -> KeyFolder:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Any:
-    with AgentLedger(tmp_path / "agent.db") as opened:
+def db(tmp_path: Path) -> Any:
+    with AgentDb(tmp_path / "agent.db") as opened:
         yield opened
 
 
 @pytest.fixture
-def door(folder: KeyFolder, ledger: AgentLedger) -> Door:
+def auth(folder: KeyFolder, db: AgentDb) -> Authenticator:
     nodes = {
         "studio": NodeEntry(address="tcp://127.0.0.1:1"),
         "mbp": NodeEntry(address="tcp://127.0.0.1:2", key=MBP.public),
     }
-    made = Door(folder, Cluster(nodes=nodes), "studio", Audit(ledger))
+    made = Authenticator(folder, Cluster(nodes=nodes), "studio", Audit(db))
     for sender in SENDERS.values():
         made._callers[REQUESTS].opened(sender.descriptor)
     return made
@@ -61,115 +61,115 @@ def door(folder: KeyFolder, ledger: AgentLedger) -> Door:
 SPOKEN = [*examples.EXAMPLES["client to agent"].values(), *examples.EXAMPLES["lead to follower"].values()]
 
 
-def enter(door: Door, pair: KeyPair) -> tuple[bytes, Rights]:
-    return door.enter(IDENTITIES[pair], SENDERS[pair])
+def enter(auth: Authenticator, pair: KeyPair) -> tuple[bytes, Rights]:
+    return auth.enter(IDENTITIES[pair], SENDERS[pair])
 
 
-def allowed(door: Door, pair: KeyPair, lead: str | None = "mbp") -> set[type]:
+def allowed(auth: Authenticator, pair: KeyPair, lead: str | None = "mbp") -> set[type]:
     """The kinds of messages that a key may send."""
     found = set()
     for message in SPOKEN:
         with contextlib.suppress(NotAuthorisedError):
             spoken: Any = message
-            door.check(pair.public, enter(door, pair)[1], spoken, lead)
+            auth.check(pair.public, enter(auth, pair)[1], spoken, lead)
             found.add(type(message))
     return found
 
 
-def test_each_role_says_what_is_its_own(door: Door) -> None:
+def test_each_role_says_what_is_its_own(auth: Authenticator) -> None:
     every = {type(message) for message in SPOKEN}
     peers = {type(message) for message in examples.EXAMPLES["lead to follower"].values()}
-    assert allowed(door, ANNA) == every - peers
-    assert allowed(door, BOB) == every - peers - {m.Command, m.AuditRequest, m.DigestsRequest}
-    assert allowed(door, MBP) == peers | {m.LogRequest}
+    assert allowed(auth, ANNA) == every - peers
+    assert allowed(auth, BOB) == every - peers - {m.Command, m.AuditRequest, m.DigestsRequest}
+    assert allowed(auth, MBP) == peers | {m.LogRequest}
 
 
-def test_a_nodes_key_speaks_for_that_node_alone(door: Door) -> None:
-    assert allowed(door, MBP, lead="studio") == {m.LogRequest}
-    assert allowed(door, MBP, lead=None) == allowed(door, MBP)  # of no conversation: it is refused as that
+def test_a_nodes_key_speaks_for_that_node_alone(auth: Authenticator) -> None:
+    assert allowed(auth, MBP, lead="studio") == {m.LogRequest}
+    assert allowed(auth, MBP, lead=None) == allowed(auth, MBP)  # of no conversation: it is refused as that
 
 
-def test_the_role_is_looked_up_for_every_message(door: Door, folder: KeyFolder) -> None:
-    assert m.Command in allowed(door, ANNA)
-    caller, _ = enter(door, ANNA)
-    assert door.way_back(caller) == IDENTITIES[ANNA]
+def test_the_role_is_looked_up_for_every_message(auth: Authenticator, folder: KeyFolder) -> None:
+    assert m.Command in allowed(auth, ANNA)
+    caller, _ = enter(auth, ANNA)
+    assert auth.reply_identity(caller) == IDENTITIES[ANNA]
     folder.authorize("anna", ANNA.public, "viewer")
-    assert m.Command not in allowed(door, ANNA)
+    assert m.Command not in allowed(auth, ANNA)
     folder.revoke("anna")
-    assert allowed(door, ANNA) == set()
-    assert door.way_back(caller) is None
+    assert allowed(auth, ANNA) == set()
+    assert auth.reply_identity(caller) is None
     folder.revoke("mbp", MBP.public)  # the cluster file still names it
-    assert allowed(door, MBP) == set()
+    assert allowed(auth, MBP) == set()
     with pytest.raises(InvalidInputError, match="revoked"):
-        door.to_peer("mbp", "tcp://127.0.0.1:2")
+        auth.to_peer("mbp", "tcp://127.0.0.1:2")
 
 
-def test_a_list_that_cannot_be_read_lets_nobody_in(door: Door, folder: KeyFolder) -> None:
+def test_a_list_that_cannot_be_read_lets_nobody_in(auth: Authenticator, folder: KeyFolder) -> None:
     folder.authorized_path.write_text("[keys")
-    assert allowed(door, ANNA) == set()
-    assert not door.callback(REQUESTS, ANNA.public.encode())
-    assert "authorized.toml" in door.access.problem
+    assert allowed(auth, ANNA) == set()
+    assert not auth.callback(REQUESTS, ANNA.public.encode())
+    assert "authorized.toml" in auth.access.problem
 
 
-def test_an_identity_is_one_connections_and_not_chosen(door: Door) -> None:
-    enter(door, ANNA)
+def test_an_identity_is_one_connections_and_not_chosen(auth: Authenticator) -> None:
+    enter(auth, ANNA)
     for identity in (IDENTITIES[ANNA], b"anna", b"\0long-one"):
         with pytest.raises(NotAuthorisedError, match="identity"):
-            door.enter(identity, SENDERS[BOB])
-    assert door.way_back(b"\0none" + bytes(8)) is None
+            auth.enter(identity, SENDERS[BOB])
+    assert auth.reply_identity(b"\0none" + bytes(8)) is None
 
 
-def test_the_author_is_the_keys_name_whoever_the_sender_says_it_is(door: Door) -> None:
-    _, rights = enter(door, ANNA)
+def test_the_author_is_the_keys_name_whoever_the_sender_says_it_is(auth: Authenticator) -> None:
+    _, rights = enter(auth, ANNA)
     said = examples.EXAMPLES["client to agent"]["command"]
     assert isinstance(said, m.Command)
-    signed = door.signed(rights, m.Command(rid="r", id=said.id, verb="pause", by="root"))
+    signed = auth.signed(rights, m.Command(rid="r", id=said.id, verb="pause", by="root"))
     assert isinstance(signed, m.Command)
     assert signed.by == "anna"
 
 
-def test_a_question_that_goes_wrong_is_answered_with_no(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert door.callback(REQUESTS, ANNA.public.encode())
-    assert not door.callback(LIVE, MBP.public.encode())  # agents don't subscribe
-    assert not door.callback(REQUESTS, b"\xff")
+def test_a_question_that_goes_wrong_is_answered_with_no(auth: Authenticator, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert auth.callback(REQUESTS, ANNA.public.encode())
+    assert not auth.callback(LIVE, MBP.public.encode())  # agents don't subscribe
+    assert not auth.callback(REQUESTS, b"\xff")
     monkeypatch.setattr(AccessList, "lets_in", lambda *_: 1 / 0)
-    assert not door.callback(REQUESTS, ANNA.public.encode())
+    assert not auth.callback(REQUESTS, ANNA.public.encode())
 
 
-def test_the_cluster_file_must_name_this_agents_own_key(folder: KeyFolder, ledger: AgentLedger) -> None:
+def test_the_cluster_file_must_name_this_agents_own_key(folder: KeyFolder, db: AgentDb) -> None:
     other = Cluster(nodes={"studio": NodeEntry(address="tcp://127.0.0.1:1", key=MBP.public)})
     with pytest.raises(InvalidInputError, match=r"nodes\.studio\.key"):
-        Door(folder, other, "studio", Audit(ledger))
+        Authenticator(folder, other, "studio", Audit(db))
 
 
-def test_the_audit_is_bounded_and_counts(ledger: AgentLedger) -> None:
-    audit = Audit(ledger)
+def test_the_audit_is_bounded_and_counts(db: AgentDb) -> None:
+    audit = Audit(db)
     for number in range(3 * MOST_ENTRIES):
         audit.note(Subject("", str(number), "connect", "unknown"))
     for _ in range(5):
         audit.note(Subject("", "0", "connect", "unknown"))
     audit.flush(force=True)
-    kept = ledger.refusals(500)
+    kept = db.refusals(500)
     assert len(kept) == MOST_ENTRIES + 1
     assert sum(one.count for one in kept) == 3 * MOST_ENTRIES + 5
     assert next(one.count for one in kept if one.key == "0") == 6
-    ledger.keep_refusals([(number, 0, 0, 1, "", "", "", "", "") for number in range(1000, 1001 + MAX_REFUSALS)])
-    assert len(ledger.refusals(3 * MAX_REFUSALS)) == MAX_REFUSALS
-    assert Audit(ledger)._last_number == 1000 + MAX_REFUSALS  # numbers go on after a restart
+    db.keep_refusals([(number, 0, 0, 1, "", "", "", "", "") for number in range(1000, 1001 + MAX_REFUSALS)])
+    assert len(db.refusals(3 * MAX_REFUSALS)) == MAX_REFUSALS
+    assert Audit(db)._last_number == 1000 + MAX_REFUSALS  # numbers go on after a restart
 
 
 # ---------------------------------------------------------------- with sockets
 
 
 @contextlib.asynccontextmanager
-async def served(door: Door, *, alive: bool) -> AsyncIterator[tuple[Any, str]]:
-    """A socket behind a door, and its address; the door answers, or its authenticator has died."""
+async def served(auth: Authenticator, *, alive: bool) -> AsyncIterator[tuple[Any, str]]:
+    """A socket behind a auth, and its address; the auth answers, or its auth has died."""
     context = zmq.asyncio.Context()
-    door.open(context)
-    task = asyncio.create_task(door.serve())
+    auth.open(context)
+    task = asyncio.create_task(auth.serve())
     socket = sockets.new_socket(context, zmq.ROUTER)
-    sockets.secure_server(socket, door.pair, REQUESTS)
-    door.watch(context, socket, REQUESTS)
+    sockets.secure_server(socket, auth.pair, REQUESTS)
+    auth.watch(context, socket, REQUESTS)
     port = socket.bind_to_random_port("tcp://127.0.0.1")
     if not alive:
         task.cancel()
@@ -179,23 +179,23 @@ async def served(door: Door, *, alive: bool) -> AsyncIterator[tuple[Any, str]]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        door.close()
+        auth.close()
         context.destroy(linger=0)
 
 
-async def said(door: Door, pair: KeyPair, *, alive: bool = True) -> Rights | None:
-    """What the sender of a message that arrives behind a door may do, None if none arrives."""
-    async with served(door, alive=alive) as (socket, address):
+async def said(auth: Authenticator, pair: KeyPair, *, alive: bool = True) -> Rights | None:
+    """What the sender of a message that arrives behind a auth may do, None if none arrives."""
+    async with served(auth, alive=alive) as (socket, address):
         context = zmq.asyncio.Context()
         try:
             client = sockets.new_socket(context, zmq.DEALER)
-            sockets.secure_client(client, pair, door.pair.public)
+            sockets.secure_client(client, pair, auth.pair.public)
             client.connect(address)
             sending = asyncio.ensure_future(client.send(b"hello"))
             try:
                 async with asyncio.timeout(2.5):
                     frames, sender = await sockets.receive_from(socket)
-                    return door.enter(frames[0], sender)[1]
+                    return auth.enter(frames[0], sender)[1]
             except TimeoutError:
                 return None
             finally:
@@ -204,17 +204,17 @@ async def said(door: Door, pair: KeyPair, *, alive: bool = True) -> Rights | Non
             context.destroy(linger=0)
 
 
-def test_the_key_comes_with_each_message(door: Door) -> None:
-    arrived = asyncio.run(said(door, BOB))
+def test_the_key_comes_with_each_message(auth: Authenticator) -> None:
+    arrived = asyncio.run(said(auth, BOB))
     assert arrived is not None
     assert arrived.name == "bob"
 
 
-def new_client(context: Any, door: Door, pair: KeyPair, address: str, identity: bytes = b"") -> Any:
+def new_client(context: Any, auth: Authenticator, pair: KeyPair, address: str, identity: bytes = b"") -> Any:
     client = sockets.new_socket(context, zmq.DEALER, socket_class=zmq.Socket)
     if identity:
         client.setsockopt(zmq.ROUTING_ID, identity)
-    sockets.secure_client(client, pair, door.pair.public)
+    sockets.secure_client(client, pair, auth.pair.public)
     client.connect(address)
     return client
 
@@ -225,42 +225,42 @@ async def say(client: Any, said: bytes) -> None:
     client.send(said, zmq.DONTWAIT)
 
 
-async def heard(door: Door, client: Any, socket: Any, said: bytes) -> tuple[bytes, bytes]:
+async def heard(auth: Authenticator, client: Any, socket: Any, said: bytes) -> tuple[bytes, bytes]:
     """A client's message as it arrives: the caller, and the identity."""
     await say(client, said)
     while True:
         frames, sender = await sockets.receive_from(socket)
         if frames[1] == said:
-            return door.enter(frames[0], sender)[0], frames[0]
+            return auth.enter(frames[0], sender)[0], frames[0]
 
 
 @pytest.mark.parametrize("speaks", [False, True], ids=["listens", "speaks"])
-def test_who_takes_the_identity_of_one_that_left_gets_no_reply_of_its(door: Door, speaks: bool) -> None:
+def test_who_takes_the_identity_of_one_that_left_gets_no_reply_of_its(auth: Authenticator, speaks: bool) -> None:
     """Anna asks and hangs up; Bob, a viewer, comes under the identity that she had, and that he knows."""
 
     async def act() -> None:
-        async with served(door, alive=True) as (socket, address):
+        async with served(auth, alive=True) as (socket, address):
             context = zmq.asyncio.Context()
             try:
-                anna = new_client(context, door, ANNA, address)
-                caller, identity = await heard(door, anna, socket, b"question")
-                assert door.way_back(caller) == identity
+                anna = new_client(context, auth, ANNA, address)
+                caller, identity = await heard(auth, anna, socket, b"question")
+                assert auth.reply_identity(caller) == identity
                 anna.close(linger=0)
-                while door.way_back(caller) is not None:
+                while auth.reply_identity(caller) is not None:
                     await asyncio.sleep(0.01)
                 bob = await taken(context, identity, socket, address)
                 if speaks:
-                    assert (await heard(door, bob, socket, b"mine"))[1] == identity
+                    assert (await heard(auth, bob, socket, b"mine"))[1] == identity
                 await socket.send_multipart([identity, b"by identity alone"])
                 assert bob.poll(2000) and bob.recv() == b"by identity alone", "it has what Anna had"
-                assert door.way_back(caller) is None
+                assert auth.reply_identity(caller) is None
             finally:
                 context.destroy(linger=0)
 
     async def taken(context: Any, identity: bytes, socket: Any, address: str) -> Any:
         """A client that has the identity; one that comes too soon is ignored by the socket."""
         while True:
-            bob = new_client(context, door, BOB, address, identity)
+            bob = new_client(context, auth, BOB, address, identity)
             await say(bob, b"taken")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.5):
@@ -275,17 +275,17 @@ def test_who_takes_the_identity_of_one_that_left_gets_no_reply_of_its(door: Door
     asyncio.run(in_time())
 
 
-def test_an_unknown_key_is_turned_away(door: Door, ledger: AgentLedger) -> None:
+def test_an_unknown_key_is_turned_away(auth: Authenticator, db: AgentDb) -> None:
     stranger = KeyPair.new("stranger")
-    assert asyncio.run(said(door, stranger)) is None
-    door._audit.flush(force=True)
-    assert [(one.key, one.what, one.address) for one in ledger.refusals(5)] == [
+    assert asyncio.run(said(auth, stranger)) is None
+    auth._audit.flush(force=True)
+    assert [(one.key, one.what, one.address) for one in db.refusals(5)] == [
         (stranger.public, "connect requests", "127.0.0.1")
     ]
 
 
-def test_a_dead_authenticator_lets_nobody_in(door: Door) -> None:
-    assert asyncio.run(said(door, ANNA, alive=False)) is None
+def test_a_dead_authenticator_lets_nobody_in(auth: Authenticator) -> None:
+    assert asyncio.run(said(auth, ANNA, alive=False)) is None
 
 
 def test_an_empty_domain_is_refused() -> None:

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainctl.node_agent.clients.fair_queue import Turnstile
+from trainctl.node_agent.clients.fair_queue import FairQueue
 
 
 def test_one_client_s_requests_are_limited_and_so_are_all() -> None:
-    turnstile = Turnstile[int](1, 2, 3)
+    turnstile = FairQueue[int](1, 2, 3)
     assert [turnstile.enter(b"a", number) for number in range(3)] == [True, True, False]
     assert [turnstile.enter(b"b", number) for number in range(2)] == [True, False]
     assert turnstile.begin(b"a") == 0
@@ -17,7 +17,7 @@ def test_one_client_s_requests_are_limited_and_so_are_all() -> None:
 
 
 def test_few_of_a_client_s_are_begun_at_once_in_their_order() -> None:
-    turnstile = Turnstile[int](2, 64, 1024)
+    turnstile = FairQueue[int](2, 64, 1024)
     for number in range(5):
         assert turnstile.enter(b"a", number)
     assert [turnstile.begin(b"a") for _ in range(3)] == [0, 1, None]
@@ -29,7 +29,7 @@ def test_few_of_a_client_s_are_begun_at_once_in_their_order() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(b"abc"), st.sampled_from(("enter", "begin", "leave"))), max_size=60))
 def test_whatever_order_they_come_in_each_is_begun_once_and_nothing_stays(steps: list[tuple[int, str]]) -> None:
-    turnstile, entered, begun, under_way = Turnstile[int](2, 4, 7), [], [], dict.fromkeys(b"abc", 0)
+    turnstile, entered, begun, under_way = FairQueue[int](2, 4, 7), [], [], dict.fromkeys(b"abc", 0)
     for number, (name, step) in enumerate(steps):
         client = bytes([name])
         if step == "enter" and turnstile.enter(client, number):

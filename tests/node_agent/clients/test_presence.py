@@ -1,6 +1,6 @@
 """Who is attached: those who say so, for as long as they say so, and no more of them than there is room for."""
 
-from trainctl.node_agent.clients.presence import EXPIRY_SECONDS, MAX_VIEWERS, Audience
+from trainctl.node_agent.clients.presence import EXPIRY_SECONDS, MAX_VIEWERS, Presence
 from trainctl.protocol import messages as m
 
 
@@ -13,27 +13,27 @@ def said(viewer: str, by: str = "", **other: bool) -> m.AttendRequest:
 
 
 def test_each_learns_of_the_others_and_whoever_only_asks_of_all() -> None:
-    audience = Audience()
-    assert audience.hear(said("a", "anna"), 0.0, 100.0) == ()
-    assert names(audience.hear(said("b", "cron", read_only=True), 1.0, 101.0)) == ["anna"]
-    assert audience.hear(said("a", "anna"), 5.0, 105.0) == (m.Viewer(by="cron", since_at=101.0, read_only=True),)
-    assert names(audience.hear(m.AttendRequest(rid="r"), 6.0, 106.0)) == ["anna", "cron"]
+    presence = Presence()
+    assert presence.hear(said("a", "anna"), 0.0, 100.0) == ()
+    assert names(presence.hear(said("b", "cron", read_only=True), 1.0, 101.0)) == ["anna"]
+    assert presence.hear(said("a", "anna"), 5.0, 105.0) == (m.Viewer(by="cron", since_at=101.0, read_only=True),)
+    assert names(presence.hear(m.AttendRequest(rid="r"), 6.0, 106.0)) == ["anna", "cron"]
 
 
 def test_they_are_forgotten_when_they_leave_or_fall_silent() -> None:
-    audience = Audience()
-    audience.hear(said("a", "anna"), 0.0, 100.0)
-    audience.hear(said("b", "cron"), EXPIRY_SECONDS / 2, 110.0)
-    audience.hear(said("a", "anna"), EXPIRY_SECONDS - 1, 119.0)
-    (anna,) = audience.hear(m.AttendRequest(rid="r"), EXPIRY_SECONDS * 1.5, 130.0)
+    presence = Presence()
+    presence.hear(said("a", "anna"), 0.0, 100.0)
+    presence.hear(said("b", "cron"), EXPIRY_SECONDS / 2, 110.0)
+    presence.hear(said("a", "anna"), EXPIRY_SECONDS - 1, 119.0)
+    (anna,) = presence.hear(m.AttendRequest(rid="r"), EXPIRY_SECONDS * 1.5, 130.0)
     assert (anna.by, anna.since_at) == ("anna", 100.0)
-    assert audience.hear(said("a", leaving=True), EXPIRY_SECONDS * 1.5, 130.0) == ()
-    assert audience.hear(m.AttendRequest(rid="r"), EXPIRY_SECONDS * 1.5, 130.0) == ()
+    assert presence.hear(said("a", leaving=True), EXPIRY_SECONDS * 1.5, 130.0) == ()
+    assert presence.hear(m.AttendRequest(rid="r"), EXPIRY_SECONDS * 1.5, 130.0) == ()
 
 
 def test_there_is_room_for_so_many() -> None:
-    audience = Audience()
+    presence = Presence()
     for index in range(MAX_VIEWERS + 10):
-        audience.hear(said(f"v{index}"), 0.0, float(index))
-    assert len(audience.hear(m.AttendRequest(rid="r"), 0.0, 0.0)) == MAX_VIEWERS
-    assert len(audience.hear(said("v0"), 1.0, 1.0)) == MAX_VIEWERS - 1
+        presence.hear(said(f"v{index}"), 0.0, float(index))
+    assert len(presence.hear(m.AttendRequest(rid="r"), 0.0, 0.0)) == MAX_VIEWERS
+    assert len(presence.hear(said("v0"), 1.0, 1.0)) == MAX_VIEWERS - 1

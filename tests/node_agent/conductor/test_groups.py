@@ -8,6 +8,8 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import views
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.state import Progress
+from trainctl.node_agent.planning.durable import Durable
+from trainctl.node_agent.runs import restore
 from trainctl.protocol import messages as m
 
 ABC = durable(("a", "b", "c"), 12)
@@ -328,11 +330,32 @@ def test_first_shares_are_timed_before_the_first_step():
     check_ledger(simulation)
 
 
-@pytest.mark.parametrize("tables", [{}, {"nodes": {"a": {"share": 8}, "b": {}, "c": {}}}])
-def test_shares_that_are_given_or_even_are_not_timed(tables):
-    timing = {"group": {"first_shares": "timed" if tables else "even"}}
-    simulation = group(**timing, **tables).begin().until_step(1)
-    assert [plan.kind for plan in simulation.sent_plans[:2]] == ["probe", "train"]
+def begun_with(*given: int | None, first_shares: str = "timed") -> Simulation:
+    """After step 1 of a batch of 28, with these shares in the run file of nodes of falling speed."""
+    tables = {node: {} if share is None else {"share": share} for node, share in zip("abcd", given, strict=False)}
+    made = config(batch=28, nodes=tables, group={"first_shares": first_shares})
+    simulation = Simulation(made, Durable(restore._first_settings(made), m.Generation(1, 0), 0))
+    for number, rank in enumerate(simulation.ranks.values()):
+        rank.speed = 100.0 / 2**number
+    return simulation.begin().until_step(1)
+
+
+@pytest.mark.parametrize(
+    ("given", "first_shares"),
+    [((None, None, None), "even"), ((10, 10, 8), "timed"), ((20, None), "timed"), ((None,), "timed")],
+)
+def test_shares_that_are_given_or_even_or_follow_from_others_are_not_timed(given, first_shares):
+    simulation = begun_with(*given, first_shares=first_shares)
+    assert "measure" not in {plan.kind for plan in simulation.sent_plans}
+
+
+def test_those_without_a_share_deal_out_by_speed_what_the_others_leave():
+    simulation = begun_with(10, None, None, None)
+    assert [plan.kind for plan in simulation.sent_plans[:2]] == ["probe", "measure"]
+    assert rows(simulation, 1) == {0: 10, 1: 10, 2: 5, 3: 3}
+    (event,) = [happened for happened in simulation.happened if happened.verb == "rebalance"]
+    assert (event.before, event.after) == ("a=10 b=6 c=6 d=6", "a=10 b=10 c=5 d=3")
+    check_ledger(simulation)
 
 
 def test_shares_stay_even_where_nothing_could_be_timed():

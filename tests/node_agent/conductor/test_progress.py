@@ -1,6 +1,6 @@
 """What counts as a standstill, and from when on it is a hang."""
 
-from trainctl.node_agent.conductor.progress import FIRST_TIMES, LONGEST_TIMES, Standstills
+from trainctl.node_agent.conductor.progress import FIRST_TIMES, LONGEST_TIMES, StallDetector
 from trainctl.protocol import messages as m
 
 LEAST, LOAD = 100.0, 600.0
@@ -10,14 +10,14 @@ def alive(progress: int | None, phase: str = "forward", step: int = 5) -> m.Aliv
     return m.Alive(run="r", rank=0, generation=None, step=step, phase=phase, progress=progress)
 
 
-def heard(made: Standstills, times: list[float], progress: int | None = 7, phase: str = "forward") -> Standstills:
+def heard(made: StallDetector, times: list[float], progress: int | None = 7, phase: str = "forward") -> StallDetector:
     for now in times:
         made.heard(alive(progress, phase), now)
     return made
 
 
 def test_it_grows_with_each_heartbeat_that_brings_nothing_new():
-    made = heard(Standstills(LEAST, LOAD), [10.0, 11.0, 12.0, 13.5])
+    made = heard(StallDetector(LEAST, LOAD), [10.0, 11.0, 12.0, 13.5])
     assert (made.seconds(0), made.is_at_work(0)) == (3.5, True)
     made.heard(alive(8), 14.0)
     assert made.seconds(0) == 0.0
@@ -25,19 +25,19 @@ def test_it_grows_with_each_heartbeat_that_brings_nothing_new():
 
 def test_time_in_which_nothing_was_heard_is_nobodys_standstill():
     """Neither that of a machine that slept, nor that of an agent that was stopped and then reads all at once."""
-    slept = heard(Standstills(LEAST, LOAD), [10.0, 11.0, 3000.0])
+    slept = heard(StallDetector(LEAST, LOAD), [10.0, 11.0, 3000.0])
     assert slept.seconds(0) <= 4.0
-    stopped = heard(Standstills(LEAST, LOAD), [10.0, *[3000.0] * 50])
+    stopped = heard(StallDetector(LEAST, LOAD), [10.0, *[3000.0] * 50])
     assert stopped.seconds(0) <= 3.0
 
 
 def test_of_a_heartbeat_without_the_number_nothing_is_known():
-    made = heard(Standstills(LEAST, LOAD), [float(second) for second in range(500)], progress=None)
+    made = heard(StallDetector(LEAST, LOAD), [float(second) for second in range(500)], progress=None)
     assert (made.seconds(0), made.is_at_work(0)) == (0.0, False)
 
 
 def test_the_first_of_its_kind_may_take_longer_and_again_after_another_start():
-    made = Standstills(LEAST, LOAD)
+    made = StallDetector(LEAST, LOAD)
     assert made.limit_seconds(0, "train", 0.1, 1000) == FIRST_TIMES * LEAST
     made.done(0, "train")
     assert made.limit_seconds(0, "train", 0.1, 1000) == LEAST
@@ -48,7 +48,7 @@ def test_the_first_of_its_kind_may_take_longer_and_again_after_another_start():
 
 
 def test_what_was_measured_raises_the_limit():
-    made = Standstills(LEAST, LOAD)
+    made = StallDetector(LEAST, LOAD)
     made.done(0, "train")
     made.done(0, "checkpoint")
     assert made.limit_seconds(0, "train", 60.0, 1000) == LONGEST_TIMES * 60.0
@@ -59,7 +59,7 @@ def test_what_was_measured_raises_the_limit():
 
 
 def test_a_wait_for_others_is_no_measure():
-    made = Standstills(LEAST, LOAD)
+    made = StallDetector(LEAST, LOAD)
     made.done(0, "train")
     heard(made, [float(second) for second in range(500)], phase="idle")
     made.heard(alive(8), 500.0)
@@ -67,5 +67,5 @@ def test_a_wait_for_others_is_no_measure():
 
 
 def test_a_large_model_may_load_for_long():
-    assert Standstills(1.0, LOAD).load_limit_seconds(0) == LOAD
-    assert Standstills(LEAST, LOAD).load_limit_seconds(1_000_000_000) >= 1000.0
+    assert StallDetector(1.0, LOAD).load_limit_seconds(0) == LOAD
+    assert StallDetector(LEAST, LOAD).load_limit_seconds(1_000_000_000) >= 1000.0

@@ -1,4 +1,4 @@
-"""The Prometheus endpoint's pure parts: what is counted, what a scene says, where it may listen; and the dashboard."""
+"""The Prometheus endpoint's pure parts: what is counted, what a snapshot says, where to listen; and the dashboard."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.exporter import catalogue, listen_address
 from trainctl.node_agent.exporter.counters import Totals, after
 from trainctl.node_agent.exporter.samples import Histogram, readings
-from trainctl.node_agent.exporter.snapshot import Scene
+from trainctl.node_agent.exporter.snapshot import AgentSnapshot
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 
@@ -42,16 +42,20 @@ def counted(*messages: m.Live) -> Totals:
     return totals
 
 
-def scene(live: LiveRun | None = None, totals: Totals = Totals(), host: m.HostReading | None = None) -> Scene:  # noqa: B008
+def snapshot(
+    live: LiveRun | None = None,
+    totals: Totals = Totals(),  # noqa: B008
+    host: m.HostReading | None = None,
+) -> AgentSnapshot:
     node = m.NodeView("a", "b00t", "tcp://x:1", "tcp://x:2", host, "1.0")
     peers = tuple(m.PeerView(name, "", None, state, 0.0) for name, state in PEERS.items())
-    return Scene(10.0, 3.0, node, peers, live, None, totals)
+    return AgentSnapshot(10.0, 3.0, node, peers, live, None, totals)
 
 
 PEERS: dict[str, Any] = {"b": "connected", "c": "silent", "d": "unknown"}
 
 
-def said(shown: Scene) -> dict[tuple[str, ...], Any]:
+def said(shown: AgentSnapshot) -> dict[tuple[str, ...], Any]:
     """Values by name and labels; each name and its labels are as the catalogue has them, and none comes twice."""
     found: dict[tuple[str, ...], Any] = {}
     for reading in readings(shown, 12.5):
@@ -65,7 +69,7 @@ def test_steps_and_parts_are_summed() -> None:
     totals = counted(
         records.step(1, seconds=0.05), records.part(1), records.step(2, seconds=400.0), records.part(2), EVENT
     )
-    found = said(scene(totals=totals))
+    found = said(snapshot(totals=totals))
     assert found["trainctl_steps_total", "run-1"] == 2
     assert found["trainctl_tokens_total", "run-1"] == 2 * 3072
     assert found["trainctl_rank_tokens_total", "run-1", "node-0", "0"] == 200
@@ -81,7 +85,7 @@ def test_steps_and_parts_are_summed() -> None:
 
 def test_another_run_begins_anew_and_what_is_no_number_spoils_no_sum() -> None:
     other = m.StepCommitted(**{**as_dict(records.step(1)), "run": "run-2", "weight": math.nan, "skipped": "nan"})
-    found = said(scene(totals=counted(records.step(1), records.part(1), other)))
+    found = said(snapshot(totals=counted(records.step(1), records.part(1), other)))
     assert found["trainctl_steps_total", "run-2"] == found["trainctl_skipped_steps_total", "run-2"] == 1
     assert found["trainctl_tokens_total", "run-2"] == 0
     assert not [key for key in found if "run-1" in key]
@@ -92,7 +96,7 @@ def as_dict(step: m.StepCommitted) -> dict[str, Any]:
 
 
 def test_what_is_not_known_is_absent() -> None:
-    found = said(scene(host=HOST))
+    found = said(snapshot(host=HOST))
     names = {name for name, *_ in found}
     assert "trainctl_host_memory_used_bytes" not in names
     assert "trainctl_agent_event_loop_lag_seconds" not in names
@@ -113,7 +117,7 @@ def test_what_is_not_known_is_absent() -> None:
 
 def test_a_run_is_shown_with_its_ranks_and_alerts() -> None:
     last = records.step(2, loss=math.nan)
-    found = said(scene(LiveRun(VIEW, last, (records.part(2),), ALERTS)))
+    found = said(snapshot(LiveRun(VIEW, last, (records.part(2),), ALERTS)))
     assert found["trainctl_run_info", "run-1", "x", "a", "gloo"] == 1
     assert found["trainctl_run_state", "run-1", "running"] == 1
     assert math.isnan(found["trainctl_loss", "run-1"])

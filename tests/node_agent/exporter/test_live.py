@@ -21,12 +21,12 @@ from tests.waiting import HANG_SECONDS, until
 
 from trainctl.node_agent.agent import Agent, Options
 from trainctl.node_agent.exporter import server
-from trainctl.node_agent.exporter.listen_address import Place
+from trainctl.node_agent.exporter.listen_address import ListenAddress
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import InvalidInputError
 
 DEADLINE_SECONDS = HANG_SECONDS
-LOOPBACK = Place("127.0.0.1", 0)
+LOOPBACK = ListenAddress("127.0.0.1", 0)
 
 
 class Played(NamedTuple):
@@ -176,7 +176,9 @@ async def test_an_agent_serves_itself_and_leaves_nothing_open(tmp_path: Path) ->
         assert agent.metrics_url is not None
         text = await asyncio.to_thread(get, agent.metrics_url)
         taken = urllib.parse.urlsplit(agent.metrics_url).port or 0
-        other = Agent("b", "tcp://127.0.0.1:0", state_root=tmp_path, options=Options(metrics=Place("127.0.0.1", taken)))
+        other = Agent(
+            "b", "tcp://127.0.0.1:0", state_root=tmp_path, options=Options(metrics=ListenAddress("127.0.0.1", taken))
+        )
         with pytest.raises(InvalidInputError, match=f"--metrics: cannot listen at 127.0.0.1:{taken}"):
             await other.__aenter__()
     assert 'trainctl_agent_info{boot="' in text

@@ -6,7 +6,7 @@ import pytest
 
 from trainctl.node_agent.readings.energy import Energy, EnergyMeter, counted, drawn_watts
 from trainctl.node_agent.readings.host import HostReader
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
 
@@ -69,7 +69,7 @@ def test_an_agent_that_is_restarted_goes_on_and_counts_its_absence_as_a_gap(tmp_
         node="b", read_at=5001.0, cpu_percent=None, memory_used_bytes=None, memory_total_bytes=None,
         disk_free_bytes=None, energy_joules=1.0, energy_since_at=1.0,
     )  # fmt: skip
-    with RunRecorder(paths) as recorder:
+    with RunDb(paths) as recorder:
         recorder.host(kept)
         recorder.host(other)
     with HostReader("a", tmp_path, devices=()) as reader:

@@ -9,14 +9,14 @@ import psutil
 from tests.node_agent.trainers.test_supervisor import alive, wait_for
 
 from trainctl.node_agent.readings.processes import ProcessMeter
-from trainctl.node_agent.trainers.supervisor import TrainerHost
+from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
 from trainctl.protocol.record.paths import RunPaths
 
 CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
 
 
 def test_a_trainer_is_read_with_its_keeper_and_its_children(tmp_path: Path) -> None:
-    host, paths = TrainerHost(), RunPaths(tmp_path / "runs" / "r")
+    host, paths = TrainerSupervisor(), RunPaths(tmp_path / "runs" / "r")
     paths.directory.mkdir(parents=True)
     meter = ProcessMeter()
     host.start(paths, 2, [sys.executable, "-c", CHILD])

@@ -1,4 +1,4 @@
-"""The agent's ledger: a command is accepted once, durably, ends once, and its id with another body is another one."""
+"""The agent's db: a command is accepted once, durably, ends once, and its id with another body is another one."""
 
 import random
 import sqlite3
@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.node_agent.support.processes import kill_after, python
 
-from trainctl.node_agent.records.agent_db import AgentLedger, digest_of
+from trainctl.node_agent.records.agent_db import AgentDb, digest_of
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 
@@ -30,45 +30,45 @@ def command(number: int = 1, **changes: object) -> m.Command:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[AgentLedger]:
-    with AgentLedger(tmp_path / "agent.db") as made:
+def db(tmp_path: Path) -> Iterator[AgentDb]:
+    with AgentDb(tmp_path / "agent.db") as made:
         yield made
 
 
 def test_an_accepted_command_is_found_with_all_it_said(tmp_path: Path) -> None:
     asked = command(args={"micro": 8, "deep": {"list": [1, 2.5, None, "é"]}}, run="run-1", if_plan=3, ttl_seconds=5.0)
-    with AgentLedger(tmp_path / "agent.db") as ledger:
-        assert ledger.find(ID) is None
-        assert ledger.accept(asked, digest_of(asked), 1000.0)
-    with AgentLedger(tmp_path / "agent.db") as ledger:
-        found = ledger.find(ID)
+    with AgentDb(tmp_path / "agent.db") as db:
+        assert db.find(ID) is None
+        assert db.accept(asked, digest_of(asked), 1000.0)
+    with AgentDb(tmp_path / "agent.db") as db:
+        found = db.find(ID)
         assert found is not None and found.is_open and found.digest == digest_of(asked)
         assert (found.verb, found.args, found.by, found.run) == ("resize-batch", asked.args, "anna", "run-1")
         assert (found.node, found.if_plan, found.received_at, found.ttl_seconds) == ("a", 3, 1000.0, 5.0)
-        assert ledger.open_commands() == (found,)
+        assert db.open_commands() == (found,)
 
 
-def test_the_same_id_is_accepted_once(ledger: AgentLedger) -> None:
-    assert ledger.accept(command(), "one", 1000.0)
-    assert not ledger.accept(command(verb="pause"), "two", 2000.0)
-    found = ledger.find(ID)
+def test_the_same_id_is_accepted_once(db: AgentDb) -> None:
+    assert db.accept(command(), "one", 1000.0)
+    assert not db.accept(command(verb="pause"), "two", 2000.0)
+    found = db.find(ID)
     assert found is not None and (found.verb, found.digest, found.received_at) == ("resize-batch", "one", 1000.0)
 
 
-def test_a_command_ends_once(ledger: AgentLedger) -> None:
-    ledger.accept(command(), "one", 1000.0)
-    ledger.accept(command(2), "two", 999.0)
-    assert [found.id[-1] for found in ledger.open_commands()] == ["2", "1"]
-    ledger.outcome(ID, "applied", 17, "", None, "8", "4", 1001.0)
-    ledger.outcome(ID, "failed", None, "too late", None, None, None, 1002.0)
-    found = ledger.find(ID)
+def test_a_command_ends_once(db: AgentDb) -> None:
+    db.accept(command(), "one", 1000.0)
+    db.accept(command(2), "two", 999.0)
+    assert [found.id[-1] for found in db.open_commands()] == ["2", "1"]
+    db.outcome(ID, "applied", 17, "", None, "8", "4", 1001.0)
+    db.outcome(ID, "failed", None, "too late", None, None, None, 1002.0)
+    found = db.find(ID)
     assert found is not None and not found.is_open and found.ended_at == 1001.0
     assert found.reply("again") == m.CommandReply(
         rid="again", id=ID, state="applied", step=17, before="8", after="4"
     )  # fmt: skip
-    assert [found.id[-1] for found in ledger.open_commands()] == ["2"]
-    ledger.outcome(command(2).id, "rejected", reason="0 is below 1", field="micro", run="run-9")
-    found = ledger.find(command(2).id)
+    assert [found.id[-1] for found in db.open_commands()] == ["2"]
+    db.outcome(command(2).id, "rejected", reason="0 is below 1", field="micro", run="run-9")
+    found = db.find(command(2).id)
     assert found is not None and (found.state, found.field, found.run) == ("rejected", "micro", "run-9")
 
 
@@ -91,77 +91,77 @@ def test_the_digest_is_of_the_body_alone() -> None:
     )  # what an older agent has journaled must still compare equal
 
 
-def test_runs_are_listed_newest_first(ledger: AgentLedger) -> None:
-    ledger.add_run("old", "demo", Path("/x/old"), 1000.0)
-    ledger.add_run("new", "demo", Path("/x/new"), 2000.0, "running")
+def test_runs_are_listed_newest_first(db: AgentDb) -> None:
+    db.add_run("old", "demo", Path("/x/old"), 1000.0)
+    db.add_run("new", "demo", Path("/x/new"), 2000.0, "running")
     with pytest.raises(RefusedError, match="run old exists already"):
-        ledger.add_run("old", "demo", Path("/x/old"), 3000.0)
-    ledger.set_run_state("old", "failed", "rank 0 was lost")
-    assert [(run.run, run.state, run.reason) for run in ledger.runs()] == [
+        db.add_run("old", "demo", Path("/x/old"), 3000.0)
+    db.set_run_state("old", "failed", "rank 0 was lost")
+    assert [(run.run, run.state, run.reason) for run in db.runs()] == [
         ("new", "running", ""), ("old", "failed", "rank 0 was lost")
     ]  # fmt: skip
-    assert ledger.runs()[0].directory == Path("/x/new")
+    assert db.runs()[0].directory == Path("/x/new")
 
 
 def test_only_the_highest_generation_is_kept(tmp_path: Path) -> None:
-    with AgentLedger(tmp_path / "agent.db") as ledger:
-        assert ledger.generation is None
-        assert ledger.saw(m.Generation(1, 10)) and ledger.saw(m.Generation(1, 10))
-        assert not ledger.saw(m.Generation(1, 9))
-        assert ledger.saw(m.Generation(2, 0)) and not ledger.saw(m.Generation(1, 999))
-    with AgentLedger(tmp_path / "agent.db") as ledger:
-        assert ledger.generation == m.Generation(2, 0)
+    with AgentDb(tmp_path / "agent.db") as db:
+        assert db.generation is None
+        assert db.saw(m.Generation(1, 10)) and db.saw(m.Generation(1, 10))
+        assert not db.saw(m.Generation(1, 9))
+        assert db.saw(m.Generation(2, 0)) and not db.saw(m.Generation(1, 999))
+    with AgentDb(tmp_path / "agent.db") as db:
+        assert db.generation == m.Generation(2, 0)
 
 
-def test_a_disk_that_refuses_stops_commands_but_not_their_ends(ledger: AgentLedger, tmp_path: Path) -> None:
-    ledger.accept(command(), "one", 1000.0)
-    ledger._connection.execute("PRAGMA busy_timeout=1")
+def test_a_disk_that_refuses_stops_commands_but_not_their_ends(db: AgentDb, tmp_path: Path) -> None:
+    db.accept(command(), "one", 1000.0)
+    db._connection.execute("PRAGMA busy_timeout=1")
     other = sqlite3.connect(tmp_path / "agent.db")
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(RefusedError, match="command not journaled: database is locked"):
-        ledger.accept(command(2), "two", 1000.0)
-    ledger.outcome(ID, "applied", 3, "", None, None, None, 1001.0)
-    assert ledger.saw(m.Generation(3, 1)) and ledger.generation == m.Generation(3, 1)
-    assert "locked" in (ledger.problem or "")
+        db.accept(command(2), "two", 1000.0)
+    db.outcome(ID, "applied", 3, "", None, None, None, 1001.0)
+    assert db.saw(m.Generation(3, 1)) and db.generation == m.Generation(3, 1)
+    assert "locked" in (db.problem or "")
     other.execute("ROLLBACK")
     other.close()
-    found = ledger.find(ID)
-    assert found is not None and found.state == "applied" and ledger.problem is None
-    assert ledger.find(command(2).id) is None
+    found = db.find(ID)
+    assert found is not None and found.state == "applied" and db.problem is None
+    assert db.find(command(2).id) is None
 
 
 def test_a_ledger_of_the_first_schema_still_opens(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "agent.db")
     connection.executescript(GOLDEN.read_text(encoding="utf-8"))
     connection.close()
-    with AgentLedger(tmp_path / "agent.db") as ledger:
-        ended, still_open = ledger.find(ID), ledger.open_commands()
+    with AgentDb(tmp_path / "agent.db") as db:
+        ended, still_open = db.find(ID), db.open_commands()
         assert ended is not None and (ended.state, ended.step, ended.before, ended.after) == ("applied", 17, "8", "4")
         assert ended.digest == digest_of(command())
         assert [found.verb for found in still_open] == ["checkpoint"]
-        assert [(run.run, run.state) for run in ledger.runs()] == [("demo-1", "running")]
-        assert ledger.generation == m.Generation(1, 4)
+        assert [(run.run, run.state) for run in db.runs()] == [("demo-1", "running")]
+        assert db.generation == m.Generation(1, 4)
 
 
 def test_what_is_no_ledger_is_refused_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "agent.db").write_bytes(b"nothing of the kind " * 100)
     with pytest.raises(InvalidInputError, match=r"agent\.db: not a usable record"):
-        AgentLedger(tmp_path / "agent.db")
+        AgentDb(tmp_path / "agent.db")
 
 
 ACCEPTER = """
     import sys
     from pathlib import Path
-    from trainctl.node_agent.records.agent_db import AgentLedger
+    from trainctl.node_agent.records.agent_db import AgentDb
     from trainctl.protocol import messages as m
 
-    ledger, number = AgentLedger(Path(sys.argv[1])), int(sys.argv[2])
+    db, number = AgentDb(Path(sys.argv[1])), int(sys.argv[2])
     while True:
         number += 1
         id = f"8b7c6d5e-0000-4000-8000-{number:012x}"
-        assert ledger.accept(m.Command(rid="r", id=id, verb="pause"), "digest", 0.0)
+        assert db.accept(m.Command(rid="r", id=id, verb="pause"), "digest", 0.0)
         if number % 2:
-            ledger.outcome(id, "applied", number)
+            db.outcome(id, "applied", number)
         print(number, flush=True)
 """
 
@@ -171,36 +171,36 @@ def test_killing_the_agent_ten_times_loses_no_accepted_command(tmp_path: Path) -
     for turn in range(10):
         writer = python(ACCEPTER, str(tmp_path / "agent.db"), str(1000 * turn))
         accepted = max(map(int, kill_after(writer, chance.randint(1, 12))))
-        with AgentLedger(tmp_path / "agent.db") as ledger:
+        with AgentDb(tmp_path / "agent.db") as db:
             for number in range(1000 * turn + 1, accepted + 1):
-                found = ledger.find(f"8b7c6d5e-0000-4000-8000-{number:012x}")
+                found = db.find(f"8b7c6d5e-0000-4000-8000-{number:012x}")
                 assert found is not None and found.state == ("applied" if number % 2 else "accepted"), number
 
 
 def test_a_node_consents_to_one_claimant_a_term_also_after_a_restart(tmp_path: Path) -> None:
-    with AgentLedger(tmp_path / "agent.db") as ledger:
-        assert ledger.term == 0
-        assert ledger.consent(2, "beta", "run-1") == "beta"
-        assert ledger.consent(2, "gamma", "run-1") == "beta"
-    with AgentLedger(tmp_path / "agent.db") as ledger:
-        assert (ledger.term, ledger.generation) == (2, None)
-        assert (ledger.consent(2, "beta", "run-1"), ledger.consent(2, "gamma", "run-1")) == ("beta", "beta")
-        assert (ledger.consented_term("run-1"), ledger.consented_term("run-2")) == (2, 0)
-        assert ledger.consent(3, "gamma", "run-2") == "gamma"
-        assert ledger.consent(2, "beta", "run-1") == "gamma in term 3"
-        ledger.saw(m.Generation(5, 1))
-        assert ledger.term == 5
+    with AgentDb(tmp_path / "agent.db") as db:
+        assert db.term == 0
+        assert db.consent(2, "beta", "run-1") == "beta"
+        assert db.consent(2, "gamma", "run-1") == "beta"
+    with AgentDb(tmp_path / "agent.db") as db:
+        assert (db.term, db.generation) == (2, None)
+        assert (db.consent(2, "beta", "run-1"), db.consent(2, "gamma", "run-1")) == ("beta", "beta")
+        assert (db.consented_term("run-1"), db.consented_term("run-2")) == (2, 0)
+        assert db.consent(3, "gamma", "run-2") == "gamma"
+        assert db.consent(2, "beta", "run-1") == "gamma in term 3"
+        db.saw(m.Generation(5, 1))
+        assert db.term == 5
 
 
-def test_what_another_node_s_lead_tells_of_commands_is_kept_and_ends_them_once(ledger: AgentLedger) -> None:
-    ledger.accept(command(), digest_of(command()), 1000.0)
-    own = ledger.find(ID)
+def test_what_another_node_s_lead_tells_of_commands_is_kept_and_ends_them_once(db: AgentDb) -> None:
+    db.accept(command(), digest_of(command()), 1000.0)
+    own = db.find(ID)
     assert own is not None
-    ledger.keep_command(msgspec.structs.replace(own.kept, state="applied", step=7, ended_at=1001.0, run="run-1"))
-    ledger.keep_command(msgspec.structs.replace(own.kept, state="failed", ended_at=1002.0))
-    found = ledger.find(ID)
+    db.keep_command(msgspec.structs.replace(own.kept, state="applied", step=7, ended_at=1001.0, run="run-1"))
+    db.keep_command(msgspec.structs.replace(own.kept, state="failed", ended_at=1002.0))
+    found = db.find(ID)
     assert found is not None and (found.state, found.step, found.ended_at, found.run) == ("applied", 7, 1001.0, "run-1")
     other = msgspec.structs.replace(own.kept, id=command(2).id, run="run-1", received_at=2000.0)
-    ledger.keep_command(other)
-    assert [row.kept for row in ledger.commands_of("run-1", 1)] == [other]
-    assert [row.id for row in ledger.open_commands()] == [other.id]
+    db.keep_command(other)
+    assert [row.kept for row in db.commands_of("run-1", 1)] == [other]
+    assert [row.id for row in db.open_commands()] == [other.id]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.waiting import HANG_SECONDS
 
-from trainctl.node_agent.records import replication
+from trainctl.node_agent.records import keys, replication
 from trainctl.node_agent.records.replication import Copies
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record.paths import RunPaths
@@ -44,7 +44,7 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.paths = RunPaths(folder / RUN)
         self.paths.directory.mkdir(parents=True)
-        self.recorder, self.is_cut, self.commands = RunRecorder(self.paths), False, list[m.KeptCommand]()
+        self.recorder, self.is_cut, self.commands = RunDb(self.paths), False, list[m.KeptCommand]()
 
     async def send(self, make) -> bool:
         if self.is_cut:
@@ -65,7 +65,7 @@ class Node:
         with RecordReader(self.paths) as reader:
             steps, _ = reader.steps(0, 10_000)
             events, _ = reader.events(0, 10_000)
-            own = {key: value for key, value in reader.metas().items() if key not in replication.OWN_KEYS}
+            own = {key: value for key, value in reader.metas().items() if key not in keys.OWN_KEYS}
             series = [reader.series(metric, None, 0, None, 50) for metric in ("loss", "tokens_per_second")]
             parts = [reader.rank_steps(step.step) for step in steps]
             return steps, parts, events, own, reader.evaluations(), series
@@ -97,7 +97,7 @@ class Lead:
     def rest(self) -> None:
         recorder = self.node.recorder
         recorder.set_meta("conductor", str(self.chance.random()))
-        recorder.set_meta(replication.VIEW_KEY, "its own", own=True)
+        recorder.set_meta(keys.VIEW_KEY, "its own", own=True)
         recorder.evaluation(self.step, 2.0 + self.step, 2.5, 100.0, 0.5)
         recorder.drifts(self.step, 2.0, {0: 0.0, 1: 1e-7})
 

@@ -9,7 +9,7 @@ import pytest
 from tests.node_agent.support.records import FIRST, check_rollups, part, plan, reading, rollups, rows, step
 
 from trainctl.node_agent.records import run_db as recorder_module
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths
@@ -26,7 +26,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def test_a_restart_finds_the_last_state(paths: RunPaths) -> None:
-    with RunRecorder(paths) as recorder:
+    with RunDb(paths) as recorder:
         assert recorder.last_state().step is None and recorder.last_state().generation is None
         recorder.set_meta("name", "demo")
         for number in (1, 2, 3):
@@ -36,7 +36,7 @@ def test_a_restart_finds_the_last_state(paths: RunPaths) -> None:
         recorder.plan(newest, 1001.0)
         recorder.evaluation(3, 1002.0, 2.25, 512.0, 0.5)
         said = recorder.event(1003.0, "run", "good", "auto", "began", step=3, generation=FIRST)
-    with RunRecorder(paths) as recorder:
+    with RunDb(paths) as recorder:
         state = recorder.last_state()
         assert state.step == step(3) and state.rank_steps == (part(3),)
         assert state.plan == newest and state.seq == 4 and state.generation == FIRST.next()
@@ -47,7 +47,7 @@ def test_a_restart_finds_the_last_state(paths: RunPaths) -> None:
 
 
 def test_committing_twice_changes_nothing(paths: RunPaths) -> None:
-    with RunRecorder(paths) as recorder:
+    with RunDb(paths) as recorder:
         recorder.commit(step(1), [part(1)], 1000.0)
         before = rows(paths, "SELECT * FROM steps, rank_steps, rollups")
         recorder.commit(step(1, loss=9.0), [part(1, tokens=7.0)], 2000.0)
@@ -58,7 +58,7 @@ def test_committing_twice_changes_nothing(paths: RunPaths) -> None:
 
 
 def test_parts_of_other_ranks_are_added_later_and_in_any_order(paths: RunPaths) -> None:
-    with RunRecorder(paths) as recorder:
+    with RunDb(paths) as recorder:
         recorder.commit(step(1), [part(1, 0)], 1000.0)
         recorder.commit(step(2), [part(2, 0), part(2, 1, tokens=300.0)], 1001.0)
         recorder.commit(step(1), [part(1, 1, tokens=100.0)], 1000.0)
@@ -69,7 +69,7 @@ def test_parts_of_other_ranks_are_added_later_and_in_any_order(paths: RunPaths) 
 
 
 def test_a_retracted_step_stays_marked_and_its_redo_counts(paths: RunPaths) -> None:
-    with RunRecorder(paths) as recorder:
+    with RunDb(paths) as recorder:
         for number in (1, 2):
             recorder.commit(step(number, loss=50.0), [part(number)], 1000.0)
         recorder.retract_after(1)
@@ -83,7 +83,7 @@ def test_a_retracted_step_stays_marked_and_its_redo_counts(paths: RunPaths) -> N
 
 
 def test_a_redo_supersedes_a_step_that_was_not_retracted(paths: RunPaths) -> None:
-    with RunRecorder(paths) as recorder:
+    with RunDb(paths) as recorder:
         recorder.commit(step(1, loss=50.0), [part(1)], 1000.0)
         recorder.commit(step(1, FIRST.next(), loss=3.0), [part(1, 0, FIRST.next())], 1001.0)
         assert recorder.last_state().step == step(1, FIRST.next(), loss=3.0)
@@ -91,7 +91,7 @@ def test_a_redo_supersedes_a_step_that_was_not_retracted(paths: RunPaths) -> Non
 
 
 def test_steps_after_a_checkpoint_are_retracted_together(paths: RunPaths) -> None:
-    with RunRecorder(paths) as recorder:
+    with RunDb(paths) as recorder:
         for number in range(1, 251):
             recorder.commit(step(number, loss=float(number)), [part(number)], 1000.0)
         recorder.retract_after(95)
@@ -103,7 +103,7 @@ def test_steps_after_a_checkpoint_are_retracted_together(paths: RunPaths) -> Non
 
 
 def test_what_is_not_finite_is_kept_in_its_row_and_left_out_of_rollups(paths: RunPaths) -> None:
-    with RunRecorder(paths) as recorder:
+    with RunDb(paths) as recorder:
         for number, loss in enumerate((math.nan, math.inf, 4.0), 1):
             recorder.commit(step(number, loss=loss), [part(number, tokens=math.nan)], 1000.0)
         recorder.evaluation(3, 1.0, math.nan, 1.0, 1.0)
@@ -117,16 +117,16 @@ def test_what_is_not_finite_is_kept_in_its_row_and_left_out_of_rollups(paths: Ru
 
 
 def test_events_keep_counting_after_a_restart_and_long_ones_are_cut(paths: RunPaths) -> None:
-    with RunRecorder(paths) as recorder:
+    with RunDb(paths) as recorder:
         assert [recorder.event(0.0, "note", "info", "anna", text).id for text in "ab"] == [1, 2]
-    with RunRecorder(paths) as recorder:
+    with RunDb(paths) as recorder:
         event = recorder.event(0.0, "note", "info", "anna", "x" * 5000, before="8", after="4", outcome="applied")
         assert event.id == 3 and len(event.text) == recorder_module.TEXT_CHARACTERS
         assert recorder.last_state().events[-1] == event
 
 
 def test_host_readings_are_thinned_and_old_ones_go(paths: RunPaths) -> None:
-    with RunRecorder(paths) as recorder:
+    with RunDb(paths) as recorder:
         for second in range(60):
             recorder.host(reading(1000.0 + second))
         assert rows(paths, "SELECT at FROM host") == [(1000.0 + 10 * ten,) for ten in range(6)]
@@ -141,7 +141,7 @@ def test_plans_go_once_they_are_many_and_no_checkpoint_needs_them(paths: RunPath
     monkeypatch.setattr(recorder_module, "PLANS_KEPT", 100)
     monkeypatch.setattr(recorder_module, "CHECKPOINTS_EVERY_PLANS", 10)
     kept = "SELECT min(seq), max(seq), count(*) FROM plans"
-    with RunRecorder(paths) as recorder:
+    with RunDb(paths) as recorder:
         for number in range(1, 301):
             recorder.plan(plan(number), 1000.0)
         assert rows(paths, kept) == [(1, 300, 300)]  # without a checkpoint a resume begins at the first step
@@ -155,7 +155,7 @@ def test_plans_go_once_they_are_many_and_no_checkpoint_needs_them(paths: RunPath
             recorder.plan(plan(number), 1000.0)
         assert rows(paths, kept) == [(251, 700, 450)]
         assert recorder.train_plan(251) == plan(251)
-    with RunRecorder(paths, resumable=False) as recorder:
+    with RunDb(paths, resumable=False) as recorder:
         for number in range(701, 1201):
             recorder.plan(plan(number, FIRST.next()), 1000.0)
         assert rows(paths, kept) == [(1101, 1200, 100)]
@@ -163,7 +163,7 @@ def test_plans_go_once_they_are_many_and_no_checkpoint_needs_them(paths: RunPath
 
 
 def test_drifts_are_kept_by_rank_and_a_repeated_one_counts(paths: RunPaths) -> None:
-    with RunRecorder(paths) as recorder:
+    with RunDb(paths) as recorder:
         for number in range(1, 41):
             recorder.commit(step(number), [part(number, 0), part(number, 2)], 1000.0)
             if number % 10 == 0:
@@ -181,22 +181,22 @@ def test_drifts_are_kept_by_rank_and_a_repeated_one_counts(paths: RunPaths) -> N
 def test_a_file_that_is_no_record_of_ours_is_refused_in_a_line(paths: RunPaths) -> None:
     paths.record.write_bytes(b"not a database, but long enough to be looked at" * 100)
     with pytest.raises(InvalidInputError, match=r"record\.db: not a usable record"):
-        RunRecorder(paths)
+        RunDb(paths)
     paths.record.unlink()
     connection = sqlite3.connect(paths.record)
     connection.execute("PRAGMA user_version=99")
     connection.close()
     with pytest.raises(InvalidInputError, match="schema 99 is newer"):
-        RunRecorder(paths)
+        RunDb(paths)
     with pytest.raises(InvalidInputError, match="cannot be opened"):
-        RunRecorder(RunPaths(paths.directory / "no-such-folder"))
+        RunDb(RunPaths(paths.directory / "no-such-folder"))
 
 
 def test_a_record_of_the_first_schema_still_opens_and_goes_on(paths: RunPaths) -> None:
     connection = sqlite3.connect(paths.record)
     connection.executescript(GOLDEN.read_text(encoding="utf-8"))
     connection.close()
-    with RunRecorder(paths) as recorder:
+    with RunDb(paths) as recorder:
         state = recorder.last_state()
         assert state.step is not None and (state.step.step, state.step.loss) == (13, 2.5)
         assert state.plan is not None and (state.plan.step, state.seq) == (14, 14)
@@ -208,6 +208,6 @@ def test_a_record_of_the_first_schema_still_opens_and_goes_on(paths: RunPaths) -
 
 
 def test_the_ballast_goes_when_the_run_ends(paths: RunPaths) -> None:
-    with RunRecorder(paths):
+    with RunDb(paths):
         assert paths.record.with_suffix(".ballast").stat().st_size == 4 * 1024 * 1024
     assert not paths.record.with_suffix(".ballast").exists()

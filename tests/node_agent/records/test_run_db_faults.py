@@ -14,7 +14,7 @@ from tests.node_agent.support.records import FIRST, check_rollups, part, rows, s
 from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.records import run_db as recorder_module
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 
@@ -39,7 +39,7 @@ ACTIONS = st.one_of(
 def test_rollups_equal_the_rows_whatever_happens(actions: list[tuple[str, int, float, set[int]]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         paths = RunPaths(Path(folder))
-        with RunRecorder(paths) as recorder:
+        with RunDb(paths) as recorder:
             newest, generation = 0, FIRST
             for action, amount, loss, ranks in actions:
                 if action == "commit":
@@ -65,11 +65,11 @@ def test_rollups_equal_the_rows_whatever_happens(actions: list[tuple[str, int, f
 WRITER = """
     import sys
     from pathlib import Path
-    from trainctl.node_agent.records.run_db import RunRecorder
+    from trainctl.node_agent.records.run_db import RunDb
     from trainctl.protocol import messages as m
     from trainctl.protocol.record.paths import RunPaths
 
-    recorder = RunRecorder(RunPaths(Path(sys.argv[1])))
+    recorder = RunDb(RunPaths(Path(sys.argv[1])))
     last = recorder.last_state().step
     number, g = last.step if last else 0, m.Generation(1, 1)
     while True:
@@ -106,13 +106,13 @@ def test_killing_the_writer_ten_times_loses_nothing_it_acknowledged(paths: RunPa
 REFUSED = """
     import resource, sys
     from pathlib import Path
-    from trainctl.node_agent.records.run_db import RETRY_SECONDS, RunRecorder
+    from trainctl.node_agent.records.run_db import RETRY_SECONDS, RunDb
     from trainctl.protocol import messages as m
     from trainctl.protocol.record.paths import RunPaths
 
     now = [0.0]
     paths = RunPaths(Path(sys.argv[1]))
-    recorder = RunRecorder(paths, clock=lambda: now[0])
+    recorder = RunDb(paths, clock=lambda: now[0])
     ballast = paths.record.with_suffix(".ballast")
     assert ballast.exists() and recorder.problem is None
 
@@ -167,7 +167,7 @@ def test_what_waits_in_memory_is_bounded_and_what_is_lost_is_said(
 ) -> None:
     monkeypatch.setattr(recorder_module, "WAITING_WRITES", 5)
     now = [0.0]
-    with RunRecorder(paths, clock=lambda: now[0]) as recorder:
+    with RunDb(paths, clock=lambda: now[0]) as recorder:
         holder = sqlite3.connect(paths.record)  # another writer: refused as a failing disk is, after the time-out
         holder.execute("PRAGMA busy_timeout=0")
         recorder._connection.execute("PRAGMA busy_timeout=1")

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainctl.node_agent.records.agent_db import AgentLedger
-from trainctl.node_agent.roles.election import Claim, next_term
+from trainctl.node_agent.planning.terms import next_term
+from trainctl.node_agent.records.agent_db import AgentDb
+from trainctl.node_agent.roles.election import Claim
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 
@@ -74,59 +75,59 @@ class Record:
 
 
 @pytest.fixture
-def ledger(tmp_path):
-    with AgentLedger(tmp_path / "agent.db") as made:
+def db(tmp_path):
+    with AgentDb(tmp_path / "agent.db") as made:
         made.saw(m.Generation(1, 4))
         yield made
 
 
-def claim(ledger: AgentLedger, others: Others) -> Claim:
-    own: Any = SimpleNamespace(ledger=ledger, node="beta")
+def claim(db: AgentDb, others: Others) -> Claim:
+    own: Any = SimpleNamespace(db=db, node="beta")
     peers: Any = others
     return Claim(own, peers, Record(), "gamma")
 
 
-async def test_a_lead_that_has_seen_a_newer_term_is_asked_in_one_above_it(ledger: AgentLedger) -> None:
+async def test_a_lead_that_has_seen_a_newer_term_is_asked_in_one_above_it(db: AgentDb) -> None:
     others = Others(alpha=0, gamma=9)
-    assert await claim(ledger, others).consented(old_lead_is_off=False) == 10  # beta's: 1 more than a multiple of 3
+    assert await claim(db, others).consented(old_lead_is_off=False) == 10  # beta's: 1 more than a multiple of 3
     assert others.asked == [("gamma", 0), ("gamma", 10)]
-    assert (ledger.term, ledger.consented_term(RUN)) == (10, 10)
+    assert (db.term, db.consented_term(RUN)) == (10, 10)
 
 
-async def test_a_majority_that_has_seen_a_newer_term_is_asked_in_one_above_it(ledger: AgentLedger) -> None:
+async def test_a_majority_that_has_seen_a_newer_term_is_asked_in_one_above_it(db: AgentDb) -> None:
     others = Others(alpha=5, gamma=None)
-    assert await claim(ledger, others).consented(old_lead_is_off=False) == 7
+    assert await claim(db, others).consented(old_lead_is_off=False) == 7
     assert others.asked == [("alpha", 0), ("alpha", 7)]
 
 
-async def test_of_a_lead_that_goes_out_of_reach_meanwhile_a_majority_decides(ledger: AgentLedger) -> None:
+async def test_of_a_lead_that_goes_out_of_reach_meanwhile_a_majority_decides(db: AgentDb) -> None:
     others = Others(alpha=0, gamma=GOES_AWAY)
-    assert await claim(ledger, others).consented(old_lead_is_off=False) == 4
+    assert await claim(db, others).consented(old_lead_is_off=False) == 4
     assert others.asked == [("gamma", 0), ("alpha", 0), ("alpha", 4)]
 
 
-async def test_a_lead_that_is_in_touch_and_says_nothing_is_left_the_run(ledger: AgentLedger) -> None:
+async def test_a_lead_that_is_in_touch_and_says_nothing_is_left_the_run(db: AgentDb) -> None:
     others = Others(alpha=0, gamma=SAYS_NOTHING)
     with pytest.raises(InvalidInputError, match="gamma leads the run, is in touch, and did not answer"):
-        await claim(ledger, others).consented(old_lead_is_off=False)
+        await claim(db, others).consented(old_lead_is_off=False)
     assert others.asked == [("gamma", 0)]
-    assert ledger.consented_term(RUN) == 0
+    assert db.consented_term(RUN) == 0
 
 
 @pytest.mark.parametrize("off", [False, True])
-async def test_without_a_majority_in_reach_nobody_consents_but_on_an_operator_s_word(ledger: AgentLedger, off) -> None:
+async def test_without_a_majority_in_reach_nobody_consents_but_on_an_operator_s_word(db: AgentDb, off) -> None:
     """Who has consented to a newer term heeds the old lead no more, so that a promotion that fails must not do that."""
     others = Others(alpha=None, gamma=None)
     if off:
-        assert await claim(ledger, others).consented(old_lead_is_off=True) == 4
+        assert await claim(db, others).consented(old_lead_is_off=True) == 4
     else:
         with pytest.raises(InvalidInputError, match="1 of 3 nodes agree, and a majority is 2: gamma is out of reach"):
-            await claim(ledger, others).consented(old_lead_is_off=False)
-    assert ledger.consented_term(RUN) == (4 if off else 0)
+            await claim(db, others).consented(old_lead_is_off=False)
+    assert db.consented_term(RUN) == (4 if off else 0)
 
 
-async def test_a_lead_that_refuses_is_not_asked_for_ever(ledger: AgentLedger) -> None:
+async def test_a_lead_that_refuses_is_not_asked_for_ever(db: AgentDb) -> None:
     others = Others(alpha=0, gamma=ALWAYS_NEWER)
     with pytest.raises(InvalidInputError, match="gamma does not hand the run over"):
-        await claim(ledger, others).consented(old_lead_is_off=False)
+        await claim(db, others).consented(old_lead_is_off=False)
     assert len(others.asked) == 2

@@ -1,4 +1,4 @@
-"""Commands on their whole way through ledger, office, conductor and record: kills anywhere apply none twice, lose none.
+"""Commands on their whole way through db, journal, conductor and record: kills anywhere apply none twice, lose none.
 
 TRAINCTL_EXACTLY_ONCE says how many kills between journal and apply the walks make: `make test` takes the default.
 """
@@ -58,7 +58,7 @@ class Sent:
             self._keep(reply)  # be it of another command that this one has ended
 
     def send_another_body(self, command: m.Command) -> None:
-        before = self.agent.ledger.find(command.id)
+        before = self.agent.db.find(command.id)
         other = msgspec.structs.replace(command, args={**command.args, "other": command.args.get("other", 0) + 1})
         replies = self.agent.take(other)
         if before is not None:
@@ -77,7 +77,7 @@ class Sent:
         agent.life.left = None
         for command in self.commands.values():
             self.send(command)
-        agent.until(lambda: not agent.ledger.open_commands())
+        agent.until(lambda: not agent.db.open_commands())
         for command in self.commands.values():
             self.send(command)
         assert self.finals.keys() == self.commands.keys()
@@ -169,7 +169,7 @@ TestAsking.settings = settings(
 
 
 def test_killed_between_journal_and_apply_nothing_is_applied_twice_or_stuck():
-    """Each kill strikes a command that is in the ledger and has no outcome yet."""
+    """Each kill strikes a command that is in the db and has no outcome yet."""
     chance, seed, struck = random.Random(5), 0, 0
     while struck < KILLS:
         seed += 1
@@ -185,11 +185,11 @@ def test_killed_between_journal_and_apply_nothing_is_applied_twice_or_stuck():
             sent.agent.doom(chance.randrange(2, 30))  # the first two are around its journaling
             command = sent.command(verb, **args)
             for _ in range(60):
-                row = sent.agent.ledger.find(command.id)
+                row = sent.agent.db.find(command.id)
                 if sent.agent.kills > before or row is None or not row.is_open:
                     break
                 sent.agent.stride()
-            row = sent.agent.ledger.find(command.id)
+            row = sent.agent.db.find(command.id)
             struck += sent.agent.kills > before and row is not None
             sent.agent.life.left = None
         sent.finish()
@@ -205,11 +205,11 @@ def test_an_edit_of_a_paused_run_ends_while_it_is_paused_wherever_the_agent_was_
     agent = sent.agent
     agent.until(lambda: agent.step() >= 1)
     sent.command("pause")
-    agent.until(lambda: not agent.ledger.open_commands())
+    agent.until(lambda: not agent.db.open_commands())
     agent.doom(moments)
     edit = sent.command("set-lr", value=0.0)
     agent.life.left = None
-    agent.until(lambda: not agent.ledger.open_commands())
+    agent.until(lambda: not agent.db.open_commands())
     row = agent.row(edit.id)
     assert (agent.kills, row.state, agent.session.conductor.state) == (1, "applied", "paused")
     assert agent.planned_steps(edit.id) == {row.step} == {agent.step() + 1}

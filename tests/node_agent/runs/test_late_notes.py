@@ -3,15 +3,16 @@
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.node_agent.support.records import FIRST, part, plan, rows, step
 from tests.node_agent.support.simulation import durable
 
-from trainctl.node_agent.records.agent_db import AgentLedger, FollowedRun, JournaledCommand, digest_of
-from trainctl.node_agent.records.run_db import RunRecorder
-from trainctl.node_agent.runs.command_journal import CommandOffice
-from trainctl.node_agent.runs.late_notes import Afterthoughts
+from trainctl.node_agent.records.agent_db import AgentDb, FollowedRun, JournaledCommand, digest_of
+from trainctl.node_agent.records.run_db import RunDb
+from trainctl.node_agent.runs.command_journal import CommandJournal, Handlers
+from trainctl.node_agent.runs.late_notes import LateNotes
 from trainctl.node_agent.runs.session import Session
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
@@ -28,20 +29,20 @@ class Idle:
 
 
 class World:
-    def __init__(self, folder: Path, ledger: AgentLedger) -> None:
-        self.ledger, self.published, self.idle = ledger, list[m.Event](), Idle()
-        self.office = Afterthoughts("studio", ledger, self.published.append, self.idle)
+    def __init__(self, folder: Path, db: AgentDb) -> None:
+        self.db, self.published, self.idle = db, list[m.Event](), Idle()
+        self.late_notes = LateNotes("studio", db, self.published.append, self.idle)
         self.paths = RunPaths(folder / "run-1")
         self.paths.directory.mkdir()
-        ledger.add_run("run-1", "tiny", self.paths.directory, 1000.0, "finished")
-        with RunRecorder(self.paths) as recorder:
+        db.add_run("run-1", "tiny", self.paths.directory, 1000.0, "finished")
+        with RunDb(self.paths) as recorder:
             recorder.plan(plan(7), 999.0)
             recorder.commit(step(7), [part(7)], 1000.0)
 
     def asked(self, run: str | None = None, id: str = ID) -> JournaledCommand:
         command = m.Command(rid="r", id=id, verb="note", args={"text": "bad data"}, by="anna", run=run)
-        self.ledger.accept(command, digest_of(command), 1000.0)
-        found = self.ledger.find(id)
+        self.db.accept(command, digest_of(command), 1000.0)
+        found = self.db.find(id)
         assert found is not None
         return found
 
@@ -52,38 +53,38 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    with AgentLedger(tmp_path / "agent.db") as ledger:
-        yield World(tmp_path, ledger)
+    with AgentDb(tmp_path / "agent.db") as db:
+        yield World(tmp_path, db)
 
 
 def test_a_note_is_made_once_at_the_last_step_and_told(world: World) -> None:
     row = world.asked()
     for _ in range(2):
-        ended = world.office.note(row)
+        ended = world.late_notes.note(row)
         assert (ended.state, ended.step) == ("applied", 7)
     assert world.notes == [(7, "anna", "bad data", ID)]
     (event,) = world.published
     assert (event.run, event.step, event.generation, event.text) == ("run-1", 7, FIRST, "bad data")
-    found = world.ledger.find(ID)
+    found = world.db.find(ID)
     assert found is not None and found.run == "run-1", "the command says which run it turned out to be about"
 
 
 def test_what_is_elsewhere_gone_or_just_beginning_takes_no_note(world: World) -> None:
     with pytest.raises(InvalidInputError, match=r"no run 'run-9' on studio"):
-        world.office.note(world.asked("run-9", ID[:-1] + "2"))
+        world.late_notes.note(world.asked("run-9", ID[:-1] + "2"))
     row = world.asked()
     world.idle.is_busy = True
     with pytest.raises(RefusedError, match="just being taken up"):
-        world.office.note(row)
+        world.late_notes.note(row)
     world.idle.is_busy = False
-    world.ledger.follow(FollowedRun("run-1", 1, "forge", "tcp://127.0.0.1:1"))
+    world.db.follow(FollowedRun("run-1", 1, "forge", "tcp://127.0.0.1:1"))
     with pytest.raises(InvalidInputError, match="conducted by forge"):
-        world.office.note(row)
-    world.ledger.unfollow("run-1")
+        world.late_notes.note(row)
+    world.db.unfollow("run-1")
     assert world.notes == []
     world.paths.directory.rename(world.paths.directory.with_name("moved"))
     with pytest.raises(InvalidInputError, match="isn't in"):
-        world.office.note(row)
+        world.late_notes.note(row)
     assert not world.paths.directory.exists(), "nothing is made where the record was"
 
 
@@ -92,17 +93,16 @@ async def test_one_that_was_written_when_the_agent_was_killed_is_told_as_written
 
     async def answer(identity: bytes, reply: m.CommandReply) -> None: ...
 
-    async def start_run(command: m.Command, args: object) -> str:
-        raise AssertionError
-
-    office = CommandOffice(world.ledger, answer, start_run, lambda run: False)
-    office.note_ended = world.office.note
-    world.office.note(world.asked())
-    await office.fail_open()
-    found = world.ledger.find(ID)
+    unused: Any = None
+    journal = CommandJournal(
+        world.db, answer, world.idle, Handlers(unused, unused, unused, world.late_notes.note, unused)
+    )
+    world.late_notes.note(world.asked())
+    await journal.fail_open()
+    found = world.db.find(ID)
     assert found is not None and (found.state, found.step) == ("applied", 7)
     world.asked("run-1", other := ID[:-1] + "3")
-    await office.conduct_again(SimpleNamespace(run="run-2", conductor=SimpleNamespace(durable=durable())))  # type: ignore[arg-type]
-    found = world.ledger.find(other)
+    await journal.conduct_again(SimpleNamespace(run="run-2", conductor=SimpleNamespace(durable=durable())))  # type: ignore[arg-type]
+    found = world.db.find(other)
     assert found is not None and (found.state, found.run) == ("applied", "run-1")
     assert len(world.notes) == 2

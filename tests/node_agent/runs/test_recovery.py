@@ -1,11 +1,11 @@
-"""Where a run that goes back begins: which nodes it waits for, until when, and which checkpoint is in reach."""
+"""How often, how soon and from where a run whose ranks were all lost is taken up again."""
 
 import pytest
 
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs import checkpoint_source
 from trainctl.node_agent.runs.checkpoint_source import Source
-from trainctl.node_agent.runs.recovery import Way, absent
+from trainctl.node_agent.runs.recovery import Backoff, Way, absent
 from trainctl.protocol.record.paths import RunPaths
 
 WAY = Way({0: "a", 1: "b", 2: "c"}, Source(40, "b"), 300.0)
@@ -41,7 +41,7 @@ def written(tmp_path, *by: tuple[str, int]) -> RunPaths:
     """The record of a run whose nodes have written checkpoints of these steps, in this order."""
     paths = RunPaths(tmp_path / "run-1")
     paths.directory.mkdir()
-    recorder = RunRecorder(paths)
+    recorder = RunDb(paths)
     for node, step in by:
         recorder.event(float(step), "checkpoint", "good", node, f"checkpoint step-{step}", step=step)
     recorder.close()
@@ -59,3 +59,51 @@ def test_none_of_a_history_that_the_run_has_gone_back_behind(tmp_path):
     paths = written(tmp_path, ("b", 40), ("c", 30))
     assert checkpoint_source.find(paths, "a") == Source(30, "c")
     assert checkpoint_source.find(paths, "a", {"c"}) == Source()
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_wait_doubles_until_it_is_given_up():
+    backoff = Backoff(clock := Clock())
+    waits = []
+    while (due := backoff.take("run-1", 40)) is not None:
+        waits.append(due - clock.now)
+        clock.now = due
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0]
+
+
+def test_a_run_that_got_further_begins_to_count_anew():
+    backoff = Backoff(Clock())
+    assert [backoff.take("run-1", step) for step in (40, 40, 40, 41)] == [1.0, 2.0, 4.0, 1.0]
+
+
+def test_so_does_one_that_was_forgotten_for_another():
+    backoff = Backoff(Clock())
+    assert [backoff.take("run-1", 40) for _ in range(2)] == [1.0, 2.0]
+    backoff.forget()
+    assert backoff.take("run-1", 40) == 1.0
+
+
+def test_one_that_cannot_be_taken_up_is_tried_again():
+    backoff = Backoff(Clock())
+    assert backoff.again() is None, "none has gone back"
+    due = [backoff.take("run-1", 40), *(backoff.again() for _ in range(5))]
+    assert due == [1.0, 2.0, 4.0, 8.0, 16.0, None]
+
+
+def test_waiting_for_nodes_is_no_try():
+    backoff = Backoff(clock := Clock())
+    assert backoff.take("run-1", 40) == 1.0
+    assert backoff.held_seconds == 0.0
+    for _ in range(30):
+        due = backoff.hold()
+        assert due == clock.now + 1.0
+        clock.now = due
+    assert backoff.held_seconds == 30.0
+    assert backoff.again() == clock.now + 2.0
+    assert backoff.held_seconds == 0.0

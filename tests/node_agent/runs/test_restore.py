@@ -8,6 +8,7 @@ from tests.node_agent.support.records import part, plan, step
 from tests.node_agent.support.simulation import config
 
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
+from trainctl.node_agent.records.keys import settings_key
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.protocol import messages as m
@@ -18,7 +19,7 @@ WITHOUT_A = Settings(2, 24, {0: RankSetting("a", 0, 4, out="drained"), 1: RankSe
 BACK = msgspec.structs.replace(ALL, plan_version=3)
 
 
-def live(recorder: restore.RunRecorder, n: int, versions: dict[int, int], until: int) -> None:
+def live(recorder: restore.RunDb, n: int, versions: dict[int, int], until: int) -> None:
     """A life of the run in generation 1.n: each step planned with a version, those up to `until` committed."""
     generation = m.Generation(1, n)
     for number, version in versions.items():
@@ -36,7 +37,7 @@ def paths(tmp_path: Path) -> RunPaths:
     nodes = {"a": {"backend": "torch"}, "b": {"backend": "torch"}}
     with restore.make_directory(made, config(100, 24, nodes=nodes)) as recorder:
         for settings in (ALL, WITHOUT_A, BACK):
-            key = restore.settings_key(settings.plan_version)
+            key = settings_key(settings.plan_version)
             recorder.set_meta(key, msgspec.json.encode(settings).decode())
         live(recorder, 1, {1: 1, 2: 1, 3: 2, 4: 2, 5: 2, 6: 2}, until=5)
         recorder.retract_after(2)
@@ -56,8 +57,8 @@ def test_the_life_that_was_gone_back_behind_has_no_say(paths: RunPaths, after: i
 
 def test_what_came_after_the_step_is_undone_with_it(paths: RunPaths) -> None:
     drained = msgspec.structs.replace(WITHOUT_A, plan_version=4)
-    with restore.RunRecorder(paths) as recorder:
-        recorder.set_meta(restore.settings_key(4), msgspec.json.encode(drained).decode())
+    with restore.RunDb(paths) as recorder:
+        recorder.set_meta(settings_key(4), msgspec.json.encode(drained).decode())
         live(recorder, 3, {5: 3, 6: 4}, until=6)
         restore._keep(recorder, Durable(drained, m.Generation(1, 3), 306))
     opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(4, "b"), None)
@@ -69,7 +70,7 @@ def test_what_came_after_the_step_is_undone_with_it(paths: RunPaths) -> None:
 @pytest.mark.parametrize(("kept", "after"), [(None, (0, 1)), ((), ()), ((1,), (1,))])
 def test_ranks_that_outlive_an_agent_of_a_version_without_probes_need_none(paths: RunPaths, kept, after) -> None:
     """Their trainers know no such plan."""
-    with restore.RunRecorder(paths) as recorder:
+    with restore.RunDb(paths) as recorder:
         restore._keep(recorder, Durable(BACK, m.Generation(1, 2), 204, members=(0, 1), probed=kept))
     opening = restore.surviving_run(paths, frozenset())
     opening.recorder.close()
@@ -77,7 +78,7 @@ def test_ranks_that_outlive_an_agent_of_a_version_without_probes_need_none(paths
 
 
 def test_a_run_that_is_taken_up_again_is_probed_again(paths: RunPaths) -> None:
-    with restore.RunRecorder(paths) as recorder:
+    with restore.RunDb(paths) as recorder:
         restore._keep(recorder, Durable(BACK, m.Generation(1, 2), 204, members=(0, 1), probed=(0, 1)))
     opening = restore.old_run(paths, "c", ("a", "b", "c"), Source(4, "b"), None)
     opening.recorder.close()

@@ -13,7 +13,7 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.records.replication import Copies
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.trainers.rank_ports import Ending, Look
 from trainctl.node_agent.transport.publisher import Publisher
@@ -66,7 +66,7 @@ class Told:
         self.conductor = Conductor("sim", run_config, kept, Progress())
         ports = {rank: Port(rank, self.orders) for rank in range(3)}
         self.session = Session(
-            self.conductor, paths, RunRecorder(paths), "a", ports, publisher, 0.0, self._end, lambda generation: None,
+            self.conductor, paths, RunDb(paths), "a", ports, publisher, 0.0, self._end, lambda generation: None,
             Copies(paths, {}, list),
         )  # fmt: skip
 

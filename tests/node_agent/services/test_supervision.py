@@ -19,7 +19,7 @@ from tests.node_agent.support.processes import ENVIRONMENT, wait_for
 from tests.waiting import HANG_SECONDS, slowness
 
 from trainctl.node_agent.services import agent_log, caffeinate, watchdog
-from trainctl.node_agent.services.caffeinate import Wakefulness, to_begin
+from trainctl.node_agent.services.caffeinate import Caffeinate, to_begin
 from trainctl.node_agent.services.sd_notify import from_environment
 from trainctl.node_agent.services.supervision import supervised
 from trainctl.node_agent.services.watchdog import Stall
@@ -244,7 +244,7 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_caffeinate_is_there_as_long_as_the_trainer_and_once(notes: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as trainer:
-        wake = Wakefulness("darwin")
+        wake = Caffeinate("darwin")
         try:
             wake.keep([trainer.pid])
             wake.keep([trainer.pid])
@@ -264,15 +264,15 @@ def test_what_another_agent_has_started_is_not_started_again_and_what_cannot_be_
     notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(caffeinate, "_commands_there", lambda: [caffeinate.command(os.getpid())])
-    after_restart = Wakefulness("darwin")
+    after_restart = Caffeinate("darwin")
     after_restart.keep([os.getpid()])
     assert after_restart.held == {os.getpid(): None}
     monkeypatch.setattr(caffeinate, "_commands_there", list)
     monkeypatch.setenv("PATH", "/nowhere")
-    without = Wakefulness("darwin")
+    without = Caffeinate("darwin")
     without.keep([os.getpid()])
     without.keep([os.getpid()])
     assert without.held == {os.getpid(): None} and not notes.exists()
-    elsewhere = Wakefulness("linux")
+    elsewhere = Caffeinate("linux")
     elsewhere.keep([os.getpid()])
     assert not elsewhere.held

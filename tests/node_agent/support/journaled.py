@@ -16,14 +16,15 @@ from tests.node_agent.support.simulation import config, durable
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.state import Progress
-from trainctl.node_agent.records.agent_db import AgentLedger, JournaledCommand
+from trainctl.node_agent.records.agent_db import AgentDb, JournaledCommand
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.runs import restore
-from trainctl.node_agent.runs.command_journal import CommandOffice
+from trainctl.node_agent.runs.command_journal import CommandJournal, Handlers
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.trainers.rank_ports import Look
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire.codec import decode_order
@@ -117,36 +118,39 @@ class JournaledAgent:
             rank.load()
 
     def _begin(self, opening: restore.Opening | None, *, add: bool = False) -> None:
-        self.ledger = AgentLedger(self._ledger_path)
+        self.db = AgentDb(self._ledger_path)
         if add:
-            self.ledger.add_run(RUN, RUN, self.paths.directory, 0.0)
-        self.office = CommandOffice(self.ledger, self._answer, self._start_run, lambda run: False)
+            self.db.add_run(RUN, RUN, self.paths.directory, 0.0)
+        self.journal = CommandJournal(self.db, self._answer, self, self._handlers())
         if opening is None:
-            open_ids = frozenset(row.id for row in self.ledger.open_commands())
+            open_ids = frozenset(row.id for row in self.db.open_commands())
             opening = restore.surviving_run(self.paths, open_ids)
         ports = {rank: SimPort(at) for rank, at in self.ranks.items()}
         publisher = Publisher(self.context.socket(zmq.XPUB), "b" * 16)
         self.recorder = opening.recorder
-        for book in (self.ledger, self.recorder):
+        for book in (self.db, self.recorder):
             book._connection.execute("PRAGMA synchronous=OFF")
             book._connection = Mortal(book._connection, self.life)  # type: ignore[assignment]
-        self.session = self.office.session = Session(
-            opening.conductor, self.paths, opening.recorder, "a", ports, publisher, 0.0, self.office.end,
-            self.ledger.saw, Copies(self.paths, {}, list),
+        self.session = Session(
+            opening.conductor, self.paths, opening.recorder, "a", ports, publisher, 0.0, self.journal.end,
+            self.db.saw, Copies(self.paths, {}, list),
         )  # fmt: skip
 
     async def _answer(self, identity: bytes, reply: m.CommandReply) -> None:
         self.replies.append(reply)
 
-    async def _start_run(self, command: m.Command, args: Any) -> str:
-        raise AssertionError("a run is active")
+    def _handlers(self) -> Handlers:
+        def refuse(*_: Any) -> Any:
+            raise InvalidInputError("run", "there is no other run here")
+
+        return Handlers(refuse, lambda run: False, refuse, refuse, refuse)
 
     # ------------------------------------------------------------ what happens
 
     def take(self, command: m.Command) -> list[m.CommandReply]:
         """What the client is told at once; nothing if the agent was killed meanwhile."""
         self.replies.clear()
-        self._run(self.office.take(b"client", command))
+        self._run(self.journal.take(b"client", command))
         return [*self.replies]
 
     def feed(self, event: d.Input) -> None:
@@ -174,7 +178,7 @@ class JournaledAgent:
         """Now; the next one goes on from what is on the disk."""
         self.kills += 1
         self.life.left = None
-        for book in (self.ledger, self.recorder):
+        for book in (self.db, self.recorder):
             book._connection.close()
         self.recorder._ballast.release()
         for rank in self.ranks.values():
@@ -184,7 +188,7 @@ class JournaledAgent:
             rank.up.extend(said[len(said) - min(len(said), self.chance.randrange(3)) :])
             rank.up.append(rank.alive())
         self._begin(None)
-        self._run(self.office.conduct_again(self.session))
+        self._run(self.journal.conduct_again(self.session))
 
     def _run(self, work: Any) -> None:
         try:
@@ -209,7 +213,7 @@ class JournaledAgent:
 
     def close(self) -> None:
         self.session.close()
-        self.ledger.close()
+        self.db.close()
         self.context.destroy(linger=0)
         self.loop.close()
 
@@ -232,6 +236,6 @@ class JournaledAgent:
             record.close()
 
     def row(self, id: str) -> JournaledCommand:
-        found = self.ledger.find(id)
+        found = self.db.find(id)
         assert found is not None, f"{id} was accepted and is not known"
         return found

@@ -29,6 +29,8 @@ IN_FLIGHT_SECONDS = 0.025
 
 
 def config(steps: int = 20, batch: int = 8, **tables: dict) -> run_file.RunFile:
+    """With even shares unless `tables` say otherwise: most tests begin with the first step."""
+    group = {"first_shares": "even", **tables.pop("group", {})}
     raw = {
         "run": {"name": RUN, "steps": steps},
         "model": {"path": "/model"},
@@ -36,6 +38,7 @@ def config(steps: int = 20, batch: int = 8, **tables: dict) -> run_file.RunFile:
         "batch": {"global": batch, "micro": 4},
         "optimizer": {"learning_rate": 1e-3, "schedule": "constant"},
         "checkpoint": {"at_end": False},
+        "group": group,
         **tables,
     }
     return run_file.parse(raw)
@@ -390,7 +393,7 @@ class Simulation:
         for rank in self.ranks.values():
             heard = max(self.conductor.ranks[rank.rank].heard or 0.0, self.listens_since)
             silent_seconds = self.now - heard
-            is_long = silent_seconds >= self.conductor.patience_seconds(rank.rank)
+            is_long = silent_seconds >= self.conductor.silence_limit_seconds(rank.rank)
             if is_long and seconds and (rank.silent or not rank.connected) and not rank.gone:
                 alone = not any(other.connected for other in self.ranks.values() if other is not rank)
                 why = "has been silent for 5 s" if rank.connected else "no agent answers"

@@ -9,7 +9,7 @@ import pytest
 
 from trainctl.node_agent.trainers import shim
 from trainctl.node_agent.trainers.rank_ports import LocalRank, Look
-from trainctl.node_agent.trainers.supervisor import TrainerHost
+from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
 from trainctl.node_agent.transport import bind
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record.paths import RunPaths
@@ -21,7 +21,7 @@ def rank(tmp_path: Path) -> LocalRank:
     paths = RunPaths(tmp_path)
     known = {"pid": os.getpid(), "keeper_pid": 1, "start_time": shim.start_time(os.getpid()), "started_at": 0.0}
     shim.write_record(paths.process(0), {**known, "boot_id": shim.boot_id(), "command": ["x"]})
-    return LocalRank(TrainerHost(), _Link(), paths, "a", 0)  # type: ignore[arg-type]
+    return LocalRank(TrainerSupervisor(), _Link(), paths, "a", 0)  # type: ignore[arg-type]
 
 
 class _Link:

@@ -11,7 +11,7 @@ from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.trainers import rank_ports
 from trainctl.node_agent.trainers.ipc import TrainerLink
-from trainctl.node_agent.trainers.supervisor import TrainerHost
+from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import codec
@@ -29,7 +29,7 @@ while True:
 def test_a_trainer_that_was_told_to_leave_and_hangs_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(rank_ports, "LEAVE_SECONDS", 0.5)
     (tmp_path / "run-1").mkdir()
-    paths, host = RunPaths(tmp_path / "run-1"), TrainerHost()
+    paths, host = RunPaths(tmp_path / "run-1"), TrainerSupervisor()
     alive = codec.encode(m.Alive(run="run-1", rank=0, generation=None, step=3, phase="forward"))
 
     async def main() -> tuple[rank_ports.LocalRank, float]:

@@ -15,7 +15,7 @@ from tests.node_agent.support.processes import ENVIRONMENT, wait_for
 from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.trainers import shim
-from trainctl.node_agent.trainers.supervisor import HostedTrainer, TrainerHost
+from trainctl.node_agent.trainers.supervisor import HostedTrainer, TrainerSupervisor
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record.paths import RunPaths
 
@@ -29,12 +29,12 @@ def paths(tmp_path: Path) -> Iterator[RunPaths]:
     (tmp_path / "run-1").mkdir()
     made = RunPaths(tmp_path / "run-1")
     yield made
-    host = TrainerHost()
+    host = TrainerSupervisor()
     for rank in range(3):
         wait_for(lambda: not host.kill(made, rank, grace_seconds=0.0) or host.find(made, rank) is None)  # noqa: B023
 
 
-def alive(host: TrainerHost, paths: RunPaths, rank: int = 0) -> HostedTrainer:
+def alive(host: TrainerSupervisor, paths: RunPaths, rank: int = 0) -> HostedTrainer:
     """The trainer once its keeper has said who it is."""
 
     def known() -> HostedTrainer | None:
@@ -62,7 +62,7 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_from_start_to_exit_it_is_never_taken_for_dead(paths: RunPaths) -> None:
-    host = TrainerHost()
+    host = TrainerSupervisor()
     assert host.find(paths, 0) is None and host.exit_status(paths, 0) is None and not host.kill(paths, 0)
     for status in (0, 5):  # the second time over the files of the first
         host.start(paths, 0, ["/bin/sh", "-c", f"echo one; echo two >&2; sleep 0.2; exit {status}"])
@@ -75,7 +75,7 @@ def test_from_start_to_exit_it_is_never_taken_for_dead(paths: RunPaths) -> None:
 
 
 def test_an_exit_status_is_there_as_soon_as_the_trainer_is_gone(paths: RunPaths) -> None:
-    host = TrainerHost()
+    host = TrainerSupervisor()
     for _ in range(5):
         host.start(paths, 0, ["/bin/sh", "-c", "exit 4"])
         deadline = time.monotonic() + HANG_SECONDS
@@ -85,18 +85,18 @@ def test_an_exit_status_is_there_as_soon_as_the_trainer_is_gone(paths: RunPaths)
 
 
 def test_ranks_are_apart_and_a_running_one_is_not_started_again(paths: RunPaths) -> None:
-    host = TrainerHost()
+    host = TrainerSupervisor()
     host.start(paths, 0, ["sleep", "60"])
     with pytest.raises(RefusedError, match="rank 0 of run-1 runs already"):
         host.start(paths, 0, ["sleep", "60"])
     host.start(paths, 1, ["sleep", "60"])
     assert alive(host, paths, 0).pid != alive(host, paths, 1).pid
     with pytest.raises(RefusedError, match="rank 1 of run-1 runs already, pid"):
-        TrainerHost().start(paths, 1, ["sleep", "60"])
+        TrainerSupervisor().start(paths, 1, ["sleep", "60"])
 
 
 def test_the_environment_is_the_one_given(paths: RunPaths) -> None:
-    host = TrainerHost()
+    host = TrainerSupervisor()
     host.start(paths, 0, ["/bin/sh", "-c", "echo $WORD $HOME."], {"WORD": "here", "PATH": "/usr/bin:/bin"})
     wait_for(lambda: host.exit_status(paths, 0) == 0)
     assert host.log_tail(paths, 0, 1) == ("here .",)
@@ -104,7 +104,7 @@ def test_the_environment_is_the_one_given(paths: RunPaths) -> None:
 
 def test_nothing_is_left_of_trainers_that_ended(paths: RunPaths) -> None:
     others = psutil.Process().children()
-    host = TrainerHost()
+    host = TrainerSupervisor()
     host.start(paths, 0, ["true"])
     wait_for(lambda: host.exit_status(paths, 0) == 0)
     wait_for(lambda: host.find(paths, 0) is None and set(psutil.Process().children()) <= set(others))
@@ -113,9 +113,9 @@ def test_nothing_is_left_of_trainers_that_ended(paths: RunPaths) -> None:
 
 def test_a_trainer_outlives_a_killed_agent_and_the_next_one_finds_it(paths: RunPaths) -> None:
     agent_code = (
-        "import sys; from pathlib import Path; from trainctl.node_agent.trainers.supervisor import TrainerHost;"
+        "import sys; from pathlib import Path; from trainctl.node_agent.trainers.supervisor import TrainerSupervisor;"
         "from trainctl.protocol.record.paths import RunPaths;"
-        "paths = RunPaths(Path(sys.argv[1])); host = TrainerHost();"
+        "paths = RunPaths(Path(sys.argv[1])); host = TrainerSupervisor();"
         "host.start(paths, 0, ['sleep', '60'])\n"
         "while host.find(paths, 0).pid is None: pass\n"
         "print(host.find(paths, 0).pid, flush=True); sys.stdin.read()"
@@ -128,7 +128,7 @@ def test_a_trainer_outlives_a_killed_agent_and_the_next_one_finds_it(paths: RunP
     pid = int(agent.stdout.readline())
     os.killpg(agent.pid, signal.SIGKILL)
     agent.communicate(timeout=HANG_SECONDS)
-    host = TrainerHost()
+    host = TrainerSupervisor()
     found = host.find(paths, 0)
     assert found is not None and found.pid == pid and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     assert host.kill(paths, 0)
@@ -138,7 +138,7 @@ def test_a_trainer_outlives_a_killed_agent_and_the_next_one_finds_it(paths: RunP
 
 def test_one_that_does_not_listen_is_forced_after_its_time(paths: RunPaths) -> None:
     now = [0.0]
-    host = TrainerHost(clock=lambda: now[0])
+    host = TrainerSupervisor(clock=lambda: now[0])
     host.start(paths, 0, [sys.executable, "-c", STUBBORN])
     wait_for(lambda: host.log_tail(paths, 0, 1) == ("deaf",))
     pid = alive(host, paths).pid
@@ -153,7 +153,7 @@ def test_one_that_does_not_listen_is_forced_after_its_time(paths: RunPaths) -> N
 
 
 def test_one_that_has_only_begun_to_start_is_ended_too(paths: RunPaths) -> None:
-    host = TrainerHost()
+    host = TrainerSupervisor()
     host.start(paths, 0, ["sleep", "60"])
     assert host.kill(paths, 0)
     wait_for(lambda: host.find(paths, 0) is None)
@@ -166,7 +166,7 @@ def test_one_that_has_only_begun_to_start_is_ended_too(paths: RunPaths) -> None:
 def test_a_pid_that_has_changed_hands_is_dead_and_left_alone(
     paths: RunPaths, bystander: subprocess.Popen[bytes]
 ) -> None:
-    host = TrainerHost()
+    host = TrainerSupervisor()
     record(paths, 0, bystander.pid)
     assert host.find(paths, 0) == HostedTrainer(bystander.pid, 1000.0, ("x",), 1)
     for changes in ({"start_time": 1.0}, {"start_time": None}, {"boot_id": "another"}, {"exit_status": 0}):
@@ -180,7 +180,7 @@ def test_a_pid_that_has_changed_hands_is_dead_and_left_alone(
 def test_a_zombie_is_dead(paths: RunPaths) -> None:
     child = subprocess.Popen(["sleep", "60"])
     record(paths, 0, child.pid)
-    host = TrainerHost()
+    host = TrainerSupervisor()
     assert host.find(paths, 0) is not None
     child.kill()
     try:
@@ -193,13 +193,13 @@ def test_a_zombie_is_dead(paths: RunPaths) -> None:
 @pytest.mark.parametrize("text", ["[]", "null", "7", '{"pid": "1"}', '{"pid": 1, "boot_id": null}', "\0\0\0", "\xff"])
 def test_a_process_record_that_is_none_is_nobody(paths: RunPaths, text: str) -> None:
     paths.process(0).write_bytes(text.encode("latin-1"))
-    host = TrainerHost()
+    host = TrainerSupervisor()
     assert host.find(paths, 0) is None and host.exit_status(paths, 0) is None and not host.kill(paths, 0)
 
 
 def test_a_torn_process_record_is_nobody(paths: RunPaths, bystander: subprocess.Popen[bytes]) -> None:
     record(paths, 0, bystander.pid)
-    whole, host = paths.process(0).read_bytes(), TrainerHost()
+    whole, host = paths.process(0).read_bytes(), TrainerSupervisor()
     for cut in range(len(whole)):
         paths.process(0).write_bytes(whole[:cut])
         assert host.find(paths, 0) is None and host.exit_status(paths, 0) is None and not host.kill(paths, 0)
@@ -208,4 +208,4 @@ def test_a_torn_process_record_is_nobody(paths: RunPaths, bystander: subprocess.
 def test_what_cannot_be_started_is_refused_in_a_line(paths: RunPaths) -> None:
     paths.logs.write_text("a file where the folder should be")
     with pytest.raises(RefusedError, match="rank 0 of run-1 cannot be started"):
-        TrainerHost().start(paths, 0, ["true"])
+        TrainerSupervisor().start(paths, 0, ["true"])

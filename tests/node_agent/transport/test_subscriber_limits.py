@@ -113,12 +113,12 @@ def test_others_hear_on_and_memory_stays_small(place: Place) -> None:
 
 def test_those_who_have_gone_are_forgotten(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscriber_limits, "MOST_KNOWN", 4)
-    known = place.publisher._listeners._said
+    known = place.publisher._limits._said
     for _ in range(12):
         with rawzmtp.shaken(place.address, b"SUB") as made:
             made.sendall(rawzmtp.framed(b"\1"))
             place.publish_until(lambda made=made: _hears(made))
-        known = place.publisher._listeners._said
+        known = place.publisher._limits._said
         assert len(known) <= 5
     assert known
 

@@ -21,6 +21,10 @@ def good() -> dict[str, Any]:
     }
 
 
+def test_shares_that_the_file_leaves_open_are_measured() -> None:
+    assert run_file.parse(good()).group.first_shares == "timed"
+
+
 def with_value(raw: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     *tables, name = key.split(".")
     target = raw

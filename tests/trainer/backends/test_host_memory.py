@@ -12,6 +12,7 @@ import pytest
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends import host_memory
 from trainctl.trainer.backends.host_memory import HostMemory
+from trainctl.trainer.backends.mlx_backend import MlxBackend
 from trainctl.trainer.backends.protocol import Memory
 from trainctl.trainer.backends.sampled_memory import SampledMemory
 
@@ -56,6 +57,17 @@ def test_the_peak_of_a_step_falls_with_its_micro_batch_and_holds_what_the_update
             break
     small = rig.train(step + 1, 2)
     assert small.memory_bytes <= small.memory_peak_bytes < large.memory_peak_bytes - MUCH
+
+
+def test_the_allocator_of_mlx_which_a_gpu_is_asked_for_gives_each_step_s_own_peak(
+    new_rig: NewRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MlxBackend, "device", "gpu")  # a CPU's allocator counts as well
+    rig = new_rig("mlx")
+    first, large, small = rig.train(1, 2), rig.train(2, 12), rig.train(3, 2)
+    assert large.memory_peak_bytes > large.memory_bytes > 0
+    assert small.memory_peak_bytes == pytest.approx(first.memory_peak_bytes, rel=0.2)
+    assert small.memory_peak_bytes < large.memory_peak_bytes / 2
 
 
 @pytest.mark.parametrize("kernel", [True, False], ids=["kept by the kernel", "sampled"])

@@ -96,12 +96,12 @@ IN_A_SUM_AND_CONNECTING = """
     groups = [formation.form(form) for formation in formations]
     threads = [threading.Thread(target=group.complete) for group in groups]
     [thread.start() for thread in threads]; [thread.join() for thread in threads]
-    groups[0]._reducer.order(Reduce("float32", 0, 1000))
+    groups[0]._reducers[0].order(Reduce("float32", 0, 1000))
     formations, form = made(sys.argv[1], 3)
     groups += [formations[0].form(form)]
-    while (pid := groups[2]._reducer.life.pid) is None: time.sleep(0.01)
+    while (pid := groups[2]._reducers[0].life.pid) is None: time.sleep(0.01)
     time.sleep(1.0)
-    print(*[group._reducer.life.pid for group in groups], flush=True)
+    print(*[group._reducers[0].life.pid for group in groups], flush=True)
     time.sleep(600)
 """
 
@@ -251,7 +251,7 @@ def test_a_reducer_s_title_follows_its_generation(made: Callable[[], Standby], m
     )  # fmt: skip
     group = formations[1].form(form)
     assert isinstance(group, ReducerGroup)
-    reducer, waiting = group._reducer, standby.take("gloo")
+    reducer, waiting = group._reducers[0], standby.take("gloo")
     assert wait_for_title(reducer, "reducer") == "trainctl: reducer rank 1 of demo-20260102-030405 g2.7"
     assert wait_for_title(waiting, "standby") == "trainctl: standby reducer rank 1 of demo-20260102-030405"
     if isinstance(standby, ForkStandby):
@@ -279,8 +279,7 @@ def title_of(process: psutil.Process) -> str:
 def test_a_process_that_died_while_it_waited_is_not_used() -> None:
     standby = SpawnStandby()
     standby.prepare("ring")
-    waiting = standby._waiting
-    assert waiting is not None
+    (waiting,) = standby._waiting
     waiting.kill()
     waiting.life.reap()
     again = standby.take("ring")

@@ -80,7 +80,7 @@ def test_a_group_is_offered_formed_and_fenced(line: Line, peer: Formation, ledge
     line.tell(order, offer(FIRST), fence(SECOND))
     assert line.hear(m.Fenced).generation == SECOND, "what has no outcome yet is not answered, nor begun again"
     assert isinstance(next_order(line), m.Fence)
-    assert joined.group._reducer._reap() == -signal.SIGKILL
+    assert joined.group._reducers[0]._reap() == -signal.SIGKILL
     joined.group.close()
     other.close()
 
@@ -104,7 +104,7 @@ def test_a_fence_during_a_join_ends_it_at_once(line: Line, peer: Formation, ledg
     line.tell(offer(FIRST, "gloo"))
     line.tell(form(line.hear(m.Offered), peer, "gloo"))
     group = joining(line).group
-    process = psutil.Process(pid_of(group._reducer))
+    process = psutil.Process(pid_of(group._reducers[0]))
     line.tell(fence(SECOND))
     line.hear(m.Fenced)
     assert ledger.formed is None

@@ -13,9 +13,9 @@ class ForkServers:
     def __init__(self) -> None:
         self._standbys: dict[Engine, ForkStandby] = {}
 
-    def prepare(self, engine: Engine) -> None:
+    def prepare(self, engine: Engine, count: int = 1) -> None:
         standby = self._standbys.setdefault(engine, ForkStandby())
-        standby.prepare(engine)
+        standby.prepare(engine, count)
         self._keep(standby)
 
     def take(self, engine: Engine) -> ReducerProcess:

@@ -84,7 +84,7 @@ class Rank:
     def reducer(self) -> psutil.Process:
         """The process of the group that is formed."""
         assert self.group is not None
-        return psutil.Process(pid_of(self.group._reducer))
+        return psutil.Process(pid_of(self.group._reducers[0]))
 
     def close(self) -> None:
         self.formation.close()

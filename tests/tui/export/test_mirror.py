@@ -9,7 +9,7 @@ import pytest
 from tests.node_agent.support import records
 from tests.tui.support.cli_calls import assert_one_line, call
 
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths
@@ -63,7 +63,7 @@ class Growing:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "run-1"
         self.folder.mkdir()
-        self.recorder = RunRecorder(RunPaths(self.folder), resumable=False)
+        self.recorder = RunDb(RunPaths(self.folder), resumable=False)
         self.source = DirectorySource(self.folder)
         self.now = 1000.0
 

@@ -24,7 +24,7 @@ from tests.tui.support.cli_calls import (
     wait_until,
 )
 
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
@@ -90,7 +90,7 @@ class Follower:
         return self.process.communicate(timeout=DEADLINE_SECONDS)[1]
 
 
-def commit(recorder: RunRecorder, first: int, last: int, generation: m.Generation, loss: float) -> None:
+def commit(recorder: RunDb, first: int, last: int, generation: m.Generation, loss: float) -> None:
     for step in range(first, last + 1):
         recorder.commit(records.step(step, generation, loss), [records.part(step, generation=generation)], 1.0)
 
@@ -105,7 +105,7 @@ def test_a_follower_killed_and_begun_again_over_a_run_that_goes_back(tmp_path: P
     directory, out = tmp_path / "run-1", tmp_path / "out"
     directory.mkdir()
     words = (directory, "--to", "tensorboard", "--output", out)
-    with RunRecorder(RunPaths(directory), resumable=False) as recorder:
+    with RunDb(RunPaths(directory), resumable=False) as recorder:
         commit(recorder, 1, 20, records.FIRST, 2.0)
         recorder.event(1.0, "note", "info", "anna", "before", step=18)
         first = Follower(*words)
@@ -178,7 +178,7 @@ def test_wandb_offline_in_two_sessions_and_one_that_was_cut_off(tmp_path: Path) 
     directory.mkdir()
     (directory / "run.toml").write_text(RUN_FILE)
     words = ("mirror", directory, "--to", "wandb", "--offline", "--project", "p", "--output", out)
-    with RunRecorder(RunPaths(directory), resumable=False) as recorder:
+    with RunDb(RunPaths(directory), resumable=False) as recorder:
         commit(recorder, 1, 20, records.FIRST, 2.0)
         recorder.event(1.0, "note", "info", "anna", "hello", step=18)
         recorder.evaluation(10, 1.0, 2.25, 512.0, 0.5)

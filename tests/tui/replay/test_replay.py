@@ -17,7 +17,7 @@ from tests.tui.support import run_directory
 from tests.tui.support.driving import body, until
 from textual.pilot import Pilot
 
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
@@ -132,10 +132,10 @@ async def test_a_copy_of_another_name_is_the_run_that_it_was(directory: Path, tm
 def test_a_record_without_a_view_is_of_its_folder_s_name(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run-7")
     paths.directory.mkdir()
-    RunRecorder(paths, resumable=False).close()
+    RunDb(paths, resumable=False).close()
     with RecordReader(paths) as reader:
         assert reader.run == "run-7"
-    with RunRecorder(paths, resumable=False) as recorder:
+    with RunDb(paths, resumable=False) as recorder:
         recorder.set_meta("view", "{broken", own=True)
     with RecordReader(paths) as reader:
         assert reader.run == "run-7"

@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 from trainctl.node_agent.replay import format as recordings
 from trainctl.node_agent.replay import readings
 from trainctl.node_agent.replay.alerts import PlayedAlerts
-from trainctl.node_agent.replay.timeline import Story
+from trainctl.node_agent.replay.timeline import Timeline
 from trainctl.protocol import messages as m
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.replay.replay_source import ReplaySource
@@ -47,21 +47,21 @@ async def _app(tmp_path: Path) -> TrainctlApp:
     source.close()
     assert snapshot.run is not None
     run = msgspec.structs.replace(snapshot.run, recording=True, directory="/runs/demo-recording", steps=300)
-    story = Story(recordings.read(recordings.shipped()), run.run, 8)
+    timeline = Timeline(recordings.read(recordings.shipped()), run.run, 8)
     hosts: list[m.HostReading] = [
-        readings.reading(story.recording, story.script, node, rank, STEP, STEP, snapshot.at)
-        for rank, node in enumerate(story.nodes)
+        readings.reading(timeline.recording, timeline.script, node, rank, STEP, STEP, snapshot.at)
+        for rank, node in enumerate(timeline.nodes)
     ]
-    seen = msgspec.structs.replace(snapshot, run=run, alerts=_alerts(story, run, snapshot.at))
+    seen = msgspec.structs.replace(snapshot, run=run, alerts=_alerts(timeline, run, snapshot.at))
     clock = dataclasses.replace(CLOCK, at_wall=snapshot.at)
     numbered = [msgspec.structs.replace(host, boot=seen.boot, seq=seen.seq + 1 + i) for i, host in enumerate(hosts)]
     return app_of(Recorded([CONNECTED, seen, *numbered]), clock=clock)
 
 
-def _alerts(story: Story, run: m.RunView, at: float) -> m.Alerts:
+def _alerts(timeline: Timeline, run: m.RunView, at: float) -> m.Alerts:
     """What the player's rules have open at the step."""
-    played = PlayedAlerts(story)
+    played = PlayedAlerts(timeline)
     for step in range(1, STEP + 1):
         then = at - STEP + step
-        played.take(story.scene(step, then), run, {}, then)
+        played.take(timeline.played_step(step, then), run, {}, then)
     return played.view

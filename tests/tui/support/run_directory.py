@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.replay import format as recordings
-from trainctl.node_agent.replay.timeline import Story
+from trainctl.node_agent.replay.timeline import Timeline
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
 
@@ -20,41 +20,41 @@ def make(directory: Path, nodes: int = NODES, *, faults: bool = False) -> Path:
     """160 steps of the shipped recording, three of them missing, and a log for each rank."""
     paths = RunPaths(directory)
     paths.logs.mkdir(parents=True)
-    story = Story(recordings.read(recordings.shipped()), directory.name, nodes, faults=faults)
+    timeline = Timeline(recordings.read(recordings.shipped()), directory.name, nodes, faults=faults)
     at = BEGAN_AT
-    with RunRecorder(paths, resumable=False) as recorder:
+    with RunDb(paths, resumable=False) as recorder:
         for number in range(1, STEPS + 1):
-            at += story.step_seconds(number)
+            at += timeline.step_seconds(number)
             if not faults and 100 <= number < 100 + AWAY:
                 continue
-            scene = story.scene(number, at)
-            recorder.commit(scene.step, scene.parts, at)
-            for event in scene.events:
+            played_step = timeline.played_step(number, at)
+            recorder.commit(played_step.step, played_step.parts, at)
+            for event in played_step.events:
                 severity: m.Severity = event.severity  # type: ignore[assignment]
                 recorder.event(
                     at, event.kind, severity, event.by, event.text, step=event.step or None, verb=event.verb,
                     before=event.before, after=event.after,
                 )  # fmt: skip
-            if scene.held_out is not None:
-                recorder.evaluation(number, at, scene.held_out, 100.0, 0.5)
+            if played_step.held_out is not None:
+                recorder.evaluation(number, at, played_step.held_out, 100.0, 0.5)
         recorder.event(at, "run", "good", "auto", f"finished at step {STEPS}", step=STEPS)
         reading = m.HostReading(
-            node=story.nodes[0], read_at=at - 20, cpu_percent=91.0, memory_used_bytes=6 * 10**9,
+            node=timeline.nodes[0], read_at=at - 20, cpu_percent=91.0, memory_used_bytes=6 * 10**9,
             memory_total_bytes=25 * 10**9, disk_free_bytes=10**11,
         )  # fmt: skip
         recorder.host(reading)
-        view = _view(story, directory)
+        view = _view(timeline, directory)
         recorder.set_meta("view", msgspec.json.encode(view).decode(), own=True)
     for rank in range(nodes):
         paths.log(rank).write_text(f"rank {rank} began\nleaving: finished\n")
     return directory
 
 
-def _view(story: Story, directory: Path) -> m.RunView:
-    batch = story.global_batch
+def _view(timeline: Timeline, directory: Path) -> m.RunView:
+    batch = timeline.global_batch
     return m.RunView(
-        run=directory.name, name="demo", state="finished", lead=story.nodes[0], engine="gloo",
+        run=directory.name, name="demo", state="finished", lead=timeline.nodes[0], engine="gloo",
         generation=m.Generation(1, 1), step=STEPS, steps=STEPS, plan_version=4, global_batch=batch, samples=86_282,
-        cursor=STEPS * batch, learning_rate=1e-3, started_at=BEGAN_AT, ranks=story.ranks(STEPS, BEGAN_AT),
+        cursor=STEPS * batch, learning_rate=1e-3, started_at=BEGAN_AT, ranks=timeline.ranks(STEPS, BEGAN_AT),
         directory=str(directory),
     )  # fmt: skip

@@ -18,7 +18,7 @@ SIDE_TIMES = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Scene:
+class RunSnapshot:
     """The run and its machines at one look."""
 
     view: m.RunView
@@ -58,14 +58,14 @@ def disk(reading: m.HostReading, table: AlertsTable) -> list[Finding]:
     return [Finding("disk", bad, good, lambda: Said(text, facts), reading.node)]
 
 
-def nodes(scene: Scene) -> list[Finding]:
+def nodes(snapshot: RunSnapshot) -> list[Finding]:
     """Ranks that are lost or failed, and those that hang or whose agents aren't heard."""
     found = []
-    for view in scene.view.ranks:
-        lost, quiet = view.state in ("lost", "failed"), view.state == "hung" or view.node in scene.silent
+    for view in snapshot.view.ranks:
+        lost, quiet = view.state in ("lost", "failed"), view.state == "hung" or view.node in snapshot.silent
         found.append(Finding("node-lost", lost, view.state in WELL_STATES, _rank_speaker(view), view.node, view.rank))
         silent = Finding(
-            "node-silent", quiet and not lost, lost or not quiet, _silence(view, scene), view.node, view.rank
+            "node-silent", quiet and not lost, lost or not quiet, _silence(view, snapshot), view.node, view.rank
         )
         found.append(silent)
     return found
@@ -75,10 +75,10 @@ def _rank_speaker(view: m.RankView) -> "RankSpeaker":
     return RankSpeaker(view.state, view.why, view)
 
 
-def _silence(view: m.RankView, scene: Scene) -> "RankSpeaker":
+def _silence(view: m.RankView, snapshot: RunSnapshot) -> "RankSpeaker":
     if view.state == "hung":
         return RankSpeaker("hung", view.why, view)
-    return RankSpeaker("silent", scene.silent.get(view.node, ""), view)
+    return RankSpeaker("silent", snapshot.silent.get(view.node, ""), view)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,31 +107,31 @@ class StallWatch:
         self._last, self._step = now, step.step
         self._seconds.append(step.step_seconds)
 
-    def look(self, scene: Scene, now: float) -> Finding:
+    def look(self, snapshot: RunSnapshot, now: float) -> Finding:
         """A run that is meant to stand still doesn't stall."""
-        if scene.view.state != "running":
+        if snapshot.view.state != "running":
             self._last = now
-        limit_seconds = self._limit_seconds(scene)
+        limit_seconds = self._limit_seconds(snapshot)
         bad = now - self._last > limit_seconds
-        return Finding("stall", bad, not bad, lambda: self._say(scene, limit_seconds))
+        return Finding("stall", bad, not bad, lambda: self._say(snapshot, limit_seconds))
 
-    def _limit_seconds(self, scene: Scene) -> float:
+    def _limit_seconds(self, snapshot: RunSnapshot) -> float:
         table = self._table
-        if scene.doing != "train":
+        if snapshot.doing != "train":
             return SIDE_TIMES * table.stall_seconds
         if not self._seconds:
             return FIRST_TIMES * table.stall_seconds
         return max(table.stall_seconds, table.stall_times * median(self._seconds))
 
-    def _say(self, scene: Scene, limit_seconds: float) -> Said:
-        doing = "" if scene.doing == "train" else f", {scene.doing} under way"
-        blamed = [f"{view.node} {view.state}" for view in scene.view.ranks if view.state not in ("run", "drained")]
-        blamed += [f"no word from the agent of {node}" for node in scene.silent]
+    def _say(self, snapshot: RunSnapshot, limit_seconds: float) -> Said:
+        doing = "" if snapshot.doing == "train" else f", {snapshot.doing} under way"
+        blamed = [f"{view.node} {view.state}" for view in snapshot.view.ranks if view.state not in ("run", "drained")]
+        blamed += [f"no word from the agent of {node}" for node in snapshot.silent]
         cause = f": {', '.join(blamed)}" if blamed else f"{doing}; all ranks are in touch"
-        facts = [f"{view.node}: {view.state}{f', {view.why}' if view.why else ''}" for view in scene.view.ranks]
+        facts = [f"{view.node}: {view.state}{f', {view.why}' if view.why else ''}" for view in snapshot.view.ranks]
         if self._seconds:
             facts.insert(0, f"a step takes {seconds(median(self._seconds))} as a rule")
-        step = self._step or scene.view.step
+        step = self._step or snapshot.view.step
         return Said(f"no step in {limit_seconds:.0f} s since step {step:,}{cause}", tuple(facts))
 
 

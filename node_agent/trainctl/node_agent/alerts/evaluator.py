@@ -1,7 +1,7 @@
 """The evaluator: a run's steps, readings and states in, alerts raised and cleared out; pure, the clock is an argument.
 
-Watches judge each observation, a gate for each alert decides when that is told. What is kept is bounded by the ranks
-and nodes of the run.
+Watches judge each observation, a hysteresis for each alert decides when that is told. What is kept is bounded by the
+ranks and nodes of the run.
 """
 
 import dataclasses
@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from trainctl.node_agent.alerts import conditions
-from trainctl.node_agent.alerts.conditions import Scene, StallWatch
+from trainctl.node_agent.alerts.conditions import RunSnapshot, StallWatch
 from trainctl.node_agent.alerts.findings import Finding
-from trainctl.node_agent.alerts.hysteresis import Gate, rules
+from trainctl.node_agent.alerts.hysteresis import Hysteresis, rules
 from trainctl.node_agent.alerts.loss_curve import LossWatch
 from trainctl.node_agent.alerts.slow_ranks import PaceWatch
 from trainctl.protocol import messages as m
@@ -38,7 +38,7 @@ Change = Raised | Cleared
 
 @dataclasses.dataclass
 class _Held:
-    gate: Gate
+    hysteresis: Hysteresis
     finding: Finding | None  # the newest
 
 
@@ -59,7 +59,7 @@ class Evaluator:
         self._step: int | None = None
         for alert in open_alerts:
             self._open[alert.id] = alert
-            self._held[alert.id] = _Held(Gate(self._rules[alert.kind], is_open=True), None)
+            self._held[alert.id] = _Held(Hysteresis(self._rules[alert.kind], is_open=True), None)
             if alert.rank is not None:
                 self._paces.seed(alert.kind, alert.rank, (references or {}).get(alert.id, ()))
 
@@ -119,17 +119,17 @@ class Evaluator:
         self._judge([conditions.lead_silent(node, lead, silent_seconds, self._table)], now)
         return self.turned(now, at)
 
-    def look(self, scene: Scene, now: float, at: float) -> list[Change]:
+    def look(self, snapshot: RunSnapshot, now: float, at: float) -> list[Change]:
         """The run as it is, `at` in Unix seconds: call it a few times a second."""
-        self._ranks = {view.rank: view for view in scene.view.ranks}
+        self._ranks = {view.rank: view for view in snapshot.view.ranks}
         for rank, view in self._ranks.items():
             if view.state in OUT_STATES:
                 self._paces.forget(rank)
-        self._judge([self._stalls.look(scene, now), *conditions.nodes(scene)], now)
+        self._judge([self._stalls.look(snapshot, now), *conditions.nodes(snapshot)], now)
         for id, alert in self._open.items():
             gone = self._ranks.get(alert.rank) if alert.rank is not None else None
             if alert.rank is not None and (gone is None or (alert.kind in BY_STEP and gone.state in OUT_STATES)):
-                self._held[id].gate.judge(bad=False, good=True, now=now)
+                self._held[id].hysteresis.judge(bad=False, good=True, now=now)
         return self.turned(now, at)
 
     # ------------------------------------------------------------ out
@@ -142,20 +142,20 @@ class Evaluator:
             if held is None:
                 if not finding.bad:
                     continue
-                held = self._held[finding.id] = _Held(Gate(self._rules[finding.kind]), finding)
+                held = self._held[finding.id] = _Held(Hysteresis(self._rules[finding.kind]), finding)
             off = finding.kind in self._table.off
             held.finding = finding
-            held.gate.judge(bad=finding.bad and not off, good=finding.good or off, now=now)
-            if held.gate.is_idle:
+            held.hysteresis.judge(bad=finding.bad and not off, good=finding.good or off, now=now)
+            if held.hysteresis.is_idle:
                 del self._held[finding.id]
 
     def turned(self, now: float, at: float) -> list[Change]:
         """What has changed by what was heard alone, for a machine that takes part in no run."""
         changes: list[Change] = []
         for id, held in list(self._held.items()):
-            if not held.gate.turn(now):
+            if not held.hysteresis.turn(now):
                 continue
-            if held.gate.is_open and held.finding is not None:
+            if held.hysteresis.is_open and held.finding is not None:
                 alert = self._open[id] = self._made(held.finding, at)
                 changes.append(Raised(alert))
             else:

@@ -24,7 +24,7 @@ OUTPUT_BYTES = 2000
 """Of what a failing command says, so much is kept for the event."""
 
 
-class Call(msgspec.Struct, frozen=True):
+class HookCall(msgspec.Struct, frozen=True):
     """What a hook is given."""
 
     event: str  # "raised" or "cleared"
@@ -64,7 +64,7 @@ class Hooks:
 
     def __init__(self, hooks: AlertHooks, failed: Callable[[str], None]) -> None:
         self._hooks, self._failed = hooks, failed
-        self._queue: asyncio.Queue[Call] = asyncio.Queue(WAITING_CALLS)
+        self._queue: asyncio.Queue[HookCall] = asyncio.Queue(WAITING_CALLS)
         self._budget, self._dropped = Budget(), 0
         self._told: set[str] = set()  # hooks whose failure was told
 
@@ -73,7 +73,7 @@ class Hooks:
         """Calls that are still to be made."""
         return self._queue.qsize()
 
-    def call(self, call: Call) -> None:
+    def call(self, call: HookCall) -> None:
         """Have the hooks called soon; returns at once."""
         if not (self._hooks.command or self._hooks.webhook):
             return

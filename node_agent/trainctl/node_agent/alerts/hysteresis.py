@@ -41,7 +41,7 @@ def rules(table: AlertsTable) -> dict[AlertKind, Rule]:
     return made
 
 
-class Gate:
+class Hysteresis:
     """One alert's state. From raised to cleared it takes at least the rule's `clear_seconds`, from cleared to raised at
     least its `raise_seconds`; `now` is a reading of a monotonic clock."""
 

@@ -7,20 +7,17 @@ from typing import Literal
 
 import msgspec
 
-from trainctl.node_agent.alerts.conditions import Scene
+from trainctl.node_agent.alerts.conditions import RunSnapshot
 from trainctl.node_agent.alerts.evaluator import Change, Evaluator, Raised
-from trainctl.node_agent.alerts.hooks import Call, Hooks
+from trainctl.node_agent.alerts.hooks import HookCall, Hooks
 from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.records.keys import ALERTS_KEY
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertHooks, AlertsTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
-
-ALERTS_KEY = "alerts"
-"""Where a run's record keeps what is open; the run's other nodes keep it too."""
-
 
 OF_MACHINE = frozenset({"disk"})
 """Kinds that are watched on this agent's own machine while it takes part in no run, by the thresholds that hold where a
@@ -35,7 +32,7 @@ class Kept(msgspec.Struct, frozen=True):
     references: dict[str, tuple[float, ...]] = {}
 
 
-class AlertOffice:
+class AlertService:
     """One an agent. Everything happens on its event loop."""
 
     def __init__(self, node: str, hooks: AlertHooks, publisher: Publisher) -> None:
@@ -47,7 +44,7 @@ class AlertOffice:
         self._mutes: tuple[m.MuteView, ...] = ()
         self._shown = m.Alerts(node=node)
         self._kept = Kept()
-        publisher.on_publish = self.heard
+        publisher.listeners.append(self.heard)
 
     @property
     def view(self) -> m.Alerts:
@@ -87,8 +84,8 @@ class AlertOffice:
             self._settle(self._evaluator.turned(time.monotonic(), time.time()))
             return
         ours = {view.node for view in session.view.ranks}
-        scene = Scene(session.view, {node: why for node, why in silent.items() if node in ours}, session.doing)
-        self._settle(self._evaluator.look(scene, time.monotonic(), time.time()))
+        snapshot = RunSnapshot(session.view, {node: why for node, why in silent.items() if node in ours}, session.doing)
+        self._settle(self._evaluator.look(snapshot, time.monotonic(), time.time()))
 
     def _turn_to(self, session: Session | None) -> None:
         """Another run is conducted, or none any more: what is open stays in the old one's record, and what is wrong
@@ -167,7 +164,7 @@ class AlertOffice:
 
     def _call(self, event: Literal["raised", "cleared"], alert: m.AlertView) -> None:
         if not self._is_muted(alert):
-            self.hooks.call(Call(event, time.time(), self._node, *self._run, alert))
+            self.hooks.call(HookCall(event, time.time(), self._node, *self._run, alert))
 
     def _note(self, severity: m.Severity, text: str, id: str = "") -> None:
         """Into the run's record, by whoever conducts it: a follower's own would collide with its lead's."""

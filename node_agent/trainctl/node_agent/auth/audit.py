@@ -3,7 +3,7 @@
 import time
 from typing import NamedTuple
 
-from trainctl.node_agent.records.agent_db import AgentLedger
+from trainctl.node_agent.records.agent_db import AgentDb
 
 FLUSH_SECONDS = 1.0
 SAME_SECONDS = 60.0
@@ -33,9 +33,9 @@ class _Entry:
 class Audit:
     """Belongs to the agent's loop."""
 
-    def __init__(self, ledger: AgentLedger) -> None:
-        self._ledger = ledger
-        self._last_number = ledger.last_refusal()
+    def __init__(self, db: AgentDb) -> None:
+        self._ledger = db
+        self._last_number = db.last_refusal()
         self._entries: dict[Subject, _Entry] = {}
         self._flushed_monotonic = 0.0
 

@@ -8,11 +8,10 @@ import msgspec
 import zmq
 import zmq.asyncio
 import zmq.auth
-from zmq.auth.base import Authenticator
+import zmq.auth.base
 
 from trainctl.node_agent.auth.audit import Audit, Subject
-from trainctl.node_agent.auth.connection_log import ConnectionLog
-from trainctl.node_agent.auth.connections import Callers
+from trainctl.node_agent.auth.connections import Callers, ConnectionLog
 from trainctl.node_agent.auth.roles import LIVE, REQUESTS, AccessList, Rights, what
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.cluster_file import Cluster
@@ -35,7 +34,7 @@ class _Arrivals:
         self._audit.note(Subject("", "", f"connect {self._domain}", why))
 
 
-class Door:
+class Authenticator:
     """Belongs to the agent's loop. `serve` must run for anybody to be let in."""
 
     def __init__(self, folder: KeyFolder, cluster: Cluster, node: str, audit: Audit) -> None:
@@ -56,7 +55,7 @@ class Door:
 
     def open(self, context: Any) -> None:
         """Answer for all sockets of `context`; before any of them is bound."""
-        self._authenticator = Authenticator(context)
+        self._authenticator = zmq.auth.base.Authenticator(context)
         for domain in DOMAINS:
             self._authenticator.configure_curve_callback(domain, self)
         self._authenticator.start()
@@ -153,7 +152,7 @@ class Door:
             return msgspec.structs.replace(request, by=rights.name)
         return request
 
-    def way_back(self, caller: bytes) -> bytes | None:
+    def reply_identity(self, caller: bytes) -> bytes | None:
         """The identity to which what answers a caller goes; None if its connection is gone, or its key let in no
         more."""
         self.look()

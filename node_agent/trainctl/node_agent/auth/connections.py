@@ -1,15 +1,34 @@
-"""Which connection each identity speaks over, so that an answer goes to the one that asked or to nobody: pure.
+"""A listening socket's connections: that they come and go, or show no key, and which of them each identity speaks over.
 
 A client may claim any identity as it connects, be it one that another had before. So nobody is answered by identity
 alone, but as a caller: an identity and the number of the connection over which it spoke.
 """
 
+import contextlib
 import dataclasses
+import secrets
+from typing import Any, Protocol
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from trainctl.protocol.wire.handshake import MECHANISM_MISMATCH
 
 IDENTITY_BYTES = 5
 """Of an identity that the socket gave a connection: a zero and a number, which grows."""
 NUMBER_BYTES = 8
 _NOBODY = bytes(NUMBER_BYTES)
+
+
+_EVENTS = (
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+KEYLESS, MISTAKEN, SILENT = "it has no keys", "it expects another agent's key", "it showed no key"
+"""Why a connection came to nothing. The last is of one that hung up or was silent: also of a client without keys, which
+hangs up when it sees that they are wanted, often before it has said that it has none."""
 
 
 @dataclasses.dataclass
@@ -20,7 +39,7 @@ class _Connection:
 
 
 class Callers:
-    """Belongs to one socket. Connections are told apart by their descriptors, which the system uses again."""
+    """Pure; belongs to one socket. Connections are told apart by their descriptors, which the system uses again."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Connection] = {}  # by descriptor
@@ -65,3 +84,51 @@ def _is_older(identity: bytes, than: bytes) -> bool:
         return False
     ahead = (int.from_bytes(than[1:]) - int.from_bytes(identity[1:])) % 2**32
     return 0 < ahead < 2**31
+
+
+class Listener(Protocol):
+    """Who is told. Descriptors are those of the messages' `zmq.SRCFD`."""
+
+    def opened(self, descriptor: int) -> None: ...
+    def closed(self, descriptor: int) -> None: ...
+    def turned_away(self, why: str) -> None: ...
+
+
+class ConnectionLog:
+    """Of one socket, from before it is bound until `close`, which comes before the socket's own.
+
+    What has happened is told by `read`, in order; an end is there to be read before the socket lets another connection
+    have its identity. Read often: the socket's connections wait when 2,000 events are unread.
+    """
+
+    def __init__(self, context: Any, socket: Any, listener: Listener) -> None:
+        self._socket, self._listener = socket, listener
+        address = f"inproc://connections-{secrets.token_hex(8)}"
+        socket.monitor(address, _EVENTS)
+        self._events = context.socket(zmq.PAIR, socket_class=zmq.Socket)
+        self._events.connect(address)
+
+    def read(self) -> None:
+        """Tell what has happened since."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                told = parse_monitor_message(self._events.recv_multipart(zmq.DONTWAIT))
+                self._tell(int(told["event"]), int(told["value"]))
+
+    def _tell(self, event: int, value: int) -> None:
+        if event == zmq.EVENT_ACCEPTED:
+            self._listener.opened(value)
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._listener.closed(value)
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self._listener.turned_away(KEYLESS if value == MECHANISM_MISMATCH else MISTAKEN)
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            self._listener.turned_away(SILENT)
+
+    def close(self) -> None:
+        if self._events.closed:
+            return
+        self.read()
+        if not self._socket.closed:
+            self._socket.disable_monitor()  # first: it would wait for whoever reads
+        self._events.close(linger=0)

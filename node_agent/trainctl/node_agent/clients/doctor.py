@@ -13,7 +13,7 @@ _Stamp = tuple[tuple[str, int, int], ...]
 MAX_KEPT = 16
 
 
-class Examination:
+class Doctor:
     """Digests are made once for files that don't change, however often and by how many they are asked for."""
 
     def __init__(self, node: str, keys_folder: Path, state_folder: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 R = TypeVar("R")
 
 
-class Turnstile(Generic[R]):
+class FairQueue(Generic[R]):
     """Lets few of each client's through at a time, that no client's flood piles up in memory or is in others' way."""
 
     def __init__(self, at_once: int, most_of_one: int, most: int) -> None:

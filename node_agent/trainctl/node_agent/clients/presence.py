@@ -15,7 +15,7 @@ class _Seen:
     heard_monotonic: float
 
 
-class Audience:
+class Presence:
     """The viewers by their own ids; bounded, so that nobody can fill the agent's memory with names."""
 
     def __init__(self) -> None:

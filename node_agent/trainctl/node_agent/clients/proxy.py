@@ -15,7 +15,7 @@ ANSWER_SECONDS = 2.0
 """How long the other agent may take; whoever asked this one waits longer."""
 
 
-class Around(Protocol):
+class RunsSource(Protocol):
     """What is seen of the agent."""
 
     @property
@@ -25,15 +25,15 @@ class Around(Protocol):
     def peer_views(self) -> tuple[m.PeerView, ...]: ...
 
 
-async def view(known: m.RunView, around: Around) -> m.RunView:
+async def view(known: m.RunView, source: RunsSource) -> m.RunView:
     """A run as its lead of now has it; where that can't be reached, as it was when it was handed over."""
-    lead = around.led_elsewhere(known.run)
+    lead = source.led_elsewhere(known.run)
     if lead is None:
         return known
-    reached = _reached(lead, around)
+    reached = _reached(lead, source)
     if reached is not None:
         try:
-            async with Client(reached, timeout_seconds=ANSWER_SECONDS, keys=around.keys) as client:
+            async with Client(reached, timeout_seconds=ANSWER_SECONDS, keys=source.keys) as client:
                 told = (await client.snapshot(0, known.run)).run
         except TrainctlError:
             told = None
@@ -43,12 +43,12 @@ async def view(known: m.RunView, around: Around) -> m.RunView:
     return msgspec.structs.replace(known, lead=lead, reason=reason)
 
 
-async def summaries(rows: Iterable[m.RunSummary], around: Around) -> list[m.RunSummary]:
+async def summaries(rows: Iterable[m.RunSummary], source: RunsSource) -> list[m.RunSummary]:
     """The same rows, those of runs led elsewhere as they are there; stale ones where that can't be told."""
     rows = list(rows)
-    leads = {row.run: lead for row in rows if (lead := around.led_elsewhere(row.run)) is not None}
+    leads = {row.run: lead for row in rows if (lead := source.led_elsewhere(row.run)) is not None}
     nodes = sorted(set(leads.values()))
-    told = dict(zip(nodes, await asyncio.gather(*(_runs_of(node, around) for node in nodes)), strict=True))
+    told = dict(zip(nodes, await asyncio.gather(*(_runs_of(node, source) for node in nodes)), strict=True))
     return [_as_told(row, leads[row.run], told[leads[row.run]]) if row.run in leads else row for row in rows]
 
 
@@ -59,18 +59,18 @@ def _as_told(row: m.RunSummary, lead: str, told: dict[str, m.RunSummary]) -> m.R
     return msgspec.structs.replace(there, directory=row.directory)
 
 
-async def _runs_of(node: str, around: Around) -> dict[str, m.RunSummary]:
-    address = _reached(node, around)
+async def _runs_of(node: str, source: RunsSource) -> dict[str, m.RunSummary]:
+    address = _reached(node, source)
     if address is None:
         return {}
     try:
-        async with Client(address, timeout_seconds=ANSWER_SECONDS, keys=around.keys) as client:
+        async with Client(address, timeout_seconds=ANSWER_SECONDS, keys=source.keys) as client:
             return {row.run: row for row in (await client.runs()).runs}
     except TrainctlError:
         return {}
 
 
-def _reached(node: str, around: Around) -> str | None:
+def _reached(node: str, source: RunsSource) -> str | None:
     """Where an agent that is in touch takes requests."""
-    in_touch = any(peer.node == node and peer.state == "connected" for peer in around.peer_views())
-    return around.address_of(node) if in_touch else None
+    in_touch = any(peer.node == node and peer.state == "connected" for peer in source.peer_views())
+    return source.address_of(node) if in_touch else None

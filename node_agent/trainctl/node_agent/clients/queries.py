@@ -9,9 +9,9 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from trainctl.node_agent.clients import proxy
-from trainctl.node_agent.clients.doctor import Examination
-from trainctl.node_agent.clients.presence import Audience
-from trainctl.node_agent.records.replication import VIEW_KEY
+from trainctl.node_agent.clients.doctor import Doctor
+from trainctl.node_agent.clients.presence import Presence
+from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
@@ -38,12 +38,12 @@ class LiveRun(NamedTuple):
     alerts: m.Alerts | None
 
 
-class Surroundings(Protocol):
+class QuerySource(Protocol):
     """What the handlers see of the agent."""
 
     publisher: Publisher
-    audience: Audience
-    examination: Examination
+    presence: Presence
+    doctor: Doctor
 
     @property
     def node(self) -> str: ...
@@ -70,60 +70,60 @@ class UnknownRankError(InvalidInputError):
     """A request named a rank of which this agent has nothing, and can get nothing."""
 
 
-async def answer(request: m.ClientRequest, around: Surroundings) -> m.AgentReply:
+async def answer(request: m.ClientRequest, source: QuerySource) -> m.AgentReply:
     """The reply to any request but a command. Raises InvalidInputError (UnknownRunError, UnknownRankError for what
     it doesn't know)."""
     match request:
         case m.SnapshotRequest():
-            return await _snapshot(request, around)
+            return await _snapshot(request, source)
         case m.HistoryRequest():
-            return await _history(request, around)
+            return await _history(request, source)
         case m.GapRequest():
-            return _gap(request, around)
+            return _gap(request, source)
         case m.RunsRequest():
-            return await _runs(request, around)
+            return await _runs(request, source)
         case m.EventsRequest():
-            return await _events(request, around)
+            return await _events(request, source)
         case m.StepsRequest():
-            return await _steps(request, around)
+            return await _steps(request, source)
         case m.LogRequest():
-            return await _log(request, around)
+            return await _log(request, source)
         case m.AttendRequest():
-            return m.Viewers(rid=request.rid, viewers=around.audience.hear(request, time.monotonic(), around.now()))
+            return m.Viewers(rid=request.rid, viewers=source.presence.hear(request, time.monotonic(), source.now()))
         case m.FactsRequest():
-            return await around.examination.facts(request)
+            return await source.doctor.facts(request)
         case m.DigestsRequest():
-            return await around.examination.digests(request)
+            return await source.doctor.digests(request)
         case m.AuditRequest():
-            return m.Audit(rid=request.rid, refused=around.refusals(request.limit))
+            return m.Audit(rid=request.rid, refused=source.refusals(request.limit))
         case m.Command():
-            raise AssertionError("commands go through the command office")
+            raise AssertionError("commands go through the command journal")
 
 
-async def _snapshot(request: m.SnapshotRequest, around: Surroundings) -> m.Snapshot:
+async def _snapshot(request: m.SnapshotRequest, source: QuerySource) -> m.Snapshot:
     """`seq` is read before the record: what is published meanwhile may be in both, and clients drop a known step."""
-    seq, boot = around.publisher.seq, around.publisher.boot
-    directory = around.run_directory(request.run)
+    seq, boot = source.publisher.seq, source.publisher.boot
+    directory = source.run_directory(request.run)
     if directory is None:
         if request.run is not None:
             raise UnknownRunError("run", f"no run {request.run!r} on this node")
-        made = _snapshot_of(request, around, boot, seq, None, None, (), (), ())
-        return msgspec.structs.replace(made, alerts=around.alerts())
+        made = _snapshot_of(request, source, boot, seq, None, None, (), (), ())
+        return msgspec.structs.replace(made, alerts=source.alerts())
     try:
         read = await asyncio.to_thread(_read_snapshot, RunPaths(directory), request.columns)
     except InvalidInputError as error:
-        if request.run is not None and around.live_run(directory) is None:
+        if request.run is not None and source.live_run(directory) is None:
             raise
-        read = None, (), (_unreadable(directory.name, error, around.now()),), (), None
+        read = None, (), (_unreadable(directory.name, error, source.now()),), (), None
     last, parts, events, series, kept = read
-    live = around.live_run(directory)
-    view = live.view if live is not None else await _as_ended(kept, around)
+    live = source.live_run(directory)
+    view = live.view if live is not None else await _as_ended(kept, source)
     if live is not None and live.last_step is not None:
         last, parts = live.last_step, tuple(sorted(live.rank_steps, key=lambda part: part.rank))
-    made = _snapshot_of(request, around, boot, seq, view, last, parts, events, series)
+    made = _snapshot_of(request, source, boot, seq, view, last, parts, events, series)
     if live is None and request.run is not None:
         return made
-    return msgspec.structs.replace(made, alerts=live.alerts if live is not None else around.alerts())
+    return msgspec.structs.replace(made, alerts=live.alerts if live is not None else source.alerts())
 
 
 def _unreadable(run: str, error: InvalidInputError, at: float) -> m.Event:
@@ -131,18 +131,18 @@ def _unreadable(run: str, error: InvalidInputError, at: float) -> m.Event:
     return m.Event(id=0, at=at, kind="run", severity="error", by="auto", text=f"{run}: {error}", run=run)
 
 
-async def _as_ended(kept: m.RunView | None, around: Surroundings) -> m.RunView | None:
+async def _as_ended(kept: m.RunView | None, source: QuerySource) -> m.RunView | None:
     """The last view that was kept, which may be from before the end when the agent was killed; of a run that is led
     elsewhere, the view there."""
     if kept is None:
         return None
-    state, reason = around.ended_as(kept.run)
-    return await proxy.view(msgspec.structs.replace(kept, state=state, reason=reason or kept.reason), around)
+    state, reason = source.ended_as(kept.run)
+    return await proxy.view(msgspec.structs.replace(kept, state=state, reason=reason or kept.reason), source)
 
 
 def _snapshot_of(
     request: m.SnapshotRequest,
-    around: Surroundings,
+    source: QuerySource,
     boot: str,
     seq: int,
     view: m.RunView | None,
@@ -152,8 +152,8 @@ def _snapshot_of(
     series: tuple[m.Series, ...],
 ) -> m.Snapshot:
     return m.Snapshot(
-        rid=request.rid, boot=boot, seq=seq, at=around.now(), node=around.node_view(), run=view, last_step=last,
-        rank_steps=parts, events=events, series=series, peers=around.peer_views(),
+        rid=request.rid, boot=boot, seq=seq, at=source.now(), node=source.node_view(), run=view, last_step=last,
+        rank_steps=parts, events=events, series=series, peers=source.peer_views(),
     )  # fmt: skip
 
 
@@ -178,11 +178,11 @@ def _read_snapshot(paths: RunPaths, columns: int) -> _Read:
     return last, tuple(parts), tuple(events), tuple(series), view
 
 
-async def _history(request: m.HistoryRequest, around: Surroundings) -> m.History:
+async def _history(request: m.HistoryRequest, source: QuerySource) -> m.History:
     unknown = [metric for metric in request.metrics if metric not in m.METRICS]
     if unknown:
         raise InvalidInputError("metrics", f"no metric {unknown[0]!r}; there are {', '.join(m.METRICS)}")
-    paths = _paths(request.run, around)
+    paths = _paths(request.run, source)
 
     def read() -> tuple[m.Series, ...]:
         with RecordReader(paths) as reader:
@@ -199,17 +199,17 @@ async def _history(request: m.HistoryRequest, around: Surroundings) -> m.History
     return m.History(rid=request.rid, series=await asyncio.to_thread(read))
 
 
-def _gap(request: m.GapRequest, around: Surroundings) -> m.GapFill:
+def _gap(request: m.GapRequest, source: QuerySource) -> m.GapFill:
     kept = None
-    if request.boot == around.publisher.boot:
-        kept = around.publisher.again(request.first_seq, request.last_seq, GAP_LIMIT)
+    if request.boot == source.publisher.boot:
+        kept = source.publisher.again(request.first_seq, request.last_seq, GAP_LIMIT)
     return m.GapFill(rid=request.rid, complete=kept is not None, messages=kept or ())
 
 
-async def _runs(request: m.RunsRequest, around: Surroundings) -> m.Runs:
-    rows = around.run_summaries()
+async def _runs(request: m.RunsRequest, source: QuerySource) -> m.Runs:
+    rows = source.run_summaries()
     summaries = await asyncio.to_thread(lambda: [_summary(*row) for row in rows])
-    return m.Runs(rid=request.rid, runs=tuple(await proxy.summaries(summaries, around)))
+    return m.Runs(rid=request.rid, runs=tuple(await proxy.summaries(summaries, source)))
 
 
 def _summary(run: str, name: str, directory: str, state: m.RunState, started_at: float) -> m.RunSummary:
@@ -219,7 +219,7 @@ def _summary(run: str, name: str, directory: str, state: m.RunState, started_at:
             last = reader.last_step()
             view = _view_of(reader)
     except InvalidInputError:
-        pass  # damaged, or its directory was moved away: the ledger's line is all there is
+        pass  # damaged, or its directory was moved away: the db's line is all there is
     return m.RunSummary(
         run=run, name=name, state=state, step=last.step if last else view.step if view else 0,
         steps=view.steps if view else 0, last_loss=last.loss if last and math.isfinite(last.loss) else None,
@@ -229,8 +229,8 @@ def _summary(run: str, name: str, directory: str, state: m.RunState, started_at:
     )  # fmt: skip
 
 
-async def _events(request: m.EventsRequest, around: Surroundings) -> m.Events:
-    paths = _paths(request.run, around)
+async def _events(request: m.EventsRequest, source: QuerySource) -> m.Events:
+    paths = _paths(request.run, source)
 
     def read() -> tuple[tuple[m.Event, ...], bool]:
         with RecordReader(paths) as reader:
@@ -240,8 +240,8 @@ async def _events(request: m.EventsRequest, around: Surroundings) -> m.Events:
     return m.Events(rid=request.rid, run=paths.directory.name, events=tuple(events), more=more)
 
 
-async def _steps(request: m.StepsRequest, around: Surroundings) -> m.Steps:
-    paths = _paths(request.run, around)
+async def _steps(request: m.StepsRequest, source: QuerySource) -> m.Steps:
+    paths = _paths(request.run, source)
 
     def read() -> tuple[tuple[m.StepCommitted, ...], bool]:
         with RecordReader(paths) as reader:
@@ -251,11 +251,11 @@ async def _steps(request: m.StepsRequest, around: Surroundings) -> m.Steps:
     return m.Steps(rid=request.rid, run=paths.directory.name, steps=tuple(steps), more=more)
 
 
-async def _log(request: m.LogRequest, around: Surroundings) -> m.LogPart:
-    paths = _paths(request.run, around)
+async def _log(request: m.LogRequest, source: QuerySource) -> m.LogPart:
+    paths = _paths(request.run, source)
     file, run = paths.log(request.rank), paths.directory.name
     if not file.is_file():
-        return await _log_elsewhere(msgspec.structs.replace(request, run=run), paths, around)
+        return await _log_elsewhere(msgspec.structs.replace(request, run=run), paths, source)
 
     def read() -> tuple[int, int, str]:
         size = file.stat().st_size
@@ -268,21 +268,21 @@ async def _log(request: m.LogRequest, around: Surroundings) -> m.LogPart:
     return m.LogPart(rid=request.rid, run=run, rank=request.rank, offset_bytes=offset, size_bytes=size, text=text)
 
 
-async def _log_elsewhere(request: m.LogRequest, paths: RunPaths, around: Surroundings) -> m.LogPart:
+async def _log_elsewhere(request: m.LogRequest, paths: RunPaths, source: QuerySource) -> m.LogPart:
     """From the agent of the node that hosts the rank, or that knows which one does."""
-    live = around.live_run(paths.directory)
+    live = source.live_run(paths.directory)
     view = live.view if live is not None else await asyncio.to_thread(_kept_view, paths)
     if view is None:
         raise UnknownRankError("rank", f"run {request.run} has no log of a rank {request.rank}")
     node = next((rank.node for rank in view.ranks if rank.rank == request.rank), None)
-    address = around.address_of(node or view.lead)  # a follower knows its own rank only
+    address = source.address_of(node or view.lead)  # a follower knows its own rank only
     if node is None and address is None:
         known = ", ".join(str(rank) for rank in sorted(rank.rank for rank in view.ranks))
         raise UnknownRankError("rank", f"no rank {request.rank} in this run; there are {known}")
     if address is None:
         raise UnknownRankError("rank", f"{request.rank} is on {node}, which has no log of it that can be reached")
     try:
-        async with Client(address, timeout_seconds=ELSEWHERE_SECONDS, keys=around.keys) as client:
+        async with Client(address, timeout_seconds=ELSEWHERE_SECONDS, keys=source.keys) as client:
             part = await client.log(request.run, request.rank, request.offset_bytes, request.limit_bytes)
     except TrainctlError as error:
         problem = f"{request.rank} is on {node}: {error}" if node else str(error).removeprefix("rank: ")
@@ -303,8 +303,8 @@ def _view_of(reader: RecordReader) -> m.RunView | None:
         raise InvalidInputError(str(reader.path), f"cannot be read: {error}; {DAMAGED}") from None
 
 
-def _paths(run: str | None, around: Surroundings) -> RunPaths:
-    directory = around.run_directory(run)
+def _paths(run: str | None, source: QuerySource) -> RunPaths:
+    directory = source.run_directory(run)
     if directory is None:
         raise UnknownRunError("run", "no run yet" if run is None else f"no run {run!r} on this node")
     return RunPaths(directory)

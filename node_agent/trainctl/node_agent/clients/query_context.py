@@ -3,40 +3,40 @@
 import time
 from pathlib import Path
 
-from trainctl.node_agent.alerts.service import AlertOffice
-from trainctl.node_agent.clients.doctor import Examination
-from trainctl.node_agent.clients.presence import Audience
+from trainctl.node_agent.alerts.service import AlertService
+from trainctl.node_agent.clients.doctor import Doctor
+from trainctl.node_agent.clients.presence import Presence
 from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.records.agent_db import FollowedRun
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
 from trainctl.node_agent.roles.rank_hosting import NO_RANK
-from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.security.keys import default_folder
 
 
-class Outlook:
+class QueryContext:
     """An agent as its clients see it; changes nothing."""
 
-    def __init__(self, equipment: Equipment, lead: Lead, follower: Follower, alerts: AlertOffice) -> None:
-        self._own, self._lead, self._follower, self._alerts = equipment, lead, follower, alerts
-        self.publisher: Publisher = equipment.publisher
-        self.audience = Audience()
-        self.examination = Examination(equipment.node, default_folder(), equipment.directory)
+    def __init__(self, context: AgentContext, lead: Lead, follower: Follower, alerts: AlertService) -> None:
+        self._context, self._lead, self._follower, self._alerts = context, lead, follower, alerts
+        self.publisher: Publisher = context.publisher
+        self.presence = Presence()
+        self.doctor = Doctor(context.node, default_folder(), context.directory)
         self.host_reading: m.HostReading | None = None
 
     @property
     def node(self) -> str:
-        return self._own.node
+        return self._context.node
 
     def now(self) -> float:
         return time.time()
 
     def node_view(self) -> m.NodeView:
-        own = self._own
+        own = self._context
         return m.NodeView(
             node=own.node, boot=own.boot, address=own.address, live_address=own.live_address, host=self.host_reading,
             version=own.version,
@@ -48,21 +48,21 @@ class Outlook:
     @property
     def keys(self) -> Keyring | None:
         """What other agents are asked with on behalf of clients."""
-        return self._own.door.keyring if self._own.door is not None else None
+        return self._context.authenticator.keyring if self._context.authenticator is not None else None
 
     def alerts(self) -> m.Alerts:
         return self._alerts.view
 
     def refusals(self, limit: int) -> tuple[m.Refused, ...]:
-        if self._own.door is not None:
-            self._own.door.settle()
-        return self._own.ledger.refusals(limit)
+        if self._context.authenticator is not None:
+            self._context.authenticator.settle()
+        return self._context.db.refusals(limit)
 
     def address_of(self, node: str) -> str | None:
         """Where another node's agent takes requests, None if the cluster has no such node."""
         address = self._lead.peers.address(node)
         if address is not None and self.keys is not None:
-            self.keys.learn(address, self._own.cluster.nodes[node].key)  # it may have moved
+            self.keys.learn(address, self._context.cluster.nodes[node].key)  # it may have moved
         return address
 
     def live_run(self, directory: Path) -> LiveRun | None:
@@ -83,25 +83,25 @@ class Outlook:
         return self._lead.directory(run)
 
     def ended_as(self, run: str) -> tuple[m.RunState, str]:
-        """State and reason of a run that isn't active, as the ledger has them."""
-        return next((known.state, known.reason) for known in self._own.ledger.runs() if known.run == run)
+        """State and reason of a run that isn't active, as the db has them."""
+        return next((known.state, known.reason) for known in self._context.db.runs() if known.run == run)
 
     def handed_over(self) -> FollowedRun | None:
         """The newest run of this node, if another one in touch leads it now and this one has no rank of it."""
-        newest = next(iter(self._own.ledger.runs()), None)
-        known = self._own.ledger.followed(newest.run) if newest is not None else None
+        newest = next(iter(self._context.db.runs()), None)
+        known = self._context.db.followed(newest.run) if newest is not None else None
         is_led = known is not None and known.rank == NO_RANK and self._lead.peers.is_open(known.lead)
         return known if is_led else None
 
     def led_elsewhere(self, run: str) -> str | None:
         """The node that leads a run of which this one, which did, has no rank; None if there is none."""
-        known = self._own.ledger.followed(run)
+        known = self._context.db.followed(run)
         return known.lead if known is not None and known.rank == NO_RANK else None
 
     def run_summaries(self) -> list[tuple[str, str, str, m.RunState, float]]:
         """(run, name, directory, state, started at) of every run, newest first; the active one as it is now."""
         rows: list[tuple[str, str, str, m.RunState, float]] = []
-        for known in self._own.ledger.runs():
+        for known in self._context.db.runs():
             live = self.live_run(known.directory)
             state = live.view.state if live is not None else known.state
             rows.append((known.run, known.name, str(known.directory), state, known.started_at))

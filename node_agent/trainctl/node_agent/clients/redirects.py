@@ -1,22 +1,22 @@
 """Which commands are for another node's agent: about a run that it conducts, or for that node by name."""
 
-from trainctl.node_agent.alerts.service import AlertOffice
-from trainctl.node_agent.clients.query_context import Outlook
+from trainctl.node_agent.alerts.service import AlertService
+from trainctl.node_agent.clients.query_context import QueryContext
 from trainctl.node_agent.records.agent_db import FollowedRun
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
-from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.context import AgentContext
 from trainctl.protocol import messages as m
 
 
-class Referrals:
+class Redirects:
     """Looks at what this agent conducts, follows and has handed over."""
 
     def __init__(
-        self, equipment: Equipment, lead: Lead, follower: Follower, alerts: AlertOffice, outlook: Outlook
+        self, context: AgentContext, lead: Lead, follower: Follower, alerts: AlertService, query_context: QueryContext
     ) -> None:  # fmt: skip
-        self._own, self._lead, self._follower = equipment, lead, follower
-        self._alerts, self._outlook = alerts, outlook
+        self._context, self._lead, self._follower = context, lead, follower
+        self._alerts, self._query_context = alerts, query_context
 
     def of(self, command: m.Command) -> m.Refusal | None:
         """Where a command should go, None where it is for this agent."""
@@ -36,8 +36,8 @@ class Referrals:
             return followed.known
         if command.verb == "start-run":
             resumed = command.args.get("resume")
-            return self._own.ledger.followed(resumed) if isinstance(resumed, str) else None
-        return self._outlook.handed_over() if self._lead.run is None else None
+            return self._context.db.followed(resumed) if isinstance(resumed, str) else None
+        return self._query_context.handed_over() if self._lead.run is None else None
 
     def _to_node(self, command: m.Command) -> m.Refusal | None:
         address = self._lead.peers.address(command.node) if command.node is not None else None
@@ -47,6 +47,6 @@ class Referrals:
         return self._not_lead(command, text, command.node, address)
 
     def _not_lead(self, command: m.Command, text: str, node: str, address: str) -> m.Refusal:
-        entry = self._own.cluster.nodes.get(node)
+        entry = self._context.cluster.nodes.get(node)
         key = entry.key if entry is not None else None
         return m.Refusal(rid=command.rid, code="not-lead", text=text, lead=address, lead_key=key)

@@ -6,11 +6,11 @@ from typing import Any
 
 import zmq
 
-from trainctl.node_agent.auth.authenticator import Door
+from trainctl.node_agent.auth.authenticator import Authenticator
 from trainctl.node_agent.clients import queries
-from trainctl.node_agent.clients.fair_queue import Turnstile
-from trainctl.node_agent.clients.queries import Surroundings
-from trainctl.node_agent.clients.redirects import Referrals
+from trainctl.node_agent.clients.fair_queue import FairQueue
+from trainctl.node_agent.clients.queries import QuerySource
+from trainctl.node_agent.clients.redirects import Redirects
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
 from trainctl.protocol import messages as m
@@ -24,24 +24,40 @@ AT_ONCE = 4
 """Requests of one client that are answered at a time: others' need not wait behind all that it asks."""
 
 
-class Reception:
+class Replies:
+    """What goes out by the socket for requests, once it is bound."""
+
+    def __init__(self, control: Any, authenticator: Authenticator | None) -> None:
+        self._control, self._authenticator = control, authenticator
+
+    async def reply(self, caller: bytes, reply: m.AgentReply | m.FromPeer) -> None:
+        """Answer whoever asked, or whose conversation it is; one whose key was revoked hears nothing any more."""
+        identity = self._authenticator.reply_identity(caller) if self._authenticator is not None else caller
+        if identity is not None:
+            await self.send(identity, reply)
+
+    async def send(self, identity: bytes, reply: m.AgentReply | m.FromPeer) -> None:
+        """To a connection, whoever it is of."""
+        # A client that has gone, or reads nothing, loses its reply: it asks again with the same id. A lead notices by
+        # the numbers.
+        with contextlib.suppress(zmq.Again, zmq.ZMQError):
+            await self._control.send_multipart([identity, codec.encode(reply)], zmq.DONTWAIT)
+
+
+class Router:
     """Commands are taken one after another; requests that only ask are answered beside each other."""
 
-    def __init__(self, control: Any, door: Door | None) -> None:
-        """`control` is bound already. `attend` must have been called before anything is served."""
-        self._control, self._door = control, door
-        self._lead: Lead
-        self._follower: Follower
-        self._referrals: Referrals
-        self._around: Surroundings
+    def __init__(
+        self, control: Any, authenticator: Authenticator | None, replies: Replies, lead: Lead, follower: Follower,
+        redirects: Redirects, source: QuerySource,
+    ) -> None:  # fmt: skip
+        """`control` is bound already; `source` is what questions are answered from."""
+        self._control, self._authenticator, self._replies = control, authenticator, replies
+        self._lead, self._follower, self._redirects, self._source = lead, follower, redirects, source
         self._commands: asyncio.Queue[tuple[bytes, m.Command]] = asyncio.Queue()
         self._pending: set[asyncio.Task[None]] = set()
-        self._asked: Turnstile[m.ClientRequest] = Turnstile(AT_ONCE, MOST_ASKED, MOST_ASKED_BY_ALL)
-        self._ordered: Turnstile[m.Command] = Turnstile(1, MOST_ASKED, MOST_ASKED_BY_ALL)
-
-    def attend(self, lead: Lead, follower: Follower, referrals: Referrals, around: Surroundings) -> None:
-        """To whom what comes in is handed on; they answer by `reply`, and so are made after this."""
-        self._lead, self._follower, self._referrals, self._around = lead, follower, referrals, around
+        self._asked: FairQueue[m.ClientRequest] = FairQueue(AT_ONCE, MOST_ASKED, MOST_ASKED_BY_ALL)
+        self._ordered: FairQueue[m.Command] = FairQueue(1, MOST_ASKED, MOST_ASKED_BY_ALL)
 
     # ------------------------------------------------------------ in
 
@@ -53,27 +69,29 @@ class Reception:
             try:
                 identity, request = self._admit(frames, sender)
             except (ProtocolError, NotAuthorisedError) as error:
-                await self._send(identity, _refusal(frames[-1], error))
+                await self._replies.send(identity, _refusal(frames[-1], error))
                 continue
             if isinstance(request, m.ToPeer):
                 await self._follower.receive(identity, request)
             elif not self._enter(identity, request):
                 text = f"{MOST_ASKED} requests of yours are still to be answered: ask again later"
-                await self.reply(identity, m.Refusal(rid=request.rid, code="busy", text=text))
+                await self._replies.reply(identity, m.Refusal(rid=request.rid, code="busy", text=text))
 
     def _admit(self, frames: list[bytes], sender: sockets.Sender) -> tuple[bytes, m.ClientRequest | m.ToPeer]:
         """Whom to answer, and the request in frames. Raises ProtocolError or NotAuthorisedError."""
-        caller, rights = self._door.enter(frames[0], sender) if self._door is not None else (frames[0], None)
+        caller, rights = frames[0], None
+        if self._authenticator is not None:
+            caller, rights = self._authenticator.enter(frames[0], sender)
         if len(frames) != 2:
             raise ProtocolError("a request is one frame")
         request = codec.decode_control(frames[1])
-        if self._door is None or rights is None:
+        if self._authenticator is None or rights is None:
             return caller, request
         if isinstance(request, m.ToPeer):
-            self._door.check(sender.public, rights, request, self._follower.lead_of(request))
+            self._authenticator.check(sender.public, rights, request, self._follower.lead_of(request))
             return caller, request
-        self._door.check(sender.public, rights, request, None)
-        return caller, self._door.signed(rights, request)
+        self._authenticator.check(sender.public, rights, request, None)
+        return caller, self._authenticator.signed(rights, request)
 
     def _enter(self, identity: bytes, request: m.ClientRequest) -> bool:
         """Begin with a request now or when it is its client's turn; False if there is no room for it."""
@@ -100,13 +118,13 @@ class Reception:
             self._asked.leave(identity)
             self._begin_answers(identity)
         try:
-            await self.reply(identity, reply)
+            await self._replies.reply(identity, reply)
         except ProtocolError as error:
-            await self.reply(identity, m.Refusal(rid=request.rid, code="busy", text=str(error)))
+            await self._replies.reply(identity, m.Refusal(rid=request.rid, code="busy", text=str(error)))
 
     async def _answer_to(self, request: m.ClientRequest) -> m.AgentReply:
         try:
-            return await queries.answer(request, self._around)
+            return await queries.answer(request, self._source)
         except queries.UnknownRunError as error:
             return m.Refusal(rid=request.rid, code="unknown-run", text=str(error))
         except queries.UnknownRankError as error:
@@ -114,7 +132,7 @@ class Reception:
         except InvalidInputError as error:
             return m.Refusal(rid=request.rid, code="malformed", text=str(error))
         except (OSError, zmq.ZMQError) as error:  # no descriptor is free, say
-            return m.Refusal(rid=request.rid, code="busy", text=f"{self._around.node} can't answer now: {error}")
+            return m.Refusal(rid=request.rid, code="busy", text=f"{self._source.node} can't answer now: {error}")
 
     # ------------------------------------------------------------ commands
 
@@ -131,29 +149,14 @@ class Reception:
             identity, command = await self._commands.get()
             self._ordered.leave(identity)
             self._queue_command(identity)
-            referral = self._referrals.of(command)
-            if referral is not None:
-                await self.reply(identity, referral)
+            redirect = self._redirects.of(command)
+            if redirect is not None:
+                await self._replies.reply(identity, redirect)
                 continue
             try:
-                await self._lead.office.take(identity, command)
+                await self._lead.journal.take(identity, command)
             except RefusedError as error:
-                await self.reply(identity, m.Refusal(rid=command.rid, code="busy", text=str(error)))
-            await self._lead.close_if_ended()
-
-    # ------------------------------------------------------------ out
-
-    async def reply(self, caller: bytes, reply: m.AgentReply | m.FromPeer) -> None:
-        """Answer whoever asked, or whose conversation it is; one whose key was revoked hears nothing any more."""
-        identity = self._door.way_back(caller) if self._door is not None else caller
-        if identity is not None:
-            await self._send(identity, reply)
-
-    async def _send(self, identity: bytes, reply: m.AgentReply | m.FromPeer) -> None:
-        # A client that has gone, or reads nothing, loses its reply: it asks again with the same id. A lead notices by
-        # the numbers.
-        with contextlib.suppress(zmq.Again, zmq.ZMQError):
-            await self._control.send_multipart([identity, codec.encode(reply)], zmq.DONTWAIT)
+                await self._replies.reply(identity, m.Refusal(rid=command.rid, code="busy", text=str(error)))
 
 
 def _refusal(frame: bytes, error: ProtocolError | NotAuthorisedError) -> m.Refusal | m.PeerRefusal:

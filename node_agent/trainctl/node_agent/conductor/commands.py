@@ -1,44 +1,44 @@
-"""What commands do to a run: refused at once, put on the desk, or turned into the mode that the next boundary takes."""
+"""What commands do to a run: refused at once, kept for the next boundary, or turned into a mode."""
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.conductor.pending import EXPIRED, Desk
-from trainctl.node_agent.conductor.pipeline import Course
-from trainctl.node_agent.conductor.rendezvous import Formation
-from trainctl.node_agent.conductor.state import Book
+from trainctl.node_agent.conductor.pending import EXPIRED, Pending
+from trainctl.node_agent.conductor.pipeline import Pipeline
+from trainctl.node_agent.conductor.rendezvous import Rendezvous
+from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.node_agent.planning import edits
 from trainctl.node_agent.planning.durable import Settings
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 
 
-class Orders:
+class Commands:
     """Takes commands. The conductor looks for the next plan after each of them."""
 
-    def __init__(self, book: Book, desk: Desk, course: Course, formation: Formation) -> None:
-        self._book, self._desk, self._course, self._formation = book, desk, course, formation
+    def __init__(self, state: ConductorState, pending: Pending, pipeline: Pipeline, rendezvous: Rendezvous) -> None:
+        self._state, self._pending, self._pipeline, self._rendezvous = state, pending, pipeline, rendezvous
         self.wants_new_generation = False  # a resumed run forms anew
 
     def take(self, command: d.Commanded, state: str, now: float) -> None:
         """`state`: the run's, in the words that clients see."""
-        settings = self._desk.folded(
-            self._book.settings, self._course.planned_step + 1, self._book.config, self._course.facts(now), now
+        settings = self._pending.folded(
+            self._state.settings, self._pipeline.planned_step + 1, self._state.config, self._pipeline.facts(now), now
         )
         if command.if_plan is not None and command.if_plan != settings.plan_version:
             self.refuse(command, "if_plan", f"the plan has moved on from {command.if_plan} to {settings.plan_version}")
-        elif self._book.stage == "leaving":
+        elif self._state.stage == "leaving":
             self.refuse(command, "run", f"the run is {state}")
         else:
             self._dispatch(command, settings, state, now)
 
     def refuse(self, command: d.Commanded, field: str, reason: str) -> None:
-        self._book.end(command.id, "rejected", reason=reason, field=field)
+        self._state.end(command.id, "rejected", reason=reason, field=field)
 
     def _dispatch(self, command: d.Commanded, settings: Settings, state: str, now: float) -> None:
         match command.args:
             case verbs.Note(text=text):
-                step = self._book.progress.step
-                self._book.decide(d.Happened("note", "info", command.by, text, step, command=command.id))
-                self._book.end(command.id, "applied", step)
+                step = self._state.progress.step
+                self._state.decide(d.Happened("note", "info", command.by, text, step, command=command.id))
+                self._state.end(command.id, "applied", step)
             case verbs.Pause():
                 self._pause(command, state)
             case verbs.Resume():
@@ -53,92 +53,92 @@ class Orders:
                 self.refuse(command, "verb", f"{command.verb} is not for a run that is under way")
 
     def _edit(self, command: d.Commanded, settings: Settings, now: float) -> None:
-        step, config = self._course.planned_step + 1, self._book.config
-        if self._book.durable.mode == "stopping" or step > config.run.steps:
+        step, config = self._pipeline.planned_step + 1, self._state.config
+        if self._state.durable.mode == "stopping" or step > config.run.steps:
             self.refuse(command, "run", "no step is left to carry it")
             return
         try:
-            edits.apply(settings, command.args, command.node, step, config, self._course.facts(now))
+            edits.apply(settings, command.args, command.node, step, config, self._pipeline.facts(now))
         except InvalidInputError as error:
             self.refuse(command, error.where, error.problem)
             return
-        self._desk.staged.append(command)
-        if self._book.durable.mode == "paused" and self._course.is_still and self._book.stage == "formed":
-            self._course.hold_next_plan(now)
+        self._pending.staged.append(command)
+        if self._state.durable.mode == "paused" and self._pipeline.is_still and self._state.stage == "formed":
+            self._pipeline.hold_next_plan(now)
 
     def _beside_training(self, command: d.Commanded) -> None:
-        ready = self._formation.ready.values()
+        ready = self._rendezvous.ready.values()
         if command.verb == "evaluate" and any(not answer.held_out for answer in ready):
             self.refuse(command, "verb", "there are no held-out samples: data.held_out keeps none")
             return
-        self._desk.side[command.verb].append(command)
+        self._pending.side[command.verb].append(command)
 
     # ------------------------------------------------------------ modes
 
     def _pause(self, command: d.Commanded, state: str) -> None:
-        if self._book.durable.mode == "stopping" or (self._desk.wants_pause and not command.again):
+        if self._state.durable.mode == "stopping" or (self._pending.wants_pause and not command.again):
             self.refuse(command, "verb", f"the run is already {state}")
             return
-        self._desk.wants_pause = True
-        self._desk.pausing.append(command)
+        self._pending.wants_pause = True
+        self._pending.pausing.append(command)
 
     def enter_pause(self, now: float) -> None:
         """All that was planned is done."""
-        durable = self._book.durable
-        self._formation.failures = 0  # a group that breaks while it idles is formed again as often as that takes
+        durable = self._state.durable
+        self._rendezvous.failures = 0  # a group that breaks while it idles is formed again as often as that takes
         if durable.mode != "paused":
-            self._book.persist(mode="paused")
+            self._state.persist(mode="paused")
         for id, carried in list(durable.carried.items()):
             if carried.verb == "resume":
-                self._book.end(id, "failed", self._book.progress.step, "paused again before a step was run")
-        for command in self._desk.pausing:
-            self._book.end(command.id, "applied", self._book.progress.step, before="running", after="paused")
-        self._desk.pausing.clear()
+                self._state.end(id, "failed", self._state.progress.step, "paused again before a step was run")
+        for command in self._pending.pausing:
+            self._state.end(command.id, "applied", self._state.progress.step, before="running", after="paused")
+        self._pending.pausing.clear()
         # Killed before the outcome of what the held plan carries was journaled: it is held once more.
-        if self._desk.staged or any(
-            carried.step > self._book.progress.step for carried in self._book.durable.carried.values()
+        if self._pending.staged or any(
+            carried.step > self._state.progress.step for carried in self._state.durable.carried.values()
         ):
-            self._course.hold_next_plan(now)
+            self._pipeline.hold_next_plan(now)
 
     def _resume(self, command: d.Commanded, state: str) -> None:
-        if not self._desk.wants_pause:
+        if not self._pending.wants_pause:
             self.refuse(command, "verb", f"the run is {state}, not paused")
             return
-        self._desk.wants_pause = False
+        self._pending.wants_pause = False
         self._fail_pausing("resumed before the pause took effect")
-        self._book.carry(command, self._course.planned_step + 1, "paused", "running")
-        self.wants_new_generation = self._book.durable.mode == "paused" and self._book.stage == "formed"
-        self._book.persist(mode="running")
+        self._state.carry(command, self._pipeline.planned_step + 1, "paused", "running")
+        self.wants_new_generation = self._state.durable.mode == "paused" and self._state.stage == "formed"
+        self._state.persist(mode="running")
 
     def _stop(self, command: d.Commanded, checkpoint: bool) -> None:
-        if self._book.durable.mode == "stopping" and not command.again:
+        if self._state.durable.mode == "stopping" and not command.again:
             self.refuse(command, "verb", "the run is already stopping")
             return
-        self._desk.stopping.append(command)
-        self._desk.wants_pause = False
+        self._pending.stopping.append(command)
+        self._pending.wants_pause = False
         self._fail_pausing("the run was stopped")
-        self._book.persist(mode="stopping", stop_writes_checkpoint=checkpoint)
+        self._state.persist(mode="stopping", stop_writes_checkpoint=checkpoint)
 
     def call_stop_off(self, why: str) -> None:
         """Nothing is lost to a disk that takes no checkpoint: the run pauses, and can be stopped without one."""
-        for command in self._desk.stopping:
-            self._book.end(command.id, "failed", self._book.progress.step, f"{why}; paused instead")
-        self._desk.stopping.clear()
-        self._course.agenda.call_ending_off()
-        self._desk.wants_pause = True
-        self._book.keep(mode="running")
+        for command in self._pending.stopping:
+            self._state.end(command.id, "failed", self._state.progress.step, f"{why}; paused instead")
+        self._pending.stopping.clear()
+        self._pipeline.periodic.call_ending_off()
+        self._pending.wants_pause = True
+        self._state.keep(mode="running")
 
     def expire(self, now: float) -> bool:
         """End what no boundary took in time; True if a pause was among it, so that the run goes on."""
-        for command in self._desk.take_expired(now):
-            self._book.end(command.id, "expired", reason=EXPIRED)
-        is_wanted = self._desk.pausing or self._book.durable.mode == "paused"
-        if not self._desk.wants_pause or is_wanted or self._book.stage != "formed":
+        for command in self._pending.take_expired(now):
+            self._state.end(command.id, "expired", reason=EXPIRED)
+        is_wanted = self._pending.pausing or self._state.durable.mode == "paused"
+        if not self._pending.wants_pause or is_wanted or self._state.stage != "formed":
             return False
-        self._desk.wants_pause = False
+        self._pending.wants_pause = False
         return True
 
     def _fail_pausing(self, why: str) -> None:
-        for pausing in self._desk.pausing:
-            self._book.end(pausing.id, "failed", reason=why)
-        self._desk.pausing.clear()
+        for pausing in self._pending.pausing:
+            self._state.end(pausing.id, "failed", reason=why)
+        self._pending.pausing.clear()

@@ -1,10 +1,10 @@
-"""The tally of steps: recent train plans as first issued, and the commits that ranks' reports make of them."""
+"""Recent train plans as first issued, and the commits that ranks' reports make of them."""
 
 from collections.abc import Iterable
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import rows
-from trainctl.node_agent.conductor.state import Book, CannotGoOnError
+from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
 from trainctl.protocol import messages as m
 
 KEPT = 4
@@ -14,11 +14,11 @@ Half = tuple[dict[int, tuple[m.Range, ...]], m.Generation]
 """Positions by rank whose gradients are held, and the generation that their batch was first planned in."""
 
 
-class Tally:
+class Commits:
     """A step is committed by the first report that a rank has applied its update."""
 
-    def __init__(self, book: Book, recent: Iterable[m.StepPlan]) -> None:
-        self._book = book
+    def __init__(self, state: ConductorState, recent: Iterable[m.StepPlan]) -> None:
+        self._state = state
         # As first issued: what a fence leaves of a batch is always dealt out from the whole of it.
         self._plans = {plan.step: plan for plan in recent if plan.finishes is None}
         self._rows: dict[int, m.StepCommitted] = {}
@@ -43,48 +43,48 @@ class Tally:
         """Take a rank's report of a step, by itself or repeated by a fence; True if it commits the step."""
         if (report.step, report.rank) in self._parts:
             return False
-        part = rows.rank_step(report, self._book.node(report.rank))
-        commits = report.step == self._book.progress.step + 1 and report.step in self._plans
+        part = rows.rank_step(report, self._state.node(report.rank))
+        commits = report.step == self._state.progress.step + 1 and report.step in self._plans
         if commits:
             self._commit(report, part)
         elif report.step in self._rows:
-            self._book.decide(d.RankDone(part, self._rows[report.step]))
+            self._state.decide(d.RankDone(part, self._rows[report.step]))
         else:
             return False
         self._parts.add((report.step, report.rank))
         return commits
 
     def _commit(self, report: m.Report, part: m.RankStep) -> None:
-        plan, progress = self._plans[report.step], self._book.progress
+        plan, progress = self._plans[report.step], self._state.progress
         progress.step, progress.cursor = report.step, plan.cursor + plan.global_batch
         progress.tokens_total += report.weight
         progress.weight = report.weight
         row = rows.step_committed(report, plan, plan.learning_rate, progress.cursor, progress.tokens_total)
         self._rows[report.step] = row
-        self._book.decide(d.Commit(row, part))
+        self._state.decide(d.Commit(row, part))
         if report.skipped:
-            self._book.happen("run", "warning", f"step {report.step} left the parameters alone: {report.skipped}")
-        self._book.conclude(report.step)
+            self._state.happen("run", "warning", f"step {report.step} left the parameters alone: {report.skipped}")
+        self._state.conclude(report.step)
 
     def retract(self) -> None:
         """Undo the last step: whoever had made it is lost. Raises CannotGoOnError if its plan isn't known any more."""
-        progress = self._book.progress
+        progress = self._state.progress
         plan = self._plans.get(progress.step)
         if plan is None:
             raise CannotGoOnError(f"step {progress.step} was made by lost ranks alone, and its plan isn't known")
-        self._book.decide(d.Retract(progress.step))
+        self._state.decide(d.Retract(progress.step))
         text = f"step {progress.step} retracted: only ranks that are lost had made it; it is made again"
-        self._book.happen("run", "warning", text)
+        self._state.happen("run", "warning", text)
         self._rows.pop(progress.step, None)
         self._parts = {part for part in self._parts if part[0] != progress.step}
         progress.step, progress.cursor = progress.step - 1, plan.cursor
         progress.tokens_total, progress.weight = progress.tokens_total - progress.weight, 0.0
-        self._book.persist(retracted=plan.step)
+        self._state.persist(retracted=plan.step)
 
     def half_done(self, answers: Iterable[m.Fenced]) -> Half | None:
         """What the accumulators hold of the next step's batch, if they hold parts of one and the same, and nothing has
         been applied to the step since it was planned."""
-        plan, durable = self._plans.get(self._book.progress.step + 1), self._book.durable
+        plan, durable = self._plans.get(self._state.progress.step + 1), self._state.durable
         if plan is None or durable.mode == "paused":
             return None
         if any(carried.step == plan.step and id not in plan.commands for id, carried in durable.carried.items()):

@@ -4,10 +4,10 @@ Pure, as all of the conductor. A sum has a deadline, for a rank in it may wait f
 has none, for it may just be slow: that is told, once for each plan. One that gets on with nothing at all is hung.
 """
 
-from trainctl.node_agent.conductor.in_flight import Outstanding, UnderWay
-from trainctl.node_agent.conductor.progress import Standstills
-from trainctl.node_agent.conductor.rendezvous import GRACE_SECONDS, JOIN_SECONDS, Formation
-from trainctl.node_agent.conductor.state import Book
+from trainctl.node_agent.conductor.in_flight import InFlight, PlanInFlight
+from trainctl.node_agent.conductor.progress import StallDetector
+from trainctl.node_agent.conductor.rendezvous import GRACE_SECONDS, JOIN_SECONDS, Rendezvous
+from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.node_agent.planning import estimates
 from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
@@ -19,61 +19,61 @@ LEAST_LATE_SECONDS, LATE_TIMES = 10.0, 3.0
 HUNG_PART = 0.5
 """After this part of the time that makes a standstill a hang, it is shown as one."""
 JOINS = 2.0
-"""A standstill for as long as so many formations is a hang."""
+"""A standstill for as long as so many rendezvous is a hang."""
 PARTS = {
     "train": "step {step}", "evaluate": "the evaluation at step {step}", "checkpoint": "the checkpoint of step {step}",
     "measure": "the measurement of first shares", "probe": "the probe",
 }  # fmt: skip
 
 
-class Waits:
+class Deadlines:
     """Looks at what is under way; only the conductor does something about it."""
 
-    def __init__(self, book: Book, formation: Formation, under_way: UnderWay, rates: Rates) -> None:
-        self._book, self._formation, self._under_way, self._rates = book, formation, under_way, rates
-        self.standstills = Standstills(book.config.group.hung_seconds, book.config.run.load_seconds)
+    def __init__(self, state: ConductorState, rendezvous: Rendezvous, in_flight: InFlight, rates: Rates) -> None:
+        self._state, self._rendezvous, self._in_flight, self._rates = state, rendezvous, in_flight, rates
+        self.stalls = StallDetector(state.config.group.hung_seconds, state.config.run.load_seconds)
         self._unformed_since: float | None = None  # None: while there is a group
 
     @property
-    def first(self) -> Outstanding | None:
+    def first(self) -> PlanInFlight | None:
         """The oldest plan that some of its ranks are still at."""
-        return self._under_way.first if self._book.stage == "formed" else None
+        return self._in_flight.first if self._state.stage == "formed" else None
 
     @property
     def awaited(self) -> list[int]:
         """The live ranks whose answer the run can't do without, ascending."""
-        return self._formation.awaited if self.first is None else sorted(self.first.ranks - self.first.reports.keys())
+        return self._rendezvous.awaited if self.first is None else sorted(self.first.ranks - self.first.reports.keys())
 
     @property
     def has_deadline(self) -> bool:
         """Whether what is waited for is fenced of itself when it takes too long."""
-        summing = self.first is not None and self.first.summing_since is not None and self._formation.engine != "none"
-        return summing or self._formation.has_deadline
+        summing = self.first is not None and self.first.summing_since is not None and self._rendezvous.engine != "none"
+        return summing or self._rendezvous.has_deadline
 
     @property
     def expected_seconds(self) -> float:
         """What the step or plan in progress should take; 0 as long as nothing is known of that."""
-        usual = self._under_way.usual_seconds
+        usual = self._in_flight.usual_seconds
         return max(usual, self._expected_of(self.first.plan)) if self.first is not None else usual
 
     def _expected_of(self, plan: m.StepPlan) -> float:
         if plan.kind == "checkpoint":
-            return estimates.write_seconds(self._formation.any_ready().parameters)
+            return estimates.write_seconds(self._rendezvous.any_ready().parameters)
         counts = {work.rank: sum(piece.count for piece in work.ranges) for work in plan.work}
         speeds = self._rates.of(counts)
         alone = max((counts[rank] / speed.samples_per_second for rank, speed in speeds.items()), default=0.0)
-        return max(alone, self._under_way.usual_seconds) if plan.kind == "train" else alone
+        return max(alone, self._in_flight.usual_seconds) if plan.kind == "train" else alone
 
     def overdue(self, now: float) -> str:
         """Which nodes have not come out of a sum in time; empty if none, or if a rank alone has nobody to wait for."""
-        if self._book.stage != "formed" or self._formation.engine == "none":
+        if self._state.stage != "formed" or self._rendezvous.engine == "none":
             return ""
-        parameters = self._formation.any_ready().parameters
+        parameters = self._rendezvous.any_ready().parameters
         sync_seconds = JOIN_SECONDS + estimates.level_seconds(parameters)
-        late = self._under_way.late_in_sum(now, sync_seconds, estimates.sum_seconds(parameters))
+        late = self._in_flight.late_in_sum(now, sync_seconds, estimates.sum_seconds(parameters))
         if late is None:
             return ""
-        silent = self._book.nodes(sorted(late.ranks - late.reports.keys()))
+        silent = self._state.nodes(sorted(late.ranks - late.reports.keys()))
         return f"{silent} did not come out of the sum at step {late.plan.step} in time"
 
     # ------------------------------------------------------------ parts
@@ -93,7 +93,7 @@ class Waits:
     @property
     def end_of_part(self) -> str:
         """Until when what is under way goes on, in words."""
-        newest = self._under_way.newest
+        newest = self._in_flight.newest
         if newest is None or newest.plan.kind == "sync":
             return "until the group is formed anew"
         return f"until {PARTS[newest.plan.kind].format(step=newest.plan.step)} is done"
@@ -101,44 +101,44 @@ class Waits:
     def still(self, now: float) -> dict[int, float]:
         """How long each rank that is waited for has got on with nothing, as a part of what makes it a hang. Call it at
         each tick."""
-        if self._book.stage == "formed":
+        if self._state.stage == "formed":
             self._unformed_since = None
         elif self._unformed_since is None:
             self._unformed_since = now
-        if self._book.stage == "forming" and self._unformed_since is not None:
+        if self._state.stage == "forming" and self._unformed_since is not None:
             waited_seconds = now - self._unformed_since
-            return {rank: self._still_in_forming(rank, waited_seconds) for rank in self._formation.awaited}
+            return {rank: self._still_in_forming(rank, waited_seconds) for rank in self._rendezvous.awaited}
         first = self.first
         if first is None or first.plan.kind == "sync":
             return {}
         found = {}
         for rank in sorted(first.at_own_part(alone=self._is_alone)):
-            seconds = min(self.standstills.seconds(rank), now - first.since)
+            seconds = min(self.stalls.seconds(rank), now - first.since)
             found[rank] = seconds / self._limit_seconds(rank, first.plan.kind)
         return found
 
     def _still_in_forming(self, rank: int, waited_seconds: float) -> float:
         """One that waits for the others has a deadline itself, and gets on by that, at the latest with the next
-        formation; one may still be at its last plan."""
+        rendezvous; one may still be at its last plan."""
         join_seconds = JOIN_SECONDS + GRACE_SECONDS + estimates.level_seconds(self._parameters)
-        at_work = self.standstills.is_at_work(rank)
-        limit_seconds = self._limit_seconds(rank, self.standstills.kind(rank)) if at_work else JOINS * join_seconds
-        return min(self.standstills.seconds(rank), waited_seconds) / limit_seconds
+        at_work = self.stalls.is_at_work(rank)
+        limit_seconds = self._limit_seconds(rank, self.stalls.kind(rank)) if at_work else JOINS * join_seconds
+        return min(self.stalls.seconds(rank), waited_seconds) / limit_seconds
 
     def _limit_seconds(self, rank: int, kind: str) -> float:
-        return self.standstills.limit_seconds(rank, kind, self._under_way.usual_seconds, self._parameters)
+        return self.stalls.limit_seconds(rank, kind, self._in_flight.usual_seconds, self._parameters)
 
     @property
     def _is_alone(self) -> bool:
-        return self._formation.engine == "none"
+        return self._rendezvous.engine == "none"
 
     @property
     def _parameters(self) -> int:
-        return next((ready.parameters for ready in self._formation.ready.values()), 0)
+        return next((ready.parameters for ready in self._rendezvous.ready.values()), 0)
 
     def stuck_in_loading(self, rank: int) -> bool:
         """Whether a trainer that says that it is there has got on with nothing while it loads."""
-        return self.standstills.seconds(rank) >= self.standstills.load_limit_seconds(self._parameters)
+        return self.stalls.seconds(rank) >= self.stalls.load_limit_seconds(self._parameters)
 
     def tell_slow(self, now: float) -> None:
         """An event that names who has not finished a part long after it should have."""
@@ -150,5 +150,5 @@ class Waits:
             first.told_slow = True
             part = PARTS[first.plan.kind].format(step=first.plan.step)
             verb = "has not finished its" if len(slow) == 1 else "have not finished their"
-            text = f"{self._book.nodes(sorted(slow))} {verb} part of {part} after {waited_seconds:.0f} s"
-            self._book.happen("rank", "warning", text, first.plan.step)
+            text = f"{self._state.nodes(sorted(slow))} {verb} part of {part} after {waited_seconds:.0f} s"
+            self._state.happen("rank", "warning", text, first.plan.step)

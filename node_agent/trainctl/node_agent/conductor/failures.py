@@ -4,110 +4,110 @@ conductor."""
 from collections.abc import Mapping
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.conductor.deadlines import Waits
+from trainctl.node_agent.conductor.deadlines import Deadlines
 from trainctl.node_agent.conductor.hangs import Hangs, Hung
 from trainctl.node_agent.conductor.regroup import Regroup
-from trainctl.node_agent.conductor.rendezvous import Formation
-from trainctl.node_agent.conductor.restarts import Attendance
-from trainctl.node_agent.conductor.shutdown import Ending
-from trainctl.node_agent.conductor.state import Book
+from trainctl.node_agent.conductor.rendezvous import Rendezvous
+from trainctl.node_agent.conductor.restarts import Restarts
+from trainctl.node_agent.conductor.shutdown import Shutdown
+from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.protocol import messages as m
 
 
-class Losses:
+class Failures:
     """Told by the conductor of what ranks and their nodes say, or don't."""
 
     def __init__(
-        self, book: Book, formation: Formation, waits: Waits, attendance: Attendance, hangs: Hangs, ending: Ending,
-        regroup: Regroup,
+        self, state: ConductorState, rendezvous: Rendezvous, deadlines: Deadlines, restarts: Restarts,
+        hangs: Hangs, shutdown: Shutdown, regroup: Regroup,
     ) -> None:  # fmt: skip
-        self._book, self._formation, self._waits, self._attendance = book, formation, waits, attendance
-        self._hangs, self._ending, self._regroup = hangs, ending, regroup
+        self._state, self._rendezvous, self._deadlines, self._restarts = state, rendezvous, deadlines, restarts
+        self._hangs, self._shutdown, self._regroup = hangs, shutdown, regroup
 
     def on_trainer_failed(self, failed: m.TrainerFailed, now: float) -> None:
         """Of a rank that is out it is told when the process has ended."""
-        if failed.rank not in self._formation.live or self._book.stage == "leaving":
+        if failed.rank not in self._rendezvous.live or self._state.stage == "leaving":
             return
-        if self._attendance.can_spare(failed.rank):
+        if self._restarts.can_spare(failed.rank):
             self._regroup.without(failed.rank, f"says: {failed.reason}", now)
         else:
-            self._ending.fail(f"rank {failed.rank} ({self._book.node(failed.rank)}): {failed.reason}")
+            self._shutdown.fail(f"rank {failed.rank} ({self._state.node(failed.rank)}): {failed.reason}")
 
     def refuse(self, refused: Mapping[int, str], now: float) -> None:
         """Ranks that are new and hold another model than the others, each with the reason: given up until they are
         admitted, which starts them again."""
         for rank, why in refused.items():
-            for id, carried in list(self._book.durable.carried.items()):
-                if carried.verb == "admit" and f"{self._book.node(rank)}=0" in carried.before.split():
-                    self._book.end(id, "failed", reason=why)
+            for id, carried in list(self._state.durable.carried.items()):
+                if carried.verb == "admit" and f"{self._state.node(rank)}=0" in carried.before.split():
+                    self._state.end(id, "failed", reason=why)
             self._regroup.without(rank, why, now, out="failed")
-            self._book.decide(d.Kill(rank))
+            self._state.decide(d.Kill(rank))
 
     def on_ended(self, ended: d.RankEnded, now: float) -> None:
         """The others go on where one of them has the state of the last step."""
-        at, live = self._formation.ranks.get(ended.rank), ended.rank in self._formation.live
-        ends = self._book.durable.mode == "stopping" or self._book.progress.step >= self._book.config.run.steps
-        was_told = ended.clean and self._formation.adopts and ends
-        spared = live and not was_told and self._attendance.can_spare(ended.rank)
-        lost = not live and at is not None and self._book.settings.ranks[ended.rank].out in ("lost", "failed")
-        again = self._attendance.was_hung_in_first_load(ended.rank)
-        if at is None or at.ended or self._book.stage == "leaving" or not (spared or lost or again):
-            if live and at is not None and not at.ended and self._book.stage != "leaving":
+        at, live = self._rendezvous.ranks.get(ended.rank), ended.rank in self._rendezvous.live
+        ends = self._state.durable.mode == "stopping" or self._state.progress.step >= self._state.config.run.steps
+        was_told = ended.clean and self._rendezvous.adopts and ends
+        spared = live and not was_told and self._restarts.can_spare(ended.rank)
+        lost = not live and at is not None and self._state.settings.ranks[ended.rank].out in ("lost", "failed")
+        again = self._restarts.was_hung_in_first_load(ended.rank)
+        if at is None or at.ended or self._state.stage == "leaving" or not (spared or lost or again):
+            if live and at is not None and not at.ended and self._state.stage != "leaving":
                 self._halve_if_short(ended)  # a run that goes back begins with it
-            self._ending.on_rank_ended(ended)
+            self._shutdown.on_rank_ended(ended)
             return
         self._halve_if_short(ended)
         if spared:
             at.ended = True
             self._regroup.without(ended.rank, ended.why, now)
-        self._attendance.ended(ended.rank, ended.why, now)
+        self._restarts.ended(ended.rank, ended.why, now)
 
     def _halve_if_short(self, ended: d.RankEnded) -> None:
         """One that had loaded died for want of memory; what loading takes no micro-batch changes."""
         rank = ended.rank
-        loads = self._book.stage == "loading" or self._attendance.is_starting(rank)
-        if ended.memory and not (loads and self._formation.ranks[rank].ready is None):
-            self._attendance.halve(rank, ended.memory)
+        loads = self._state.stage == "loading" or self._restarts.is_starting(rank)
+        if ended.memory and not (loads and self._rendezvous.ranks[rank].ready is None):
+            self._restarts.halve(rank, ended.memory)
 
     def on_silent(self, silent: d.RankSilent, now: float) -> None:
         """One that hangs is killed, if its node can be reached, and comes back as another process."""
-        rank, live = silent.rank, silent.rank in self._formation.live
-        if self._book.stage == "leaving":
+        rank, live = silent.rank, silent.rank in self._rendezvous.live
+        if self._state.stage == "leaving":
             return
-        if live and self._attendance.can_spare(rank):
-            doing = self._formation.ranks[rank].doing
+        if live and self._restarts.can_spare(rank):
+            doing = self._rendezvous.ranks[rank].doing
             heard = f", last heard of in {doing}" if doing and " of step " not in silent.why else ""
             self._replace(Hung(rank, silent.why + heard), now)
-        elif self._attendance.loads_first(rank):
+        elif self._restarts.loads_first(rank):
             self._on_silent_in_first_load(silent, now)
         elif live and silent.seconds:  # not just late with an answer
             self._hangs.on_last_silent(silent)
-        elif silent.in_touch and self._attendance.is_loading(rank):
-            self._attendance.end_hung(rank, f"has said nothing for {silent.seconds:.0f} s", now)
+        elif silent.in_touch and self._restarts.is_loading(rank):
+            self._restarts.end_hung(rank, f"has said nothing for {silent.seconds:.0f} s", now)
 
     def _on_silent_in_first_load(self, silent: d.RankSilent, now: float) -> None:
         """Nobody has begun: one that hangs is started again, without one whose node is gone there is no beginning."""
         rank, said = silent.rank, f"has said nothing for {silent.seconds:.0f} s"
-        if silent.in_touch and silent.seconds >= self._book.config.run.load_seconds:
-            self._attendance.end_hung(rank, said, now)
-        elif not silent.in_touch and silent.seconds >= self._book.config.group.unreachable_seconds:
-            label = self._book.settings.label(rank)
-            self._ending.go_back(f"{label} {said} and has not loaded; {silent.why}")
+        if silent.in_touch and silent.seconds >= self._state.config.run.load_seconds:
+            self._restarts.end_hung(rank, said, now)
+        elif not silent.in_touch and silent.seconds >= self._state.config.group.unreachable_seconds:
+            label = self._state.settings.label(rank)
+            self._shutdown.go_back(f"{label} {said} and has not loaded; {silent.why}")
 
     def _replace(self, hung: Hung, now: float) -> None:
         self._regroup.without(hung.rank, hung.why, now)
-        self._book.decide(d.Kill(hung.rank))
+        self._state.decide(d.Kill(hung.rank))
 
     def look_for_hung(self, now: float) -> None:
         """Those that are heard of and get on with nothing; one after another, for each leaves others to do more."""
-        if self._book.stage == "leaving":
+        if self._state.stage == "leaving":
             return
         hung, last = self._hangs.look(now), self._hangs.last()
         if hung:
             self._replace(hung[0], now)
         elif last is not None:
             self._hangs.give_up_last(last)
-        for rank in self._formation.ranks:
-            if self._attendance.is_loading(rank) and self._waits.stuck_in_loading(rank):
-                self._attendance.end_hung(rank, "has got on with nothing for long", now)
-                self._waits.standstills.forget(rank)
+        for rank in self._rendezvous.ranks:
+            if self._restarts.is_loading(rank) and self._deadlines.stuck_in_loading(rank):
+                self._restarts.end_hung(rank, "has got on with nothing for long", now)
+                self._deadlines.stalls.forget(rank)

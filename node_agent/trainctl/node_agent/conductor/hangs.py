@@ -5,11 +5,11 @@ from math import inf
 from typing import NamedTuple
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.conductor.deadlines import HUNG_PART, Waits
-from trainctl.node_agent.conductor.rendezvous import Formation
-from trainctl.node_agent.conductor.restarts import Attendance
-from trainctl.node_agent.conductor.shutdown import Ending
-from trainctl.node_agent.conductor.state import Book
+from trainctl.node_agent.conductor.deadlines import HUNG_PART, Deadlines
+from trainctl.node_agent.conductor.rendezvous import Rendezvous
+from trainctl.node_agent.conductor.restarts import Restarts
+from trainctl.node_agent.conductor.shutdown import Shutdown
+from trainctl.node_agent.conductor.state import ConductorState
 
 LAST_SECONDS = 60.0
 """The last rank with the state of the last step may be silent for so long while its node is in reach, if there is a
@@ -28,9 +28,12 @@ class Hung(NamedTuple):
 class Hangs:
     """Looks at each tick; only the conductor replaces."""
 
-    def __init__(self, book: Book, formation: Formation, waits: Waits, attendance: Attendance, ending: Ending) -> None:
-        self._book, self._formation, self._waits = book, formation, waits
-        self._attendance, self._ending = attendance, ending
+    def __init__(
+        self, state: ConductorState, rendezvous: Rendezvous, deadlines: Deadlines, restarts: Restarts,
+        shutdown: Shutdown,
+    ) -> None:  # fmt: skip
+        self._state, self._rendezvous, self._deadlines = state, rendezvous, deadlines
+        self._restarts, self._shutdown = restarts, shutdown
         self.late: dict[int, str] = {}
         """Why, of each rank that takes much longer over its part than is usual."""
         self.hung: dict[int, str] = {}
@@ -41,19 +44,19 @@ class Hangs:
     def look(self, now: float) -> list[Hung]:
         """Who has hung for so long that the others go on without it. Not if none of them gets on: then it is what they
         have in common, as a disk, and another process would hang as well."""
-        self.late, self._still = self._waits.late(now), self._waits.still(now)
+        self.late, self._still = self._deadlines.late(now), self._deadlines.still(now)
         still = {rank: part for rank, part in self._still.items() if part >= HUNG_PART}
         self.hung = {rank: f"no progress in {self._doing(rank)}" for rank in still}
         return [
             Hung(rank, f"hung, {self._why(rank)}")
-            for rank, part in still.items() if part >= 1.0 and self._attendance.can_spare(rank, without=still)
+            for rank, part in still.items() if part >= 1.0 and self._restarts.can_spare(rank, without=still)
         ]  # fmt: skip
 
     def _why(self, rank: int) -> str:
-        return f"no progress in {self._doing(rank)} for {self._waits.standstills.seconds(rank):.0f} s"
+        return f"no progress in {self._doing(rank)} for {self._deadlines.stalls.seconds(rank):.0f} s"
 
     def _doing(self, rank: int) -> str:
-        return self._formation.ranks[rank].doing or "its part"
+        return self._rendezvous.ranks[rank].doing or "its part"
 
     def last(self) -> Hung | None:
         """The only rank with the state of the last step, if it has hung for so long that this state is given up."""
@@ -62,23 +65,25 @@ class Hangs:
 
     def is_last(self, rank: int) -> bool:
         """Whether nobody else has the state of the last step."""
-        return rank in self._formation.live and not self._attendance.can_spare(rank)
+        return rank in self._rendezvous.live and not self._restarts.can_spare(rank)
 
     @property
     def may_go_back(self) -> bool:
-        """Whether there is a checkpoint; a run that is to stop ends by its own patience."""
-        return bool(self._book.durable.written) and self._book.durable.mode != "stopping"
+        """Whether there is a checkpoint; a run that is to stop ends by its own time limit."""
+        return bool(self._state.durable.written) and self._state.durable.mode != "stopping"
 
     def give_up_last(self, hung: Hung) -> None:
         """Go back to the newest checkpoint, as if that rank had died."""
-        if self._book.stage != "leaving":
-            self._ending.go_back(f"{self._book.settings.label(hung.rank)}, the last with the run's state, {hung.why}")
-            self._book.decide(d.Kill(hung.rank))
+        if self._state.stage != "leaving":
+            self._shutdown.go_back(
+                f"{self._state.settings.label(hung.rank)}, the last with the run's state, {hung.why}"
+            )
+            self._state.decide(d.Kill(hung.rank))
 
     def on_last_silent(self, silent: d.RankSilent) -> None:
         """The only rank with the state of the last step says nothing: wait for it, and say so, or give it up."""
         where = "silent" if silent.in_touch else "out of reach"
-        limit_seconds, rank, heard = self._limit_seconds(silent), silent.rank, self._formation.ranks[silent.rank].heard
+        limit_seconds, rank, heard = self._limit_seconds(silent), silent.rank, self._rendezvous.ranks[silent.rank].heard
         if silent.seconds >= limit_seconds:
             why = f"{silent.why} for {silent.seconds:.0f} s"
             if not silent.in_touch:
@@ -88,19 +93,19 @@ class Hangs:
         until = self._until(silent, limit_seconds)
         known, self._waiting[rank] = self._waiting.get(rank), (heard, until)
         if known != self._waiting[rank]:
-            text = f"{self._book.settings.label(rank)}, the last with the run's state, is {where}: waited for{until}"
-            self._book.happen("rank", "warning", text)
+            text = f"{self._state.settings.label(rank)}, the last with the run's state, is {where}: waited for{until}"
+            self._state.happen("rank", "warning", text)
 
     def _limit_seconds(self, silent: d.RankSilent) -> float:
         """Where nothing is to be had instead it is waited for without end."""
-        if not self.may_go_back or self._book.lacking or (silent.alone and not silent.in_touch):
+        if not self.may_go_back or self._state.lacking or (silent.alone and not silent.in_touch):
             return inf
-        return LAST_SECONDS if silent.in_touch else self._book.config.group.unreachable_seconds
+        return LAST_SECONDS if silent.in_touch else self._state.config.group.unreachable_seconds
 
     def _until(self, silent: d.RankSilent, limit_seconds: float) -> str:
         if limit_seconds < inf:
             return f", after {limit_seconds:.0f} s given up for the newest checkpoint"
-        if not self._book.durable.written:
+        if not self._state.durable.written:
             return ", and there is no checkpoint"
         return ", and no other node is in reach" if silent.alone and not silent.in_touch else ""
 
@@ -109,6 +114,6 @@ class Hangs:
         if not self.is_last(rank):
             return ""
         heard, until = self._waiting.get(rank, (None, ""))
-        if heard != self._formation.ranks[rank].heard or not until:
-            until = "" if self._book.durable.written else ", and there is no checkpoint"
+        if heard != self._rendezvous.ranks[rank].heard or not until:
+            until = "" if self._state.durable.written else ", and there is no checkpoint"
         return f"; nobody else has the run's state{until}"

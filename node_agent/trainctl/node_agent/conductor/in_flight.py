@@ -12,7 +12,7 @@ longer."""
 
 
 @dataclasses.dataclass(eq=False)
-class Outstanding:
+class PlanInFlight:
     """One plan."""
 
     plan: m.StepPlan
@@ -34,11 +34,11 @@ class Outstanding:
         return self.ranks - done
 
 
-class UnderWay:
+class InFlight:
     """At most two: one that is finishing, and the one after it."""
 
     def __init__(self) -> None:
-        self._plans: list[Outstanding] = []
+        self._plans: list[PlanInFlight] = []
         self._step_seconds: deque[float] = deque(maxlen=15)
 
     def __bool__(self) -> bool:
@@ -52,12 +52,12 @@ class UnderWay:
         return self._plans[0].plan.kind == "train" and self._plans[0].soon >= self._plans[0].ranks
 
     @property
-    def first(self) -> Outstanding | None:
+    def first(self) -> PlanInFlight | None:
         """The one that is finishing, or the only one."""
         return self._plans[0] if self._plans else None
 
     @property
-    def newest(self) -> Outstanding | None:
+    def newest(self) -> PlanInFlight | None:
         """The one that was issued last."""
         return self._plans[-1] if self._plans else None
 
@@ -67,43 +67,43 @@ class UnderWay:
         return statistics.median(self._step_seconds) if self._step_seconds else 0.0
 
     def add(self, plan: m.StepPlan, now: float) -> None:
-        self._plans.append(Outstanding(plan, now))
+        self._plans.append(PlanInFlight(plan, now))
 
     def take_all(self) -> list[m.StepPlan]:
         """Hand out and forget them."""
         taken, self._plans = self._plans, []
-        return [under_way.plan for under_way in taken]
+        return [in_flight.plan for in_flight in taken]
 
     def on_soon(self, soon: m.Soon, now: float) -> bool:
         """True if all ranks of the plan are about to need the next one."""
-        under_way = self._find(soon)
-        if under_way is None:
+        in_flight = self._find(soon)
+        if in_flight is None:
             return False
-        under_way.soon.add(soon.rank)
-        if under_way.soon < under_way.ranks:
+        in_flight.soon.add(soon.rank)
+        if in_flight.soon < in_flight.ranks:
             return False
-        if under_way.summing_since is None:
-            under_way.summing_since = now
+        if in_flight.summing_since is None:
+            in_flight.summing_since = now
         return True
 
-    def on_report(self, report: m.Report, now: float) -> Outstanding | None:
+    def on_report(self, report: m.Report, now: float) -> PlanInFlight | None:
         """The plan it is of, unless the rank has reported that already."""
-        under_way = self._find(report)
-        if under_way is None or report.rank in under_way.reports:
+        in_flight = self._find(report)
+        if in_flight is None or report.rank in in_flight.reports:
             return None
-        if report.kind == "train" and not under_way.reports:
+        if report.kind == "train" and not in_flight.reports:
             self._step_seconds.append(report.step_seconds)
-        under_way.reports[report.rank] = report
-        if under_way.reports.keys() == under_way.ranks:
-            self._plans.remove(under_way)
+        in_flight.reports[report.rank] = report
+        if in_flight.reports.keys() == in_flight.ranks:
+            self._plans.remove(in_flight)
             for following in self._plans:
                 following.since = now
-        return under_way
+        return in_flight
 
-    def _find(self, answer: m.Soon | m.Report) -> Outstanding | None:
-        return next((under_way for under_way in self._plans if under_way.is_of(answer)), None)
+    def _find(self, answer: m.Soon | m.Report) -> PlanInFlight | None:
+        return next((in_flight for in_flight in self._plans if in_flight.is_of(answer)), None)
 
-    def late_in_sum(self, now: float, sync_seconds: float, sum_seconds: float) -> Outstanding | None:
+    def late_in_sum(self, now: float, sync_seconds: float, sum_seconds: float) -> PlanInFlight | None:
         """The first plan, if its sum is overdue: a sync, which is nothing but a sum, may take `sync_seconds`, one
         of gradients `sum_seconds` at least."""
         if not self._plans:
@@ -111,8 +111,8 @@ class UnderWay:
         first = self._plans[0]
         if first.plan.kind == "sync" and first.summing_since is None:
             first.summing_since = now  # what was before it is done, so its ranks are at it
-        limit_seconds = sync_seconds if first.plan.kind == "sync" else self._patience_seconds(sum_seconds)
+        limit_seconds = sync_seconds if first.plan.kind == "sync" else self._sum_limit_seconds(sum_seconds)
         return first if first.summing_since is not None and now >= first.summing_since + limit_seconds else None
 
-    def _patience_seconds(self, sum_seconds: float) -> float:
+    def _sum_limit_seconds(self, sum_seconds: float) -> float:
         return max(LEAST_REDUCE_SECONDS + sum_seconds, REDUCE_STEPS * self.usual_seconds)

@@ -1,4 +1,4 @@
-"""The conductor's desk: commands that were accepted and wait for the step, the boundary or the mode that ends them."""
+"""Pending commands: accepted, and waiting for the step, the boundary or the mode that ends them."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ SIDE_KINDS = ("probe", "measure", "sync", "evaluate", "checkpoint")
 evaluated and written is the state that all ranks have been given."""
 
 
-class Desk:
+class Pending:
     """Queues of waiting commands. Pure: it holds and hands out, the conductor decides."""
 
     def __init__(self) -> None:

@@ -1,16 +1,16 @@
-"""What the run file wants beside training, and at which boundary: it fills the desk's `scheduled`."""
+"""What the run file wants beside training, and at which boundary: it fills `Pending.scheduled`."""
 
-from trainctl.node_agent.conductor.pending import Desk
-from trainctl.node_agent.conductor.rendezvous import Formation
-from trainctl.node_agent.conductor.state import Book
+from trainctl.node_agent.conductor.pending import Pending
+from trainctl.node_agent.conductor.rendezvous import Rendezvous
+from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.protocol import messages as m
 
 
-class Agenda:
+class PeriodicPlans:
     """First shares, periodic plans and the ending's, each once at its step, however often a fence undoes them."""
 
-    def __init__(self, book: Book, formation: Formation, desk: Desk) -> None:
-        self._book, self._formation, self._desk = book, formation, desk
+    def __init__(self, state: ConductorState, rendezvous: Rendezvous, pending: Pending) -> None:
+        self._state, self._rendezvous, self._pending = state, rendezvous, pending
         self._done: dict[str, int] = {}  # step of the last plan of each kind
         self._ending_scheduled = False
 
@@ -19,47 +19,46 @@ class Agenda:
 
     def schedule_probe(self) -> None:
         """The comparison of models that comes before the first step of a rank."""
-        if self._formation.live.keys() - set(self._book.durable.probed or ()):
-            self._desk.scheduled.add("probe")
+        if self._rendezvous.live.keys() - set(self._state.durable.probed or ()):
+            self._pending.scheduled.add("probe")
 
     def schedule_first(self) -> None:
-        """The measurement that a new run's shares come from."""
-        config, durable = self._book.config, self._book.durable
-        is_new = self._book.progress.step == 0 and not durable.timed
-        is_open = all(table.share is None for table in config.nodes.values())
-        if is_new and is_open and config.group.first_shares == "timed" and len(self._formation.live) > 1:
-            self._desk.scheduled.add("measure")
+        """The measurement that those of a new run's shares come from which its file leaves open."""
+        is_new = self._state.progress.step == 0 and not self._state.durable.timed
+        is_timed = self._state.config.group.first_shares == "timed"
+        if is_new and is_timed and len(self._state.ranks_without_share()) > 1:
+            self._pending.scheduled.add("measure")
 
     def schedule_periodic(self, step: int) -> None:
         """What is due after `step`."""
-        config = self._book.config
+        config = self._state.config
         every = {
-            "sync": config.group.sync_weights_every if len(self._formation.live) > 1 else 0,
-            "evaluate": config.evaluate.every_steps if self._formation.any_ready().held_out else 0,
+            "sync": config.group.sync_weights_every if len(self._rendezvous.live) > 1 else 0,
+            "evaluate": config.evaluate.every_steps if self._rendezvous.any_ready().held_out else 0,
             "checkpoint": config.checkpoint.every_steps,
         }
-        if self._book.durable.eval_step == step:
+        if self._state.durable.eval_step == step:
             every["evaluate"] = 0
         if 0 < step < config.run.steps:
-            self._desk.scheduled |= {
+            self._pending.scheduled |= {
                 kind for kind, steps in every.items() if steps and step % steps == 0 and self._done.get(kind) != step
             }
 
     def schedule_ending(self, step: int) -> None:
         """The last evaluation and checkpoint of a run of which `step` is planned, once."""
-        durable, config = self._book.durable, self._book.config
+        durable, config = self._state.durable, self._state.config
         finishing = step >= config.run.steps
         if self._ending_scheduled or not (finishing or durable.mode == "stopping"):
             return
         self._ending_scheduled = True
-        if finishing and self._formation.any_ready().held_out and self._done.get("evaluate") != step:
-            self._desk.scheduled.add("evaluate")
+        if finishing and self._rendezvous.any_ready().held_out and self._done.get("evaluate") != step:
+            self._pending.scheduled.add("evaluate")
         if self.owes_checkpoint(step):
-            self._desk.scheduled.add("checkpoint")
+            self._pending.scheduled.add("checkpoint")
 
     def owes_checkpoint(self, step: int) -> bool:
         """Whether a run that ends after `step` wants one that has not been written."""
-        durable, config = self._book.durable, self._book.config
+        durable, config = self._state.durable, self._state.config
         wanted = config.checkpoint.at_end if step >= config.run.steps else durable.stop_writes_checkpoint
         return wanted and step > 0 and self._done.get("checkpoint") != step
 
@@ -70,7 +69,7 @@ class Agenda:
     def start_over(self, step: int, *, was_passed: bool) -> None:
         """Plans beyond `step` are not under way any more. What belongs to it is wanted, unless the next step had been
         planned: that comes after."""
-        self._desk.scheduled.clear()
+        self._pending.scheduled.clear()
         self._ending_scheduled = False
         if not was_passed:
             self.schedule_periodic(step)

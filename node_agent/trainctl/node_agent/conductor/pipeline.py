@@ -1,4 +1,4 @@
-"""The course of a run: what is planned and issued next, and how it goes on from what a fence leaves.
+"""The pipeline of a run: what is planned and issued next, and how it goes on from what a fence leaves.
 
 A plan is issued when every rank has said that it is about to need one (`Soon`), so a command waits for no more than the
 step in progress, and the plan arrives while that step still synchronises and updates.
@@ -9,13 +9,13 @@ from typing import Literal
 import msgspec
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.conductor.commits import Half, Tally
-from trainctl.node_agent.conductor.deadlines import Waits
-from trainctl.node_agent.conductor.in_flight import Outstanding, UnderWay
-from trainctl.node_agent.conductor.pending import EXPIRED, Desk
-from trainctl.node_agent.conductor.periodic import Agenda
-from trainctl.node_agent.conductor.rendezvous import Formation
-from trainctl.node_agent.conductor.state import Book, CannotGoOnError
+from trainctl.node_agent.conductor.commits import Commits, Half
+from trainctl.node_agent.conductor.deadlines import Deadlines
+from trainctl.node_agent.conductor.in_flight import InFlight, PlanInFlight
+from trainctl.node_agent.conductor.pending import EXPIRED, Pending
+from trainctl.node_agent.conductor.periodic import PeriodicPlans
+from trainctl.node_agent.conductor.rendezvous import Rendezvous
+from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
 from trainctl.node_agent.planning import edits, plans, ranges, share_edits
 from trainctl.node_agent.planning.durable import Settings
 from trainctl.node_agent.planning.share_edits import Facts
@@ -27,45 +27,47 @@ Wish = Literal["form", "pause", "stopped", "finished"]
 """What a boundary asks of the conductor where it has no plan to issue."""
 
 
-class Course:
-    """Issues plans into the book and takes what ranks say of them."""
+class Pipeline:
+    """Issues plans and takes what ranks say of them."""
 
-    def __init__(self, book: Book, formation: Formation, desk: Desk, recent: tuple[m.StepPlan, ...]) -> None:
+    def __init__(
+        self, state: ConductorState, rendezvous: Rendezvous, pending: Pending, recent: tuple[m.StepPlan, ...]
+    ) -> None:
         """`recent`: the newest train plans of the record, oldest first."""
-        self._book, self._formation, self._desk = book, formation, desk
-        self.agenda, self.rates = Agenda(book, formation, desk), Rates()
-        self._tally, self._under_way = Tally(book, recent), UnderWay()
-        self.waits = Waits(book, formation, self._under_way, self.rates)
-        self.planned_step, self._planned_cursor = book.progress.step, book.progress.cursor
+        self._state, self._rendezvous, self._pending = state, rendezvous, pending
+        self.periodic, self.rates = PeriodicPlans(state, rendezvous, pending), Rates()
+        self._commits, self._in_flight = Commits(state, recent), InFlight()
+        self.deadlines = Deadlines(state, rendezvous, self._in_flight, self.rates)
+        self.planned_step, self._planned_cursor = state.progress.step, state.progress.cursor
         self._half: Half | None = None
 
     def facts(self, now: float) -> Facts:
         """What edits may have to know."""
-        of = self._formation
+        of = self._rendezvous
         return Facts(self.rates.of(of.ranks), of.members, of.ready, of.silent_seconds(now))
 
     @property
     def is_still(self) -> bool:
-        return not self._under_way and self._book.progress.step == self.planned_step
+        return not self._in_flight and self._state.progress.step == self.planned_step
 
     # ------------------------------------------------------------ the next plan
 
     def advance(self, now: float) -> Wish | None:
         """Issue the next plan if its time has come, or say what is to be done instead."""
-        if self._book.stage != "formed" or not self._under_way.may_issue:
+        if self._state.stage != "formed" or not self._in_flight.may_issue:
             return None
-        self.agenda.schedule_ending(self.planned_step)
-        kind, stopping = self._desk.next_side(), self._book.durable.mode == "stopping"
+        self.periodic.schedule_ending(self.planned_step)
+        kind, stopping = self._pending.next_side(), self._state.durable.mode == "stopping"
         if kind is None:
-            if stopping or self.planned_step >= self._book.config.run.steps:
+            if stopping or self.planned_step >= self._state.config.run.steps:
                 return ("stopped" if stopping else "finished") if self.is_still else None
-            if self._desk.wants_pause:
+            if self._pending.wants_pause:
                 return "pause" if self.is_still else None
-            if self._book.lacking:
+            if self._state.lacking:
                 return None
-            if (self._desk.wants_new_group(now) or self._formation.returning) and not self._change_group(now):
+            if (self._pending.wants_new_group(now) or self._rendezvous.returning) and not self._change_group(now):
                 return None
-        if not self._formation.is_current:
+        if not self._rendezvous.is_current:
             return "form"
         self._issue_side(kind, now) if kind is not None else self._issue_train(now)
         return None
@@ -75,54 +77,54 @@ class Course:
         if self.is_still:
             self._apply_staged(now)
             self.take_back(now)
-            self._book.persist()
+            self._state.persist()
         return self.is_still
 
     def take_back(self, now: float) -> None:
         """Ranks that were lost and are there again; one that doesn't fit any more stays out."""
-        for rank in self._formation.returning:
-            label = self._book.settings.label(rank)
-            if self._formation.silent_seconds(now).get(rank, 0.0) > share_edits.AWAY_SECONDS:
-                self._formation.ranks[rank].forget()  # gone once more: it is back when it says so
+        for rank in self._rendezvous.returning:
+            label = self._state.settings.label(rank)
+            if self._rendezvous.silent_seconds(now).get(rank, 0.0) > share_edits.AWAY_SECONDS:
+                self._rendezvous.ranks[rank].forget()  # gone once more: it is back when it says so
                 continue
             try:
-                edit = share_edits.take_back(self._book.settings, rank, self.facts(now), self._book.config)
+                edit = share_edits.take_back(self._state.settings, rank, self.facts(now), self._state.config)
             except InvalidInputError as error:
-                self._book.keep(settings=share_edits.give_up(self._book.settings, rank))
-                self._book.happen("rank", "error", f"{label} cannot join again: {error.problem}", self.planned_step)
+                self._state.keep(settings=share_edits.give_up(self._state.settings, rank))
+                self._state.happen("rank", "error", f"{label} cannot join again: {error.problem}", self.planned_step)
                 continue
             self._take_settings(edit.settings)
             text = f"{label} joins again: {edit.before} → {edit.after}"
             step = self.planned_step + 1
-            self._book.decide(d.Happened("rank", "good", "auto", text, step, "admit", edit.before, edit.after))
+            self._state.decide(d.Happened("rank", "good", "auto", text, step, "admit", edit.before, edit.after))
 
     def _issue_train(self, now: float) -> None:
         self._apply_staged(now)
         plan = self._next_train_plan()
-        self._book.keep(paused_ids=())
+        self._state.keep(paused_ids=())
         self._issue(plan, now)
 
     def _next_train_plan(self) -> m.StepPlan:
-        step, durable = self.planned_step + 1, self._book.durable
+        step, durable = self.planned_step + 1, self._state.durable
         carried = [id for id, command in durable.carried.items() if command.step == step]
-        self._book.keep(seq=durable.seq + 1)
+        self._state.keep(seq=durable.seq + 1)
         ids = list(dict.fromkeys([*durable.paused_ids, *carried]))
-        return plans.train(self._book.run, self._book.durable, self._book.config, step, self._planned_cursor, ids)
+        return plans.train(self._state.run, self._state.durable, self._state.config, step, self._planned_cursor, ids)
 
     def hold_next_plan(self, now: float) -> None:
         """While paused the next plan is journaled at once, and with it the commands in it are applied."""
         self._apply_staged(now)
         plan = self._next_train_plan()
-        self._book.keep(paused_ids=plan.commands)
-        self._book.decide(d.Issue(plan, self._book.durable, held=True))
-        self._book.conclude(plan.step)
+        self._state.keep(paused_ids=plan.commands)
+        self._state.decide(d.Issue(plan, self._state.durable, held=True))
+        self._state.conclude(plan.step)
 
     def _issue_side(self, kind: str, now: float) -> None:
-        commands = self._desk.take_side(kind)
+        commands = self._pending.take_side(kind)
         for command in commands:
-            self._book.carry(command, self.planned_step)
-        self._book.keep(seq=self._book.durable.seq + 1)
-        where = (self._book.run, self._book.durable, self.planned_step, self._planned_cursor)
+            self._state.carry(command, self.planned_step)
+        self._state.keep(seq=self._state.durable.seq + 1)
+        where = (self._state.run, self._state.durable, self.planned_step, self._planned_cursor)
         ids = [command.id for command in commands]
         match kind:
             case "probe":
@@ -132,92 +134,92 @@ class Course:
             case "sync":
                 self._issue(plans.sync(*where), now)
             case "evaluate":
-                self._issue(plans.evaluate(*where, self._formation.any_ready().held_out, ids), now)
+                self._issue(plans.evaluate(*where, self._rendezvous.any_ready().held_out, ids), now)
             case _:
                 self._issue(plans.checkpoint(*where, ids), now)
 
     def _issue(self, plan: m.StepPlan, now: float) -> None:
         if plan.kind == "train":
-            self._tally.issued(plan)
+            self._commits.issued(plan)
             self.planned_step, self._planned_cursor = plan.step, plan.cursor + plan.global_batch
-            self.agenda.schedule_periodic(plan.step)
-        self._under_way.add(plan, now)
-        self._book.decide(d.Issue(plan, self._book.durable))
+            self.periodic.schedule_periodic(plan.step)
+        self._in_flight.add(plan, now)
+        self._state.decide(d.Issue(plan, self._state.durable))
 
     def _apply_staged(self, now: float) -> None:
         """Fold the staged edits into the settings; the next step carries them."""
-        staged = self._desk.take_staged()
+        staged = self._pending.take_staged()
         if not staged:
             return
-        step, config, facts = self.planned_step + 1, self._book.config, self.facts(now)
+        step, config, facts = self.planned_step + 1, self._state.config, self.facts(now)
         for command in staged:
             if command.expires <= now:
-                self._book.end(command.id, "expired", reason=EXPIRED)
+                self._state.end(command.id, "expired", reason=EXPIRED)
                 continue
             try:
-                edit = edits.apply(self._book.settings, command.args, command.node, step, config, facts)
+                edit = edits.apply(self._state.settings, command.args, command.node, step, config, facts)
             except InvalidInputError as error:  # an edit before it expired, and this one stood on it
-                self._book.end(command.id, "failed", reason=error.problem, field=error.where)
+                self._state.end(command.id, "failed", reason=error.problem, field=error.where)
                 continue
             self._take_settings(edit.settings)
-            self._book.carry(command, step, edit.before, edit.after)
+            self._state.carry(command, step, edit.before, edit.after)
 
     def _take_settings(self, settings: Settings) -> None:
-        if settings.global_batch != self._book.settings.global_batch:
-            mean_weight = self._formation.any_ready().mean_weight
-            self._book.keep(divisor=ranges.divisor(settings.global_batch, mean_weight))
-        self._book.keep(settings=settings)
+        if settings.global_batch != self._state.settings.global_batch:
+            mean_weight = self._rendezvous.any_ready().mean_weight
+            self._state.keep(divisor=ranges.divisor(settings.global_batch, mean_weight))
+        self._state.keep(settings=settings)
 
     # ------------------------------------------------------------ what ranks say
 
     def on_soon(self, soon: m.Soon, now: float) -> bool:
         """True if the next plan may be due."""
-        return self._under_way.on_soon(soon, now)
+        return self._in_flight.on_soon(soon, now)
 
-    def on_report(self, report: m.Report, now: float) -> Outstanding | None:
+    def on_report(self, report: m.Report, now: float) -> PlanInFlight | None:
         """The plan that the report completes, if it is the last one of it."""
-        under_way = self._under_way.on_report(report, now)
-        if under_way is None:
+        in_flight = self._in_flight.on_report(report, now)
+        if in_flight is None:
             return None
-        self.waits.standstills.done(report.rank, report.kind)
+        self.deadlines.stalls.done(report.rank, report.kind)
         if report.kind == "train":
             self._count(report)
-            self._note_replays(report, under_way.plan)
-        if under_way.reports.keys() != under_way.ranks:
+            self._note_replays(report, in_flight.plan)
+        if in_flight.reports.keys() != in_flight.ranks:
             return None
-        if report.kind == "train" and under_way.plan.finishes is None:
-            self.rates.reported(under_way.reports.values())
-        self.agenda.note_done(under_way.plan)
-        return under_way
+        if report.kind == "train" and in_flight.plan.finishes is None:
+            self.rates.reported(in_flight.reports.values())
+        self.periodic.note_done(in_flight.plan)
+        return in_flight
 
     def _count(self, report: m.Report) -> None:
-        if self._tally.count(report):
-            self._formation.failures = 0
+        if self._commits.count(report):
+            self._rendezvous.failures = 0
 
     def _note_replays(self, report: m.Report, plan: m.StepPlan) -> None:
         """A rank that ran out of memory goes on with the micro-batch that fitted, whatever its share will be."""
-        setting = self._book.settings.ranks[report.rank]
+        setting = self._state.settings.ranks[report.rank]
         if not report.replays or not 0 < report.micro_batch < setting.micro_batch:
             return
         smaller = msgspec.structs.replace(setting, micro_batch=report.micro_batch)
-        ranks = {**self._book.settings.ranks, report.rank: smaller}
-        self._book.persist(settings=self._book.settings.edited(ranks=ranks))
+        ranks = {**self._state.settings.ranks, report.rank: smaller}
+        self._state.persist(settings=self._state.settings.edited(ranks=ranks))
         planned = next(work.micro_batch for work in plan.work if work.rank == report.rank)
         before, after = str(planned), str(report.micro_batch)
         text = f"resize-batch {setting.node} {before} → {after}: out of memory, the micro-batch was run again"
-        self._book.decide(d.Happened("rank", "warning", "auto", text, report.step, "resize-batch", before, after))
+        self._state.decide(d.Happened("rank", "warning", "auto", text, report.step, "resize-batch", before, after))
 
     # ------------------------------------------------------------ across generations
 
     def abandon(self) -> None:
         """The generation of all plans under way is left: what was wanted of them is wanted of the next one."""
-        for plan in self._under_way.take_all():
+        for plan in self._in_flight.take_all():
             if plan.kind != "train" and not plan.commands:
-                self._desk.scheduled.add(plan.kind)
-        for id, carried in list(self._book.durable.carried.items()):
-            if carried.verb in self._desk.side:
-                self._desk.put_back(id, carried)
-                self._book.uncarry(id)
+                self._pending.scheduled.add(plan.kind)
+        for id, carried in list(self._state.durable.carried.items()):
+            if carried.verb in self._pending.side:
+                self._pending.put_back(id, carried)
+                self._state.uncarry(id)
 
     def recover(self, answers: list[m.Fenced]) -> set[int]:
         """Commit what the answers to a fence say was done, and note what is left half-done.
@@ -225,7 +227,7 @@ class Course:
         Gives the ranks that have the state of the last committed step. Raises CannotGoOnError if one of them is beyond
         what the record can know.
         """
-        progress, members = self._book.progress, self._formation.members
+        progress, members = self._state.progress, self._rendezvous.members
         if members:  # what others say of steps is of a part of the run that they are not in any more
             answers = [answer for answer in answers if answer.rank in members]
         for report in sorted((report for answer in answers for report in answer.reports), key=lambda each: each.step):
@@ -233,32 +235,32 @@ class Course:
                 self._count(report)
         for answer in answers:
             if answer.last_step > progress.step:
-                where = f"{self._book.node(answer.rank)} is at step {answer.last_step}"
+                where = f"{self._state.node(answer.rank)} is at step {answer.last_step}"
                 raise CannotGoOnError(f"{where}, the record at step {progress.step}; resume the run from a checkpoint")
         if answers and max(answer.last_step for answer in answers) == progress.step - 1:
-            self._tally.retract()
+            self._commits.retract()
         at_step = {answer.rank for answer in answers if answer.last_step == progress.step}
         standing = at_step & members if members else at_step
         self.planned_step, self._planned_cursor = progress.step, progress.cursor
-        self.agenda.start_over(progress.step, was_passed=self._tally.plan(progress.step + 1) is not None)
-        self._half = self._tally.half_done(answers) if len(standing) == len(answers) else None
-        if self._book.durable.retracted > progress.step:
-            self._book.keep(retracted=progress.step + 1)  # of a later one nobody can have had the sum
+        self.periodic.start_over(progress.step, was_passed=self._commits.plan(progress.step + 1) is not None)
+        self._half = self._commits.half_done(answers) if len(standing) == len(answers) else None
+        if self._state.durable.retracted > progress.step:
+            self._state.keep(retracted=progress.step + 1)  # of a later one nobody can have had the sum
         elif self._half is None:
-            self._tally.forget(progress.step + 1)
+            self._commits.forget(progress.step + 1)
         return standing
 
     def begin(self, now: float) -> None:
         """A generation has been formed: complete the batch that the accumulators hold a part of, if they do."""
-        self.agenda.schedule_probe()
+        self.periodic.schedule_probe()
         half, self._half = self._half, None
-        plan = self._tally.plan(self._book.progress.step + 1)
-        self._book.conclude(self._book.progress.step)
+        plan = self._commits.plan(self._state.progress.step + 1)
+        self._state.conclude(self._state.progress.step)
         if half is not None and plan is not None:
-            self._book.keep(seq=self._book.durable.seq + 1)
-            self._issue(plans.finishing(plan, self._book.durable, *half), now)
-        elif plan is not None and self._book.durable.retracted == plan.step:
-            self._book.keep(seq=self._book.durable.seq + 1)
-            self._issue(plans.again(plan, self._book.durable), now)
+            self._state.keep(seq=self._state.durable.seq + 1)
+            self._issue(plans.finishing(plan, self._state.durable, *half), now)
+        elif plan is not None and self._state.durable.retracted == plan.step:
+            self._state.keep(seq=self._state.durable.seq + 1)
+            self._issue(plans.again(plan, self._state.durable), now)
         else:
-            self.agenda.schedule_first()
+            self.periodic.schedule_first()

@@ -22,19 +22,19 @@ GAP_SECONDS = 3.0
 
 
 @dataclasses.dataclass
-class _Standstill:
+class _Stall:
     mark: tuple[int, str, int]  # progress, phase, step
     heard: float
     seconds: float = 0.0
 
 
-class Standstills:
+class StallDetector:
     """Told of each heartbeat and of each plan that a rank has done."""
 
     def __init__(self, least_seconds: float, load_seconds: float) -> None:
         """No standstill that is shorter is a hang: `least_seconds`, and while it loads `load_seconds`."""
         self._least_seconds, self._load_seconds = least_seconds, load_seconds
-        self._of: dict[int, _Standstill] = {}
+        self._of: dict[int, _Stall] = {}
         self._done: set[tuple[int, str]] = set()  # (rank, kind of plan) since the process was started
         self._longest_seconds = 0.0
 
@@ -51,7 +51,7 @@ class Standstills:
             return
         if known is not None and known.mark[1] in WORKING_PHASES:
             self._longest_seconds = max(self._longest_seconds, known.seconds)
-        self._of[alive.rank] = _Standstill(mark, now)
+        self._of[alive.rank] = _Stall(mark, now)
 
     def done(self, rank: int, kind: str) -> None:
         """A rank has done a plan of this kind."""

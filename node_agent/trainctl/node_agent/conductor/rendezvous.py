@@ -9,8 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Literal
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.conductor import rows
-from trainctl.node_agent.conductor.state import Book, CannotGoOnError, NobodyLeftError, Stage
+from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState, NobodyLeftError, Stage
 from trainctl.node_agent.planning import compatibility, estimates, ranges
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
@@ -55,13 +54,13 @@ class Rank:
         return {"loading": self.ready, "fencing": self.fenced, "offering": self.endpoints}.get(stage, ()) is None
 
 
-class Formation:
+class Rendezvous:
     """The ranks and their newest generation."""
 
-    def __init__(self, book: Book, adopts: bool) -> None:
+    def __init__(self, state: ConductorState, adopts: bool) -> None:
         """`adopts`: the trainers outlived another conductor, and stand in a generation of its."""
-        self._book = book
-        self.ranks = {rank: Rank() for rank in book.settings.ranks}
+        self._state = state
+        self.ranks = {rank: Rank() for rank in state.settings.ranks}
         self.engine: Literal["none", "gloo", "ring"] = "none"
         self.failures = 0  # since the last step
         self.adopts = self._left_behind = adopts
@@ -75,12 +74,12 @@ class Formation:
     @property
     def live(self) -> dict[int, Rank]:
         """The ranks that take part, ascending."""
-        return {rank: self.ranks[rank] for rank in self._book.settings.live}
+        return {rank: self.ranks[rank] for rank in self._state.settings.live}
 
     @property
     def members(self) -> frozenset[int]:
         """The ranks of the newest generation that was formed: they have the state of the last step."""
-        return frozenset(self._book.durable.members)
+        return frozenset(self._state.durable.members)
 
     @property
     def is_current(self) -> bool:
@@ -90,12 +89,12 @@ class Formation:
     @property
     def awaited(self) -> list[int]:
         """The live ranks that have not answered what this stage asks of them, ascending."""
-        return [rank for rank, at in self.live.items() if at.owes(self._book.stage)]
+        return [rank for rank, at in self.live.items() if at.owes(self._state.stage)]
 
     @property
     def has_deadline(self) -> bool:
         """Whether the answers waited for are overdue at some time."""
-        return self._book.stage in ("offering", "forming")
+        return self._state.stage in ("offering", "forming")
 
     def silent_seconds(self, now: float) -> dict[int, float]:
         """Since when nothing was heard of each rank that has ever said something."""
@@ -113,44 +112,46 @@ class Formation:
     def meet(self, rank: int, ready: m.Ready, generation: m.Generation | None) -> bool:
         """A rank has loaded; `generation`: the one it was left in. True if it was the last live one waited for."""
         at = self.ranks.get(rank)
-        if at is None or at.ready is not None or (self._book.stage != "loading" and rank in self.live):
+        if at is None or at.ready is not None or (self._state.stage != "loading" and rank in self.live):
             return False
         at.ready = ready
-        if generation is not None and self._book.stage == "loading":
+        if generation is not None and self._state.stage == "loading":
             self._left_behind = True
-            self._book.keep(generation=max(generation, self._book.durable.generation))
+            self._state.keep(generation=max(generation, self._state.durable.generation))
         return self.all_loaded
 
     @property
     def all_loaded(self) -> bool:
         """Whether no live rank is waited for any more."""
-        return self._book.stage == "loading" and all(other.ready for other in self.live.values())
+        return self._state.stage == "loading" and all(other.ready for other in self.live.values())
 
     @property
     def all_fenced(self) -> bool:
         """Whether all live ranks have answered a fence."""
-        return self._book.stage == "fencing" and all(other.fenced for other in self.live.values())
+        return self._state.stage == "fencing" and all(other.fenced for other in self.live.values())
 
     @property
     def returning(self) -> list[int]:
         """Lost ranks that are there again, ascending."""
-        ranks = self._book.settings.ranks
+        ranks = self._state.settings.ranks
         return [rank for rank in sorted(self.ready) if ranks[rank].out == "lost"]
 
     def begin(self, now: float) -> None:
         """All live ranks are there: form, or if they are in some generation, leave it first. Raises CannotGoOnError."""
         self._check_agreement()
         if self._left_behind:
-            self._book.happen("agent", "warning", "back in touch with trainers that went on by themselves")
+            self._state.happen("agent", "warning", "back in touch with trainers that went on by themselves")
             self.fence(now)
             return
-        self._book.keep(members=tuple(self.live))
-        step = self._book.progress.step
+        self._state.keep(members=tuple(self.live))
+        step = self._state.progress.step
         self.form({rank for rank, at in self.live.items() if at.ready is not None and at.ready.last_step == step}, now)
 
     def _check_agreement(self) -> None:
-        settings, ready = self._book.settings, self.ready
-        difference = rows.disagreement({settings.label(rank): ready[rank] for rank in self.live if rank in ready})
+        settings, ready = self._state.settings, self.ready
+        difference = compatibility.disagreement(
+            {settings.label(rank): ready[rank] for rank in self.live if rank in ready}
+        )
         if difference is not None:
             raise CannotGoOnError(difference)
 
@@ -159,21 +160,21 @@ class Formation:
     def fence(self, now: float) -> None:
         """Have every rank leave the generation it is in."""
         self._note_leaving(now)
-        self._book.persist(generation=self._book.durable.generation.next())
-        self._book.stage, self._due = "fencing", now + FENCE_SECONDS
-        fence = m.Fence(run=self._book.run, generation=self._book.durable.generation)
+        self._state.persist(generation=self._state.durable.generation.next())
+        self._state.stage, self._due = "fencing", now + FENCE_SECONDS
+        fence = m.Fence(run=self._state.run, generation=self._state.durable.generation)
         for rank in self.ready:
             self.ranks[rank].fenced = None
-            self._book.decide(d.Tell(rank, fence))
+            self._state.decide(d.Tell(rank, fence))
 
     def _note_leaving(self, now: float) -> None:
         """From here on until the next generation is formed the ranks wait."""
-        if self._book.stage == "formed":
+        if self._state.stage == "formed":
             self._left = now
 
     def unanswered(self, now: float, silent_seconds: Mapping[int, float]) -> list[int]:
         """The live ranks that should have answered a fence by now; one that is heard of may be in a long update."""
-        if self._book.stage != "fencing" or now < self._due:
+        if self._state.stage != "fencing" or now < self._due:
             return []
         patient = now < self._due + UPDATE_SECONDS
         return [rank for rank in self.awaited if not patient or silent_seconds.get(rank, 0.0) > HEARTBEATS_SECONDS]
@@ -181,7 +182,7 @@ class Formation:
     @property
     def newcomers(self) -> list[int]:
         """The live ranks that are to be given the state in the generation that is being formed."""
-        return [rank for rank in self._behind if rank in self.live] if self._book.stage in STAGES_OF_FORMING else []
+        return [rank for rank in self._behind if rank in self.live] if self._state.stage in STAGES_OF_FORMING else []
 
     @property
     def _is_busy(self) -> bool:
@@ -194,7 +195,7 @@ class Formation:
         self.failures += not self._is_busy
         if self.failures >= FAILURES:
             raise CannotGoOnError(f"{FAILURES} formations failed in a row; the last one: {reason}")
-        self._book.happen("run", "warning", f"{self._book.durable.generation} left: {reason}")
+        self._state.happen("run", "warning", f"{self._state.durable.generation} left: {reason}")
         self.fence(now)
 
     def on_fenced(self, fenced: m.Fenced) -> bool:
@@ -216,31 +217,31 @@ class Formation:
         self._note_leaving(now)
         able = [rank for rank in self.live if rank in standing]
         if not able:
-            raise NobodyLeftError(f"no node is at step {self._book.progress.step} any more")
+            raise NobodyLeftError(f"no node is at step {self._state.progress.step} any more")
         self._behind = tuple(rank for rank in self.live if rank not in able)
         self._source = able[0] if self._behind else None
         # Whoever is being given a state may be left with parts of two.
-        self._book.keep(members=tuple(rank for rank in self._book.durable.members if rank not in self._behind))
-        divisor = ranges.divisor(self._book.settings.global_batch, self.any_ready().mean_weight)
+        self._state.keep(members=tuple(rank for rank in self._state.durable.members if rank not in self._behind))
+        divisor = ranges.divisor(self._state.settings.global_batch, self.any_ready().mean_weight)
         self.engine = self._choose_engine()
-        self._book.persist(generation=self._book.durable.generation.next(), divisor=divisor)
+        self._state.persist(generation=self._state.durable.generation.next(), divisor=divisor)
         for at in self.ranks.values():
             at.fenced, at.endpoints, at.formed = None, None, False
         if self.engine == "none":
             self._tell_form(now)
             return
-        self._book.stage, self._due = "offering", now + OFFER_SECONDS
-        offer = m.Offer(run=self._book.run, generation=self._book.durable.generation, engine=self.engine)
+        self._state.stage, self._due = "offering", now + OFFER_SECONDS
+        offer = m.Offer(run=self._state.run, generation=self._state.durable.generation, engine=self.engine)
         for rank in self.live:
-            self._book.decide(d.Tell(rank, offer))
+            self._state.decide(d.Tell(rank, offer))
 
     def _choose_engine(self) -> Literal["none", "gloo", "ring"]:
         if len(self.live) == 1:
             return "none"
-        settings, ready = self._book.settings, self.ready
+        settings, ready = self._state.settings, self.ready
         try:
             return compatibility.choose(
-                self._book.config.group, {settings.label(rank): ready[rank] for rank in self.live if rank in ready}
+                self._state.config.group, {settings.label(rank): ready[rank] for rank in self.live if rank in ready}
             )
         except InvalidInputError as error:
             raise CannotGoOnError(str(error)) from None
@@ -255,18 +256,18 @@ class Formation:
 
     def _tell_form(self, now: float) -> None:
         """Drained ranks are told too: they find themselves not in it, and idle."""
-        durable, progress = self._book.durable, self._book.progress
+        durable, progress = self._state.durable, self._state.progress
         level_seconds = estimates.level_seconds(self.any_ready().parameters)
         deadline_seconds = JOIN_SECONDS + (level_seconds if self._behind else 0.0)
         endpoints = tuple(at.endpoints for at in self.live.values() if at.endpoints is not None)
         form = m.Form(
-            run=self._book.run, generation=durable.generation, engine=self.engine, ranks=tuple(self.live),
+            run=self._state.run, generation=durable.generation, engine=self.engine, ranks=tuple(self.live),
             endpoints=endpoints, layout_digest=self.any_ready().layout_digest, step=progress.step,
             cursor=progress.cursor, source=self._source, behind=self._behind, deadline_seconds=deadline_seconds,
         )  # fmt: skip
-        self._book.stage, self._due = "forming", now + deadline_seconds + GRACE_SECONDS
+        self._state.stage, self._due = "forming", now + deadline_seconds + GRACE_SECONDS
         for rank in self.ready:
-            self._book.decide(d.Tell(rank, form))
+            self._state.decide(d.Tell(rank, form))
 
     def on_formed(self, formed: m.Formed, now: float) -> bool:
         """True if all live ranks have joined by it."""
@@ -276,21 +277,21 @@ class Formation:
         at.formed = True
         if not all(other.formed for other in self.live.values()):
             return False
-        self._book.stage, self._due = "formed", float("inf")
+        self._state.stage, self._due = "formed", float("inf")
         members = tuple(self.live)
-        durable = self._book.durable
+        durable = self._state.durable
         probed = members if len(members) == 1 else tuple(rank for rank in durable.probed or () if rank in members)
         if (members, probed) != (durable.members, durable.probed):
-            self._book.persist(members=members, probed=probed)
-        self._book.happen("run", "info", self._described(len(members), now))
+            self._state.persist(members=members, probed=probed)
+        self._state.happen("run", "info", self._described(len(members), now))
         return True
 
     def _described(self, count: int, now: float) -> str:
-        text = f"{self._book.durable.generation} formed, {count} rank{'s' if count > 1 else ''}"
+        text = f"{self._state.durable.generation} formed, {count} rank{'s' if count > 1 else ''}"
         if self.engine != "none":
             text += f" by {self.engine}"
         if self._source is not None:
-            text += f"; {self._book.nodes(self._behind)} given the state of {self._book.node(self._source)}"
+            text += f"; {self._state.nodes(self._behind)} given the state of {self._state.node(self._source)}"
         if self._left is not None:
             text += f"; the ranks waited {now - self._left:.2g} s"
             self._left = None
@@ -300,10 +301,10 @@ class Formation:
         """Which nodes have not answered an offer or a form in time; empty if none."""
         if now < self._due or not self.has_deadline:
             return ""
-        what = "open endpoints" if self._book.stage == "offering" else "join"
-        return f"{self._book.nodes(self.awaited)} did not {what} in time"
+        what = "open endpoints" if self._state.stage == "offering" else "join"
+        return f"{self._state.nodes(self.awaited)} did not {what} in time"
 
     def _asked(self, answer: m.Fenced | m.Offered | m.Formed, stage: str) -> Rank | None:
         """The live rank that answers what was asked in this stage and generation."""
-        due = self._book.stage == stage and answer.generation == self._book.durable.generation
+        due = self._state.stage == stage and answer.generation == self._state.durable.generation
         return self.live.get(answer.rank) if due else None

@@ -5,8 +5,8 @@ from math import inf
 from typing import Literal
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.conductor.rendezvous import Formation
-from trainctl.node_agent.conductor.state import Book, CannotGoOnError
+from trainctl.node_agent.conductor.rendezvous import Rendezvous
+from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
 from trainctl.node_agent.planning import share_edits
 
 STARTS = 5
@@ -23,58 +23,60 @@ def delay_seconds(tries: int) -> float:
     return min(MOST_DELAY_SECONDS, LEAST_DELAY_SECONDS * 2.0**tries)
 
 
-class Attendance:
+class Restarts:
     """The conductor tells it of deaths and of time; what becomes of the generation is the conductor's."""
 
-    def __init__(self, book: Book, formation: Formation) -> None:
-        self._book, self._formation = book, formation
+    def __init__(self, state: ConductorState, rendezvous: Rendezvous) -> None:
+        self._state, self._rendezvous = state, rendezvous
         self._starts: dict[int, int] = {}  # of each rank since the last step it took part in
         self._hung_first: set[int] = set()  # those that have been ended so, of the ranks that the run begins with
         self._due: dict[int, float] = {}  # when a rank's trainer is started again
 
     def can_spare(self, rank: int, *, without: Collection[int] = ()) -> bool:
         """Whether the others can go on without it: another one, none of `without`, has the state of the last step."""
-        ranks = self._formation.ranks
-        others = self._book.settings.live.keys() & self._formation.members - {rank, *without}
+        ranks = self._rendezvous.ranks
+        others = self._state.settings.live.keys() & self._rendezvous.members - {rank, *without}
         return any(not ranks[other].ended for other in others)
 
     def lose(self, rank: int, why: str, out: Literal["lost", "failed"] = "lost") -> None:
         """Its samples go to the others, and nothing that it says of this generation counts. "failed": it does not come
         back by itself."""
-        book, label = self._book, self._book.settings.label(rank)
-        edit = share_edits.lose(book.settings, rank)
+        state, label = self._state, self._state.settings.label(rank)
+        edit = share_edits.lose(state.settings, rank)
         settings = share_edits.give_up(edit.settings, rank) if out == "failed" else edit.settings
-        book.persist(settings=settings, members=tuple(other for other in book.durable.members if other != rank))
-        self._formation.ranks[rank].forget()
-        self._formation.ranks[rank].why = why
+        state.persist(settings=settings, members=tuple(other for other in state.durable.members if other != rank))
+        self._rendezvous.ranks[rank].forget()
+        self._rendezvous.ranks[rank].why = why
         text = f"{label} is {'refused' if out == 'failed' else 'lost'}: {why}; {edit.before} → {edit.after}"
-        book.decide(d.Happened("rank", "error", "auto", text, book.progress.step, "rebalance", edit.before, edit.after))
+        state.decide(
+            d.Happened("rank", "error", "auto", text, state.progress.step, "rebalance", edit.before, edit.after)
+        )
 
     def halve(self, rank: int, memory: str) -> None:
         """It died for want of memory, and comes back with half its micro-batch. `memory`: what says so."""
-        book = self._book
-        edit, label = share_edits.halve(book.settings, rank), book.settings.label(rank)
-        if edit.settings is book.settings:
+        state = self._state
+        edit, label = share_edits.halve(state.settings, rank), state.settings.label(rank)
+        if edit.settings is state.settings:
             text = f"{label} is out of memory at a micro-batch of {edit.before}: {memory}"
-            book.decide(d.Happened("rank", "error", "auto", text, book.progress.step))
+            state.decide(d.Happened("rank", "error", "auto", text, state.progress.step))
             return
-        book.persist(settings=edit.settings)
+        state.persist(settings=edit.settings)
         text = f"resize-batch {label} {edit.before} → {edit.after}: out of memory, {memory}"
         happened = d.Happened(
-            "rank", "warning", "auto", text, book.progress.step, "resize-batch", edit.before, edit.after
+            "rank", "warning", "auto", text, state.progress.step, "resize-batch", edit.before, edit.after
         )
-        book.decide(happened)
+        state.decide(happened)
 
     def ended(self, rank: int, why: str, now: float) -> None:
         """The process of a rank is gone that is lost, or hung as the run was to begin: start another in a while, or
         give it up. Raises CannotGoOnError if the run can't begin without it."""
-        at, starts, label = self._formation.ranks[rank], self._starts.get(rank, 0), self._book.settings.label(rank)
+        at, starts, label = self._rendezvous.ranks[rank], self._starts.get(rank, 0), self._state.settings.label(rank)
         again = self.was_hung_in_first_load(rank)
         self._hung_first.discard(rank)
         at.forget()
-        given_up = self._book.settings.ranks[rank].out == "failed"
+        given_up = self._state.settings.ranks[rank].out == "failed"
         at.ended, at.why = True, at.why if given_up and at.why else why
-        if self._book.settings.ranks[rank].out != "lost" and not again:
+        if self._state.settings.ranks[rank].out != "lost" and not again:
             return
         if starts < STARTS:
             self._due[rank] = now + delay_seconds(starts)
@@ -84,46 +86,46 @@ class Attendance:
                 f"{label}: its trainer was started {STARTS} times and hung each time while it loaded; the last time it"
             )
             raise CannotGoOnError(f"{text} {why}")
-        self._book.persist(settings=share_edits.give_up(self._book.settings, rank))
+        self._state.persist(settings=share_edits.give_up(self._state.settings, rank))
         text = f"{label} failed: started {STARTS} times without taking part in a step; the last time it {why}"
-        self._book.happen("rank", "error", text)
+        self._state.happen("rank", "error", text)
 
     def start_due(self, now: float) -> None:
         """Start the trainers whose time has come; none for a run that is to stop."""
-        if self._book.durable.mode == "stopping":
+        if self._state.durable.mode == "stopping":
             return
         for rank in [rank for rank, due in self._due.items() if due <= now]:
             del self._due[rank]
-            if self._book.settings.ranks[rank].out != "lost" and not self._is_first(rank):
+            if self._state.settings.ranks[rank].out != "lost" and not self._is_first(rank):
                 continue
             self._starts[rank] = self._starts.get(rank, 0) + 1
-            self._formation.ranks[rank].ended = False
-            self._formation.ranks[rank].heard = now  # it is listened for from now on
-            label = self._book.settings.label(rank)
-            self._book.happen(
+            self._rendezvous.ranks[rank].ended = False
+            self._rendezvous.ranks[rank].heard = now  # it is listened for from now on
+            label = self._state.settings.label(rank)
+            self._state.happen(
                 "rank", "info", f"the trainer of {label} is started again, {self._starts[rank]} of {STARTS}"
             )
-            self._book.decide(d.Start(rank))
+            self._state.decide(d.Start(rank))
 
     def try_again(self, node: str | None, now: float) -> str:
         """Start the trainers of a node that had been given up, or that ended while it was drained, as an operator
         wishes; what that makes of it, empty if there are none."""
-        book, settings = self._book, self._book.settings
+        state, settings = self._state, self._state.settings
         given_up = [
             rank for rank, setting in settings.ranks.items()
-            if setting.node == node and setting.out in ("failed", "drained") and self._formation.ranks[rank].ended
+            if setting.node == node and setting.out in ("failed", "drained") and self._rendezvous.ranks[rank].ended
         ]  # fmt: skip
         for rank in given_up:
             self._starts.pop(rank, None)
             self._due[rank] = now
-            book.persist(settings=share_edits.expect(book.settings, rank))
+            state.persist(settings=share_edits.expect(state.settings, rank))
         return "started again, and joins when it has loaded" if given_up else ""
 
     def is_loading(self, rank: int) -> bool:
         """Whether a rank that is lost, or that the run begins with, has a process that has not loaded, as far as is
         known."""
-        at = self._formation.ranks[rank]
-        is_due = self._book.settings.ranks[rank].out == "lost" or self._is_first(rank)
+        at = self._rendezvous.ranks[rank]
+        is_due = self._state.settings.ranks[rank].out == "lost" or self._is_first(rank)
         return is_due and not at.ended and at.ready is None
 
     def loads_first(self, rank: int) -> bool:
@@ -131,18 +133,18 @@ class Attendance:
         return self._is_first(rank) and self.is_loading(rank)
 
     def _is_first(self, rank: int) -> bool:
-        at_beginning = self._book.stage == "loading" and not self._formation.adopts
-        return at_beginning and not self._book.settings.ranks[rank].out
+        at_beginning = self._state.stage == "loading" and not self._rendezvous.adopts
+        return at_beginning and not self._state.settings.ranks[rank].out
 
-    def patience_seconds(self, rank: int) -> float:
+    def silence_limit_seconds(self, rank: int) -> float:
         """How long a trainer may say nothing; the longest while it loads for the first time."""
-        if self._formation.ranks[rank].ready is not None:
+        if self._rendezvous.ranks[rank].ready is not None:
             return share_edits.AWAY_SECONDS
         if self.loads_first(rank):
-            return min(self._book.config.run.load_seconds, self._book.config.group.unreachable_seconds)
+            return min(self._state.config.run.load_seconds, self._state.config.group.unreachable_seconds)
         if self.is_loading(rank):
             return START_SECONDS
-        return SURVIVOR_SECONDS if self._book.stage == "loading" and self._formation.adopts else inf
+        return SURVIVOR_SECONDS if self._state.stage == "loading" and self._rendezvous.adopts else inf
 
     def was_hung_in_first_load(self, rank: int) -> bool:
         """Whether a rank that the run begins with was ended for that, so that another is to be started."""
@@ -150,17 +152,17 @@ class Attendance:
 
     def end_hung(self, rank: int, why: str, now: float) -> None:
         """Have a trainer that hangs while it loads ended; another is started when it has."""
-        label = self._book.settings.label(rank)
-        self._book.happen("rank", "warning", f"the trainer of {label} {why} while it loads: it is ended")
+        label = self._state.settings.label(rank)
+        self._state.happen("rank", "warning", f"the trainer of {label} {why} while it loads: it is ended")
         if self._is_first(rank):
             self._hung_first.add(rank)
             self._starts.setdefault(rank, 1)
-        self._book.decide(d.Kill(rank))
-        self._formation.ranks[rank].heard = now  # should that not reach it, it is ended again
+        self._state.decide(d.Kill(rank))
+        self._rendezvous.ranks[rank].heard = now  # should that not reach it, it is ended again
 
     def is_starting(self, rank: int) -> bool:
         """Whether another process has been asked for, and has not ended."""
-        return rank in self._starts and not self._formation.ranks[rank].ended
+        return rank in self._starts and not self._rendezvous.ranks[rank].ended
 
     def stepped(self, rank: int) -> None:
         """It took part in a step."""

@@ -1,7 +1,6 @@
-"""What the record says of a step, made from a rank's report; and whether what the ranks loaded agrees."""
+"""What the record says of a step, made from a rank's report."""
 
 import math
-from collections.abc import Mapping, Sequence
 
 from trainctl.protocol import messages as m
 
@@ -47,26 +46,3 @@ def rank_step(report: m.Report, node: str) -> m.RankStep:
         memory_peak_bytes=report.memory_peak_bytes,
         memory_cap_bytes=report.memory_cap_bytes,
     )
-
-
-def disagreement(ready: Mapping[str, m.Ready]) -> str | None:
-    """The first difference between what the nodes loaded, with the file that makes it; None if there is none."""
-    first_node, first = next(iter(ready.items()))
-    for node, mine in ready.items():
-        for what, files in (("layout", "model_files"), ("data", "data_files"), ("model", "model_files")):
-            digest = f"{what}_digest"
-            if getattr(mine, digest) != getattr(first, digest):
-                difference = _unlike_file(getattr(mine, files), getattr(first, files), node, first_node)
-                return f"{what} digest of {node} is not that of {first_node}{difference}"
-    return None
-
-
-def _unlike_file(mine: Sequence[m.FileDigest], others: Sequence[m.FileDigest], node: str, other_node: str) -> str:
-    """The first file by name that one of them lacks or that differs, after a colon; empty if none is known to."""
-    here, there = ({file.name: file.digest for file in files} for files in (mine, others))
-    for name in sorted(here | there):
-        if name not in here or name not in there:
-            return f": {name} is only on {node if name in here else other_node}"
-        if here[name] != there[name]:
-            return f": {name} differs"
-    return ""

@@ -1,106 +1,136 @@
-"""How a run ends: all ranks are told to leave, and when the last one has, every open command has its outcome."""
+"""How a run ends: all ranks are told to leave, and when the last one has, every open command has its outcome. And how
+long a run that is to stop waits for ranks that say nothing."""
 
 from collections.abc import Collection
 from typing import Literal
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.conductor.pending import Desk
-from trainctl.node_agent.conductor.rendezvous import Formation
-from trainctl.node_agent.conductor.state import Book
+from trainctl.node_agent.conductor.deadlines import Deadlines
+from trainctl.node_agent.conductor.pending import Pending
+from trainctl.node_agent.conductor.rendezvous import Rendezvous
+from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.protocol import messages as m
+
+STOP_SECONDS, STOP_TIMES = 30.0, 5.0
+"""Without anything that brings the end nearer for so long, or for so many times as long as the plan in progress should
+take if that is longer, a stopping run ends as it is."""
 
 Final = Literal["finished", "stopped", "failed"]
 
 
-class Ending:
+class Shutdown:
     """`final` is None until the run is to end."""
 
-    def __init__(self, book: Book, desk: Desk, formation: Formation, adopts: bool) -> None:
-        self._book, self._desk, self._formation, self._adopts = book, desk, formation, adopts
+    def __init__(self, state: ConductorState, pending: Pending, rendezvous: Rendezvous, adopts: bool) -> None:
+        self._state, self._pending, self._rendezvous, self._adopts = state, pending, rendezvous, adopts
         self.final: Final | None = None
         self.reason = ""
         self.goes_back = False  # to a checkpoint, once its ranks are gone
 
     def leave(self, final: Final) -> None:
         """Nothing is under way any more, or nothing can go on."""
-        self.final, self._book.stage = final, "leaving"
-        for command in self._desk.stopping:
-            self._book.end(command.id, "applied", self._book.progress.step, before="running", after="stopped")
-        self._desk.stopping.clear()
-        for rank, at in self._formation.ranks.items():
+        self.final, self._state.stage = final, "leaving"
+        for command in self._pending.stopping:
+            self._state.end(command.id, "applied", self._state.progress.step, before="running", after="stopped")
+        self._pending.stopping.clear()
+        for rank, at in self._rendezvous.ranks.items():
             if not at.ended:
                 self.tell(rank)
 
     def give_up(self, ranks: Collection[int], seconds: float, *, owes_checkpoint: bool) -> None:
         """A run that is to stop ends without what `ranks` have not done in so many `seconds`; a stop that wanted a
         checkpoint has failed by that."""
-        why = f"{self._book.nodes(ranks)} did not answer for {seconds:.0f} s"
+        why = f"{self._state.nodes(ranks)} did not answer for {seconds:.0f} s"
         why += ", and no checkpoint was written" if owes_checkpoint else ""
-        self._book.happen("run", "error" if owes_checkpoint else "warning", f"stopped all the same: {why}")
+        self._state.happen("run", "error" if owes_checkpoint else "warning", f"stopped all the same: {why}")
         if owes_checkpoint:
-            for command in self._desk.stopping:
-                self._book.end(command.id, "failed", self._book.progress.step, f"stopped, but {why}")
-            self._desk.stopping.clear()
+            for command in self._pending.stopping:
+                self._state.end(command.id, "failed", self._state.progress.step, f"stopped, but {why}")
+            self._pending.stopping.clear()
         self.leave("stopped")
 
     def tell(self, rank: int) -> None:
         """Have a rank leave."""
-        leave = m.Leave(run=self._book.run, reason=self.reason or self.final or "")
-        self._book.decide(d.Tell(rank, leave))
+        leave = m.Leave(run=self._state.run, reason=self.reason or self.final or "")
+        self._state.decide(d.Tell(rank, leave))
 
     def fail(self, reason: str) -> None:
         """The run ends where it is; what was accepted and not applied fails with it."""
-        if self._book.stage == "leaving":
+        if self._state.stage == "leaving":
             return
         self.reason = reason
-        self._book.happen("run", "error", f"failed: {reason}")
+        self._state.happen("run", "error", f"failed: {reason}")
         self._end_open(f"the run failed: {reason}")
         self.leave("failed")
 
     def go_back(self, reason: str) -> None:
         """Nobody has the state any more: end here, and be taken up from the newest checkpoint. Not if it was to stop
         anyway, or had not begun."""
-        if self._book.durable.mode == "stopping" or not self._book.progress.step:
+        if self._state.durable.mode == "stopping" or not self._state.progress.step:
             self.fail(reason)
-        elif self._book.stage != "leaving":
+        elif self._state.stage != "leaving":
             self.reason, self.goes_back = reason, True
-            self._book.happen("run", "error", f"{reason}: going back to the newest checkpoint")
+            self._state.happen("run", "error", f"{reason}: going back to the newest checkpoint")
             self._end_open("the run goes back to a checkpoint")
             self.leave("failed")
 
     def stop_instead(self, id: str) -> None:
         """The run was to go back, and an operator stops it."""
         self.goes_back, self.final = False, "stopped"
-        self._book.end(id, "applied", self._book.progress.step, before="going back", after="stopped")
+        self._state.end(id, "applied", self._state.progress.step, before="going back", after="stopped")
 
     def on_rank_ended(self, ended: d.RankEnded) -> None:
         """As it was told to, or of itself: without a live rank the run cannot go on, without a drained one it can."""
-        at = self._formation.ranks.get(ended.rank)
+        at = self._rendezvous.ranks.get(ended.rank)
         if at is None or at.ended:
             return
         at.ended, at.why = True, ended.why
-        if self._book.stage != "leaving":
+        if self._state.stage != "leaving":
             self._end_unasked(ended)
-        if all(other.ended for other in self._formation.ranks.values()):
+        if all(other.ended for other in self._rendezvous.ranks.values()):
             assert self.final is not None
-            self._book.stage = "over"
+            self._state.stage = "over"
             self._end_open(f"the run {self.final} before a step could carry it")
-            self._book.decide(d.Ended(self.final, self.reason))
+            self._state.decide(d.Ended(self.final, self.reason))
 
     def _end_unasked(self, ended: d.RankEnded) -> None:
-        durable, label = self._book.durable, self._book.settings.label(ended.rank)
-        if ended.clean and self._adopts and self._book.progress.step >= self._book.config.run.steps:
+        durable, label = self._state.durable, self._state.settings.label(ended.rank)
+        if ended.clean and self._adopts and self._state.progress.step >= self._state.config.run.steps:
             self.leave("finished")  # as our predecessor had told it to
         elif ended.clean and self._adopts and durable.mode == "stopping":
             self.leave("stopped")
         elif durable.settings.ranks[ended.rank].out:
-            self._book.happen("rank", "warning", f"{label} is drained, and its trainer {ended.why}")
+            self._state.happen("rank", "warning", f"{label} is drained, and its trainer {ended.why}")
         else:
-            self.go_back(f"rank {ended.rank} ({self._book.node(ended.rank)}) {ended.why}")
+            self.go_back(f"rank {ended.rank} ({self._state.node(ended.rank)}) {ended.why}")
 
     def _end_open(self, why: str) -> None:
-        self._book.conclude(self._book.progress.step)
-        for command in self._desk.take_all():
-            self._book.end(command.id, "failed", self._book.progress.step, why)
-        for id in list(self._book.durable.carried):
-            self._book.end(id, "failed", self._book.progress.step, why)
+        self._state.conclude(self._state.progress.step)
+        for command in self._pending.take_all():
+            self._state.end(command.id, "failed", self._state.progress.step, why)
+        for id in list(self._state.durable.carried):
+            self._state.end(id, "failed", self._state.progress.step, why)
+
+
+class StopTimeout:
+    """Told of every event; what a hung rank's heartbeat says is no news."""
+
+    def __init__(self, state: ConductorState, deadlines: Deadlines) -> None:
+        self._state, self._deadlines = state, deadlines
+        self._mark: object = None
+        self._since = 0.0
+
+    def look(self, now: float) -> None:
+        """After an event: has anything moved?"""
+        first = self._deadlines.first
+        said = (first.plan.seq, len(first.soon)) if first is not None else None
+        mark = (self._state.durable.mode, self._state.stage, self._state.progress.step, self._deadlines.awaited, said)
+        if mark != self._mark:
+            self._mark, self._since = mark, now
+
+    def lost_seconds(self, now: float) -> float:
+        """For how long a stopping run has waited in vain; 0 as long as there is hope."""
+        state = self._state
+        waits_on = state.durable.mode != "stopping" or state.stage == "leaving" or self._deadlines.has_deadline
+        limit_seconds = max(STOP_SECONDS, STOP_TIMES * self._deadlines.expected_seconds)
+        return 0.0 if waits_on or now < self._since + limit_seconds else now - self._since

@@ -1,4 +1,4 @@
-"""The conductor's book: what it must not forget, how far the run has come, and what it has just decided."""
+"""The conductor's state: what it must not forget, how far the run has come, and what it has just decided."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ class Progress:
     weight: float = 0.0  # of the last step
 
 
-class Book:
+class ConductorState:
     """Shared by the parts of one conductor and written by nobody else; pure."""
 
     def __init__(self, run: str, config: RunFile, durable: Durable, progress: Progress) -> None:
@@ -53,6 +53,11 @@ class Book:
     def nodes(self, ranks: Iterable[int]) -> str:
         """The ranks' nodes as a list in words, each once."""
         return ", ".join(dict.fromkeys(self.node(rank) for rank in ranks))
+
+    def ranks_without_share(self) -> list[int]:
+        """Live ranks whose share the run file leaves open."""
+        given = {name for name, table in self.config.nodes.items() if table.share is not None}
+        return [rank for rank, setting in self.settings.live.items() if setting.node not in given]
 
     def take(self) -> list[d.Decision]:
         """Hand out what was decided since the last time, in order."""

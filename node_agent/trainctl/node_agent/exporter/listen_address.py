@@ -10,7 +10,7 @@ from trainctl.protocol.wire import sockets
 EXAMPLE = "127.0.0.1:9474"
 
 
-class Place(NamedTuple):
+class ListenAddress(NamedTuple):
     """An address to listen at; port 0 is a free one."""
 
     host: str
@@ -20,7 +20,7 @@ class Place(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse(text: str, where: str) -> Place:
+def parse(text: str, where: str) -> ListenAddress:
     """`HOST:PORT` with the host as an IP address or localhost. Raises InvalidInputError naming `where`."""
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -28,20 +28,20 @@ def parse(text: str, where: str) -> Place:
     host = "127.0.0.1" if host == "localhost" else host
     if not _is_address(host) or not (port.isascii() and port.isdigit() and int(port) < 2**16):
         raise InvalidInputError(where, f"{text!r} is no IP-ADDRESS:PORT, such as {EXAMPLE}")
-    return Place(host, int(port))
+    return ListenAddress(host, int(port))
 
 
-def check(place: Place, where: str, trusted: Sequence[str], *, anyone: bool = False) -> None:
+def check(listen: ListenAddress, where: str, trusted: Sequence[str], *, anyone: bool = False) -> None:
     """Refuse an address that untrusted machines can reach: the endpoint asks nobody for a key. `anyone`: whoever runs
     the agent has said that this is meant. Raises InvalidInputError."""
-    if anyone or sockets.is_loopback(place.host):
+    if anyone or sockets.is_loopback(listen.host):
         return
-    address = ipaddress.ip_address(place.host)
+    address = ipaddress.ip_address(listen.host)
     if not address.is_unspecified and any(_is_in(address, network) for network in trusted):
         return
     raise InvalidInputError(
         where,
-        f"{place} is readable by whoever reaches it, without a key: use {EXAMPLE}, an address inside trusted_networks "
+        f"{listen} is readable by whoever reaches it, without a key: use {EXAMPLE}, an address inside trusted_networks "
         "of the cluster file, or add --metrics-for-anyone",
     )
 

@@ -1,4 +1,4 @@
-"""A scene as numbers with labels, by the names of the catalogue: pure. What isn't known has no number."""
+"""A snapshot as numbers with labels, by the names of the catalogue: pure. What isn't known has no number."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.exporter.catalogue import STEP_BUCKETS_SECONDS
 from trainctl.node_agent.exporter.counters import PHASES, RunTotals
-from trainctl.node_agent.exporter.snapshot import Scene
+from trainctl.node_agent.exporter.snapshot import AgentSnapshot
 from trainctl.protocol import messages as m
 
 
@@ -26,17 +26,17 @@ class Reading(NamedTuple):
     value: float | Histogram
 
 
-def readings(scene: Scene, now_monotonic: float) -> Iterator[Reading]:
+def readings(snapshot: AgentSnapshot, now_monotonic: float) -> Iterator[Reading]:
     """All that is known."""
-    yield from _agent(scene, now_monotonic)
-    if scene.node.host is not None:
-        yield from _host(scene.node.host)
-    if scene.live is not None:
-        yield from _run(scene.live)
-        yield from _alerts(scene.live)
-        yield from _ranks(scene.live)
-    if scene.totals.run is not None:
-        yield from _run_totals(scene.totals.run)
+    yield from _agent(snapshot, now_monotonic)
+    if snapshot.node.host is not None:
+        yield from _host(snapshot.node.host)
+    if snapshot.live is not None:
+        yield from _run(snapshot.live)
+        yield from _alerts(snapshot.live)
+        yield from _ranks(snapshot.live)
+    if snapshot.totals.run is not None:
+        yield from _run_totals(snapshot.totals.run)
 
 
 def _given(prefix: str, labels: tuple[str, ...], *pairs: tuple[str, float | None]) -> Iterator[Reading]:
@@ -45,22 +45,22 @@ def _given(prefix: str, labels: tuple[str, ...], *pairs: tuple[str, float | None
             yield Reading(f"{prefix}_{name}", labels, value)
 
 
-def _agent(scene: Scene, now_monotonic: float) -> Iterator[Reading]:
-    own = (scene.node.node,)
-    yield Reading("trainctl_agent_info", (*own, scene.node.version, scene.node.boot), 1)
+def _agent(snapshot: AgentSnapshot, now_monotonic: float) -> Iterator[Reading]:
+    own = (snapshot.node.node,)
+    yield Reading("trainctl_agent_info", (*own, snapshot.node.version, snapshot.node.boot), 1)
     yield from _given(
-        "trainctl_agent", own, ("start_time_seconds", scene.started_at),
-        ("event_loop_lag_seconds", scene.loop_lag_seconds),
-        ("snapshot_age_seconds", max(0.0, now_monotonic - scene.taken_monotonic)),
+        "trainctl_agent", own, ("start_time_seconds", snapshot.started_at),
+        ("event_loop_lag_seconds", snapshot.loop_lag_seconds),
+        ("snapshot_age_seconds", max(0.0, now_monotonic - snapshot.taken_monotonic)),
     )  # fmt: skip
-    for peer in scene.peers:
+    for peer in snapshot.peers:
         if peer.state != "unknown":
             yield Reading("trainctl_peer_connected", (*own, peer.node), peer.state == "connected")
-    active = scene.live is not None and scene.live.view.state in m.ACTIVE_RUN_STATES
+    active = snapshot.live is not None and snapshot.live.view.state in m.ACTIVE_RUN_STATES
     yield Reading("trainctl_active_runs", own, active)
-    for kind, count in scene.totals.events.items():
+    for kind, count in snapshot.totals.events.items():
         yield Reading("trainctl_events_total", (*own, *kind), count)
-    for ended, count in scene.totals.commands.items():
+    for ended, count in snapshot.totals.commands.items():
         yield Reading("trainctl_commands_total", (*own, *ended), count)
 
 

@@ -14,9 +14,9 @@ from prometheus_client.exposition import MetricsHandler
 from prometheus_client.registry import Collector
 
 from trainctl.node_agent.exporter.catalogue import SPECS, Spec
-from trainctl.node_agent.exporter.listen_address import Place
+from trainctl.node_agent.exporter.listen_address import ListenAddress
 from trainctl.node_agent.exporter.samples import Histogram, Reading, readings
-from trainctl.node_agent.exporter.snapshot import Scene
+from trainctl.node_agent.exporter.snapshot import AgentSnapshot
 from trainctl.protocol.errors import InvalidInputError
 
 MOST_CONNECTIONS = 16
@@ -50,13 +50,13 @@ def _family(spec: Spec, found: list[Reading]) -> Metric:
 
 
 class _View(Collector):
-    """The newest scene, as metrics; none before the first."""
+    """The newest snapshot, as metrics; none before the first."""
 
-    scene: Scene | None = None
+    snapshot: AgentSnapshot | None = None
 
     def collect(self) -> Iterable[Metric]:
-        scene = self.scene
-        return families(readings(scene, time.monotonic())) if scene is not None else []
+        snapshot = self.snapshot
+        return families(readings(snapshot, time.monotonic())) if snapshot is not None else []
 
 
 class _Handler(MetricsHandler):
@@ -77,11 +77,11 @@ class _HttpServer(ThreadingMixIn, HTTPServer):
     block_on_close = False
     allow_reuse_address = True
 
-    def __init__(self, place: Place, handler: Any) -> None:
-        self.address_family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    def __init__(self, address: ListenAddress, handler: Any) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self._open: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
-        super().__init__((place.host, place.port), handler)
+        super().__init__((address.host, address.port), handler)
 
     def server_bind(self) -> None:
         socket_server_bind(self)
@@ -129,27 +129,27 @@ def _end(connection: socket.socket) -> None:
 
 
 class MetricsServer:
-    """Serves the newest scene that it was shown, from `with` to its end.
+    """Serves the newest snapshot that it was shown, from `with` to its end.
 
-    Raises InvalidInputError naming `where` if the place is taken.
+    Raises InvalidInputError naming `where` if the address is taken.
     """
 
-    def __init__(self, place: Place, where: str = "--metrics") -> None:
+    def __init__(self, address: ListenAddress, where: str = "--metrics") -> None:
         self._view, registry = _View(), CollectorRegistry()
         registry.register(self._view)
         try:
-            self._http = _HttpServer(place, _Handler.factory(registry))
+            self._http = _HttpServer(address, _Handler.factory(registry))
         except OSError as error:
-            raise InvalidInputError(where, f"cannot listen at {place}: {error.strerror}") from None
-        self.place = Place(place.host, self._http.server_port)
+            raise InvalidInputError(where, f"cannot listen at {address}: {error.strerror}") from None
+        self.address = ListenAddress(address.host, self._http.server_port)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(POLL_SECONDS,), name="metrics")
 
     def start(self) -> None:
         self._thread.start()
 
-    def show(self, scene: Scene) -> None:
+    def show(self, snapshot: AgentSnapshot) -> None:
         """What scrapes are answered from, from here on."""
-        self._view.scene = scene
+        self._view.snapshot = snapshot
 
     def close(self) -> None:
         """Close the endpoint and every connection to it."""

@@ -3,12 +3,12 @@
 import time
 from typing import NamedTuple
 
-from trainctl.node_agent.clients.queries import LiveRun, Surroundings
+from trainctl.node_agent.clients.queries import LiveRun, QuerySource
 from trainctl.node_agent.exporter.counters import Totals
 from trainctl.protocol import messages as m
 
 
-class Scene(NamedTuple):
+class AgentSnapshot(NamedTuple):
     """An agent at a moment."""
 
     taken_monotonic: float
@@ -20,10 +20,10 @@ class Scene(NamedTuple):
     totals: Totals
 
 
-def take(around: Surroundings, totals: Totals, started_at: float, loop_lag_seconds: float | None) -> Scene:
+def take(source: QuerySource, totals: Totals, started_at: float, loop_lag_seconds: float | None) -> AgentSnapshot:
     """The agent as it is now; called on its event loop."""
-    directory = around.run_directory(None)
-    live = around.live_run(directory) if directory is not None else None
-    return Scene(
-        time.monotonic(), started_at, around.node_view(), around.peer_views(), live, loop_lag_seconds, totals
+    directory = source.run_directory(None)
+    live = source.live_run(directory) if directory is not None else None
+    return AgentSnapshot(
+        time.monotonic(), started_at, source.node_view(), source.peer_views(), live, loop_lag_seconds, totals
     )  # fmt: skip

@@ -1,10 +1,10 @@
-"""Which engine sums the ranks' gradients: a pure choice from what the run file asks for and the ranks can load."""
+"""Whether what the ranks have loaded agrees, and which engine can sum their gradients: pure, from what they said."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from trainctl.protocol.config.run_file import GroupTable
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages import Engine, Ready
+from trainctl.protocol.messages import Engine, FileDigest, Ready
 
 FIELD = "group.engine"
 _LIBRARIES: dict[Engine, str] = {"gloo": "torch", "ring": "mlx"}
@@ -43,3 +43,26 @@ def _lack(engine: Engine, ready: Mapping[str, Ready]) -> str:
 
 def _not_linux(ready: Mapping[str, Ready]) -> str:
     return next((f"{node} is not on Linux" for node, answer in ready.items() if answer.system != "Linux"), "")
+
+
+def disagreement(ready: Mapping[str, Ready]) -> str | None:
+    """The first difference between what the nodes loaded, with the file that makes it; None if there is none."""
+    first_node, first = next(iter(ready.items()))
+    for node, mine in ready.items():
+        for what, files in (("layout", "model_files"), ("data", "data_files"), ("model", "model_files")):
+            digest = f"{what}_digest"
+            if getattr(mine, digest) != getattr(first, digest):
+                difference = _unlike_file(getattr(mine, files), getattr(first, files), node, first_node)
+                return f"{what} digest of {node} is not that of {first_node}{difference}"
+    return None
+
+
+def _unlike_file(mine: Sequence[FileDigest], others: Sequence[FileDigest], node: str, other_node: str) -> str:
+    """The first file by name that one of them lacks or that differs, after a colon; empty if none is known to."""
+    here, there = ({file.name: file.digest for file in files} for files in (mine, others))
+    for name in sorted(here | there):
+        if name not in here or name not in there:
+            return f": {name} is only on {node if name in here else other_node}"
+        if here[name] != there[name]:
+            return f": {name} differs"
+    return ""

@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from trainctl.node_agent.conductor import rows
 from trainctl.node_agent.planning import compatibility
 from trainctl.node_agent.planning.durable import RankSetting, Settings
 from trainctl.protocol.batch import share_changes
@@ -221,7 +220,7 @@ def _check_can_join(settings: Settings, back: Collection[int], facts: Facts, con
             raise InvalidInputError("node", problem)
     joined = [rank for rank in (*settings.live, *back) if rank in facts.ready]
     ready = {settings.label(rank): facts.ready[rank] for rank in joined}
-    difference = rows.disagreement(ready)
+    difference = compatibility.disagreement(ready)
     if difference is not None:
         raise InvalidInputError("node", difference)
     try:

@@ -1,4 +1,4 @@
-"""What this node's own processes take: the agent, and each trainer with its keeper and reducers."""
+"""What this node's own processes take: the agent, and each trainer with its shim and reducers."""
 
 import contextlib
 import json
@@ -68,7 +68,7 @@ class ProcessMeter:
 
 
 def _tree(file: Path) -> Iterator[_Known]:
-    """A trainer, its keeper, and what it has started; nothing if the trainer is not the one in the file any more."""
+    """A trainer, its shim, and what it has started; nothing if the trainer is not the one in the file any more."""
     told = json.loads(file.read_text(encoding="utf-8"))
     pid, rank = told["pid"], int(file.name.split(".")[0].removeprefix("rank-"))
     if told["boot_id"] != shim.boot_id() or told["start_time"] is None or "exit_status" in told:

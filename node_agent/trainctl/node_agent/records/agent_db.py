@@ -114,7 +114,7 @@ def digest_of(command: m.Command) -> str:
     return hashlib.sha256(_json(body).encode()).hexdigest()
 
 
-class AgentLedger:
+class AgentDb:
     """Open for the life of an agent. Raises InvalidInputError if the file cannot be used."""
 
     def __init__(self, path: Path) -> None:

@@ -6,8 +6,8 @@ from typing import Self
 
 from trainctl.node_agent.records import replication
 from trainctl.node_agent.records.agent_db import KnownRun
-from trainctl.node_agent.records.run_db import RunRecorder
-from trainctl.node_agent.runs.session import DURABLE_KEY
+from trainctl.node_agent.records.keys import DURABLE_KEY
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
 
@@ -18,7 +18,7 @@ class EndedRun:
     def __init__(self, row: KnownRun, rank: int | None) -> None:
         """`rank` is this node's, None if it has none."""
         self.row, self.paths, self._rank = row, RunPaths(row.directory), rank
-        self._recorder = RunRecorder(self.paths, resumable=False)
+        self._recorder = RunDb(self.paths, resumable=False)
 
     def __enter__(self) -> Self:
         return self

@@ -8,7 +8,8 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.records.keys import OWN_KEYS
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.transport.peer_link import PeerLink
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
@@ -17,9 +18,6 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.wire import codec
 
-VIEW_KEY, GENERATION_KEY, HANDED_OVER_KEY = "view", "generation", "handed-over"
-OWN_KEYS = frozenset({VIEW_KEY, GENERATION_KEY, HANDED_OVER_KEY})
-"""Values of a record that each node makes by itself."""
 PAGE_STEPS, PAGE_EVENTS, HANDED_PLANS = 100, 100, 8
 HANDED_BYTES = codec.FRAME_BYTES // 2
 """Of what a claimant gets beyond its own record, in the one message that consents."""
@@ -136,7 +134,7 @@ def state(reader: RecordReader, after_step: int) -> Iterator[m.Kept]:
             yield m.KeptEvaluation(step=made.step, at=made.at, loss=made.loss, weight=made.weight, seconds=made.seconds)
 
 
-def beyond(recorder: RunRecorder, paths: RunPaths, own: m.HostedRank, other: m.HostedRank) -> list[m.Kept]:
+def beyond(recorder: RunDb, paths: RunPaths, own: m.HostedRank, other: m.HostedRank) -> list[m.Kept]:
     """What a node's record has and another one's, which is about to conduct the run, has not: its lead was gone before
     it had told both alike. Raises RefusedError if that is much, for then this node is the one to conduct."""
     if not is_beyond(own, other):
@@ -185,7 +183,7 @@ def packed(items: Iterable[m.Kept]) -> Iterator[tuple[bytes, ...]]:
         yield tuple(part)
 
 
-def keep_all(recorder: RunRecorder, items: Sequence[bytes]) -> list[m.KeptCommand]:
+def keep_all(recorder: RunDb, items: Sequence[bytes]) -> list[m.KeptCommand]:
     """Keep messages of `Kept` in msgpack; the commands among them, which are the agent's to keep. Raises
     ProtocolError, and keeps none then."""
     kept = [codec.decode_kept(item) for item in items]
@@ -194,7 +192,7 @@ def keep_all(recorder: RunRecorder, items: Sequence[bytes]) -> list[m.KeptComman
     return [item for item in kept if isinstance(item, m.KeptCommand)]
 
 
-def keep(recorder: RunRecorder, item: m.Kept) -> None:
+def keep(recorder: RunDb, item: m.Kept) -> None:
     """Keep in this node's record what the lead has kept in its own."""
     match item:
         case m.KeptPlan(plan=plan):

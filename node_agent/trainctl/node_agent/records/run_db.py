@@ -52,7 +52,7 @@ class LastState:
     events: tuple[m.Event, ...]  # the newest 100, oldest first
 
 
-class RunRecorder:
+class RunDb:
     """Open for the life of a run. Raises InvalidInputError if the record cannot be used."""
 
     def __init__(

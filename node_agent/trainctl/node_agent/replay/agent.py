@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import zmq
 
 from trainctl.node_agent.clients import queries
-from trainctl.node_agent.clients.doctor import Examination
-from trainctl.node_agent.clients.presence import Audience
+from trainctl.node_agent.clients.doctor import Doctor
+from trainctl.node_agent.clients.presence import Presence
 from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.transport import bind
 from trainctl.node_agent.transport.publisher import Publisher
@@ -44,16 +44,15 @@ class PlayedAgent:
         self.node, self._played, self._control, self._live = node, played, control, live
         self.address = bind.bind(control, listen)
         self.live_address = bind.bind(live, "tcp://127.0.0.1:0")
-        self.publisher, self.audience = Publisher(live, boot), Audience()
-        self.examination = Examination(node, default_folder(), state_root())
+        self.publisher, self.presence = Publisher(live, boot), Presence()
+        self.doctor = Doctor(node, default_folder(), state_root())
         self.mute = False
         self.host: m.HostReading | None = None
         self._version = version
 
     def boot_anew(self, boot: str) -> None:
         """As an agent that was started again: its messages are numbered from 1."""
-        before, self.publisher = self.publisher, Publisher(self._live, boot)
-        self.publisher.on_publish = before.on_publish
+        self.publisher = Publisher(self._live, boot, self.publisher.listeners)
 
     def publish(self, message: m.Live) -> None:
         if not self.mute:

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from trainctl.node_agent.alerts.conditions import Scene as Look
+from trainctl.node_agent.alerts.conditions import RunSnapshot
 from trainctl.node_agent.alerts.evaluator import Change, Evaluator, Raised
 from trainctl.node_agent.replay import readings
-from trainctl.node_agent.replay.format import Happened
-from trainctl.node_agent.replay.timeline import Scene, Story
+from trainctl.node_agent.replay.format import RecordedEvent
+from trainctl.node_agent.replay.timeline import PlayedStep, Timeline
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertsTable
 
@@ -17,31 +17,33 @@ THROUGHPUT_DROP_PERCENT = 42.0
 class PlayedAlerts:
     """What is open after each step that is played; nobody is called about it."""
 
-    def __init__(self, story: Story) -> None:
-        self._story, self._seconds = story, 0.0
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline, self._seconds = timeline, 0.0
         self._evaluator = Evaluator(AlertsTable(throughput_drop_percent=THROUGHPUT_DROP_PERCENT), 0.0)
 
     @property
     def view(self) -> m.Alerts:
-        return m.Alerts(node=self._story.nodes[0], alerts=tuple(self._evaluator.open.values()))
+        return m.Alerts(node=self._timeline.nodes[0], alerts=tuple(self._evaluator.open.values()))
 
-    def take(self, scene: Scene, view: m.RunView, silent: Mapping[str, str], at: float) -> list[Happened]:
+    def take(
+        self, played_step: PlayedStep, view: m.RunView, silent: Mapping[str, str], at: float
+    ) -> list[RecordedEvent]:
         """The step and a reading of each machine with it; what that raises and clears, as events."""
-        story, step = self._story, scene.step.step
-        self._seconds += scene.step.step_seconds
-        for rank, node in enumerate(story.nodes):
+        timeline, step = self._timeline, played_step.step.step
+        self._seconds += played_step.step.step_seconds
+        for rank, node in enumerate(timeline.nodes):
             if node not in silent:
-                found = readings.reading(story.recording, story.script, node, rank, step, step, at)
+                found = readings.reading(timeline.recording, timeline.script, node, rank, step, step, at)
                 self._evaluator.heard(found, self._seconds)
-        self._evaluator.heard(scene.step, self._seconds)
-        for part in scene.parts:
+        self._evaluator.heard(played_step.step, self._seconds)
+        for part in played_step.parts:
             self._evaluator.heard(part, self._seconds)
-        changes = self._evaluator.look(Look(view, silent), self._seconds, at)
+        changes = self._evaluator.look(RunSnapshot(view, silent), self._seconds, at)
         return [_happened(change, step) for change in changes]
 
 
-def _happened(change: Change, step: int) -> Happened:
+def _happened(change: Change, step: int) -> RecordedEvent:
     alert, where = change.alert, f"{change.alert.node} " if change.alert.node else ""
     if isinstance(change, Raised):
-        return Happened(step, "alert", alert.severity, "auto", f"{where}{alert.text}", after=alert.id)
-    return Happened(step, "alert", "good", "auto", f"{where}{alert.kind} is over", after=alert.id)
+        return RecordedEvent(step, "alert", alert.severity, "auto", f"{where}{alert.text}", after=alert.id)
+    return RecordedEvent(step, "alert", "good", "auto", f"{where}{alert.kind} is over", after=alert.id)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainctl.node_agent.records.replication import VIEW_KEY
+from trainctl.node_agent.records.keys import VIEW_KEY
 from trainctl.node_agent.replay import format as r
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
@@ -42,8 +42,8 @@ def of_run(directory: Path) -> r.Recording:
     )  # fmt: skip
 
 
-def _all_events(reader: RecordReader) -> tuple[r.Happened, ...]:
-    found: list[r.Happened] = []
+def _all_events(reader: RecordReader) -> tuple[r.RecordedEvent, ...]:
+    found: list[r.RecordedEvent] = []
     after, more = 0, True
     while more:
         events, more = reader.events(after, _PAGE)
@@ -52,24 +52,24 @@ def _all_events(reader: RecordReader) -> tuple[r.Happened, ...]:
     return tuple(found)
 
 
-def _is_end(event: r.Happened, last_step: int) -> bool:
+def _is_end(event: r.RecordedEvent, last_step: int) -> bool:
     """The end is told by whoever plays it."""
     return event.kind == "run" and event.step == last_step
 
 
-def _happened(event: m.Event) -> r.Happened:
-    return r.Happened(
+def _happened(event: m.Event) -> r.RecordedEvent:
+    return r.RecordedEvent(
         event.step or 0, event.kind, event.severity, event.by, event.text, event.verb, event.before, event.after,
         event.outcome,
     )  # fmt: skip
 
 
-def _rank(rank: m.RankView, paths: RunPaths) -> r.Rank:
+def _rank(rank: m.RankView, paths: RunPaths) -> r.RecordedRank:
     # Nodes of one machine keep their runs side by side.
     own = paths.directory.parent.parent.parent / rank.node / "runs" / paths.directory.name
     log = next((file for file in (paths.log(rank.rank), RunPaths(own).log(rank.rank)) if file.is_file()), Path())
     text = log.read_text("utf-8", "replace")[-LOG_CHARACTERS:] if log.is_file() else ""
-    return r.Rank(rank.node, rank.backend, rank.device, text)
+    return r.RecordedRank(rank.node, rank.backend, rank.device, text)
 
 
 def _step(step: m.StepCommitted, parts: tuple[m.RankStep, ...]) -> r.Step:
@@ -93,7 +93,7 @@ def _us(seconds: float) -> int:
     return round(seconds * 1e6)
 
 
-def _machines(paths: RunPaths) -> tuple[r.Machine, ...]:
+def _machines(paths: RunPaths) -> tuple[r.RecordedMachine, ...]:
     connection = open_for_reading(paths.record)
     try:
         bodies = connection.execute("SELECT body FROM host ORDER BY at LIMIT 500").fetchall()
@@ -103,7 +103,7 @@ def _machines(paths: RunPaths) -> tuple[r.Machine, ...]:
     finally:
         connection.close()
     return tuple(
-        r.Machine(
+        r.RecordedMachine(
             item.cpu_percent, item.memory_used_bytes, item.memory_total_bytes, item.disk_free_bytes, item.load_1min
         )
         for item in found

@@ -7,7 +7,7 @@ All are placed by the recording's length and happen once.
 import math
 from typing import NamedTuple
 
-from trainctl.node_agent.replay.format import Happened
+from trainctl.node_agent.replay.format import RecordedEvent
 
 HOT, LOST, SPIKE, AWAY = (0.22, 0.36), (0.46, 0.56), 0.68, (0.80, 0.83)
 """Where each begins and ends, as parts of the recording; the jump has only a beginning."""
@@ -27,7 +27,7 @@ class Heat(NamedTuple):
 CALM = Heat(CALM_CELSIUS, CALM_MHZ, 1.0)
 
 
-class Script:
+class ScriptedFaults:
     """The faults of a recording of `length` steps played by these nodes, in the order of their ranks."""
 
     def __init__(self, nodes: tuple[str, ...], length: int, *, faults: bool = True) -> None:
@@ -78,7 +78,7 @@ class Script:
         since = step - self._spike
         return 1 + 1.1 * math.exp(-since / 2.5) if self._faults and 0 <= since < SPIKE_STEPS else 1.0
 
-    def happenings(self, step: int) -> tuple[Happened, ...]:
+    def happenings(self, step: int) -> tuple[RecordedEvent, ...]:
         """The events of the faults that are due when the step is committed."""
         return tuple(event for event in self._events() if event.step == step)
 
@@ -89,20 +89,22 @@ class Script:
         return tuple((rank, f"step {step:,} {event.text}") for event in found for node, rank in named.items()
                      if f" {node} " in event.text)  # fmt: skip
 
-    def _events(self) -> tuple[Happened, ...]:
+    def _events(self) -> tuple[RecordedEvent, ...]:
         if not self._faults:
             return ()
         back = self.away[1] + 1
         found = [
-            Happened(back, "agent", "warning", self._nodes[0], "scripted: the lead's agent was away; steps "
+            RecordedEvent(back, "agent", "warning", self._nodes[0], "scripted: the lead's agent was away; steps "
                      f"{self.away[0]:,} to {self.away[1]:,} of the recording were not kept"),
         ]  # fmt: skip
         if self.lost_rank is not None and self.hot_rank is not None:
             lost, hot = self._nodes[self.lost_rank], self._nodes[self.hot_rank]
             found += [
-                Happened(self._lost[0], "rank", "error", "script", f"scripted: {lost} lost; the others take its share"),
-                Happened(self._lost[1] + 1, "rank", "good", "script", f"scripted: {lost} is back with the state"),
-                Happened(self._hot[0], "rank", "warning", "script", f"scripted: {hot} grows hot and slow"),
-                Happened(self._hot[1] + 1, "rank", "good", "script", f"scripted: {hot} is as fast as before"),
+                RecordedEvent(
+                    self._lost[0], "rank", "error", "script", f"scripted: {lost} lost; the others take its share"
+                ),
+                RecordedEvent(self._lost[1] + 1, "rank", "good", "script", f"scripted: {lost} is back with the state"),
+                RecordedEvent(self._hot[0], "rank", "warning", "script", f"scripted: {hot} grows hot and slow"),
+                RecordedEvent(self._hot[1] + 1, "rank", "good", "script", f"scripted: {hot} is as fast as before"),
             ]
         return tuple(found)

@@ -43,7 +43,7 @@ class Step(msgspec.Struct, array_like=True, frozen=True):
     parts: tuple[Part, ...]
 
 
-class Happened(msgspec.Struct, array_like=True, frozen=True):
+class RecordedEvent(msgspec.Struct, array_like=True, frozen=True):
     """An event, without its time of day."""
 
     step: int
@@ -57,7 +57,7 @@ class Happened(msgspec.Struct, array_like=True, frozen=True):
     outcome: str | None = None
 
 
-class Rank(msgspec.Struct, array_like=True, frozen=True):
+class RecordedRank(msgspec.Struct, array_like=True, frozen=True):
     """Who a rank was."""
 
     node: str
@@ -66,7 +66,7 @@ class Rank(msgspec.Struct, array_like=True, frozen=True):
     log: str  # the end of what its trainer wrote
 
 
-class Machine(msgspec.Struct, array_like=True, frozen=True):
+class RecordedMachine(msgspec.Struct, array_like=True, frozen=True):
     """One reading of the machine."""
 
     cpu_percent: float | None
@@ -86,11 +86,11 @@ class Recording(msgspec.Struct, frozen=True):
     samples: int | None  # of one epoch
     global_batch: int
     memory_cap_bytes: int | None
-    ranks: tuple[Rank, ...]
+    ranks: tuple[RecordedRank, ...]
     steps: tuple[Step, ...]
     evaluations: tuple[tuple[int, float], ...]  # (step, loss)
-    events: tuple[Happened, ...]
-    machines: tuple[Machine, ...]
+    events: tuple[RecordedEvent, ...]
+    machines: tuple[RecordedMachine, ...]
 
 
 def packed(recording: Recording) -> bytes:

@@ -20,14 +20,14 @@ import zmq.asyncio
 
 from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.exporter.exporter import Exporter
-from trainctl.node_agent.exporter.listen_address import Place
-from trainctl.node_agent.records.replication import VIEW_KEY
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.exporter.listen_address import ListenAddress
+from trainctl.node_agent.records.keys import VIEW_KEY
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.replay import readings as played_machine
 from trainctl.node_agent.replay.agent import PlayedAgent
 from trainctl.node_agent.replay.alerts import PlayedAlerts
-from trainctl.node_agent.replay.format import Happened, Recording
-from trainctl.node_agent.replay.timeline import Scene, Story
+from trainctl.node_agent.replay.format import RecordedEvent, Recording
+from trainctl.node_agent.replay.timeline import PlayedStep, Timeline
 from trainctl.node_agent.transport import parent_watch
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
@@ -49,22 +49,22 @@ class Pace(NamedTuple):
 
 
 class Player:
-    """`async with` binds the agents; `serve` plays until `stop`, a signal, or the end of its leash."""
+    """`async with` binds the agents; `serve` plays until `stop`, a signal, or its parent ends."""
 
     def __init__(
         self, recording: Recording, folder: Path, nodes: int, pace: Pace, *, listen: str = "tcp://127.0.0.1:0",
-        seed: int = 0, faults: bool = True, leashed: bool = False, metrics: Place | None = None,
+        seed: int = 0, faults: bool = True, watches_parent: bool = False, metrics: ListenAddress | None = None,
     ) -> None:  # fmt: skip
         """`folder` becomes the run directory, or is one whose record is gone on with. Raises InvalidInputError."""
         if not 1 <= nodes <= MOST_NODES:
             raise InvalidInputError("--nodes", f"{nodes} is not from 1 to {MOST_NODES}")
         sockets.check_bind(listen)
-        if leashed:
+        if watches_parent:
             parent_watch.check()
         self.paths = RunPaths(folder.absolute())
-        self.story = Story(recording, self.paths.directory.name, nodes, seed=seed, faults=faults)
-        self._alerts = PlayedAlerts(self.story)
-        self._pace, self._listen, self._leashed = pace, listen, leashed
+        self.timeline = Timeline(recording, self.paths.directory.name, nodes, seed=seed, faults=faults)
+        self._alerts = PlayedAlerts(self.timeline)
+        self._pace, self._listen, self._watches_parent = pace, listen, watches_parent
         self._metrics = metrics
         self._exporter: Exporter | None = None
         self._stopping = asyncio.Event()
@@ -75,17 +75,17 @@ class Player:
 
     async def __aenter__(self) -> "Player":
         self.paths.logs.mkdir(parents=True, exist_ok=True)
-        for rank in range(len(self.story.nodes)):
+        for rank in range(len(self.timeline.nodes)):
             self.paths.log(rank).write_text("")
             for text in self._said(rank)[:-1]:
                 self._log(rank, time.time(), text)
-        self._recorder = RunRecorder(self.paths, resumable=False)
+        self._recorder = RunDb(self.paths, resumable=False)
         self._context, self._plain = zmq.asyncio.Context(), zmq.Context()
         for context in (self._context, self._plain):
             context.set(zmq.MAX_SOCKETS, 4096)
         try:
             self._exporter = Exporter(self._metrics) if self._metrics is not None else None
-            self.agents = [self._agent(number, node) for number, node in enumerate(self.story.nodes)]
+            self.agents = [self._agent(number, node) for number, node in enumerate(self.timeline.nodes)]
         except InvalidInputError:
             self._close()
             raise
@@ -110,7 +110,7 @@ class Player:
 
     def _said(self, rank: int) -> list[str]:
         """What the recorded trainer wrote; its last line is of its end."""
-        known = self.story.recording.ranks
+        known = self.timeline.recording.ranks
         return known[rank % len(known)].log.splitlines()
 
     def _log(self, rank: int, at: float, text: str) -> None:
@@ -133,7 +133,7 @@ class Player:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
         work: list[Any] = [agent.serve() for agent in self.agents]
-        work += [self._beat(), self._stopping.wait()] + ([parent_watch.let_go()] if self._leashed else [])
+        work += [self._beat(), self._stopping.wait()] + ([parent_watch.let_go()] if self._watches_parent else [])
         tasks = [asyncio.ensure_future(item) for item in work]
         playing = asyncio.ensure_future(self._play())
         try:
@@ -174,7 +174,7 @@ class Player:
         self._view = self._make_view(first, at)
         for step, seconds in enumerate(ahead, first + 1):
             at += seconds
-            self._take(self.story.scene(step, at), at)
+            self._take(self.timeline.played_step(step, at), at)
         self._keep_view()
         self._read()
 
@@ -182,11 +182,11 @@ class Player:
         """How long a step is played."""
         if self._pace.rate is not None:
             return 1 / self._pace.rate
-        return self.story.step_seconds(step) / self._pace.speed
+        return self.timeline.step_seconds(step) / self._pace.speed
 
     @property
     def _steps(self) -> int:
-        return self._pace.steps or self.story.length
+        return self._pace.steps or self.timeline.length
 
     async def _play(self) -> None:
         due = time.monotonic()
@@ -198,43 +198,43 @@ class Player:
             for line in self._said(rank)[-1:]:
                 self._log(rank, time.time(), line)
         text = f"finished: all {self._steps:,} steps of the recording were played"
-        self._happen(Happened(self._steps, "run", "good", "player", text), time.time())
+        self._happen(RecordedEvent(self._steps, "run", "good", "player", text), time.time())
         self._show(msgspec.structs.replace(self._view, state="finished"))
 
     def _turn(self, step: int) -> None:
         """One step: who can be reached, what is kept, and what is published."""
-        script, lead, at = self.story.script, self.agents[0], time.time()
+        script, lead, at = self.timeline.script, self.agents[0], time.time()
         for rank, agent in enumerate(self.agents):
             agent.mute = script.is_lost(rank, step) or (rank == 0 and script.is_away(step))
         if step == script.away[1] + 1:
             lead.boot_anew(secrets.token_hex(8))
         if not lead.mute:
-            self._take(self.story.scene(step, at), at)
+            self._take(self.timeline.played_step(step, at), at)
 
-    def _take(self, scene: Scene, at: float) -> None:
+    def _take(self, played_step: PlayedStep, at: float) -> None:
         """Keep and publish a step."""
-        self._recorder.commit(scene.step, scene.parts, at)
-        self._last, self._parts = scene.step, scene.parts
-        if scene.held_out is not None:
-            self._recorder.evaluation(scene.step.step, at, scene.held_out, scene.step.weight, 0.5)
-        before, after = self._view, self._make_view(scene.step.step, at)
-        self.agents[0].publish(scene.step)
-        for part in scene.parts:
+        self._recorder.commit(played_step.step, played_step.parts, at)
+        self._last, self._parts = played_step.step, played_step.parts
+        if played_step.held_out is not None:
+            self._recorder.evaluation(played_step.step.step, at, played_step.held_out, played_step.step.weight, 0.5)
+        before, after = self._view, self._make_view(played_step.step.step, at)
+        self.agents[0].publish(played_step.step)
+        for part in played_step.parts:
             self.agents[0].publish(part)
-        for event in scene.events:
+        for event in played_step.events:
             self._happen(event, at)
-        for rank, text in self.story.script.log_lines(scene.step.step):
+        for rank, text in self.timeline.script.log_lines(played_step.step.step):
             self._log(rank, at, text)
-        self._watch(scene, after, at)
+        self._watch(played_step, after, at)
         self._view = after
         if _apart_from_steps(before) != _apart_from_steps(after):
             self._show(after)
 
-    def _watch(self, scene: Scene, view: m.RunView, at: float) -> None:
+    def _watch(self, played_step: PlayedStep, view: m.RunView, at: float) -> None:
         """What the step raises and clears of alerts."""
         silent = {agent.node: "out of reach" for agent in self.agents if agent.mute}
         before = self._alerts.view
-        for event in self._alerts.take(scene, view, silent, at):
+        for event in self._alerts.take(played_step, view, silent, at):
             self._happen(event, at)
         if self._alerts.view != before:
             self.agents[0].publish(self._alerts.view)
@@ -247,24 +247,24 @@ class Player:
     def _keep_view(self) -> None:
         self._recorder.set_meta(VIEW_KEY, msgspec.json.encode(self._view).decode(), own=True)
 
-    def _happen(self, event: Happened, at: float) -> None:
+    def _happen(self, event: RecordedEvent, at: float) -> None:
         severity: Any = event.severity
         outcome: Any = event.outcome
         kept = self._recorder.event(
             at, event.kind, severity, event.by, event.text, step=event.step or None,
-            generation=self.story.generation(max(event.step, 1)), verb=event.verb, before=event.before,
+            generation=self.timeline.generation(max(event.step, 1)), verb=event.verb, before=event.before,
             after=event.after, outcome=outcome,
         )  # fmt: skip
         self.agents[0].publish(kept)
 
     def _make_view(self, step: int, at: float) -> m.RunView:
-        story, recording = self.story, self.story.recording
-        now = story.recorded(max(step, 1))
-        batch = story.global_batch
-        held = story.held_out(step)
+        timeline, recording = self.timeline, self.timeline.recording
+        now = timeline.recorded(max(step, 1))
+        batch = timeline.global_batch
+        held = timeline.held_out(step)
         return m.RunView(
-            run=story.run, name=recording.name, state="running", lead=story.nodes[0], engine=recording.engine,
-            generation=story.generation(max(step, 1)), step=step, steps=self._steps, plan_version=now.plan_version,
+            run=timeline.run, name=recording.name, state="running", lead=timeline.nodes[0], engine=recording.engine,
+            generation=timeline.generation(max(step, 1)), step=step, steps=self._steps, plan_version=now.plan_version,
             global_batch=batch, samples=recording.samples, cursor=step * batch, learning_rate=now.learning_rate,
             started_at=self.started_at, ranks=self._ranks(step, at), directory=str(self.paths.directory),
             eval_step=held[0] if held else None, eval_loss=held[1] if held else None, mixed=recording.mixed,
@@ -278,7 +278,7 @@ class Player:
             rank.rank: msgspec.structs.replace(rank, since_at=known[rank.rank].since_at)
             if rank.rank in known and known[rank.rank].state == rank.state
             else rank
-            for rank in self.story.ranks(step, at)
+            for rank in self.timeline.ranks(step, at)
         }
         return tuple(self._known.values())
 
@@ -301,8 +301,9 @@ class Player:
         """A reading of every machine."""
         self._readings += 1
         for rank, agent in enumerate(self.agents):
+            step, timeline = self._view.step, self.timeline
             agent.host = played_machine.reading(
-                self.story.recording, self.story.script, agent.node, rank, self._readings, self._view.step, time.time()
+                timeline.recording, timeline.script, agent.node, rank, self._readings, step, time.time()
             )
             agent.publish(agent.host)
             if rank == 0 or not agent.mute:

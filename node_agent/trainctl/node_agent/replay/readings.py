@@ -2,17 +2,17 @@
 
 import random
 
-from trainctl.node_agent.replay.faults import Script
-from trainctl.node_agent.replay.format import Machine, Recording
+from trainctl.node_agent.replay.faults import ScriptedFaults
+from trainctl.node_agent.replay.format import RecordedMachine, Recording
 from trainctl.protocol import messages as m
 
-UNREAD = Machine(None, None, None, None, None)
+UNREAD = RecordedMachine(None, None, None, None, None)
 OFFSET = 13
 """Readings between one node's place in the recording and the next one's."""
 WATTS = 38.0
 
 
-def reading(recording: Recording, script: Script, node: str, rank: int, number: int, step: int, at: float) -> (
+def reading(recording: Recording, script: ScriptedFaults, node: str, rank: int, number: int, step: int, at: float) -> (
     m.HostReading
 ):  # fmt: skip
     """The `number`-th reading of a node, taken `at` (Unix seconds) while the run is at `step`."""
@@ -32,7 +32,7 @@ def _less(value: float | None, by: float) -> float | None:
     return None if value is None else max(value - by, 0.0)
 
 
-def _device(script: Script, rank: int, step: int, wander: float) -> m.GpuReading:
+def _device(script: ScriptedFaults, rank: int, step: int, wander: float) -> m.GpuReading:
     """No device was recorded: these readings are the script's, and their name says so."""
     heat = script.heat(rank, step)
     busy = 0.0 if script.is_lost(rank, step) else 93.0 + 6 * wander

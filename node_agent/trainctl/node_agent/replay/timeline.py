@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainctl.node_agent.replay.faults import Script
-from trainctl.node_agent.replay.format import Happened, Part, Recording, Step
+from trainctl.node_agent.replay.faults import ScriptedFaults
+from trainctl.node_agent.replay.format import Part, RecordedEvent, Recording, Step
 from trainctl.protocol import messages as m
 
 SPREAD = 0.15
@@ -36,16 +36,16 @@ class Work(NamedTuple):
         return self.data + self.forward + self.backward + self.optimizer + self.wait
 
 
-class Scene(NamedTuple):
+class PlayedStep(NamedTuple):
     """One step: what is published of it."""
 
     step: m.StepCommitted
     parts: tuple[m.RankStep, ...]
-    events: tuple[Happened, ...]
+    events: tuple[RecordedEvent, ...]
     held_out: float | None  # the loss of an evaluation after it
 
 
-class Story:
+class Timeline:
     """`run` is the run's id, `nodes` how many play."""
 
     def __init__(self, recording: Recording, run: str, nodes: int, *, seed: int = 0, faults: bool = True) -> None:
@@ -53,7 +53,7 @@ class Story:
         self.length = len(recording.steps)
         known = len(recording.ranks)
         self.nodes = tuple(_name(recording.ranks[rank % known].node, rank // known) for rank in range(nodes))
-        self.script = Script(self.nodes, self.length, faults=faults)
+        self.script = ScriptedFaults(self.nodes, self.length, faults=faults)
         self._paces = [1.0 if rank < known else 1 + SPREAD * (2 * self._chance(rank) - 1) for rank in range(nodes)]
         self._held = dict(recording.evaluations)
         self._tokens: list[float] = [0.0]
@@ -123,7 +123,7 @@ class Story:
     def generation(self, step: int) -> m.Generation:
         return m.Generation(1, self.script.generation(step))
 
-    def scene(self, step: int, committed_at: float) -> Scene:
+    def played_step(self, step: int, committed_at: float) -> PlayedStep:
         """The step as committed at that time, in Unix seconds."""
         works, recorded = self._works(step), self.recorded(step)
         seconds, generation = self._step_seconds(step, works), self.generation(step)
@@ -136,7 +136,7 @@ class Story:
             plan_version=recorded.plan_version, step_seconds=seconds, tokens_total=self.tokens_total(step),
         )  # fmt: skip
         parts = tuple(self._part(rank, work, committed) for rank, work in works.items())
-        return Scene(committed, parts, self.events(step), self._held.get(step))
+        return PlayedStep(committed, parts, self.events(step), self._held.get(step))
 
     def _part(self, rank: int, work: Work, step: m.StepCommitted) -> m.RankStep:
         phases = m.Phases(
@@ -150,7 +150,7 @@ class Story:
             memory_peak_bytes=work.memory_bytes, memory_cap_bytes=self.recording.memory_cap_bytes,
         )  # fmt: skip
 
-    def events(self, step: int) -> tuple[Happened, ...]:
+    def events(self, step: int) -> tuple[RecordedEvent, ...]:
         """Those of the recording and those of the script; what came before the first step comes with it."""
         own = (event for event in self.recording.events if max(event.step, 1) == step and step <= self.length)
         return (*own, *self.script.happenings(step))

@@ -1,1 +1,1 @@
-"""What this agent is for a run: its lead or a follower, and how leadership moves (election, votes, transfer)."""
+"""What this agent is for a run, as one pure state (role), and how leadership moves (election, votes, transfer)."""

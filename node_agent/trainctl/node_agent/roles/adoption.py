@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import Collection
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.ended import EndedRun
 from trainctl.node_agent.roles.election import Claim
-from trainctl.node_agent.roles.followed_run import Followed
+from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import checkpoint_source, restore
-from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
@@ -25,72 +25,55 @@ class Taken(NamedTuple):
     notices: tuple[str, ...] = ()
 
 
-class Following(Protocol):
-    """The part of an agent that follows."""
-
-    @property
-    def followed(self) -> Followed | None: ...
-
-
-class Leading(Protocol):
-    """The part of an agent that conducts."""
-
-    peers: Peers
-    launch: Launch
-
-    @property
-    def going_back(self) -> str | None: ...
-
-
-class Resumption:
+class Adoption:
     """Makes a run that has ended this node's own, before it is taken up."""
 
-    def __init__(self, equipment: Equipment, leading: Leading, following: Following) -> None:
-        self._own, self._leading, self._following = equipment, leading, following
+    def __init__(self, context: AgentContext, role: AgentRole, peers: Peers, launch: Launch) -> None:
+        self._context, self._role, self._peers, self._launch = context, role, peers, launch
 
     async def take(self, command: m.Command, args: verbs.StartRun) -> Taken:
         """Whatever has to be agreed on with other nodes before `args.resume` is opened here. Raises InvalidInputError,
         and then nothing has changed but the terms that nodes have consented to."""
-        run, node = args.resume or "", self._own.node
-        row = next((row for row in self._own.ledger.runs() if row.run == run), None)
+        run, node = args.resume or "", self._context.node
+        row = next((row for row in self._context.db.runs() if row.run == run), None)
         if row is None:
             raise InvalidInputError("resume", f"no run {run!r} on {node}: it takes a node with a copy of its record")
-        known = self._own.ledger.followed(run)
-        if known is None and (command.node is None or self._leading.going_back == run):
+        known, waiting = self._context.db.followed(run), self._role.waiting
+        if known is None and (command.node is None or (waiting is not None and waiting.run == run)):
             return Taken()
         lead = known.lead if known is not None else node
         with EndedRun(row, known.rank if known is not None and known.rank >= 0 else None) as ended:
             if not ended.is_conductable:
                 raise InvalidInputError("resume", f"{node} has not been given the record of {run}: it never began here")
-            out = {lead} if lead != node and not self._leading.peers.is_open(lead) else set[str]()
+            out = {lead} if lead != node and not self._peers.is_open(lead) else set[str]()
             missed = await self._check_reach(row, out, old_lead_is_off=args.old_lead_is_off)
-            claim = Claim(self._own, self._leading.peers, ended, lead, self.check_free, resume=True)
+            claim = Claim(self._context, self._peers, ended, lead, self.check_free, resume=True)
             term = await claim.consented(args.old_lead_is_off)
         restore.own(ended.paths, term)
-        self._own.ledger.saw(m.Generation(term, 0))
-        self._own.ledger.unfollow(run)
+        self._context.db.saw(m.Generation(term, 0))
+        self._context.db.unfollow(run)
         without = [rank for rank, where in restore.kept_ranks(ended.paths).items() if where in out]
         said = f"{node} conducts the run from here on, in term {term}; before it {lead} did"
         return Taken(without, tuple(text for text in (said if lead != node else "", missed) if text))
 
     def check_free(self) -> None:
         """Raises InvalidInputError while this node takes part in a run that another one conducts."""
-        node, followed = self._own.node, self._following.followed
+        node, followed = self._context.node, self._role.followed
         if followed is None:
             return
         lead, text = followed.known.lead, f"{node} takes part in {followed.run}, which {followed.known.lead} conducts"
-        if followed.wanted is None and not self._leading.peers.is_open(lead):
+        if followed.wanted is None and not self._peers.is_open(lead):
             text += f" and which goes on; {lead} is out of reach: trainctl promote {node} has this node conduct it"
         raise InvalidInputError("run", text)
 
     async def _check_reach(self, row: KnownRun, out: Collection[str], *, old_lead_is_off: bool) -> str:
         """Whether all nodes of the run but those `out`, and its newest checkpoint, can be reached; gives what is lost
         where an older one has to do. Raises InvalidInputError."""
-        paths, node = RunPaths(row.directory), self._own.node
-        self._leading.launch.check_take_over(paths)
+        paths, node = RunPaths(row.directory), self._context.node
+        self._launch.check_take_over(paths)
         for other in restore.kept_ranks(paths).values():
-            if other != node and other not in out and not self._leading.peers.is_open(other):
-                why = self._leading.peers.links[other].line.why
+            if other != node and other not in out and not self._peers.is_open(other):
+                why = self._peers.links[other].line.why
                 raise InvalidInputError("resume", f"{other} has a rank of {row.run} and is out of reach: {why}")
         newest = await asyncio.to_thread(checkpoint_source.find, paths, node)
         if newest.node not in out:

@@ -6,8 +6,9 @@ from typing import Protocol
 
 import msgspec
 
+from trainctl.node_agent.planning.terms import next_term
 from trainctl.node_agent.records.replication import far
-from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
@@ -16,14 +17,6 @@ CLAIM_SECONDS = 5.0
 """How long another node's agent may take to answer a claim."""
 TRIES = 3
 """Terms that are claimed in a row, each above all that the refusals tell of."""
-
-
-def next_term(above: int, node: str, others: Collection[str]) -> int:
-    """The lowest term above one that is `node`'s to claim. Each node of the cluster has every n-th one for itself, as
-    with the ballots of Paxos (Lamport, The Part-Time Parliament, 1998): no two can lead in one term, not even where
-    they were parted and an operator's word stood for a majority, if all have the same cluster file."""
-    names = sorted({node, *others})
-    return above + 1 + (names.index(node) - above - 1) % len(names)
 
 
 class Copy(Protocol):
@@ -43,10 +36,10 @@ class Claim:
     """
 
     def __init__(
-        self, equipment: Equipment, peers: Peers, copy: Copy, lead: str, still: Callable[[], None] = lambda: None,
+        self, context: AgentContext, peers: Peers, copy: Copy, lead: str, still: Callable[[], None] = lambda: None,
         *, resume: bool = False,
     ) -> None:  # fmt: skip
-        self._own, self._peers = equipment, peers
+        self._context, self._peers = context, peers
         self._copy, self._lead, self._still, self._resume = copy, lead, still, resume
 
     async def consented(self, old_lead_is_off: bool) -> int:
@@ -56,10 +49,10 @@ class Claim:
             handed_over = await self._handed_over()
             if handed_over is not None:
                 return handed_over
-        ledger, term, why = self._own.ledger, self._next(self._own.ledger.term), ""
+        db, term, why = self._context.db, self._next(self._context.db.term), ""
         for _ in range(TRIES):
-            if ledger.consent(term, self._own.node, self._copy.run) != self._own.node:
-                term = self._next(max(term, ledger.term))
+            if db.consent(term, self._context.node, self._copy.run) != self._context.node:
+                term = self._next(max(term, db.term))
                 continue
             hosted = self._copy.hosted
             answers = await self._ask(term, [node for node in self._peers.links if node != self._lead])
@@ -79,7 +72,7 @@ class Claim:
         raise InvalidInputError("node", why or "other nodes claim newer terms; try again in a moment")
 
     def _next(self, above: int) -> int:
-        return next_term(above, self._own.node, self._peers.links)
+        return next_term(above, self._context.node, self._peers.links)
 
     @property
     def _is_lead_open(self) -> bool:
@@ -104,12 +97,12 @@ class Claim:
         if not (old_lead_is_off or self._is_lead_open) and (why := self._shortfall(as_if)):
             raise InvalidInputError("node", why)
         for term in [answer.term for answer in answers.values() if answer is not None]:
-            self._own.ledger.saw(m.Generation(term, 0))
+            self._context.db.saw(m.Generation(term, 0))
 
     async def _handed_over(self) -> int | None:
         """The lead itself lets go, and nobody else is asked; None if it has gone out of reach meanwhile."""
-        lead, term = self._lead, self._next(self._own.ledger.term)
-        self._own.ledger.consent(term, self._own.node, self._copy.run)
+        lead, term = self._lead, self._next(self._context.db.term)
+        self._context.db.consent(term, self._context.node, self._copy.run)
         answer = (await self._ask(term, [lead]))[lead]
         self._still()
         if answer is None and not self._peers.links[lead].line.open:
@@ -133,7 +126,7 @@ class Claim:
         except ProtocolError as error:
             raise InvalidInputError("node", f"what another node's record has beyond this one's: {error}") from None
         for command in commands:
-            self._own.ledger.keep_command(command)
+            self._context.db.keep_command(command)
 
     async def _ask(self, term: int, nodes: Collection[str]) -> dict[str, m.PeerConsent | None]:
         hosted, links = self._copy.hosted, self._peers.links

@@ -9,8 +9,8 @@ import msgspec
 from trainctl.node_agent.conductor.views import same_but_progress
 from trainctl.node_agent.records import replication
 from trainctl.node_agent.records.agent_db import FollowedRun
-from trainctl.node_agent.records.replication import GENERATION_KEY, HANDED_OVER_KEY, VIEW_KEY
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.records.keys import GENERATION_KEY, HANDED_OVER_KEY, VIEW_KEY
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.trainers.rank_ports import Ending, RankPort
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_file import RunFile
@@ -21,7 +21,7 @@ RECLAIM_SECONDS = 10.0
 """A run that was handed over is conducted here again if its claimant has not begun to within so long."""
 
 
-class Followed:
+class FollowedRank:
     """Passes orders down and keeps them; it decides nothing, and never conducts."""
 
     def __init__(
@@ -29,7 +29,7 @@ class Followed:
         known: FollowedRun,
         config: RunFile,
         paths: RunPaths,
-        recorder: RunRecorder,
+        recorder: RunDb,
         port: RankPort,
         node: str,
         started_at: float,

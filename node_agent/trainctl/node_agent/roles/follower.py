@@ -12,26 +12,28 @@ from typing import Protocol
 import msgspec
 
 from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
-from trainctl.node_agent.roles.followed_run import Followed
-from trainctl.node_agent.roles.inbound_links import Answer, Order, Say, Talks
-from trainctl.node_agent.roles.rank_hosting import NO_RANK, Hosting
-from trainctl.node_agent.roles.transfer import LetGo
-from trainctl.node_agent.roles.votes import Consents
+from trainctl.node_agent.roles.followed_run import FollowedRank
+from trainctl.node_agent.roles.inbound_links import Answer, InboundLinks, Order, Say
+from trainctl.node_agent.roles.rank_hosting import NO_RANK, RankHosting
+from trainctl.node_agent.roles.role import AgentRole
+from trainctl.node_agent.roles.transfer import Released
+from trainctl.node_agent.roles.votes import Votes
 from trainctl.node_agent.runs import restore
-from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.trainers.rank_ports import Ending
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 
+Settle = Callable[[m.KeptCommand], Awaitable[None]]
+Reclaim = Callable[[int], Awaitable[None]]
 
-class Conducting(Protocol):
+
+class _Conducting(Protocol):
     """What a follower has to do with its own agent's conducting."""
 
-    @property
-    def run(self) -> str | None: ...
     def beyond(self, other: m.HostedRank) -> list[m.Kept]: ...
-    async def let_go(self, successor: str) -> LetGo: ...
+    async def let_go(self, successor: str) -> Released: ...
     def moved(self, node: str, address: str) -> None: ...
 
 
@@ -39,30 +41,27 @@ class Follower:
     """Hosts at most one rank of one run that another node's agent conducts."""
 
     def __init__(
-        self, equipment: Equipment, say: Say, conducting: Conducting, settle: Callable[[m.KeptCommand], Awaitable[None]]
-    ) -> None:
-        """`conducting`: what this agent conducts itself. `settle` is told of commands as a lead has them."""
-        self._own, self._node, self._ledger = equipment, equipment.node, equipment.ledger
-        self._talks, self._conducting, self._settle = Talks(say), conducting, settle
-        self._hosting = Hosting(equipment, lambda: conducting.run)
-        self._consents = Consents(equipment, conducting, self._hosting, self._hand_over)
+        self, context: AgentContext, role: AgentRole, hosting: RankHosting, say: Say, conducting: _Conducting,
+        settle: Settle, reclaim: Reclaim,
+    ) -> None:  # fmt: skip
+        """`conducting`: what this agent conducts itself. `settle` is told of commands as a lead has them; `reclaim` has
+        this agent conduct again, in a term above the one given, what it had handed over."""
+        self._context, self._node, self._db = context, context.node, context.db
+        self._links, self._conducting, self._settle, self._reclaim = InboundLinks(say), conducting, settle, reclaim
+        self._role, self._hosting = role, hosting
+        self._votes = Votes(context, role, conducting, hosting, self._hand_over)
         self.loop_lag_seconds = 0.0
         self.host_reading: m.HostReading | None = None  # this machine's newest, for its leads
-        self.reclaim: Callable[[int], Awaitable[None]] | None = None  # conduct again, in a term above the one given
         self._orders: asyncio.Queue[tuple[str, Order]] = asyncio.Queue()
 
     @property
-    def followed(self) -> Followed | None:
+    def followed(self) -> FollowedRank | None:
         """The rank that is hosted here."""
-        return self._hosting.followed
+        return self._role.followed
 
     def adopt(self, row: KnownRun, known: FollowedRun) -> None:
         """Follow again what the last agent of this node followed. Raises InvalidInputError if its files are no use."""
         self._hosting.adopt(row, known)
-
-    def release(self) -> tuple[KnownRun, FollowedRun]:
-        """Let go of the rank that is followed, for this agent is to conduct its run; the trainer stays as it is."""
-        return self._hosting.release()
 
     def close(self) -> None:
         """Let the record go; the trainer stays as it is, for the next agent of this node."""
@@ -74,37 +73,37 @@ class Follower:
         """One message of a lead, by the address of its socket."""
         if isinstance(message, m.PeerHello):
             await self._greet(identity, message)
-        elif (lead := await self._talks.judge(identity, message)) is not None:
+        elif (lead := await self._links.judge(identity, message)) is not None:
             if isinstance(message, m.PeerPing):
                 ranks = self._hosting.hosted_for(lead)
-                await self._talks.beat(lead, ranks, self.loop_lag_seconds, self.host_reading if ranks else None)
+                await self._links.beat(lead, ranks, self.loop_lag_seconds, self.host_reading if ranks else None)
             else:
                 self._orders.put_nowait((lead, message))
 
     def lead_of(self, message: m.ToPeer) -> str | None:
         """The node that a message claims to be of, None for one of no conversation that is known here."""
-        return message.lead if isinstance(message, m.PeerHello) else self._talks.lead_of(message.link)
+        return message.lead if isinstance(message, m.PeerHello) else self._links.lead_of(message.link)
 
     async def _greet(self, identity: bytes, hello: m.PeerHello) -> None:
         self._conducting.moved(hello.lead, hello.address)
-        told, term = hello.generation or m.Generation(0, 0), self._consents.term_of(hello.run)
+        told, term = hello.generation or m.Generation(0, 0), self._votes.term_of(hello.run)
         if hello.run is not None and told.term < term:
             text = f"{self._node} has seen term {term}, {hello.lead} leads in an older one"
             row = self._hosting.row(hello.run)
             about = {"run": hello.run, "state": row.state if row else None, "reason": row.reason if row else ""}
-            await self._talks.refuse(identity, hello.link, "older-term", text, **about)
+            await self._links.refuse(identity, hello.link, "older-term", text, **about)
             return
         if not await self._heed(hello):
-            await self._talks.refuse(identity, hello.link, "busy", f"{self._node} is about to conduct {hello.run}")
+            await self._links.refuse(identity, hello.link, "busy", f"{self._node} is about to conduct {hello.run}")
             return
         followed, over = self.followed, self._is_over(hello)
         hosted = self._hosting.hosted_for(hello.lead)
         ranks = hosted if over is None else (*hosted, over[0])
         welcome = m.PeerWelcome(
-            link=hello.link, node=self._node, boot=self._own.boot, live_address=self._own.live_address,
-            version=self._own.version, generation=self._ledger.generation, ranks=ranks,
+            link=hello.link, node=self._node, boot=self._context.boot, live_address=self._context.live_address,
+            version=self._context.version, generation=self._db.generation, ranks=ranks,
         )  # fmt: skip
-        await self._talks.greet(identity, hello, welcome)
+        await self._links.greet(identity, hello, welcome)
         if over is not None:
             await self._tell_exit(hello.lead, *over)
         if followed is not None and followed.known.lead == hello.lead:
@@ -114,7 +113,7 @@ class Follower:
         """Follow another lead of the same run in a newer term, or the same one at another address; False if this
         agent can't let go of the run at this moment."""
         told = hello.generation
-        if told is not None and hello.run is not None and hello.run == self._conducting.run:
+        if told is not None and hello.run is not None and hello.run == self._role.run:
             if told.term <= restore.kept_term(self._paths(hello.run)):
                 return True  # as far as is known here it is this agent that conducts
             try:
@@ -122,9 +121,9 @@ class Follower:
             except RefusedError:
                 return False
         followed = self.followed
-        of_it = self._conducting.run in (None, hello.run) and (followed is None or followed.run == hello.run)
+        of_it = self._role.run in (None, hello.run) and (followed is None or followed.run == hello.run)
         if told is not None and hello.run is not None and of_it:
-            self._ledger.saw(told)
+            self._db.saw(told)
         if followed is not None and followed.run == hello.run and told is not None:
             newer = told.term > followed.generation.term
             moved = hello.lead == followed.known.lead and hello.address != followed.known.address
@@ -132,32 +131,32 @@ class Follower:
                 followed.see(m.Generation(told.term, 0))
             if newer or moved:
                 followed.follow(hello.lead, hello.address)
-                self._ledger.follow(followed.known)
+                self._db.follow(followed.known)
         return True
 
     def _paths(self, run: str) -> RunPaths:
-        return RunPaths(runs_directory(self._own.directory) / run)
+        return RunPaths(runs_directory(self._context.directory) / run)
 
     async def step_down(self, lead: str, address: str) -> None:
         """Another node's agent conducts this agent's run from here on, and this one follows it. Raises RefusedError if
         the run can't be let go of now."""
         let_go = await self._conducting.let_go(lead)
         if let_go.rank is None:
-            self._ledger.follow(FollowedRun(let_go.run.run, NO_RANK, lead, address))
-            self._ledger.set_run_state(let_go.run.run, "stopped", f"{lead} conducts it")
+            self._db.follow(FollowedRun(let_go.run.run, NO_RANK, lead, address))
+            self._db.set_run_state(let_go.run.run, "stopped", f"{lead} conducts it")
             return
         known = FollowedRun(let_go.run.run, let_go.rank, lead, address)
-        self._ledger.follow(known)
+        self._db.follow(known)
         try:
             self._hosting.adopt(let_go.run, known)
         except InvalidInputError as error:
-            self._ledger.set_run_state(let_go.run.run, "failed", str(error))
+            self._db.set_run_state(let_go.run.run, "failed", str(error))
 
     def _is_over(self, hello: m.PeerHello) -> tuple[m.HostedRank, Ending] | None:
         """The rank of the lead's run, if it was hosted here and this agent has done with it."""
         if hello.run is None or (self.followed is not None and self.followed.run == hello.run):
             return None
-        known, row = self._ledger.followed(hello.run), self._hosting.row(hello.run)
+        known, row = self._db.followed(hello.run), self._hosting.row(hello.run)
         if known is None or known.lead != hello.lead or row is None or known.rank == NO_RANK:
             return None
         why = row.reason or f"was {row.state} there"
@@ -171,9 +170,9 @@ class Follower:
             lead, order = await self._orders.get()
             match order:
                 case m.PeerHost():
-                    field, problem = await self._hosting.host(lead, self._talks.address(lead) or "", order)
+                    field, problem = await self._hosting.host(lead, self._links.address(lead) or "", order)
                     hosted = self.followed.hosted if self.followed is not None and not field else None
-                    await self._talks.answer(lead, _hosted_answer(order, field, problem, hosted))
+                    await self._links.answer(lead, _hosted_answer(order, field, problem, hosted))
                     if self.followed is not None and not field:  # an exit told before is taken for an older one's
                         self.followed.told_ending = False
                 case m.PeerRelay():
@@ -192,19 +191,19 @@ class Follower:
         followed = self.followed
         if followed is None or followed.run != kept.run or followed.known.lead != lead:
             return
-        if not self._talks.is_current(lead, kept.link):
+        if not self._links.is_current(lead, kept.link):
             return
         try:
             commands = followed.keep(kept.items)
         except ProtocolError as error:
-            await self._talks.object(lead, "busy", f"{self._node} can't keep what it was told: {error}")
+            await self._links.object(lead, "busy", f"{self._node} can't keep what it was told: {error}")
             return
         for command in commands:
             await self._settle(command)
 
     async def _answer_claim(self, claimant: str, claim: m.PeerClaim) -> None:
-        said = await self._consents.answer(claimant, self._talks.address(claimant) or "", claim)
-        await self._talks.answer(claimant, lambda link, seq: msgspec.structs.replace(said, link=link, seq=seq))
+        said = await self._votes.answer(claimant, self._links.address(claimant) or "", claim)
+        await self._links.answer(claimant, lambda link, seq: msgspec.structs.replace(said, link=link, seq=seq))
 
     async def _hand_over(self, claimant: str, address: str, term: int) -> None:
         await self.step_down(claimant, address)
@@ -218,19 +217,19 @@ class Follower:
         if followed is None or not followed.known.is_same(wanted):
             text = f"{self._node} hosts no rank {relay.rank} of {order.run} for {lead}"
             if not isinstance(order, m.Leave):
-                await self._talks.object(lead, "busy", text)
+                await self._links.object(lead, "busy", text)
         elif await followed.obey(order):
-            self._ledger.saw(followed.generation)
+            self._db.saw(followed.generation)
         else:
             text = f"{self._node} is in {followed.generation} of {followed.run} already"
-            await self._talks.object(lead, "older-term", text)
+            await self._links.object(lead, "older-term", text)
 
     async def _end(self, lead: str, end: m.PeerEnd) -> None:
         followed = self.followed
         if followed is not None and followed.known.is_same(FollowedRun(end.run, end.rank, lead, "")):
             await followed.end(end.state, end.reason)
             await self.watch()
-        elif end.run not in (self._conducting.run, followed.run if followed is not None else None):
+        elif end.run not in (self._role.run, followed.run if followed is not None else None):
             await self._tell_unknown(lead, end.run, end.rank)  # its lead may wait for it to end
 
     async def _wish(self, lead: str, wish: m.PeerTrainer) -> None:
@@ -264,8 +263,8 @@ class Follower:
         followed = self.followed
         if followed is None:
             return
-        if self.reclaim is not None and followed.is_to_be_reclaimed():
-            await self.reclaim(followed.awaited_term)
+        if followed.is_to_be_reclaimed():
+            await self._reclaim(followed.awaited_term)
             return
         followed.watch()
         if followed.ending is not None and not followed.told_ending:
@@ -275,22 +274,22 @@ class Follower:
         if followed.wanted is not None and followed.ending is not None:
             self._hosting.finish(followed, *followed.wanted)
         elif followed.refresh():
-            self._own.publisher.publish(followed.view)
+            self._context.publisher.publish(followed.view)
 
-    async def _tell_ending(self, followed: Followed, ending: Ending) -> bool:
+    async def _tell_ending(self, followed: FollowedRank, ending: Ending) -> bool:
         """How its trainer ended, after what it reported last: that may not have arrived."""
         lead = followed.known.lead
-        for report in followed.port.last_reports() if self._talks.address(lead) is not None else ():
+        for report in followed.port.last_reports() if self._links.address(lead) is not None else ():
             await self._pass_on(lead, report)
         return await self._tell_exit(lead, followed.hosted, ending)
 
     async def _pass_on(self, lead: str, answer: m.FromTrainer, *, returned: bool = False) -> bool:
-        return await self._talks.answer(
+        return await self._links.answer(
             lead, lambda link, seq: m.PeerAnswer(link=link, seq=seq, answer=answer, returned=returned)
         )
 
     async def _tell_exit(self, lead: str, hosted: m.HostedRank, ending: Ending) -> bool:
-        return await self._talks.answer(
+        return await self._links.answer(
             lead,
             lambda link, seq: m.PeerExit(
                 link=link,
@@ -303,11 +302,11 @@ class Follower:
             ),
         )
 
-    def lead_silent_seconds(self, followed: Followed) -> float:
+    def lead_silent_seconds(self, followed: FollowedRank) -> float:
         """How long its lead has said nothing, as far as it was listened for."""
-        return time.monotonic() - max(self._talks.heard_monotonic(followed.known.lead), followed.since_monotonic)
+        return time.monotonic() - max(self._links.heard_monotonic(followed.known.lead), followed.since_monotonic)
 
-    async def _look_for_lead(self, followed: Followed) -> None:
+    async def _look_for_lead(self, followed: FollowedRank) -> None:
         """A trainer counts only its own agent; without the lead it would wait for ever."""
         lead, silent_seconds = followed.known.lead, self.lead_silent_seconds(followed)
         if silent_seconds > followed.config.run.orphan_seconds:

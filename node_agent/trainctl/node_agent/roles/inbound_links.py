@@ -17,31 +17,31 @@ RefusalCode = Literal["unknown-link", "older-term", "busy"]
 
 
 @dataclasses.dataclass
-class _Talk:
+class _InboundLink:
     identity: bytes
     numbers: Numbers
     address: str
 
 
-class Talks:
+class InboundLinks:
     """Judges what leads say by its numbers, and numbers what they are told."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._talks: dict[str, _Talk] = {}  # by the lead's node
+        self._links: dict[str, _InboundLink] = {}  # by the lead's node
         self._heard_monotonic: dict[str, float] = {}  # likewise; outlives a conversation that was lost
 
     def address(self, lead: str) -> str | None:
         """Where a lead takes requests, None if it hasn't greeted this agent."""
-        return self._talks[lead].address if lead in self._talks else None
+        return self._links[lead].address if lead in self._links else None
 
     def lead_of(self, link: str) -> str | None:
         """Whose conversation it is, None if none of now."""
-        return next((lead for lead, talk in self._talks.items() if talk.numbers.link == link), None)
+        return next((lead for lead, talk in self._links.items() if talk.numbers.link == link), None)
 
     def is_current(self, lead: str, link: str) -> bool:
         """Whether it is the conversation with this lead, not one before it."""
-        return lead in self._talks and self._talks[lead].numbers.link == link
+        return lead in self._links and self._links[lead].numbers.link == link
 
     def heard_monotonic(self, lead: str) -> float:
         """When a lead last said something, in whichever conversation; 0 if it never did."""
@@ -49,13 +49,13 @@ class Talks:
 
     async def greet(self, identity: bytes, hello: m.PeerHello, welcome: m.PeerWelcome) -> None:
         """A new conversation in the place of an older one with the same lead."""
-        self._talks[hello.lead] = _Talk(identity, Numbers(hello.link), hello.address)
+        self._links[hello.lead] = _InboundLink(identity, Numbers(hello.link), hello.address)
         self._heard_monotonic[hello.lead] = time.monotonic()
         await self._say(identity, welcome)
 
     async def judge(self, identity: bytes, message: Order | m.PeerPing) -> str | None:
         """The lead whose message is to be taken; None for one that is dropped, or refused because one is missing."""
-        found = [(lead, talk) for lead, talk in self._talks.items() if talk.numbers.link == message.link]
+        found = [(lead, talk) for lead, talk in self._links.items() if talk.numbers.link == message.link]
         if not found:
             await self.refuse(identity, message.link, "unknown-link", "no such conversation is known here")
             return None
@@ -63,7 +63,7 @@ class Talks:
         self._heard_monotonic[lead] = time.monotonic()
         judgement = talk.numbers.judge(message)
         if judgement == "gap":
-            del self._talks[lead]
+            del self._links[lead]
             await self.refuse(identity, message.link, "unknown-link", "a message was lost")
         if judgement != "take":
             return None
@@ -74,14 +74,14 @@ class Talks:
         self, lead: str, ranks: tuple[m.HostedRank, ...], loop_lag_seconds: float, host: m.HostReading | None
     ) -> None:
         """Answer a ping."""
-        talk = self._talks[lead]
+        talk = self._links[lead]
         link, seq = talk.numbers.link, talk.numbers.sent
         beat = m.PeerBeat(link=link, seq=seq, ranks=ranks, loop_lag_seconds=loop_lag_seconds, host=host)
         await self._say(talk.identity, beat)
 
     async def answer(self, lead: str, make: Answer) -> bool:
         """Say something in the conversation with a lead; False if there is none."""
-        talk = self._talks.get(lead)
+        talk = self._links.get(lead)
         if talk is None:
             return False
         await self._say(talk.identity, make(talk.numbers.link, talk.numbers.next()))
@@ -89,7 +89,7 @@ class Talks:
 
     async def object(self, lead: str, code: RefusalCode, text: str) -> None:
         """Refuse what a lead has ordered, and with it the conversation."""
-        talk = self._talks.get(lead)
+        talk = self._links.get(lead)
         if talk is not None:
             await self.refuse(talk.identity, talk.numbers.link, code, text)
 

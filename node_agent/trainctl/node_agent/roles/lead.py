@@ -1,26 +1,29 @@
 """What an agent does as the lead of a run: starts it on all its nodes, conducts it, and sees it to its end."""
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Collection
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.replication import beyond
-from trainctl.node_agent.roles.adoption import Taken
-from trainctl.node_agent.roles.peer_events import Neighbours
-from trainctl.node_agent.roles.transfer import LetGo
+from trainctl.node_agent.roles import role as transitions
+from trainctl.node_agent.roles.adoption import Adoption
+from trainctl.node_agent.roles.peer_events import PeerEvents
+from trainctl.node_agent.roles.rank_hosting import RankHosting
+from trainctl.node_agent.roles.role import AgentRole, Leading, WaitingToRestart
+from trainctl.node_agent.roles.transfer import Released, Transfer
 from trainctl.node_agent.runs import restore
-from trainctl.node_agent.runs.command_journal import Answer, CommandOffice
-from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.command_journal import Answer, CommandJournal, Handlers
+from trainctl.node_agent.runs.context import AgentContext
+from trainctl.node_agent.runs.late_notes import LateNotes
 from trainctl.node_agent.runs.launch import Launch
-from trainctl.node_agent.runs.recovery import GoingBack
+from trainctl.node_agent.runs.recovery import Recovery
 from trainctl.node_agent.runs.session import Session
-from trainctl.node_agent.trainers.rank_ports import end_rank
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
@@ -37,103 +40,114 @@ FINISH_SECONDS = 5.0
 """How long the end of a run waits for nodes whose copies of the record are behind."""
 
 
+class _Alerts(Protocol):
+    """What is told of the run that is conducted, and carries out commands about alerts."""
+
+    def ended(self, session: Session) -> None: ...
+    def read(self, reading: m.HostReading) -> None: ...
+    def obey(self, command: m.Command, args: verbs.Acknowledge | verbs.Mute) -> d.CommandEnded: ...
+
+
 class Lead:
     """Conducts at most one run; `session` is that run while it is active."""
 
-    def __init__(self, equipment: Equipment, answer: Answer) -> None:
-        self._own, self._ledger = equipment, equipment.ledger
-        others = {name: entry for name, entry in equipment.cluster.nodes.items() if name != equipment.node}
-        self._neighbours = Neighbours(equipment, self)
-        self.peers = Peers(equipment.context, others, self._neighbours, equipment.credentials)
-        self.launch = Launch(equipment, self.peers)
-        self._going_back = GoingBack(equipment, self.peers, self._begin_again)
-        self.office = CommandOffice(equipment.ledger, answer, self.start_run, self._going_back.stop)
-        self.session: Session | None = None
-        self._closing: Session | None = None  # that session, while copies of its record are brought up to date
+    def __init__(
+        self, context: AgentContext, role: AgentRole, hosting: RankHosting, alerts: _Alerts, answer: Answer
+    ) -> None:  # fmt: skip
+        """`alerts` is told of a run that has ended here while its record can still be written, and of what other nodes'
+        agents read of their machines."""
+        self._context, self._db, self._role, self._alerts = context, context.db, role, alerts
+        others = {name: entry for name, entry in context.cluster.nodes.items() if name != context.node}
+        self._peer_events = PeerEvents(context, self)
+        self.peers = Peers(context.zmq_context, others, self._peer_events, context.credentials)
+        self.launch = Launch(context, self.peers, self._name_run)
+        self._recovery = Recovery(context, self.peers, self._begin_again)
+        self.transfer = Transfer(context, role, self, hosting)
+        self._adoption = Adoption(context, role, self.peers, self.launch)
+        late_notes = LateNotes(context.node, self._db, context.publisher.publish, role)
+        handlers = Handlers(
+            self.start_run, self._stop_waiting, self.transfer.promote, late_notes.note, alerts.obey
+        )  # fmt: skip
+        self.journal = CommandJournal(context.db, answer, role, handlers)
         self.last_run: str | None = None  # the newest to have been opened by this agent
-        self.is_beginning = False
         self.superseded = ""  # why another node must be conducting this agent's run, empty if none is known to
-        self._idle = asyncio.Event()  # set when a run has just ended
-        self.check_free: Callable[[], None]
-        """Raises InvalidInputError while this node takes part in a run that another one conducts."""
-        self.agree: Callable[[m.Command, verbs.StartRun], Awaitable[Taken]]
-        """Agrees with other nodes that a run which has ended is taken up here."""
-        self.on_end: Callable[[Session], None] = lambda _: None
-        """Told of a run that has ended here, while its record can still be written."""
-        self.on_reading: Callable[[m.HostReading], None] = lambda _: None
-        """Told of what other nodes' agents read of their machines."""
+        self._ended = asyncio.Event()  # set when the run may have ended
 
     @property
-    def is_busy(self) -> bool:
-        """Whether a run is conducted, or waits to be taken up again."""
-        return self.session is not None or self._going_back.run is not None or self.is_beginning
+    def session(self) -> Session | None:
+        """The run that is conducted, until its record is closed."""
+        return self._role.session
 
     @property
     def run(self) -> str | None:
         """The run that is conducted, or about to be."""
-        return self.session.run if self.session is not None else self.launch.hosting or self._going_back.run
+        return self._role.run
 
     @property
-    def going_back(self) -> str | None:
-        """The run that waits to be taken up again."""
-        return self._going_back.run
+    def is_starting(self) -> bool:
+        """Whether a run is just being opened."""
+        return self._role.is_starting
 
     # ------------------------------------------------------------ starting
 
     async def start_run(self, command: m.Command, args: verbs.StartRun) -> str:
         """Start a new run, or an old one again. Raises InvalidInputError or RefusedError, and then nothing is left of
         it on any node."""
-        if command.node not in (None, self._own.node):
+        if command.node not in (None, self._context.node):
             raise InvalidInputError("node", f"no node {command.node!r} in this agent's cluster")
         await self._see_off_ending_run()
         if self.session is not None:
             why = "is active" if self.session.conductor.final is None else "is still ending, try again in a moment"
             raise InvalidInputError("run", f"{self.session.run} {why}; one run at a time")
-        if self.is_beginning:
+        if self.is_starting:
             raise InvalidInputError("run", "another run is just being started, try again in a moment")
-        self.check_free()
-        if args.config is not None:
-            config = run_file.parse(args.config, "config")
-            run = await self._begin(lambda: self.launch.new(config, command))
-        else:
-            run = await self._begin(lambda: self._old(command, args))
-        given_up = self._going_back.forget()
-        if given_up is not None and given_up != run:
-            self._ledger.set_run_state(given_up, "failed", self._going_back.reason)
+        self._adoption.check_free()
+        self._role.turn(transitions.start(self._role.now, args.resume))
+        waited = self._role.waiting
+        try:
+            run = await self._begin(self._new(command, args) if args.config is not None else self._old(command, args))
+        except (InvalidInputError, RefusedError, OSError):
+            if self.is_starting:
+                self._role.turn(transitions.finish(self._role.now))
+            raise
+        self._recovery.forget()
+        if waited is not None and waited.run != run:
+            self._db.set_run_state(waited.run, "failed", self._recovery.reason)
         return run
 
+    async def _new(self, command: m.Command, args: verbs.StartRun) -> restore.Opening:
+        return await self.launch.new(run_file.parse(args.config or {}, "config"), command)
+
     async def _old(self, command: m.Command, args: verbs.StartRun) -> restore.Opening:
-        run = self.launch.hosting = args.resume or ""  # no other node is agreed with meanwhile that it takes it up
-        taken = await self.agree(command, args)
-        opening = await self.launch.old(run, command.id, command.by, taken.without)
-        for rank in taken.without:
-            opening.conductor.ranks[rank].why = "was out of reach when the run was taken up"
+        taken = await self._adoption.take(command, args)
+        opening = await self.launch.old(args.resume or "", command.id, command.by, taken.without)
+        opening.conductor.leave_out(taken.without, "was out of reach when the run was taken up")
         return opening._replace(notices=(*taken.notices, *opening.notices))
 
-    async def _begin(self, opened: Callable[[], Awaitable[restore.Opening]]) -> str:
-        self.is_beginning = True
+    def _name_run(self, run: str) -> None:
+        self._role.turn(transitions.name(self._role.now, run))
+
+    async def _begin(self, opened: Awaitable[restore.Opening]) -> str:
         try:
-            opening = await opened()
+            opening = await opened
             session = self._open(opening, time.time())
         finally:
-            self.is_beginning = False
             early = self.launch.done()
         for notice in opening.notices:
             session.note(d.Happened("run", "warning", "auto", notice, session.conductor.progress.step))
-        self._own.publisher.publish(session.view)
+        self._context.publisher.publish(session.view)
         for node in self.remote(session).values():
             self.give_copy(session, node)
         await session.start_trainers(opening.resume_from)
         for node, said in early:
-            await self._neighbours.say(node, said)
+            await self._peer_events.say(node, said)
         return session.run
 
     async def _see_off_ending_run(self) -> None:
         """A run that is over but for its trainers' exit is waited for, so that the next can follow it at once."""
-        if self.session is not None and self.session.conductor.final is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ENDING_SECONDS):
-                    await self._idle.wait()
+        session = self.session
+        if session is not None and session.conductor.final is not None:
+            await self._role.wait_while(lambda: self.session is session, ENDING_SECONDS)
 
     async def take_up(self, known: KnownRun) -> None:
         """Conduct again a run that was active when the last agent of this node ended.
@@ -143,7 +157,7 @@ class Lead:
         try:
             opening = self.launch.surviving(known)
         except InvalidInputError as error:
-            self._ledger.set_run_state(known.run, "failed", str(error))
+            self._db.set_run_state(known.run, "failed", str(error))
             return
         self.launch.check_nodes(opening)
         await self._go_on(opening, known)
@@ -155,9 +169,9 @@ class Lead:
         """
         opening = self.launch.surviving(known, term)
         self.launch.check_nodes(opening)
-        self._ledger.saw(opening.conductor.durable.generation)
+        self._db.saw(opening.conductor.durable.generation)
         session = await self._go_on(opening, known)
-        text = f"{self._own.node} conducts the run from here on, in term {term}; before it {before} did"
+        text = f"{self._context.node} conducts the run from here on, in term {term}; before it {before} did"
         handed_over = before in self.peers.links and self.peers.links[before].line.open
         severity: m.Severity = "info" if handed_over else "warning"
         session.note(d.Happened("agent", severity, "auto", text, session.conductor.progress.step))
@@ -171,7 +185,7 @@ class Lead:
     async def _go_on(self, opening: restore.Opening, known: KnownRun) -> Session:
         session = self._open(opening, known.started_at)
         await session.watch_trainers()
-        await self.office.conduct_again(session)
+        await self.journal.conduct_again(session)
         return session
 
     def beyond(self, other: m.HostedRank) -> list[m.Kept]:
@@ -181,18 +195,17 @@ class Lead:
         own = m.HostedRank(self.session.run, 0, None, *self.session.recorder.newest())
         return beyond(self.session.recorder, self.session.paths, own, other)
 
-    async def let_go(self, successor: str) -> LetGo:
+    async def let_go(self, successor: str) -> Released:
         """Conduct the run no more, for another node's agent does; the trainers stay as they are. Raises RefusedError
         if it is just being started, or ends."""
-        session, waiting = self.session, self._going_back.run
-        if self.is_beginning or (session is None and waiting is None):
+        session, run = self.session, self.run
+        if run is None or self.is_starting:
             raise RefusedError("a run is just being started")
         if session is not None and session.conductor.stage in ("leaving", "over"):
             raise RefusedError(f"{session.run} is ending")
-        run = session.run if session is not None else waiting
-        self._going_back.forget()
+        self._recovery.forget()
         self.superseded = ""
-        known = next(row for row in self._ledger.runs() if row.run == run)
+        known = next(row for row in self._db.runs() if row.run == run)
         ranks = restore.kept_ranks(RunPaths(known.directory))
         if session is not None:
             text = f"{successor} conducts the run from here on"
@@ -201,9 +214,13 @@ class Lead:
             await session.copies.close()  # from here to the end without a pause: a trainer always has its conductor
             if self.session is not session:
                 raise RefusedError(f"{session.run} has been let go of already")
-            self.session = self.office.session = None
             session.close()
-        return LetGo(known, next((rank for rank, node in ranks.items() if node == self._own.node), None))
+        self._role.turn(transitions.let_go(self._role.now))
+        return Released(known, next((rank for rank, node in ranks.items() if node == self._context.node), None))
+
+    def read(self, reading: m.HostReading) -> None:
+        """Another node's agent tells how its machine is."""
+        self._alerts.read(reading)
 
     def moved(self, node: str, address: str) -> None:
         """Another node's agent says where it is: it is reached there if it can't be where it was."""
@@ -222,19 +239,18 @@ class Lead:
             session.copies.begin(node, hosted)
 
     def _open(self, opening: restore.Opening, started_at: float) -> Session:
-        self.session = self.launch.session(opening, started_at, self.office.end)
-        run = self.session.run
-        self.office.session, self.last_run, self.superseded = self.session, run, ""
-        self._idle.clear()
-        self._ledger.set_run_state(run, "starting")
-        return self.session
+        session = self.launch.session(opening, started_at, self.journal.end, self._ended.set)
+        self._role.turn(transitions.lead(self._role.now, session))
+        self.last_run, self.superseded = session.run, ""
+        self._db.set_run_state(session.run, "starting")
+        return session
 
     # ------------------------------------------------------------ conducting
 
     async def heard(self, answer: m.FromTrainer, *, returned: bool) -> bool:
         """What a trainer of this node said; False if it is of no run that is conducted here."""
         session = self.session
-        if session is None or answer.run != session.run or self._node(answer.rank) != self._own.node:
+        if session is None or answer.run != session.run or self._node(answer.rank) != self._context.node:
             return False
         await self.take(session, answer, returned=returned)
         return True
@@ -244,21 +260,19 @@ class Lead:
         if returned:
             await session.feed(d.RankReturned(answer.rank))
         await session.feed(answer)
-        await self.close_if_ended()
 
     async def watch(self) -> None:
         """Notice ranks that have ended and commands that expire; call it a few times a second."""
         session = self.session
         if session is None:
-            await self._go_back()
+            await self._restart()
             return
         await session.watch_trainers()
-        await session.lacks(self.superseded or (self.peers.lacking() if self._own.cluster.quorum else ""))
+        await session.lacks(self.superseded or (self.peers.lacking() if self._context.cluster.quorum else ""))
         await self._give_up_lost(session)
         await session.tick()
         if session is self.session:  # it may have been closed while this waited for its turn
             session.check_record()
-        await self.close_if_ended()
 
     async def _give_up_lost(self, session: Session) -> None:
         """The end of a run doesn't wait for ever for a node that can't be reached; its trainer ends when it can."""
@@ -269,47 +283,61 @@ class Lead:
                 why = f"has an agent that has been silent for {silent_seconds:.0f} s"
                 await session.feed(d.RankEnded(rank, False, why))
 
-    async def close_if_ended(self) -> None:
+    async def serve(self) -> None:
+        """Close the record of each run that has ended."""
+        while True:
+            await self._ended.wait()
+            self._ended.clear()
+            match self._role.now:
+                case Leading(session) if session.ended is not None:
+                    await self._close(session, session.ended.state, session.ended.reason)
+
+    async def _close(self, session: Session, state: m.RunState, reason: str) -> None:
         """Let go of a run none of whose ranks is left, and tell the nodes that hosted them."""
-        session = self.session
-        if session is None or session.ended is None or session is self._closing:
-            return
-        self._closing = session
-        state, reason = session.ended.state, session.ended.reason
-        if not (session.conductor.goes_back and self._going_back.take(session, reason)):
-            self._ledger.set_run_state(session.run, state, reason)
+        due = self._recovery.take(session, reason) if session.conductor.goes_back else None
+        waiting = WaitingToRestart(session.run, due) if due is not None else None
+        self._role.turn(transitions.close(self._role.now, waiting))
+        if waiting is None:
+            self._db.set_run_state(session.run, state, reason)
             severity: m.Severity = "error" if state == "failed" else "good"
             text = f"{state} at step {session.conductor.progress.step:,}"
             session.note(d.Happened("run", severity, "auto", text, session.conductor.progress.step))
             # A run that goes back no more is still shown as one that starts.
-            self._own.publisher.publish(msgspec.structs.replace(session.view, state=state, reason=reason))
-        self.on_end(session)
+            self._context.publisher.publish(msgspec.structs.replace(session.view, state=state, reason=reason))
+        self._alerts.ended(session)
         await session.copies.flush()
         await session.copies.close(FINISH_SECONDS)
-        self._closing = None
         if self.session is not session:
             return  # it was dropped meanwhile, for another node had conducted it to its end
-        self.session = self.office.session = None
         session.close()
-        self._own.link.forget(session.run)
+        self._role.turn(transitions.finish(self._role.now))
+        self._context.link.forget(session.run)
         for rank, node in self.remote(session).items():
-            await end_rank(self.peers.links[node], session.run, rank, state, reason)
-        self._idle.set()
+            await self.peers.links[node].end_rank(session.run, rank, state, reason)
 
-    async def _go_back(self) -> None:
+    async def _restart(self) -> None:
         """Take a run up from its newest checkpoint, all of whose ranks were lost; one that can't be has failed."""
-        run = None if self.is_beginning else self._going_back.due()
-        if run is None:
+        now = self._role.now
+        if not isinstance(now, WaitingToRestart) or time.monotonic() < now.due:
             return
-        self.is_beginning, self.launch.hosting = True, run  # nothing else begins, or is told that there is no such run
-        try:
-            await self._going_back.take_up(run, self.superseded)
-        finally:
-            self.is_beginning = False
-            self.launch.hosting = None if self.session is None else self.launch.hosting
+        self._role.turn(transitions.restart(now))
+        due = await self._recovery.take_up(now.run, self.superseded)
+        if due is not None:
+            self._role.turn(transitions.put_off(self._role.now, WaitingToRestart(now.run, due)))
+        elif self.is_starting:
+            self._role.turn(transitions.finish(self._role.now))
+
+    def _stop_waiting(self, run: str | None) -> bool:
+        """Have the run that waits to be taken up again end instead; False if there is none, or not that one."""
+        now = self._role.now
+        if not isinstance(now, WaitingToRestart) or run not in (None, now.run):
+            return False
+        self._role.turn(transitions.let_go(now))
+        self._recovery.stop(now.run)
+        return True
 
     async def _begin_again(self, run: str, without: Collection[int]) -> Session | None:
-        await self._begin(lambda: self.launch.old(run, None, without=without))
+        await self._begin(self.launch.old(run, None, without=without))
         return self.session
 
     def close(self) -> None:
@@ -319,20 +347,20 @@ class Lead:
 
     async def drop(self, run: str, state: m.RunState, reason: str) -> None:
         """Have nothing to do any more with a run that another node has conducted to its end."""
-        session, self.session, self.office.session = self.session, None, None
-        self._going_back.forget()
+        session = self.session
+        self._role.turn(transitions.let_go(self._role.now))
+        self._recovery.forget()
         if session is not None:
             for rank, port in session.ports.items():
-                if session.conductor.durable.settings.ranks[rank].node == self._own.node:
+                if session.conductor.durable.settings.ranks[rank].node == self._context.node:
                     await port.end()
             session.close()
             await session.copies.close()
-            self._own.publisher.publish(msgspec.structs.replace(session.view, state=state, reason=reason))
-            self._own.link.forget(run)
-        self._ledger.set_run_state(run, state, reason)
+            self._context.publisher.publish(msgspec.structs.replace(session.view, state=state, reason=reason))
+            self._context.link.forget(run)
+        self._db.set_run_state(run, state, reason)
         self.superseded = ""
-        self._idle.set()
-        await self.office.fail_open()
+        await self.journal.fail_open()
 
     def remote(self, session: Session) -> dict[int, str]:
         """The node of each rank that another agent hosts."""
@@ -352,7 +380,7 @@ class Lead:
         """Of a run by its id; of the active run, or else the newest, for None."""
         if run is None and self.session is not None:
             return self.session.paths.directory
-        known = self._ledger.runs()
+        known = self._db.runs()
         found = next((row for row in known if row.run == (run or self.last_run)), None)
         if found is None and run is None:
             found = next(iter(known), None)

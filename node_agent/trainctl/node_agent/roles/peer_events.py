@@ -1,28 +1,26 @@
-"""What the agents of other nodes tell the lead: how they are, and what the ranks that they host say (its LeadEnd)."""
+"""What the agents of other nodes tell the lead: how they are, and what the ranks that they host say."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.runs.session import Session
-from trainctl.node_agent.trainers.rank_ports import end_rank
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 
 
-class Leading(Protocol):
+class _Leading(Protocol):
     """What they have to do with this agent's conducting."""
 
     peers: Peers
     launch: Launch
-    session: Session | None
-    is_beginning: bool
     superseded: str
 
     @property
-    def on_reading(self) -> Callable[[m.HostReading], None]: ...
+    def session(self) -> Session | None: ...
+    @property
+    def is_starting(self) -> bool: ...
     @property
     def run(self) -> str | None: ...
     def remote(self, session: Session) -> dict[int, str]: ...
@@ -30,23 +28,23 @@ class Leading(Protocol):
     def give_copy(self, session: Session, node: str) -> None: ...
     async def take(self, session: Session, answer: m.FromTrainer, *, returned: bool) -> None: ...
     async def drop(self, run: str, state: m.RunState, reason: str) -> None: ...
-    async def close_if_ended(self) -> None: ...
+    def read(self, reading: m.HostReading) -> None: ...
 
 
-class Neighbours:
+class PeerEvents:
     """Called in the order in which each of them spoke."""
 
-    def __init__(self, equipment: Equipment, lead: Leading) -> None:
-        self._own, self._ledger, self._lead = equipment, equipment.ledger, lead
+    def __init__(self, context: AgentContext, lead: _Leading) -> None:
+        self._context, self._db, self._lead = context, context.db, lead
         self._boots: dict[str, str] = {}  # of the other nodes' agents, as last welcomed
 
     def hello(self, link: str) -> m.PeerHello:
         """How this agent introduces itself."""
-        here = self._own.cluster.nodes.get(self._own.node)
+        here = self._context.cluster.nodes.get(self._context.node)
         session = self._lead.session
-        generation = self._ledger.generation if session is None else session.conductor.durable.generation
+        generation = self._db.generation if session is None else session.conductor.durable.generation
         return m.PeerHello(
-            link=link, lead=self._own.node, address=here.address if here else self._own.address,
+            link=link, lead=self._context.node, address=here.address if here else self._context.address,
             generation=generation, run=session.run if session is not None else None,
         )  # fmt: skip
 
@@ -55,7 +53,7 @@ class Neighbours:
         agent that was started again the trainer has to come back first, and then that is told by itself."""
         session = self._lead.session
         if session is None and welcome.generation is not None:
-            self._ledger.saw(welcome.generation)  # the next run begins in no older term than any node has seen
+            self._db.saw(welcome.generation)  # the next run begins in no older term than any node has seen
         for hosted in welcome.ranks:
             if hosted.run != self._lead.run:
                 await self._end_stray(node, hosted)
@@ -67,21 +65,20 @@ class Neighbours:
             if rank not in known:
                 await session.feed(d.RankEnded(rank, False, "is not known to its agent any more"))
             elif session.conductor.final is not None:
-                await end_rank(self._lead.peers.links[node], session.run, rank, "stopping")
+                await self._lead.peers.links[node].end_rank(session.run, rank, "stopping")
             elif self._boots.get(node) == welcome.boot:
                 await session.feed(d.RankReturned(rank))
         self._boots[node] = welcome.boot
-        await self._lead.close_if_ended()
 
     async def _end_stray(self, node: str, hosted: m.HostedRank) -> None:
         """A rank of a run that is over, or never began: its agent was away when it was told."""
-        known = next((row for row in self._ledger.runs() if row.run == hosted.run), None)
-        followed = self._ledger.followed(hosted.run)
-        handed_over = followed is not None and followed.lead != self._own.node
+        known = next((row for row in self._db.runs() if row.run == hosted.run), None)
+        followed = self._db.followed(hosted.run)
+        handed_over = followed is not None and followed.lead != self._context.node
         if known is not None and (known.state in m.ACTIVE_RUN_STATES or handed_over):
             return  # another node conducts it by now, and has it end its ranks or go on with them
         state: m.RunState = known.state if known is not None else "starting"
-        await end_rank(self._lead.peers.links[node], hosted.run, hosted.rank, state, known.reason if known else "")
+        await self._lead.peers.links[node].end_rank(hosted.run, hosted.rank, state, known.reason if known else "")
 
     async def say(self, node: str, said: m.PeerAnswer | m.PeerExit) -> None:
         """Again what was kept because its run wasn't open yet."""
@@ -89,18 +86,17 @@ class Neighbours:
 
     async def answered(self, node: str, said: m.PeerAnswer) -> None:
         """What a trainer on another node said."""
-        if self._lead.session is None and said.answer.run == self._lead.launch.hosting:
+        if self._lead.is_starting and said.answer.run == self._lead.run:
             self._lead.launch.early.append((node, said))
         elif self._lead.is_rank_of(node, said.answer.run, said.answer.rank) and self._lead.session is not None:
             await self._lead.take(self._lead.session, said.answer, returned=said.returned)
 
     async def exited(self, node: str, said: m.PeerExit) -> None:
         """A trainer on another node has ended."""
-        if self._lead.session is None and said.run == self._lead.launch.hosting:
+        if self._lead.is_starting and said.run == self._lead.run:
             self._lead.launch.early.append((node, said))
         elif self._lead.is_rank_of(node, said.run, said.rank) and self._lead.session is not None:
             await self._lead.session.feed(d.RankEnded(said.rank, said.clean, said.why, said.memory))
-            await self._lead.close_if_ended()
 
     async def hosted(self, node: str, hosted: m.PeerHosted) -> None:
         """Another node's agent hosts a rank, for the first time or again, or refuses to."""
@@ -115,12 +111,12 @@ class Neighbours:
 
     def read(self, reading: m.HostReading) -> None:
         """Another node's agent tells how its machine is."""
-        self._lead.on_reading(reading)
+        self._lead.read(reading)
 
     async def superseded(self, refusal: m.PeerRefusal) -> None:
         """Another node knows a newer term of the run that this agent conducts: no more steps are made, until the one
         that conducts it greets this agent. If it has ended there, it has ended."""
-        if refusal.run is None or refusal.run != self._lead.run or self._lead.is_beginning:
+        if refusal.run is None or refusal.run != self._lead.run or self._lead.is_starting:
             return
         self._lead.superseded = refusal.text
         if refusal.state in ("finished", "stopped"):  # a node alone may hold a run for failed that goes on

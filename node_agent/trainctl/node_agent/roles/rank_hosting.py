@@ -1,18 +1,18 @@
 """The rank that this node hosts for another node's agent: begun, taken up again, let go of, and what is kept of it."""
 
 import asyncio
-import contextlib
 import re
 import shutil
 import time
-from collections.abc import Callable
 
 from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
-from trainctl.node_agent.records.replication import HANDED_OVER_KEY
-from trainctl.node_agent.records.run_db import RunRecorder
-from trainctl.node_agent.roles.followed_run import Followed
+from trainctl.node_agent.records.keys import HANDED_OVER_KEY
+from trainctl.node_agent.records.run_db import RunDb
+from trainctl.node_agent.roles import role as transitions
+from trainctl.node_agent.roles.followed_run import FollowedRank
+from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import checkpoint_source, preflight, restore
-from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.context import AgentContext
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_file import RunFile
@@ -26,23 +26,23 @@ ENDING_SECONDS = 8.0
 """How long a rank that is ending is waited for before another is hosted; its lead waits a little longer."""
 
 
-class Hosting:
+class RankHosting:
     """At most one rank of one run."""
 
-    def __init__(self, equipment: Equipment, conducted: Callable[[], str | None]) -> None:
-        """`conducted` gives the run that this agent conducts itself."""
-        self._own, self._node, self._ledger, self._conducted = equipment, equipment.node, equipment.ledger, conducted
-        self.followed: Followed | None = None
-        self._free = asyncio.Event()  # set while no rank is hosted for another node
-        self._free.set()
+    def __init__(self, context: AgentContext, role: AgentRole) -> None:
+        self._context, self._node, self._db, self._role = context, context.node, context.db, role
+
+    @property
+    def followed(self) -> FollowedRank | None:
+        """The rank that is hosted here."""
+        return self._role.followed
 
     async def host(self, lead: str, address: str, wanted: m.PeerHost) -> tuple[str, str]:
         """Start the rank's trainer; gives the field that stands against it and what is wrong, or two empty strings."""
         known = FollowedRun(wanted.run, wanted.rank, lead, address)
-        if self.followed is not None and self.followed.wanted is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ENDING_SECONDS):
-                    await self._free.wait()
+        ending = self.followed
+        if ending is not None and ending.wanted is not None:
+            await self._role.wait_while(lambda: self.followed is ending, ENDING_SECONDS)
         if self.followed is not None and self.followed.known.is_same(known):
             return "", ""  # asked again, for the answer was lost
         try:
@@ -50,7 +50,8 @@ class Hosting:
             config = run_file.parse(wanted.config, "config")
             if self._node not in config.nodes:
                 raise InvalidInputError("config: nodes", f"{self._node} is not in it")
-            await asyncio.to_thread(preflight.check_on, config, self._node, grounds=self._own.grounds)
+            await asyncio.to_thread(preflight.check_on, config, self._node, grounds=self._context.grounds)
+            self._check_free()  # an operator may have started a run meanwhile
             self._begin(known, config, wanted)
         except InvalidInputError as error:
             return error.where, error.problem
@@ -62,29 +63,29 @@ class Hosting:
         if self.followed is not None:
             text = f"hosts {self.followed.run} for {self.followed.known.lead}; one run at a time"
             raise InvalidInputError("run", text)
-        if (own := self._conducted()) is not None:
-            raise InvalidInputError("run", f"conducts {own}; one run at a time")
+        if self._role.is_busy:
+            raise InvalidInputError("run", f"conducts {self._role.run or 'a run that is starting'}; one run at a time")
 
     def _begin(self, known: FollowedRun, config: RunFile, wanted: m.PeerHost) -> None:
         """Raises InvalidInputError or RefusedError; leaves nothing then."""
         if not re.fullmatch(RUN_PATTERN, known.run):
             raise InvalidInputError("run", f"{known.run!r} is no run id")
-        paths, row = RunPaths(runs_directory(self._own.directory) / known.run), self.row(known.run)
-        own = row is not None and self._ledger.followed(known.run) is None
+        paths, row = RunPaths(runs_directory(self._context.directory) / known.run), self.row(known.run)
+        own = row is not None and self._db.followed(known.run) is None
         if own and wanted.generation.term <= restore.kept_term(paths):
             raise InvalidInputError("resume", f"{known.run} is a run of {self._node}'s own; take it up there")
-        if wanted.generation.term < (newer := self._ledger.consented_term(known.run)):
+        if wanted.generation.term < (newer := self._db.consented_term(known.run)):
             text = f"{self._node} has consented to another's conducting {known.run} in term {newer}; say --node"
             raise InvalidInputError("resume", f"{text} {known.lead} to have {known.lead} take it up in a newer one")
-        self._ledger.saw(wanted.generation)
+        self._db.saw(wanted.generation)
         checkpoint = checkpoint_source.whole(paths, wanted.resume_step) if wanted.resume_step is not None else None
         recorder = restore.make_directory(paths, config, resumable=False)
         if recorder.meta(HANDED_OVER_KEY):
             recorder.set_meta(HANDED_OVER_KEY, "", own=True)  # whoever asks for a rank has begun to conduct it
         try:
             if row is None:
-                self._ledger.add_run(known.run, config.run.name, paths.directory, time.time())
-            self._ledger.follow(known)
+                self._db.add_run(known.run, config.run.name, paths.directory, time.time())
+            self._db.follow(known)
             followed = self._followed(known, config, paths, recorder, time.time())
             followed.port.start(checkpoint)
         except (InvalidInputError, RefusedError):
@@ -92,13 +93,13 @@ class Hosting:
             if row is None:
                 self._forget(known.run, paths)
             raise
-        self._ledger.set_run_state(known.run, "starting")
+        self._db.set_run_state(known.run, "starting")
         self._take_up(followed)
 
     def adopt(self, row: KnownRun, known: FollowedRun) -> None:
         """Follow again what the last agent of this node followed. Raises InvalidInputError if its files are no use."""
         paths = RunPaths(row.directory)
-        config, recorder = run_file.read(paths.run_file), RunRecorder(paths, resumable=False)
+        config, recorder = run_file.read(paths.run_file), RunDb(paths, resumable=False)
         try:
             followed = self._followed(known, config, paths, recorder, row.started_at, adopted=True)
         except InvalidInputError:
@@ -107,41 +108,39 @@ class Hosting:
         self._take_up(followed)
 
     def _followed(
-        self, known: FollowedRun, config: RunFile, paths: RunPaths, recorder: RunRecorder, started_at: float,
+        self, known: FollowedRun, config: RunFile, paths: RunPaths, recorder: RunDb, started_at: float,
         *, adopted: bool = False,
-    ) -> Followed:  # fmt: skip
-        port = self._own.rank(paths, known.rank)
-        return Followed(known, config, paths, recorder, port, self._node, started_at, adopted=adopted)
+    ) -> FollowedRank:  # fmt: skip
+        port = self._context.rank(paths, known.rank)
+        return FollowedRank(known, config, paths, recorder, port, self._node, started_at, adopted=adopted)
 
-    def _take_up(self, followed: Followed) -> None:
-        self.followed = followed
-        self._free.clear()
-        self._own.publisher.publish(followed.view)
+    def _take_up(self, followed: FollowedRank) -> None:
+        self._role.turn(transitions.follow(self._role.now, followed))
+        self._context.publisher.publish(followed.view)
 
     def release(self) -> tuple[KnownRun, FollowedRun]:
         """Let go of the rank that is followed, for this agent is to conduct its run; the trainer stays as it is."""
-        assert self.followed is not None
-        followed, self.followed = self.followed, None
+        followed = self.followed
+        assert followed is not None
         row = self.row(followed.run)
         assert row is not None
         followed.close()
-        self._free.set()
+        self._role.turn(transitions.let_go(self._role.now))
         return row, followed.known
 
-    def finish(self, followed: Followed, state: m.RunState, reason: str) -> None:
+    def finish(self, followed: FollowedRank, state: m.RunState, reason: str) -> None:
         """Its trainer has ended, as it was to; of one that never began ("starting") nothing is kept."""
-        self.followed = None
         followed.close()
-        self._own.link.forget(followed.run)
+        self._context.link.forget(followed.run)
         if state == "starting":
             self._forget(followed.run, followed.paths)
         else:
-            self._ledger.set_run_state(followed.run, state, reason)
-            self._own.publisher.publish(followed.view)
-        self._free.set()
+            self._db.set_run_state(followed.run, state, reason)
+            self._context.publisher.publish(followed.view)
+        self._role.turn(transitions.let_go(self._role.now))
 
     def _forget(self, run: str, paths: RunPaths) -> None:
-        self._ledger.forget_run(run)
+        self._db.forget_run(run)
         shutil.rmtree(paths.directory, ignore_errors=True)
 
     def close(self) -> None:
@@ -155,5 +154,5 @@ class Hosting:
         return (followed.hosted,) if followed is not None and followed.known.lead == lead else ()
 
     def row(self, run: str) -> KnownRun | None:
-        """What the ledger has of a run."""
-        return next((row for row in self._ledger.runs() if row.run == run), None)
+        """What the db has of a run."""
+        return next((row for row in self._db.runs() if row.run == run), None)

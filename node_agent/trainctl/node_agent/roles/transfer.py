@@ -4,13 +4,15 @@ import contextlib
 from typing import NamedTuple, Protocol
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
+from trainctl.node_agent.records.agent_db import KnownRun
+from trainctl.node_agent.records.keys import DURABLE_KEY
 from trainctl.node_agent.roles.election import Claim
-from trainctl.node_agent.roles.followed_run import Followed
+from trainctl.node_agent.roles.followed_run import FollowedRank
+from trainctl.node_agent.roles.rank_hosting import RankHosting
+from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import restore
-from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.launch import Launch
-from trainctl.node_agent.runs.session import DURABLE_KEY
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
@@ -20,92 +22,85 @@ LAG_STEPS = 8
 """So many steps may be planned and not known to be committed: what ranks repeat of their reports bridges them."""
 
 
-class LetGo(NamedTuple):
+class Released(NamedTuple):
     """A run that an agent conducts no more."""
 
     run: KnownRun
     rank: int | None  # this node's, None if it has none
 
 
-class Following(Protocol):
-    """The part of an agent that follows."""
-
-    @property
-    def followed(self) -> Followed | None: ...
-    def release(self) -> tuple[KnownRun, FollowedRun]: ...
-    def adopt(self, row: KnownRun, known: FollowedRun) -> None: ...
-
-
-class Leading(Protocol):
+class _Conducting(Protocol):
     """The part of an agent that conducts."""
 
     peers: Peers
     launch: Launch
 
-    @property
-    def run(self) -> str | None: ...
     async def take_over(self, known: KnownRun, term: int, before: str) -> int: ...
 
 
-class Succession:
+class Transfer:
     """Carries out `promote` on the node that it names."""
 
-    def __init__(self, equipment: Equipment, leading: Leading, following: Following) -> None:
-        self._own, self._leading, self._following = equipment, leading, following
+    def __init__(self, context: AgentContext, role: AgentRole, conducting: _Conducting, hosting: RankHosting) -> None:
+        self._context, self._role, self._conducting, self._hosting = context, role, conducting, hosting
 
     async def promote(self, command: m.Command, args: verbs.Promote) -> d.CommandEnded:
         """Conduct the run that is followed here. Raises InvalidInputError, and then nothing has changed but the terms
         that nodes have consented to."""
         followed = self._check(command)
-        self._leading.launch.check_take_over(followed.paths)
+        self._conducting.launch.check_take_over(followed.paths)
         before = followed.known.lead
         term = await self._consented(followed, args.old_lead_is_off)
         step = await self._take_over(followed, term)
-        self._own.ledger.set_run(command.id, followed.run)
+        self._context.db.set_run(command.id, followed.run)
         return d.CommandEnded(
-            command.id, "applied", step, before=f"{before} conducts", after=f"{self._own.node} conducts, term {term}"
+            command.id,
+            "applied",
+            step,
+            before=f"{before} conducts",
+            after=f"{self._context.node} conducts, term {term}",
         )
 
     async def reclaim(self, term: int) -> None:
         """Conduct again the run that is followed and was handed over in `term`, for its claimant has not greeted this
         node. Whoever is in reach is asked first: if the claimant has begun it hands over what it has committed. Where
         the cluster has no quorum it isn't waited for either."""
-        followed = self._following.followed
-        if followed is not None and followed.wanted is None and self._leading.run is None:
-            self._own.ledger.saw(m.Generation(term, 0))
+        followed = self._role.followed
+        if followed is not None and followed.wanted is None and self._role.run is None:
+            self._context.db.saw(m.Generation(term, 0))
             with contextlib.suppress(InvalidInputError):
-                await self._take_over(followed, await self._consented(followed, not self._own.cluster.quorum))
+                await self._take_over(followed, await self._consented(followed, not self._context.cluster.quorum))
 
-    async def _take_over(self, followed: Followed, term: int) -> int:
+    async def _take_over(self, followed: FollowedRank, term: int) -> int:
         """Gives the step that the run stands at. Raises InvalidInputError, and follows it then as before."""
-        row, known = self._following.release()
+        row, known = self._hosting.release()
         try:
-            step = await self._leading.take_over(row, term, known.lead)
+            step = await self._conducting.take_over(row, term, known.lead)
         except InvalidInputError:
-            self._following.adopt(row, known)
+            self._hosting.adopt(row, known)
             raise
-        self._own.ledger.unfollow(row.run)
+        self._context.db.unfollow(row.run)
         return step
 
-    async def _consented(self, followed: Followed, old_lead_is_off: bool) -> int:
+    async def _consented(self, followed: FollowedRank, old_lead_is_off: bool) -> int:
         """The term in which the run that is followed may be conducted here. Raises InvalidInputError."""
         lead, term = followed.known.lead, followed.generation.term
-        self._own.ledger.saw(m.Generation(restore.kept_term(followed.paths), 0))
+        self._context.db.saw(m.Generation(restore.kept_term(followed.paths), 0))
 
         def still() -> None:
-            if self._following.followed is not followed or followed.wanted is not None:
+            if self._role.followed is not followed or followed.wanted is not None:
                 raise InvalidInputError("node", f"{followed.run} has ended meanwhile")
             if (followed.known.lead, followed.generation.term) != (lead, term):
                 raise InvalidInputError("node", f"{followed.known.lead} has begun to conduct {followed.run} meanwhile")
 
-        return await Claim(self._own, self._leading.peers, followed, lead, still).consented(old_lead_is_off)
+        return await Claim(self._context, self._conducting.peers, followed, lead, still).consented(old_lead_is_off)
 
-    def _check(self, command: m.Command) -> Followed:
-        node, followed = self._own.node, self._following.followed
+    def _check(self, command: m.Command) -> FollowedRank:
+        node, followed = self._context.node, self._role.followed
         if command.node != node:
             raise InvalidInputError("node", f"no node {command.node!r} in this agent's cluster")
-        if self._leading.run is not None:
-            raise InvalidInputError("node", f"{node} conducts {self._leading.run} already")
+        if self._role.run is not None:
+            raise InvalidInputError("node", f"{node} conducts {self._role.run} already")
         if followed is None or followed.wanted is not None:
             raise InvalidInputError("node", f"{node} has no rank of an active run, and so no record of one")
         if command.run is not None and command.run != followed.run:

@@ -7,9 +7,10 @@ import msgspec
 
 from trainctl.node_agent.records.agent_db import FollowedRun
 from trainctl.node_agent.records.ended import EndedRun
-from trainctl.node_agent.roles.rank_hosting import NO_RANK, Hosting
+from trainctl.node_agent.roles.rank_hosting import NO_RANK, RankHosting
+from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import restore
-from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.context import AgentContext
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
@@ -19,33 +20,31 @@ HandOver = Callable[[str, str, int], Awaitable[None]]
 """Follow the claimant at an address, which conducts this agent's run in a term from here on. Raises RefusedError."""
 
 
-class Conducting(Protocol):
+class _Conducting(Protocol):
     """What a claim has to do with its own agent's conducting."""
 
-    @property
-    def run(self) -> str | None: ...
     def beyond(self, other: m.HostedRank) -> list[m.Kept]: ...
 
 
-class Consents:
+class Votes:
     """Judges claims by what this node takes part in, has consented to and has seen."""
 
     def __init__(
-        self, equipment: Equipment, conducting: Conducting, hosting: Hosting, hand_over: HandOver
+        self, context: AgentContext, role: AgentRole, conducting: _Conducting, hosting: RankHosting, hand_over: HandOver
     ) -> None:  # fmt: skip
-        self._own, self._node, self._ledger = equipment, equipment.node, equipment.ledger
-        self._conducting, self._hosting, self._hand_over = conducting, hosting, hand_over
+        self._context, self._node, self._db = context, context.node, context.db
+        self._role, self._conducting, self._hosting, self._hand_over = role, conducting, hosting, hand_over
 
     def term_of(self, run: str | None) -> int:
         """The newest term of a run that this node knows of, 0 if of none."""
         if run is None:
             return 0
-        followed, row = self._hosting.followed, self._hosting.row(run)
+        followed, row = self._role.followed, self._hosting.row(run)
         if followed is not None and followed.run == run:
             kept = followed.generation.term
         else:
             kept = restore.kept_term(RunPaths(row.directory)) if row is not None else 0
-        return max(kept, self._ledger.consented_term(run))
+        return max(kept, self._db.consented_term(run))
 
     async def answer(self, claimant: str, address: str, claim: m.PeerClaim) -> m.PeerConsent:
         """What the claimant, whose agent takes requests at `address`, is told; its link and number are still open."""
@@ -55,45 +54,45 @@ class Consents:
         try:
             if not refusal and claim.resume:
                 said, items, refusal = self._beyond_ended(claimant, address, claim, said)
-            elif not refusal and self._conducting.run == claim.run:
+            elif not refusal and self._role.run == claim.run:
                 items += self._conducting.beyond(claim.hosted)
                 await self._hand_over(claimant, address, claim.term)
-                items += [row.kept for row in self._ledger.open_commands() if row.run == claim.run]
+                items += [row.kept for row in self._db.open_commands() if row.run == claim.run]
                 said = msgspec.structs.replace(said, hosted=self._hosted)
-            elif not refusal and self._hosting.followed is not None:
-                items += self._hosting.followed.beyond(claim.hosted)
+            elif not refusal and self._role.followed is not None:
+                items += self._role.followed.beyond(claim.hosted)
         except (InvalidInputError, RefusedError) as error:
             refusal, items = str(error), []
         if refusal:
             taking_part = active is not None
-            return msgspec.structs.replace(said, term=self._ledger.term, refusal=refusal, takes_part=taking_part)
+            return msgspec.structs.replace(said, term=self._db.term, refusal=refusal, takes_part=taking_part)
         return msgspec.structs.replace(said, items=tuple(map(codec.encode, items)))
 
     @property
     def _active(self) -> str | None:
         """The run that this node takes part in."""
-        followed = self._hosting.followed
-        return self._conducting.run or (followed.run if followed is not None else None)
+        followed = self._role.followed
+        return self._role.run or (followed.run if followed is not None else None)
 
     @property
     def _hosted(self) -> m.HostedRank | None:
-        return self._hosting.followed.hosted if self._hosting.followed is not None else None
+        return self._role.followed.hosted if self._role.followed is not None else None
 
     def _objection(self, claimant: str, claim: m.PeerClaim) -> str:
         """Why this node doesn't consent, empty if it does; from then on to nobody else in that term."""
         active = self._active
-        if claimant not in self._own.cluster.nodes:
+        if claimant not in self._context.cluster.nodes:
             return f"{claimant} is no node of the cluster that {self._node} knows"
         if active is not None and claim.resume:
-            followed = self._hosting.followed
+            followed = self._role.followed
             lead = self._node if followed is None else followed.known.lead
             return f"{self._node} takes part in {active}, which {lead} conducts and which has not ended"
         if active not in (None, claim.run):
             return f"{self._node} takes part in {active}"
         term = self.term_of(claim.run)
-        if not claim.term or claim.term < term or claim.term == term != self._ledger.consented_term(claim.run):
+        if not claim.term or claim.term < term or claim.term == term != self._db.consented_term(claim.run):
             return f"{self._node} has seen term {term}"
-        given = self._ledger.consent(claim.term, claimant, claim.run)
+        given = self._db.consent(claim.term, claimant, claim.run)
         return "" if given == claimant else f"{self._node} has consented to {given}"
 
     def _beyond_ended(
@@ -104,7 +103,7 @@ class Consents:
         row = self._hosting.row(claim.run)
         if row is None:
             return said, [], ""
-        known = self._ledger.followed(claim.run)
+        known = self._db.followed(claim.run)
         rank = known.rank if known is not None else self._own_rank(RunPaths(row.directory))
         with EndedRun(row, rank if rank != NO_RANK else None) as ended:
             said = msgspec.structs.replace(said, hosted=ended.hosted)
@@ -113,7 +112,7 @@ class Consents:
             except RefusedError as error:
                 return said, [], str(error)
         if known is None:
-            self._ledger.follow(FollowedRun(claim.run, rank, claimant, address))
+            self._db.follow(FollowedRun(claim.run, rank, claimant, address))
         return said, items, ""
 
     def _own_rank(self, paths: RunPaths) -> int:

@@ -4,21 +4,18 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.records.agent_db import AgentLedger, JournaledCommand, digest_of
+from trainctl.node_agent.records.agent_db import AgentDb, JournaledCommand, digest_of
 from trainctl.node_agent.runs.session import Session
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.messages import verbs
 
 Answer = Callable[[bytes, m.CommandReply], Awaitable[None]]
-StartRun = Callable[[m.Command, verbs.StartRun], Awaitable[str]]
-AboutAlerts = Callable[[m.Command, "verbs.Acknowledge | verbs.Mute"], d.CommandEnded]
-NoteEnded = Callable[[JournaledCommand], d.CommandEnded]
-Promote = Callable[[m.Command, verbs.Promote], Awaitable[d.CommandEnded]]
 LEFT_SECONDS = 30.0
 """How long after a command's time is up another node's agent, which conducts its run now, may take to tell of it."""
 
@@ -29,49 +26,66 @@ class _Asker:
     rid: str
 
 
-class CommandOffice:
-    """Takes commands from clients, keeps the ledger, and tells who asked."""
+class _Conducting(Protocol):
+    """The part of an agent that conducts."""
 
-    def __init__(
-        self, ledger: AgentLedger, answer: Answer, start_run: StartRun, stop_waiting: Callable[[str | None], bool]
-    ) -> None:
-        """`stop_waiting` stops a run that waits to go back to its checkpoint and is not conducted meanwhile; False if
-        there is none, or not that one."""
-        self._ledger, self._answer = ledger, answer
-        self._start_run, self._stop_waiting = start_run, stop_waiting
+    @property
+    def session(self) -> Session | None: ...
+
+
+class Handlers(NamedTuple):
+    """Who carries out what isn't for the conductor of an active run. Each raises InvalidInputError or RefusedError."""
+
+    start_run: Callable[[m.Command, verbs.StartRun], Awaitable[str]]
+    stop_waiting: Callable[[str | None], bool]
+    """Stops a run that waits to go back to its checkpoint; False if there is none, or not that one."""
+    promote: Callable[[m.Command, verbs.Promote], Awaitable[d.CommandEnded]]
+    """Has this node conduct the run that it follows."""
+    note_ended: Callable[[JournaledCommand], d.CommandEnded]
+    """Writes a note on a run that has ended."""
+    alerts: Callable[[m.Command, "verbs.Acknowledge | verbs.Mute"], d.CommandEnded]
+
+
+class CommandJournal:
+    """Takes commands from clients, keeps the db, and tells who asked."""
+
+    def __init__(self, db: AgentDb, answer: Answer, conducting: _Conducting, handlers: Handlers) -> None:
+        self._db, self._answer = db, answer
+        self._conducting, self._handlers = conducting, handlers
         self._askers: dict[str, list[_Asker]] = {}
-        self.session: Session | None = None
-        self.promote: Promote | None = None  # has this node conduct the run that it follows
-        self.note_ended: NoteEnded | None = None  # writes a note on a run that has ended
-        self.alerts: AboutAlerts | None = None  # carries out what is about alerts, at once
+
+    @property
+    def session(self) -> Session | None:
+        """The run that is conducted."""
+        return self._conducting.session
 
     async def take(self, identity: bytes, command: m.Command) -> None:
         """One command from one client. The same id again gets the outcome that the first one had or will have."""
         digest = digest_of(command)
         asker = _Asker(identity, command.rid)
-        known = self._ledger.find(command.id)
+        known = self._db.find(command.id)
         if known is not None:
             await self._take_again(asker, known, digest)
             return
         about = self.session.run if self.session is not None and command.verb != "start-run" else None
-        self._ledger.accept(msgspec.structs.replace(command, run=command.run or about), digest, time.time())
+        self._db.accept(msgspec.structs.replace(command, run=command.run or about), digest, time.time())
         self._askers[command.id] = [asker]
         self._hand_on(command.id)
         try:
             args = verbs.check(command.verb, command.args, command.node)
             if isinstance(args, verbs.StartRun):
-                self._ledger.set_run(command.id, await self._start_run(command, args))
-            elif isinstance(args, verbs.Promote) and self.promote is not None:
-                await self.end(await self.promote(command, args))
-            elif isinstance(args, verbs.Acknowledge | verbs.Mute) and self.alerts is not None:
-                await self.end(self.alerts(command, args))
+                self._db.set_run(command.id, await self._handlers.start_run(command, args))
+            elif isinstance(args, verbs.Promote):
+                await self.end(await self._handlers.promote(command, args))
+            elif isinstance(args, verbs.Acknowledge | verbs.Mute):
+                await self.end(self._handlers.alerts(command, args))
             else:
                 await self._conduct(command, args)
         except InvalidInputError as error:
             await self.end(d.CommandEnded(command.id, "rejected", reason=error.problem, field=error.where))
         except (RefusedError, OSError) as error:  # the latter: no descriptor is free, say
             await self.end(d.CommandEnded(command.id, "failed", reason=str(error)))
-        row = self._ledger.find(command.id)
+        row = self._db.find(command.id)
         if row is not None and row.is_open:
             await self._answer(identity, row.reply(command.rid))
 
@@ -87,12 +101,12 @@ class CommandOffice:
 
     async def _conduct(self, command: m.Command, args: verbs.Args) -> None:
         session = self.session
-        if session is None and isinstance(args, verbs.Stop) and self._stop_waiting(command.run):
+        if session is None and isinstance(args, verbs.Stop) and self._handlers.stop_waiting(command.run):
             await self.end(d.CommandEnded(command.id, "applied", before="going back", after="stopped"))
             return
         other = session is None or command.run not in (None, session.run)
-        if isinstance(args, verbs.Note) and other and (row := self._ledger.find(command.id)) and self.note_ended:
-            await self.end(self.note_ended(row))
+        if isinstance(args, verbs.Note) and other and (row := self._db.find(command.id)):
+            await self.end(self._handlers.note_ended(row))
             return
         if session is None:
             raise InvalidInputError("run", "no run is active")
@@ -105,7 +119,7 @@ class CommandOffice:
 
     async def conduct_again(self, session: Session) -> None:
         """After a restart: what was accepted and is on no plan yet goes to the conductor once more."""
-        for row in self._ledger.open_commands():
+        for row in self._db.open_commands():
             under_way = row.verb == "promote" and row.id in self._askers  # it is by this that the run is conducted here
             if row.id in session.conductor.durable.carried or under_way:
                 continue
@@ -131,8 +145,8 @@ class CommandOffice:
     async def fail_open(self) -> None:
         """After a restart without a run: whatever was accepted can't take effect any more, unless elsewhere; but for
         notes, which are made once however often they are asked for."""
-        for row in self._ledger.open_commands():
-            if row.run is not None and self._ledger.followed(row.run) is not None:
+        for row in self._db.open_commands():
+            if row.run is not None and self._db.followed(row.run) is not None:
                 continue
             if await self._note_again(row):
                 continue
@@ -140,20 +154,20 @@ class CommandOffice:
 
     async def _note_again(self, row: JournaledCommand) -> bool:
         """Make a note that was accepted, on a run that has ended, if it isn't made yet; whether that could be."""
-        if row.verb == "note" and self.note_ended is not None:
+        if row.verb == "note":
             with contextlib.suppress(InvalidInputError, RefusedError):
-                await self.end(self.note_ended(row))
+                await self.end(self._handlers.note_ended(row))
                 return True
         return False
 
     async def end(self, ended: d.CommandEnded) -> None:
         """Keep a command's outcome, put it into the run's events, and tell those who wait for it."""
-        row = self._ledger.find(ended.id)
+        row = self._db.find(ended.id)
         if row is None or not row.is_open:
             return
         about = row.run if row.verb == "note" else None
         about = about or (self.session.run if self.session is not None else None)
-        self._ledger.outcome(
+        self._db.outcome(
             ended.id, ended.state, ended.step, ended.reason, ended.field, ended.before, ended.after,
             plan_version=ended.plan_version, at=time.time(), run=about,
         )  # fmt: skip
@@ -163,7 +177,7 @@ class CommandOffice:
         await self._tell(ended.id)
 
     async def _tell(self, id: str) -> None:
-        settled = self._ledger.find(id)
+        settled = self._db.find(id)
         if settled is None:  # the disk has refused it so far
             return
         for asker in self._askers.pop(id, ()):
@@ -171,7 +185,7 @@ class CommandOffice:
 
     def _hand_on(self, id: str) -> None:
         """Have the run's other nodes keep the command as it is now: one of them may conduct the run after this one."""
-        row = self._ledger.find(id)
+        row = self._db.find(id)
         if self.session is not None and row is not None and row.run == self.session.run:
             self.session.copies.add(row.kept)
 
@@ -179,9 +193,9 @@ class CommandOffice:
 
     async def settle(self, kept: m.KeptCommand) -> None:
         """Keep a command as the run's lead has it; whoever had asked this agent before is told how it ended."""
-        if self._ledger.problem is not None:
+        if self._db.problem is not None:
             return  # it is told again when its lead greets this agent the next time
-        self._ledger.keep_command(kept)
+        self._db.keep_command(kept)
         if kept.state in m.FINAL_COMMAND_STATES:
             await self._tell(kept.id)
 
@@ -189,7 +203,7 @@ class CommandOffice:
         """End what this agent had accepted before another one conducted the run, and what that never heard of."""
         if self.session is not None or not self._askers:
             return
-        for row in self._ledger.open_commands():
+        for row in self._db.open_commands():
             if row.id in self._askers and time.time() > row.received_at + row.ttl_seconds + LEFT_SECONDS:
                 reason = "another node's agent conducts the run, and has not told of it"
                 await self.end(d.CommandEnded(row.id, "failed", reason=reason))

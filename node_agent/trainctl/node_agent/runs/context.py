@@ -6,12 +6,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from trainctl.node_agent.auth.authenticator import Door
-from trainctl.node_agent.records.agent_db import AgentLedger
+from trainctl.node_agent.auth.authenticator import Authenticator
+from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.node_agent.runs.preflight import Grounds
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.rank_ports import LocalRank
-from trainctl.node_agent.trainers.supervisor import TrainerHost
+from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError
@@ -21,7 +21,7 @@ from trainctl.protocol.wire import sockets
 
 
 @dataclasses.dataclass(frozen=True)
-class Equipment:
+class AgentContext:
     """Made once the agent has bound its sockets."""
 
     node: str
@@ -30,12 +30,12 @@ class Equipment:
     live_address: str  # where it publishes
     directory: Path
     cluster: Cluster
-    context: Any  # of asyncio sockets
-    ledger: AgentLedger
-    host: TrainerHost
+    zmq_context: Any  # of asyncio sockets
+    db: AgentDb
+    supervisor: TrainerSupervisor
     link: TrainerLink
     publisher: Publisher
-    door: Door | None = None  # None: this agent uses no keys
+    authenticator: Authenticator | None = None  # None: this agent uses no keys
 
     @property
     def grounds(self) -> Grounds:
@@ -44,8 +44,8 @@ class Equipment:
     def credentials(self, node: str, address: str) -> Credentials | None:
         """What to speak to another node's agent with, None for one without keys. Raises InvalidInputError if it can't
         be spoken to."""
-        if self.door is not None:
-            return self.door.to_peer(node, address)
+        if self.authenticator is not None:
+            return self.authenticator.to_peer(node, address)
         if self.cluster.nodes[node].key is not None or not sockets.is_near(address):
             raise InvalidInputError(f"nodes.{node}.key", f"{node} has keys, and this agent was started without")
         return None
@@ -57,4 +57,4 @@ class Equipment:
 
     def rank(self, paths: RunPaths, rank: int) -> LocalRank:
         """A rank on this machine."""
-        return LocalRank(self.host, self.link, paths, self.node, rank)
+        return LocalRank(self.supervisor, self.link, paths, self.node, rank)

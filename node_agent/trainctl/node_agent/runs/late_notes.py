@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.records.agent_db import AgentLedger, JournaledCommand, KnownRun
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.records.agent_db import AgentDb, JournaledCommand, KnownRun
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs.session import Session
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
@@ -14,22 +14,20 @@ from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths
 
 
-class Conducting(Protocol):
+class _Conducting(Protocol):
     """The part of an agent that conducts."""
 
-    session: Session | None
-
+    @property
+    def session(self) -> Session | None: ...
     @property
     def is_busy(self) -> bool: ...
 
 
-class Afterthoughts:
-    """Takes notes on runs of this node's ledger that nobody conducts any more."""
+class LateNotes:
+    """Takes notes on runs of this node's db that nobody conducts any more."""
 
-    def __init__(
-        self, node: str, ledger: AgentLedger, publish: Callable[[m.Event], object], conducting: Conducting
-    ) -> None:
-        self._node, self._ledger, self._publish, self._conducting = node, ledger, publish, conducting
+    def __init__(self, node: str, db: AgentDb, publish: Callable[[m.Event], object], conducting: _Conducting) -> None:
+        self._node, self._db, self._publish, self._conducting = node, db, publish, conducting
 
     def note(self, row: JournaledCommand) -> d.CommandEnded:
         """Write a note, once for each command: asked for again, it tells at which step it stands.
@@ -40,11 +38,11 @@ class Afterthoughts:
         args = verbs.check("note", row.args)
         assert isinstance(args, verbs.Note)
         run = self._run_of(row)
-        self._ledger.set_run(row.id, run.run)
+        self._db.set_run(row.id, run.run)
         paths = RunPaths(run.directory)
         if not paths.record.exists():
             raise InvalidInputError("run", f"the record isn't in {paths.directory} any more")
-        with RunRecorder(paths, resumable=False) as recorder:
+        with RunDb(paths, resumable=False) as recorder:
             noted = recorder.note_of(row.id)
             if noted is None:
                 last = recorder.last_state()
@@ -62,11 +60,11 @@ class Afterthoughts:
         """The run that it names, or the newest."""
         if self._conducting.is_busy and self._conducting.session is None:
             raise RefusedError("a run is just being taken up: ask again once it is")
-        known = self._ledger.runs()
+        known = self._db.runs()
         found = next((run for run in known if row.run in (None, run.run)), None)
         if found is None:
             raise InvalidInputError("run", f"no run {row.run!r} on {self._node}" if row.run else "there is no run")
-        followed = self._ledger.followed(found.run)
+        followed = self._db.followed(found.run)
         if followed is not None:
             raise InvalidInputError("run", f"{found.run} was conducted by {followed.lead}, whose agent takes its notes")
         return found

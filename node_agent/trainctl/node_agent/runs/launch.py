@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Collection
 
 from trainctl.node_agent.conductor.conductor import Conductor
+from trainctl.node_agent.planning.terms import next_term
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.replication import Copies
-from trainctl.node_agent.roles.election import next_term
 from trainctl.node_agent.runs import checkpoint_source, preflight, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
-from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.session import CommandEnding, Session
-from trainctl.node_agent.trainers.rank_ports import RankPort, RemoteRank, end_rank
+from trainctl.node_agent.trainers.rank_ports import RankPort, RemoteRank
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
@@ -27,14 +27,14 @@ COMMANDS_HANDED_ON = 50
 class Launch:
     """Opens one run at a time; what its ranks on other nodes say before it is open is kept for then."""
 
-    def __init__(self, equipment: Equipment, peers: Peers) -> None:
-        self._own, self._ledger, self._peers = equipment, equipment.ledger, peers
-        self.hosting: str | None = None  # the run that the other nodes are being asked to host
+    def __init__(self, context: AgentContext, peers: Peers, name: Callable[[str], None]) -> None:
+        """`name` is told the id of the run before other nodes are asked to host its ranks."""
+        self._context, self._db, self._peers, self._name = context, context.db, peers, name
         self.early: list[tuple[str, m.PeerAnswer | m.PeerExit]] = []  # what its ranks said before it was opened
 
     def done(self) -> list[tuple[str, m.PeerAnswer | m.PeerExit]]:
         """The run is open, or is not to be; what its ranks have said by now."""
-        self.hosting, early, self.early = None, self.early, []
+        early, self.early = self.early, []
         return early
 
     def forget_exits(self, node: str) -> None:
@@ -43,22 +43,22 @@ class Launch:
 
     async def new(self, config: run_file.RunFile, command: m.Command) -> restore.Opening:
         """Raises InvalidInputError or RefusedError; leaves nothing then, on any node."""
-        config = preflight.with_nodes(config, self._own.node, tuple(self._own.cluster.nodes))
+        config = preflight.with_nodes(config, self._context.node, tuple(self._context.cluster.nodes))
         opening = await asyncio.to_thread(
             restore.new_run,
             config,
-            self._own.node,
-            self._own.directory,
+            self._context.node,
+            self._context.directory,
             command.id,
             command.by,
-            max(1, self._ledger.term),
-            self._own.grounds,
+            max(1, self._db.term),
+            self._context.grounds,
         )
         durable, run = opening.conductor.durable, opening.conductor.run
         ranks = {rank: setting.node for rank, setting in durable.settings.ranks.items()}
         try:
             await self._host(run, ranks, config, durable.generation, Source(), call_off="starting")
-            self._ledger.add_run(run, config.run.name, opening.paths.directory, time.time())
+            self._db.add_run(run, config.run.name, opening.paths.directory, time.time())
         except (InvalidInputError, RefusedError):
             opening.recorder.close()
             shutil.rmtree(opening.paths.directory, ignore_errors=True)
@@ -70,33 +70,33 @@ class Launch:
     ) -> restore.Opening:
         """From its newest checkpoint. `without`: ranks that are lost from the beginning, and join when their nodes are
         in reach again. Raises InvalidInputError or RefusedError."""
-        known = next((row for row in self._ledger.runs() if row.run == run), None)
+        known = next((row for row in self._db.runs() if row.run == run), None)
         if known is None:
             raise InvalidInputError("resume", f"no run {run!r} on this node")
-        paths, cluster = RunPaths(known.directory), tuple(self._own.cluster.nodes)
-        config = preflight.with_nodes(run_file.read(paths.run_file), self._own.node, cluster)
+        paths, cluster = RunPaths(known.directory), tuple(self._context.cluster.nodes)
+        config = preflight.with_nodes(run_file.read(paths.run_file), self._context.node, cluster)
         ranks = await asyncio.to_thread(restore.kept_ranks, paths) or dict(enumerate(config.nodes))
         for rank, node in ranks.items():
-            if node == self._own.node and self._own.host.find(paths, rank) is not None:
+            if node == self._context.node and self._context.supervisor.find(paths, rank) is not None:
                 raise InvalidInputError("resume", f"a trainer of {run} is still running; wait for its end")
         term = self._term(paths)
-        generation = max(self._ledger.generation or restore.FIRST_GENERATION, m.Generation(term, 0))
+        generation = max(self._db.generation or restore.FIRST_GENERATION, m.Generation(term, 0))
         out = {ranks[rank] for rank in without}
-        source = await asyncio.to_thread(checkpoint_source.find, paths, self._own.node, out)
+        source = await asyncio.to_thread(checkpoint_source.find, paths, self._context.node, out)
         hosted = {rank: node for rank, node in ranks.items() if rank not in without}
         await self._host(run, hosted, config, generation, source, call_off=known.state)
         try:
             return await asyncio.to_thread(
                 restore.old_run,
                 paths,
-                self._own.node,
+                self._context.node,
                 cluster,
                 source,
                 starter,
                 by,
                 without=without,
                 term=term,
-                grounds=self._own.grounds,
+                grounds=self._context.grounds,
             )
         except InvalidInputError as error:
             await self._call_off(known, hosted, str(error))
@@ -106,24 +106,27 @@ class Launch:
         """In which a run is taken up again: the one that it was led in here, or a newer one of this node's own if nodes
         have been heard of newer ones since. It counts as seen from here on."""
         kept = restore.kept_term(paths)
-        if not kept or kept < self._ledger.term:
-            kept = next_term(self._ledger.term, self._own.node, self._peers.links)
-        self._ledger.saw(m.Generation(kept, 0))
+        if not kept or kept < self._db.term:
+            kept = next_term(self._db.term, self._context.node, self._peers.links)
+        self._db.saw(m.Generation(kept, 0))
         return kept
 
     async def _host(
         self, run: str, ranks: dict[int, str], config: run_file.RunFile, generation: m.Generation, source: Source,
         *, call_off: m.RunState,
     ) -> None:  # fmt: skip
-        self.hosting, self.early = run, []  # what was said before was of an earlier life of the run
+        self._name(run)
+        self.early = []  # what was said before was of an earlier life of the run
         await self._peers.host(run, ranks, config, generation, source.step_for, call_off=call_off)
 
     async def _call_off(self, known: KnownRun, ranks: dict[int, str], reason: str) -> None:
         for rank, node in ranks.items():
             if node in self._peers.links:
-                await end_rank(self._peers.links[node], known.run, rank, known.state, reason)
+                await self._peers.links[node].end_rank(known.run, rank, known.state, reason)
 
-    def session(self, opening: restore.Opening, started_at: float, on_command_end: CommandEnding) -> Session:
+    def session(
+        self, opening: restore.Opening, started_at: float, on_command_end: CommandEnding, on_end: Callable[[], object]
+    ) -> Session:
         """The session of a run that has been opened, with its ranks wherever they are."""
         conductor, links = opening.conductor, self._peers.links
         run, ranks = conductor.run, conductor.durable.settings.ranks
@@ -131,28 +134,28 @@ class Launch:
         for rank, setting in ranks.items():
             link = links.get(setting.node)
             if link is None:
-                ports[rank] = self._own.rank(opening.paths, rank)
+                ports[rank] = self._context.rank(opening.paths, rank)
             else:
                 ports[rank] = RemoteRank(link, run, rank, _hosting_order(conductor, rank))
         nodes = {setting.node for setting in ranks.values()}
         copies = Copies(
             opening.paths, {node: link for node, link in links.items() if node in nodes},
-            lambda: [row.kept for row in self._ledger.commands_of(run, COMMANDS_HANDED_ON)],
+            lambda: [row.kept for row in self._db.commands_of(run, COMMANDS_HANDED_ON)],
         )  # fmt: skip
         return Session(
-            conductor, opening.paths, opening.recorder, self._own.node, ports, self._own.publisher, started_at,
-            on_command_end, self._ledger.saw, copies,
+            conductor, opening.paths, opening.recorder, self._context.node, ports, self._context.publisher, started_at,
+            on_command_end, self._db.saw, copies, on_end,
         )  # fmt: skip
 
     def surviving(self, known: KnownRun, term: int = 0) -> restore.Opening:
         """A run whose trainers live, from `term` on. Raises InvalidInputError if its record doesn't allow it."""
-        carried = frozenset(row.id for row in self._ledger.open_commands())
+        carried = frozenset(row.id for row in self._db.open_commands())
         return restore.surviving_run(RunPaths(known.directory), carried, term)
 
     def check_nodes(self, opening: restore.Opening) -> None:
         """Raises InvalidInputError if it has a rank on a node that this agent's cluster hasn't; it is closed then."""
         for setting in opening.conductor.durable.settings.ranks.values():
-            if setting.node != self._own.node and setting.node not in self._peers.links:
+            if setting.node != self._context.node and setting.node not in self._peers.links:
                 run = opening.conductor.run
                 opening.recorder.close()
                 raise InvalidInputError("--cluster", f"{run} has a rank on {setting.node}, which isn't in it")
@@ -161,7 +164,7 @@ class Launch:
         """Raises InvalidInputError if a run in whose record this is can't be conducted here."""
         run_file.read(paths.run_file)
         for node in restore.kept_ranks(paths).values():
-            if node != self._own.node and node not in self._peers.links:
+            if node != self._context.node and node not in self._peers.links:
                 raise InvalidInputError("--cluster", f"{paths.directory.name} has a rank on {node}, which isn't in it")
 
 

@@ -1,17 +1,18 @@
 """A run all of whose ranks were lost: taken up from its newest checkpoint, with the nodes that are in reach by then."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.restarts import LEAST_DELAY_SECONDS, STARTS, delay_seconds
 from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
-from trainctl.node_agent.runs.context import Equipment
+from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.session import Session
-from trainctl.node_agent.runs.way_back import WayBack
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
@@ -45,75 +46,60 @@ class Absent(NamedTuple):
     given_up: str  # which has the newest checkpoint and is waited for no more; empty if none
 
 
-class GoingBack:
+class Recovery:
     """At most one run, from the loss of its last rank until it is conducted again or given up."""
 
-    def __init__(self, equipment: Equipment, peers: Peers, begin: Begin) -> None:
-        self._own, self._peers, self._begin = equipment, peers, begin
-        self._way_back = WayBack()
+    def __init__(self, context: AgentContext, peers: Peers, begin: Begin) -> None:
+        self._context, self._peers, self._begin = context, peers, begin
+        self._backoff = Backoff()
+        self.reason = ""  # of the last loss
         self._shown: m.RunView | None = None
         self._way: Way | None = None
 
-    @property
-    def run(self) -> str | None:
-        """The run that waits."""
-        return self._way_back.run
+    def take(self, session: Session, reason: str) -> float | None:
+        """When a run that has lost its last rank is due, by time.monotonic; None if it goes back no more."""
+        self.reason = reason
+        due = self._backoff.take(session.run, session.conductor.progress.step)
+        if due is not None:
+            self._context.db.set_run_state(session.run, "starting")
+            self._shown, self._way = session.view, None
+        return due
 
-    @property
-    def reason(self) -> str:
-        """Of the last loss."""
-        return self._way_back.reason
+    def forget(self) -> None:
+        """Something else begins, or another node conducts it."""
+        self._backoff.forget()
 
-    def take(self, session: Session, reason: str) -> bool:
-        """Have a run wait that has lost its last rank; False if it goes back no more."""
-        if not self._way_back.take(session.run, session.conductor.progress.step, reason):
-            return False
-        self._own.ledger.set_run_state(session.run, "starting")
-        self._shown, self._way = session.view, None
-        return True
+    def stop(self, run: str) -> None:
+        """Have the run that waits end instead."""
+        self._backoff.forget()
+        self._end(run, "stopped", self.reason)
 
-    def forget(self) -> str | None:
-        """Something else begins, or another node conducts it; the run that waited, if one did."""
-        return self._way_back.forget()
-
-    def stop(self, run: str | None) -> bool:
-        """Have the run that waits end instead; False if there is none, or not that one."""
-        waiting = self.run
-        if waiting is None or run not in (None, waiting):
-            return False
-        self._way_back.forget()
-        self._end(waiting, "stopped", self.reason)
-        return True
-
-    def due(self) -> str | None:
-        """The run whose time has come; it is handed out once."""
-        return self._way_back.due()
-
-    async def take_up(self, run: str, superseded: str) -> None:
-        """Take up the run that was due, or have it wait for nodes; one that can't be taken up again and again has
-        failed. `superseded`: why another node must be conducting it, empty if none is known to."""
+    async def take_up(self, run: str, superseded: str) -> float | None:
+        """Take up the run that was due. Gives when it is due again if it can't be taken up yet; None if it was, or has
+        failed after so many tries. `superseded`: why another node must be conducting it, empty if none is known to."""
         try:
             if superseded:
-                self._hold(run, f"word of who conducts it: {superseded}")
-                return
+                return self._hold(f"word of who conducts it: {superseded}")
             absent, wanted, given_up = await self._absent(run)
-            if wanted or (absent and self._way_back.held_seconds < ABSENT_SECONDS):
-                self._hold(run, wanted)
-                return
+            if wanted or (absent and self._backoff.held_seconds < ABSENT_SECONDS):
+                return self._hold(wanted)
             if given_up:
                 await self._check_older(run, absent, given_up)
             session = await self._begin(run, absent)
             if session is not None:
                 _tell(session, absent, given_up)
+            return None
         except _NothingInReachError as error:
-            self._way_back.forget()
-            self._end(run, "failed", f"{self.reason}; it cannot go back: {error}")
+            self._backoff.forget()
+            due, why = None, str(error)
         except (InvalidInputError, RefusedError) as error:
-            if not self._way_back.again():
-                self._end(run, "failed", f"{self.reason}; it cannot go back: {error}")
+            due, why = self._backoff.again(), str(error)
+        if due is None:
+            self._end(run, "failed", f"{self.reason}; it cannot go back: {why}")
+        return due
 
     def _paths(self, run: str) -> RunPaths | None:
-        known = next((row for row in self._own.ledger.runs() if row.run == run), None)
+        known = next((row for row in self._context.db.runs() if row.run == run), None)
         return RunPaths(known.directory) if known is not None else None
 
     async def _absent(self, run: str) -> "Absent":
@@ -121,7 +107,7 @@ class GoingBack:
         if paths is None:
             return Absent({}, "", "")
         if self._way is None:  # reading a whole checkpoint takes time, and none is written meanwhile
-            self._way = await asyncio.to_thread(_look, paths, self._own.node)
+            self._way = await asyncio.to_thread(_look, paths, self._context.node)
         out_seconds = {node: link.silent_seconds for node, link in links.items() if not link.line.open}
         return absent(self._way, out_seconds)
 
@@ -130,27 +116,27 @@ class GoingBack:
         paths = self._paths(run)
         out = set(absent.values())
         older = (
-            await asyncio.to_thread(checkpoint_source.find, paths, self._own.node, out)
+            await asyncio.to_thread(checkpoint_source.find, paths, self._context.node, out)
             if paths is not None
             else Source()
         )
         if not older.step:
             raise _NothingInReachError(f"{given_up}, and no other is in reach; resume the run when it is back")
 
-    def _hold(self, run: str, wanted: str) -> None:
+    def _hold(self, wanted: str) -> float:
         """Wait for nodes to come back into reach, and say so if nothing can be done without them."""
-        self._way_back.hold(run)
         self._show("starting", f"{self.reason}; waiting for {wanted}" if wanted else self.reason)
+        return self._backoff.hold()
 
     def _end(self, run: str, state: m.RunState, reason: str) -> None:
-        self._own.ledger.set_run_state(run, state, reason)
+        self._context.db.set_run_state(run, state, reason)
         self._show(state, reason)
 
     def _show(self, state: m.RunState, reason: str) -> None:
         """What clients see of it meanwhile."""
         if self._shown is not None and (self._shown.state, self._shown.reason) != (state, reason):
             self._shown = msgspec.structs.replace(self._shown, state=state, reason=reason)
-            self._own.publisher.publish(self._shown)
+            self._context.publisher.publish(self._shown)
 
 
 def _look(paths: RunPaths, node: str) -> Way:
@@ -174,8 +160,46 @@ def absent(way: Way, out_seconds: Mapping[str, float]) -> Absent:
 
 def _tell(session: Session, absent: Collection[int], given_up: str) -> None:
     step = session.conductor.progress.step
-    for rank in absent:
-        session.conductor.ranks[rank].why = "was out of reach when the run went back"
+    session.conductor.leave_out(absent, "was out of reach when the run went back")
     text = f"taken up again from step {step:,}: steps after it are made again"
     text += f"; {given_up}" if given_up else ""
     session.note(d.Happened("run", "warning", "auto", text, step))
+
+
+class Backoff:
+    """Counts the times that a run goes back without getting further than before, and waits longer after each."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: tuple[str, int] | None = None  # the run that went back last, and how far it had come
+        self._tries = 0
+        self._held_since: float | None = None
+
+    def take(self, run: str, step: int) -> float | None:
+        """When a run that has lost all its ranks at `step` is due, by the clock; None if it goes back no more."""
+        further = self._last is None or self._last[0] != run or step > self._last[1]
+        self._tries = 0 if further else self._tries
+        self._last = (run, step) if further else self._last
+        return self.again()
+
+    def again(self) -> float | None:
+        """The same of a run that was due and could not be taken up."""
+        self._held_since = None
+        if self._last is None or self._tries >= STARTS:
+            return None
+        self._tries += 1
+        return self._clock() + delay_seconds(self._tries - 1)
+
+    def hold(self) -> float:
+        """The same of one that waits for nodes that are out of reach, which is no try."""
+        self._held_since = self._clock() if self._held_since is None else self._held_since
+        return self._clock() + LEAST_DELAY_SECONDS
+
+    @property
+    def held_seconds(self) -> float:
+        """How long it has waited for nodes."""
+        return 0.0 if self._held_since is None else self._clock() - self._held_since
+
+    def forget(self) -> None:
+        """Something else begins, or the run goes on elsewhere."""
+        self._last, self._tries = None, 0

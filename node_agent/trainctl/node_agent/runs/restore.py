@@ -16,10 +16,10 @@ from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning import ranges, share_edits
 from trainctl.node_agent.planning.durable import Carried, Durable, RankSetting, Settings
-from trainctl.node_agent.records.run_db import LastState, RunRecorder
+from trainctl.node_agent.records.keys import DURABLE_KEY, settings_key
+from trainctl.node_agent.records.run_db import LastState, RunDb
 from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.runs.checkpoint_source import Source
-from trainctl.node_agent.runs.session import DURABLE_KEY, settings_key
 from trainctl.node_agent.trainers.rank_reports import reports_after
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import apportion
@@ -38,7 +38,7 @@ class Opening(NamedTuple):
 
     conductor: Conductor
     paths: RunPaths
-    recorder: RunRecorder
+    recorder: RunDb
     resume_from: Path | None
     notices: tuple[str, ...] = ()  # what the run's events should say of it
 
@@ -65,14 +65,14 @@ def new_run(
     return Opening(Conductor(run, config, durable, Progress()), paths, recorder, None)
 
 
-def make_directory(paths: RunPaths, config: RunFile, *, resumable: bool = True) -> RunRecorder:
-    """A run directory with its run file and record, as `RunRecorder` opens it. Raises RefusedError; leaves nothing
+def make_directory(paths: RunPaths, config: RunFile, *, resumable: bool = True) -> RunDb:
+    """A run directory with its run file and record, as `RunDb` opens it. Raises RefusedError; leaves nothing
     then."""
     made = not paths.directory.exists()
     try:
         paths.logs.mkdir(parents=True, exist_ok=not made)
         paths.run_file.write_bytes(tomli_w.dumps(run_file.to_dict(config)).encode())
-        return RunRecorder(paths, resumable=resumable)
+        return RunDb(paths, resumable=resumable)
     except (OSError, InvalidInputError) as error:
         if made:
             shutil.rmtree(paths.directory, ignore_errors=True)
@@ -193,7 +193,7 @@ def _step(paths: RunPaths, step: int) -> m.StepCommitted | None:
     return rows[0] if rows and rows[0].step == step else None
 
 
-def _settings_after(recorder: RunRecorder, done: m.StepCommitted | None, latest: Settings) -> Settings:
+def _settings_after(recorder: RunDb, done: m.StepCommitted | None, latest: Settings) -> Settings:
     """What the step after the last that stands (None: the first) was planned with, if it was planned since, under a
     plan version of its own; else the latest.
 
@@ -226,9 +226,9 @@ def _undone(then: Settings, latest: Settings, step: int) -> tuple[str, ...]:
 
 
 @contextmanager
-def _recorder(paths: RunPaths) -> Iterator[RunRecorder]:
+def _recorder(paths: RunPaths) -> Iterator[RunDb]:
     """The run's recorder, left open unless what is done with it fails."""
-    recorder = RunRecorder(paths)
+    recorder = RunDb(paths)
     try:
         yield recorder
     except InvalidInputError:
@@ -236,7 +236,7 @@ def _recorder(paths: RunPaths) -> Iterator[RunRecorder]:
         raise
 
 
-def _complete(recorder: RunRecorder, paths: RunPaths) -> None:
+def _complete(recorder: RunDb, paths: RunPaths) -> None:
     """Commit what the trainers did after the agent's last word, from their own records.
 
     An agent and its trainer that die together leave steps that only the trainer's record has; their plans were
@@ -269,7 +269,7 @@ def _kept_reports(paths: RunPaths, after_step: int, least: m.Generation) -> list
     return [found[step] for step in sorted(found)]
 
 
-def _kept_node(recorder: RunRecorder, rank: int) -> str:
+def _kept_node(recorder: RunDb, rank: int) -> str:
     durable = _kept(recorder)
     return durable.settings.ranks[rank].node if durable is not None else ""
 
@@ -293,12 +293,12 @@ def _progress(state: LastState) -> Progress:
     return Progress(last.step, last.cursor, last.tokens_total, last.weight) if last is not None else Progress()
 
 
-def _kept(recorder: RunRecorder) -> Durable | None:
+def _kept(recorder: RunDb) -> Durable | None:
     text = recorder.meta(DURABLE_KEY)
     return _decoded(text, Durable, recorder.path) if text is not None else None
 
 
-def _keep(recorder: RunRecorder, durable: Durable) -> None:
+def _keep(recorder: RunDb, durable: Durable) -> None:
     """So that an agent that is killed before the first plan leaves a run that its successor can conduct."""
     recorder.set_meta(DURABLE_KEY, msgspec.json.encode(durable).decode())
 

@@ -12,8 +12,9 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import rows, views
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.planning.durable import Durable
-from trainctl.node_agent.records.replication import VIEW_KEY, Copies
-from trainctl.node_agent.records.run_db import RunRecorder
+from trainctl.node_agent.records.keys import DURABLE_KEY, VIEW_KEY, settings_key
+from trainctl.node_agent.records.replication import Copies
+from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.trainers.rank_ports import RankPort
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
@@ -24,13 +25,6 @@ STALL_SECONDS, CATCH_UP_SECONDS = 2.0, 1.0
 """An agent that has not looked for so long was stopped itself, and then takes so long to hear what it missed."""
 UNCOMMITTED_PARTS = 64
 """Newest parts of steps that no other rank had reported yet when they came late."""
-DURABLE_KEY = "conductor"
-
-
-def settings_key(plan_version: int) -> str:
-    """Where the record keeps the settings of a plan version."""
-    return f"settings-{plan_version}"
-
 
 CommandEnding = Callable[[d.CommandEnded], Awaitable[None]]
 
@@ -42,7 +36,7 @@ class Session:
         self,
         conductor: Conductor,
         paths: RunPaths,
-        recorder: RunRecorder,
+        recorder: RunDb,
         lead: str,
         ports: Mapping[int, RankPort],
         publisher: Publisher,
@@ -50,13 +44,15 @@ class Session:
         on_command_end: CommandEnding,
         saw: Callable[[m.Generation], object],
         copies: Copies,
+        on_end: Callable[[], object] = lambda: None,
     ) -> None:
-        """`lead` is this node, `ports` leads to every rank, `saw` is told each generation before it is used and
-        `on_command_end` each command's outcome; `copies` are the record's on the run's other nodes."""
+        """`lead` is this node, `ports` leads to every rank, `saw` is told each generation before it is used,
+        `on_command_end` each command's outcome and `on_end` that the run has ended; `copies` are the record's on the
+        run's other nodes."""
         self.conductor, self.paths, self.recorder, self.started_at = conductor, paths, recorder, started_at
         self.copies, recorder.on_kept = copies, copies.add
         self.ports, self._lead = ports, lead
-        self._publisher, self._on_command_end = publisher, on_command_end
+        self._publisher, self._on_command_end, self._on_end = publisher, on_command_end, on_end
         state = recorder.last_state()
         self.last_step: m.StepCommitted | None = state.step
         self.rank_steps: dict[int, m.RankStep] = {part.rank: part for part in state.rank_steps}
@@ -118,7 +114,7 @@ class Session:
         heard = self.conductor.ranks[rank].heard or 0.0
         # An agent that has just come back gives its trainers as long again: they are still to attach to it.
         silent_seconds = time.monotonic() - max(heard, self._watching_since, self.ports[rank].reached_monotonic)
-        if silent_seconds < self.conductor.patience_seconds(rank):
+        if silent_seconds < self.conductor.silence_limit_seconds(rank):
             self._away.pop(rank, None)
             return 0.0
         if rank not in self._away:
@@ -163,6 +159,8 @@ class Session:
             if not self._closed:
                 self._show(event)
                 await self.copies.flush()
+        if self.ended is not None:
+            self._on_end()
 
     def _show(self, event: d.Input) -> None:
         if isinstance(event, m.Message):

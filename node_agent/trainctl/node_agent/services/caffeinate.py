@@ -20,7 +20,7 @@ def to_begin(platform: str, trainers: Iterable[int], held: Iterable[int]) -> tup
     return tuple(sorted(set(trainers) - set(held))) if platform == "darwin" else ()
 
 
-class Wakefulness:
+class Caffeinate:
     """What is started outlives the agent, as the trainers do, and is found again by the next one."""
 
     def __init__(self, platform: str = sys.platform) -> None:

@@ -14,9 +14,8 @@ from typing import IO, Protocol
 from trainctl.node_agent.services import agent_log
 from trainctl.node_agent.services.agent_log import log
 from trainctl.node_agent.services.sd_notify import Notifier, from_environment
-from trainctl.node_agent.services.watchdog import StallGuard
+from trainctl.node_agent.services.watchdog import Watchdog
 from trainctl.node_agent.transport.publisher import Publisher
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
 
 BEAT_SECONDS = 1.0
@@ -37,12 +36,12 @@ class Working(Protocol):
 
 @contextlib.asynccontextmanager
 async def at_work(agent: Working, stall_seconds: float) -> AsyncIterator[None]:
-    """Around an agent's serving. Raises TrainctlError, its one line naming the log, for what must not happen."""
+    """RunsSource an agent's serving. Raises TrainctlError, its one line naming the log, for what must not happen."""
     notifier = from_environment(os.environ)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     with contextlib.closing(notifier), agent_log.kept(agent.directory) as traces:
         log.info("started: %s, pid %s, version %s, %s open files", agent.doing, os.getpid(), version("trainctl"), files)
-        _listen(agent.publisher)
+        agent.publisher.listeners.append(agent_log.heard)
         try:
             async with supervised(notifier, stall_seconds, lambda: agent.doing, traces):
                 yield
@@ -57,23 +56,12 @@ async def at_work(agent: Working, stall_seconds: float) -> AsyncIterator[None]:
         log.info("stopped: %s", agent.doing)
 
 
-def _listen(publisher: Publisher) -> None:
-    """Have the log hear what is published, after whoever does already."""
-    before = publisher.on_publish
-
-    def both(message: m.Live) -> None:
-        before(message)
-        agent_log.heard(message)
-
-    publisher.on_publish = both
-
-
 @contextlib.asynccontextmanager
 async def supervised(
     notifier: Notifier, stall_seconds: float, doing: Callable[[], str], traces: Callable[[], IO[str] | None]
 ) -> AsyncIterator[None]:
     """`stall_seconds`: how long the event loop may stand still before the process ends, 0 for as long as it likes."""
-    guard = StallGuard(stall_seconds, _tell_stall, traces) if stall_seconds else None
+    guard = Watchdog(stall_seconds, _tell_stall, traces) if stall_seconds else None
     limits = [limit / _BEATS for limit in (notifier.watchdog_seconds, stall_seconds) if limit]
     notifier.ready(doing())
     beating = asyncio.create_task(_beat(notifier, guard, doing, min([BEAT_SECONDS, *limits])), name="supervision")
@@ -89,7 +77,7 @@ async def supervised(
         await asyncio.gather(beating, return_exceptions=True)
 
 
-async def _beat(notifier: Notifier, guard: StallGuard | None, doing: Callable[[], str], seconds: float) -> None:
+async def _beat(notifier: Notifier, guard: Watchdog | None, doing: Callable[[], str], seconds: float) -> None:
     """On the event loop, so that it beats only while that turns."""
     while True:
         notifier.beat(doing())

@@ -28,7 +28,7 @@ class Stall:
         return self.seconds
 
 
-class StallGuard:
+class Watchdog:
     """A thread that watches the loop's beats. `sys.exit` there would end the thread only: it ends the process.
 
     What holds the interpreter's own lock for so long stops this thread too.

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 from trainctl.node_agent.trainers.ipc import TrainerLink
-from trainctl.node_agent.trainers.memory_deaths import recognised
-from trainctl.node_agent.trainers.oom import OomKills
+from trainctl.node_agent.trainers.oom import OomKills, recognised
 from trainctl.node_agent.trainers.rank_reports import newest_reports
-from trainctl.node_agent.trainers.supervisor import GRACE_SECONDS, TrainerHost
+from trainctl.node_agent.trainers.supervisor import GRACE_SECONDS, TrainerSupervisor
 from trainctl.node_agent.transport.peer_link import PeerLink
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
@@ -60,10 +59,10 @@ class RankPort(Protocol):
 
 
 class LocalRank:
-    """A rank that this agent hosts, under a keeper."""
+    """A rank that this agent hosts, under a shim."""
 
-    def __init__(self, host: TrainerHost, link: TrainerLink, paths: RunPaths, node: str, rank: int) -> None:
-        self._host, self._link, self._paths, self._node, self._rank = host, link, paths, node, rank
+    def __init__(self, supervisor: TrainerSupervisor, link: TrainerLink, paths: RunPaths, node: str, rank: int) -> None:
+        self._supervisor, self._link, self._paths, self._node, self._rank = supervisor, link, paths, node, rank
         self._leave_due = float("inf")  # by time.monotonic
         self._kills, self._was_killed = OomKills(), False  # by this agent
         self._seen = Look()
@@ -81,7 +80,7 @@ class LocalRank:
         env = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **wanted.env}
         self._was_killed = False
         self._link.forget_held(self._paths.directory.name, self._rank)
-        self._host.start(self._paths, self._rank, argv, env, wanted.priority)
+        self._supervisor.start(self._paths, self._rank, argv, env, wanted.priority)
 
     def _wanted(self) -> NodeTable:
         try:
@@ -102,7 +101,7 @@ class LocalRank:
         return self._seen
 
     def _look(self) -> Look:
-        hosted = self._host.find(self._paths, self._rank)
+        hosted = self._supervisor.find(self._paths, self._rank)
         if hosted is not None:
             if time.monotonic() >= self._leave_due:
                 self._leave_due = float("inf")
@@ -110,7 +109,7 @@ class LocalRank:
             if hosted.pid is not None:
                 self._kills.look(hosted.pid)
             return Look(hosted.pid)
-        status = self._host.exit_status(self._paths, self._rank)
+        status = self._supervisor.exit_status(self._paths, self._rank)
         memory = self._lack_of_memory(status)
         how = self._describe(status)
         return Look(None, Ending(status == 0, f"{how}, out of memory" if memory else how, memory))
@@ -145,7 +144,7 @@ class LocalRank:
 
     def _end(self, grace_seconds: float = GRACE_SECONDS) -> None:
         try:
-            self._was_killed = self._host.kill(self._paths, self._rank, grace_seconds) or self._was_killed
+            self._was_killed = self._supervisor.kill(self._paths, self._rank, grace_seconds) or self._was_killed
         except OSError:  # too many files are open to find it: at a look to come
             self._leave_due = time.monotonic()
 
@@ -153,7 +152,7 @@ class LocalRank:
         """Have a trainer, if none lives; it takes part in nothing before it is given the group's state. Raises
         RefusedError if no process can be started."""
         try:
-            found = self._host.find(self._paths, self._rank)
+            found = self._supervisor.find(self._paths, self._rank)
         except OSError as error:
             raise RefusedError(f"rank {self._rank}: {error}") from None
         if found is None:
@@ -170,7 +169,7 @@ class LocalRank:
         )
         if status == -signal.SIGKILL:
             return how  # it had no time for last words: what is in the log is of its reducers, or old
-        said = last_words(self._host.log_tail(self._paths, self._rank, 20))
+        said = last_words(self._supervisor.log_tail(self._paths, self._rank, 20))
         return f"{how}: {said[:300]}" if said else how
 
 
@@ -238,14 +237,4 @@ class RemoteRank:
         )
 
     async def end(self) -> None:
-        await end_rank(self._link, self._run, self._rank, "stopping")
-
-
-async def end_rank(link: PeerLink, run: str, rank: int, state: m.RunState, reason: str = "") -> bool:
-    """Have a follower's agent end a rank and keep how the run ended; False if it can't be told now.
-
-    A `state` of "starting" says that the run never began: nothing of it is kept.
-    """
-    return await link.send(
-        lambda name, seq: m.PeerEnd(link=name, seq=seq, run=run, rank=rank, state=state, reason=reason)
-    )
+        await self._link.end_rank(self._run, self._rank, "stopping")

@@ -65,7 +65,7 @@ def keep(command: list[str], record: Path, log: Path, log_limit: int = LOG_LIMIT
     """Run `command` to its end. Raises OSError if the log or the record cannot be written."""
     go_read, go_write = os.pipe()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    # Held back over the fork, or one that comes before the command begins would meet the keeper's handler and be lost.
+    # Held back over the fork, or one that comes before the command begins would meet the shim's handler and be lost.
     signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_US)
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""Trainer processes of this node: started under a keeper, found again by a restarted agent, ended by identity only."""
+"""Trainer processes of this node: started under a shim, found again by a restarted agent, ended by identity only."""
 
 import json
 import os
@@ -17,14 +17,14 @@ from trainctl.protocol.record.paths import RunPaths
 GRACE_SECONDS = 10.0
 TAIL_BYTES = 65536
 KEEPER_SECONDS = 0.2
-"""How long a dead trainer's exit status is waited for while its keeper lives: it takes a few milliseconds."""
+"""How long a dead trainer's exit status is waited for while its shim lives: it takes a few milliseconds."""
 
 _Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class HostedTrainer:
-    """A live trainer; `pid` and `started_at` (Unix seconds) are None while its keeper is still beginning."""
+    """A live trainer; `pid` and `started_at` (Unix seconds) are None while its shim is still beginning."""
 
     pid: int | None
     started_at: float | None
@@ -32,7 +32,7 @@ class HostedTrainer:
     keeper_pid: int
 
 
-class TrainerHost:
+class TrainerSupervisor:
     """Hosts trainers by the files in their run directories; any number of hosts, one after another, see the same."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:

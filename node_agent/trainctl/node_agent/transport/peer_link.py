@@ -29,7 +29,7 @@ Made = Callable[[str, int], m.ToPeer]
 """A message from the conversation's name and its number in it."""
 
 
-class LeadEnd(Protocol):
+class PeerListener(Protocol):
     """Who listens to the followers. Called in the order in which a follower spoke."""
 
     def hello(self, link: str) -> m.PeerHello: ...
@@ -46,7 +46,7 @@ class PeerLink:
     """One follower's agent; `serve` keeps in touch for as long as it runs."""
 
     def __init__(
-        self, context: Any, node: str, address: str, lead: LeadEnd, key: str | None = None,
+        self, context: Any, node: str, address: str, lead: PeerListener, key: str | None = None,
         credentials: CredentialsFor = lambda node, address: None,
     ) -> None:  # fmt: skip
         """`key`: the other agent's public one, if it has one. `credentials` gives what to speak to it with, and raises
@@ -122,6 +122,15 @@ class PeerLink:
             return None
         finally:
             self._claiming = None
+
+    async def end_rank(self, run: str, rank: int, state: m.RunState, reason: str = "") -> bool:
+        """Have it end a rank and keep how the run ended; False if it can't be told now.
+
+        A `state` of "starting" says that the run never began: nothing of it is kept.
+        """
+        return await self.send(
+            lambda link, seq: m.PeerEnd(link=link, seq=seq, run=run, rank=rank, state=state, reason=reason)
+        )
 
     def renew(self) -> None:
         """Begin the conversation anew: what this agent says of itself has changed."""

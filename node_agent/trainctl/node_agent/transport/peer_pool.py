@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from trainctl.node_agent.trainers.rank_ports import end_rank
-from trainctl.node_agent.transport.peer_link import CredentialsFor, LeadEnd, PeerLink
+from trainctl.node_agent.transport.peer_link import CredentialsFor, PeerLink, PeerListener
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.cluster_file import NodeEntry
@@ -25,7 +24,7 @@ class Peers:
     """All other nodes of the cluster, whether they take part in a run or not."""
 
     def __init__(
-        self, context: Any, nodes: Mapping[str, NodeEntry], lead: LeadEnd, credentials: CredentialsFor
+        self, context: Any, nodes: Mapping[str, NodeEntry], lead: PeerListener, credentials: CredentialsFor
     ) -> None:
         """`credentials` gives what to speak to a node's agent with, and raises InvalidInputError if it can't be."""
         self.links = {
@@ -95,7 +94,7 @@ class Peers:
         refusals = [answer for answer in answers if answer is not None]
         if refusals:
             for rank, node in asked.items():
-                await end_rank(self.links[node], run, rank, call_off, str(refusals[0]))
+                await self.links[node].end_rank(run, rank, call_off, str(refusals[0]))
             raise refusals[0]
 
     async def _ask(self, node: str, message: m.PeerHost) -> InvalidInputError | None:

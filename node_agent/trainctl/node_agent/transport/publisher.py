@@ -2,13 +2,13 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import zmq
 
-from trainctl.node_agent.transport.subscriber_limits import Listeners
+from trainctl.node_agent.transport.subscriber_limits import SubscriberLimits
 from trainctl.protocol import messages as m
 from trainctl.protocol.wire import codec
 
@@ -19,11 +19,11 @@ KEPT_MESSAGES = 10_000
 class Publisher:
     """The one writer of an XPUB socket; `seq` is the last number given out."""
 
-    def __init__(self, socket: Any, boot: str) -> None:
-        self._socket, self._listeners, self.boot, self.seq = socket, Listeners(socket), boot, 0
+    def __init__(self, socket: Any, boot: str, listeners: Sequence[Callable[[m.Live], object]] = ()) -> None:
+        self._socket, self._limits, self.boot, self.seq = socket, SubscriberLimits(socket), boot, 0
         self._kept: deque[m.Live] = deque(maxlen=KEPT_MESSAGES)
-        self.on_publish: Callable[[m.Live], None] = lambda _: None
-        """Told of each message that is published."""
+        self.listeners = [*listeners]
+        """Each is told of every message that is published, in this order."""
 
     @property
     def socket(self) -> Any:
@@ -34,7 +34,7 @@ class Publisher:
         """Publish on another socket from here on, on none if None; gives the one before. Numbers go on."""
         before, self._socket = self._socket, socket
         if socket is not None:
-            self._listeners = Listeners(socket)
+            self._limits = SubscriberLimits(socket)
         return before
 
     def publish(self, message: m.Live) -> None:
@@ -43,7 +43,8 @@ class Publisher:
         numbered = msgspec.structs.replace(message, boot=self.boot, seq=self.seq)
         self._kept.append(numbered)
         self._send(numbered)
-        self.on_publish(numbered)
+        for heard in self.listeners:
+            heard(numbered)
 
     def beat(self, beat: m.Heartbeat) -> None:
         """Send a heartbeat carrying the last number given out."""
@@ -62,4 +63,4 @@ class Publisher:
             return  # it is just being bound anew: subscribers will see the gap
         with contextlib.suppress(zmq.Again):  # no room for any subscriber: they will see the gap
             self._socket.send_multipart([m.TOPICS[type(message)], codec.encode(message)], zmq.DONTWAIT)
-        self._listeners.hear()
+        self._limits.hear()

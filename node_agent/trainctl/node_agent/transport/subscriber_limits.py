@@ -17,7 +17,7 @@ _Caller = tuple[int, Any]
 """A connection: its descriptor and where it comes from."""
 
 
-class Listeners:
+class SubscriberLimits:
     """Counts what the connections of an XPUB socket say, and hangs up on who says too much.
 
     The socket takes in what was said whenever it is used, and libzmq has no limit of its own for it.

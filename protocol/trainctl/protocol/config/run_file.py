@@ -57,9 +57,9 @@ class GroupTable(_Table, frozen=True):
     """How ranks sum their gradients; one rank alone needs none of it."""
 
     engine: Literal["auto", "gloo", "ring"] = "auto"  # auto: gloo if all are Linux with torch, else ring with mlx
-    links_per_peer: Annotated[int, Meta(ge=1, le=8)] = 1  # ring: TCP connections between two neighbours
+    links_per_peer: Annotated[int, Meta(ge=1, le=8)] = 1  # ring: rings summing at once, a process each
     chunk_mb: Annotated[int, Meta(ge=1, le=64)] = 64  # 10^6 bytes summed at a time
-    first_shares: Literal["even", "timed"] = "even"  # where [nodes.NAME] gives no share; timed: by a short measurement
+    first_shares: Literal["even", "timed"] = "timed"  # where [nodes.NAME] gives no share; timed: by a short measurement
     sync_weights_every: NonNegativeInt = 0  # steps between giving all ranks the lowest one's state; 0: never
     hung_seconds: Annotated[float, Meta(ge=1, le=86400)] = 120.0  # a rank that gets on with nothing for so long hangs
     unreachable_seconds: Annotated[float, Meta(ge=1, le=604800)] = 300.0  # a node with the only state, out of reach

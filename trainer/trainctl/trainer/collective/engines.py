@@ -4,13 +4,16 @@ An engine joins once in the life of a process. While it is connecting, the ring 
 other Python thread runs; a process that may not wait for ever needs a timer of the system's.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
+import socket
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +24,8 @@ from trainctl.protocol.messages import Engine
 
 _SLOWEST_STEP = timedelta(days=1)
 """How long gloo waits within a sum for a slower rank; whoever waits in vain is ended from outside."""
-_START_APART_SECONDS = 0.015
+_HEAD_START_SECONDS = 0.015
+_RETRY_SECONDS = 0.005
 _MODULES: dict[Engine, str] = {"gloo": "torch", "ring": "mlx"}
 
 
@@ -91,14 +95,18 @@ class Ring:
     def join(
         self, index: int, endpoints: Sequence[Sequence[str]], interface: str, seconds: float, listener: int | None
     ) -> None:
-        """The last rank connects first, to the first; all others listen first. One that connects to nobody sleeps for a
-        second, so each starts a little after those before it."""
+        """The last rank connects first, to the first; all others listen first. One that is refused sleeps for a second,
+        so all start together, and the last a little later."""
         reading, writing = os.pipe()
         os.write(writing, json.dumps(endpoints).encode())
         os.close(writing)
         os.environ["MLX_HOSTFILE"], os.environ["MLX_RANK"] = f"/dev/fd/{reading}", str(index)
-        time.sleep(index * _START_APART_SECONDS)
-        self._group = self._mx.distributed.init(strict=True, backend="ring")
+        _rendezvous(index, endpoints)
+        last = index == len(endpoints) - 1
+        if last:
+            time.sleep(_HEAD_START_SECONDS)
+        with contextlib.nullcontext() if last else _yielding():
+            self._group = self._mx.distributed.init(strict=True, backend="ring")
         os.close(reading)
 
     def all_reduce(self, words: NDArray[Any]) -> None:
@@ -115,6 +123,47 @@ def _exchanged_ports(store: Any, index: int, count: int) -> dict[int, list[int]]
         own = []
     store.set(f"ports/{index}", json.dumps(own))
     return {place: json.loads(store.get(f"ports/{place}")) for place in range(count)}
+
+
+def _rendezvous(index: int, endpoints: Sequence[Sequence[str]]) -> None:
+    """Return on all ranks at about the same time, once all are there: each connects to the first at its endpoint, and
+    the first answers all of them together. Raises OSError."""
+    host, port = endpoints[0][0].rsplit(":", 1)
+    if index > 0:
+        with _connected(host, int(port)) as connection:
+            if not connection.recv(1):
+                raise ConnectionError("the first rank left before all had connected to it")
+        return
+    with contextlib.ExitStack() as held:
+        with socket.socket() as listener:
+            for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # the engine listens there next
+                listener.setsockopt(socket.SOL_SOCKET, option, 1)
+            listener.bind((host, int(port)))
+            listener.listen(len(endpoints))
+            connections = [held.enter_context(listener.accept()[0]) for _ in endpoints[1:]]
+        for connection in connections:
+            connection.send(b"1")
+
+
+def _connected(host: str, port: int) -> socket.socket:
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):  # nobody listens yet
+            return socket.create_connection((host, port))
+        time.sleep(_RETRY_SECONDS)
+
+
+@contextlib.contextmanager
+def _yielding() -> Iterator[None]:
+    """Within, this process takes no core from others as it wakes (Linux). The first of two ranks connects to the second
+    as soon as that one has connected to it; on one machine that was often before the second listened."""
+    if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        yield
+        return
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    yield
+    for task in Path("/proc/self/task").iterdir():  # the engine's new threads too
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setscheduler(int(task.name), os.SCHED_OTHER, os.sched_param(0))
 
 
 def load(engine: Engine) -> Collective:

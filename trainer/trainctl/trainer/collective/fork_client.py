@@ -153,7 +153,8 @@ class ForkStandby:
             self._server = _Server(*branch_off(engine))
             self._server.prepare(engine)
 
-    def prepare(self, engine: Engine) -> None:
+    def prepare(self, engine: Engine, count: int = 1) -> None:
+        """One server makes any number."""
         with self._lock:
             self._prepared(engine)
 

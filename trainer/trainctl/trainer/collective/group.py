@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 _DIGEST_WORDS = 8  # SHA-256
 _TAIL_VALUES = 3
+_LEAST_PART_WORDS = 1 << 18
+"""Of a sum that links share: MLX splits no further what is shorter, and each part costs an order and an answer."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +100,14 @@ class Solo:
 
 
 class ReducerGroup:
-    """A group by way of a reducer process, which belongs to it from here on."""
+    """A group by way of reducer processes, one for each link to a neighbour, which belong to it from here on."""
 
     def __init__(
-        self, form: Form, rank: int, layout: Layout, reducer: ReducerProcess, nodes: Sequence[str] = ()
+        self, form: Form, rank: int, layout: Layout, reducers: Sequence[ReducerProcess], nodes: Sequence[str] = ()
     ) -> None:
         """`nodes`: names by rank, for errors. Raises GroupError if there is no memory for the buffer."""
         self._nodes = nodes
-        self._form, self._rank, self._layout, self._reducer = form, rank, layout, reducer
+        self._form, self._rank, self._layout, self._reducers = form, rank, layout, reducers
         self._index = form.ranks.index(rank)
         self._tail_words = tail_words(len(form.ranks), _TAIL_VALUES)
         self._ports: list[socket.socket] = []
@@ -113,7 +115,6 @@ class ReducerGroup:
         try:
             self._buffer = SharedBuffer.create(words)
         except OSError as error:
-            reducer.close()
             raise GroupError(f"no shared memory of {words * WORD_BYTES:,} bytes: {error.strerror}") from None
         self._arrays = layout.views(self._buffer.floats)
         self._deadline: float | None = time.monotonic() + form.deadline_seconds  # None: formed
@@ -121,24 +122,28 @@ class ReducerGroup:
     # ------------------------------------------------------------ forming
 
     def begin(self, interface: str, chunk_words: int, endpoints: list[socket.socket]) -> None:
-        """Have the reducer join; returns at once. Any thread. The sockets behind this rank's endpoints are the group's
-        from here on. Raises as `all_reduce`."""
+        """Have each reducer join the others of its link; returns at once. Any thread. The sockets behind this rank's
+        endpoints are the group's from here on. Raises as `all_reduce`."""
         form, self._ports = self._form, endpoints
         assert form.engine != "none"
-        order = Join(
-            engine=form.engine,
-            index=self._index,
-            endpoints=form.endpoints,
-            interface=interface,
-            deadline_seconds=form.deadline_seconds,
-            size_bytes=self._buffer.size_bytes,
-            chunk_words=chunk_words,
-            generation=str(form.generation),
-        )
+        joins = [
+            Join(
+                engine=form.engine,
+                index=self._index,
+                endpoints=tuple((endpoint,) for endpoint in link),
+                interface=interface,
+                deadline_seconds=form.deadline_seconds,
+                size_bytes=self._buffer.size_bytes,
+                chunk_words=max(1, chunk_words // len(self._reducers)),
+                generation=str(form.generation),
+            )
+            for link in zip(*form.endpoints, strict=False)
+        ]
         is_host = form.engine == "gloo" and self._index == 0
         listener = [endpoints[0].fileno()] if is_host else []
         try:
-            self._reducer.order(order, [self._buffer.descriptor, *listener])
+            for reducer, order in zip(self._reducers, joins, strict=True):
+                reducer.order(order, [self._buffer.descriptor, *listener])
         except (GroupError, AbandonedError):
             self.close()
             raise
@@ -148,7 +153,7 @@ class ReducerGroup:
     def complete(self) -> None:
         """Wait until all ranks are connected, and see that all lay their parameters out alike. Raises as
         `all_reduce`, naming a rank that doesn't."""
-        self._wait()
+        self._wait(self._reducers)
         for rank, digest in zip(self._form.ranks, self._digests(), strict=True):
             if digest != _digest(self._form.layout_digest or self._layout.digest):
                 raise GroupError(f"rank {rank} lays its parameters out in another way than the group does")
@@ -198,10 +203,12 @@ class ReducerGroup:
         return self._rank == (self._form.ranks[0] if source is None else source)
 
     def abort(self) -> None:
-        self._reducer.kill()
+        for reducer in self._reducers:
+            reducer.kill()
 
     def close(self) -> None:
-        self._reducer.close()
+        for reducer in self._reducers:
+            reducer.close()
         self._buffer.close()
         self._close_ports()
 
@@ -210,22 +217,31 @@ class ReducerGroup:
             port.close()
 
     def _reduce(self, order: Reduce) -> None:
-        self._reducer.order(order)
-        self._wait()
-
-    def _wait(self) -> None:
-        """A failure here ends the reducer, so that the others don't wait for this rank."""
-        left = None if self._deadline is None else max(0.001, self._deadline - time.monotonic())
+        """Every link sums a part; all ranks part it alike."""
+        parts = max(1, min(len(self._reducers), order.count // _LEAST_PART_WORDS))
+        words, busy = -(-order.count // parts), self._reducers[:parts]
         try:
-            self._reducer.wait(left)
+            for part, reducer in enumerate(busy):
+                done = part * words
+                reducer.order(Reduce(order.words, order.start + done, min(words, order.count - done)))
+        except GroupError:
+            self.abort()
+            raise
+        self._wait(busy)
+
+    def _wait(self, reducers: Sequence[ReducerProcess]) -> None:
+        """A failure here ends all reducers, so that the others don't wait for this rank."""
+        try:
+            for reducer in reducers:
+                reducer.wait(None if self._deadline is None else max(0.001, self._deadline - time.monotonic()))
         except EngineError as error:
-            self._reducer.kill()
+            self.abort()
             raise self._explained(error) from None
         except GroupError:
-            self._reducer.kill()
+            self.abort()
             raise
         except TimeoutError:
-            self._reducer.kill()
+            self.abort()
             seconds = self._form.deadline_seconds
             raise GroupError(f"ranks {list(self._form.ranks)} did not get together within {seconds:g} s") from None
 

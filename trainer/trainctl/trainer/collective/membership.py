@@ -62,9 +62,9 @@ class Formation:
         self._active: ReducerGroup | None = None
 
     def stand_by(self) -> None:
-        """Have a process ready for the next group, if this run has groups. Raises GroupError."""
+        """Have processes ready for the next group, if this run has groups. Raises GroupError."""
         if self._likely is not None:
-            self._standby.prepare(self._likely)
+            self._standby.prepare(self._likely, self._links(self._likely))
 
     def offer(self, order: Offer) -> tuple[str, ...]:
         """host:port of sockets that stay open; the same again for the same generation. Raises GroupError naming the
@@ -73,7 +73,7 @@ class Formation:
         if offered is None or (offered.generation, offered.engine) != (order.generation, order.engine):
             self._withdraw()
             self._likely = order.engine
-            self._standby.prepare(order.engine)
+            self._standby.prepare(order.engine, self._links(order.engine))
             self._offered = offered = _Offered(order.generation, order.engine)
             self._open(offered)
         return offered.endpoints
@@ -116,19 +116,28 @@ class Formation:
         if (offered.generation, offered.engine) != (order.generation, order.engine):
             raise GroupError(f"rank {self._rank} has no {order.engine} endpoints open for {order.generation}")
         name, _ = find_interface(self._interface)
-        group = ReducerGroup(order, self._rank, self._layout, self._standby.take(offered.engine), self._nodes)
+        with contextlib.ExitStack() as unless_held:
+            taken = (self._standby.take(offered.engine) for _ in zip(*order.endpoints, strict=False))
+            reducers = [unless_held.enter_context(contextlib.closing(reducer)) for reducer in taken]
+            group = ReducerGroup(order, self._rank, self._layout, reducers, self._nodes)
+            unless_held.pop_all()
         self._active = group
         chunk_words = self._table.chunk_mb * 1_000_000 // WORD_BYTES
         group.begin(name, chunk_words, offered.sockets)
         return group
 
+    def _links(self, engine: Engine) -> int:
+        """How many rings join at once, each with one link to a neighbour. One ring of MLX's with several links opens
+        them one by one, and listens for a link only after it has accepted the one before. Its peer mostly connects too
+        early, is refused, and sleeps for 1 s each time."""
+        return self._table.links_per_peer if engine == "ring" else 1
+
     def _open(self, offered: _Offered) -> None:
         """gloo: one socket that listens. ring: as many as there are links to a neighbour, only bound, to keep the ports
         from others until the engine listens on them itself."""
         _, address = find_interface(self._interface)
-        count = self._table.links_per_peer if offered.engine == "ring" else 1
         try:
-            for _ in range(count):
+            for _ in range(self._links(offered.engine)):
                 held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
                 offered.sockets.append(held)
                 held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1 if offered.engine == "ring" else 0)

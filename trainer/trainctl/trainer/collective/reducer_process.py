@@ -56,11 +56,14 @@ class ReducerProcess:
         self.life, self._channel = life, channel
         self._status: int | None = None
         self.killed = self._reaped = False
+        self._prepared: set[Engine] = set()
 
     def prepare(self, engine: Engine) -> None:
-        """Have it import an engine; returns at once."""
-        with contextlib.suppress(OSError):  # one that is dead says so when it is asked to join
-            self._channel.send(Prepare(engine))
+        """Have it import an engine, once; returns at once."""
+        if engine not in self._prepared:
+            self._prepared.add(engine)
+            with contextlib.suppress(OSError):  # one that is dead says so when it is asked to join
+                self._channel.send(Prepare(engine))
 
     def order(self, order: Join | Reduce, descriptors: Sequence[int] = ()) -> None:
         """Send an order; returns at once. Raises as `wait`."""

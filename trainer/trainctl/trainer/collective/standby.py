@@ -1,7 +1,7 @@
-"""What stands ready to make the reducer of a rank's next group.
+"""What stands ready to make the reducers of a rank's next group.
 
-On Linux a fork server with the engine imported makes it. Elsewhere a fork isn't safe once a system library is in use,
-so a process of its own waits with its engine imported, and is replaced when it is taken.
+On Linux a fork server with the engine imported makes them. Elsewhere a fork isn't safe once a system library is in use,
+so processes of their own wait with their engine imported, and are replaced when they are taken.
 """
 
 import contextlib
@@ -15,10 +15,11 @@ from trainctl.trainer.collective.reducer_process import GroupError, ReducerProce
 
 
 class Standby(Protocol):
-    """What has, or makes, a reducer for the next group; from any thread."""
+    """What has, or makes, reducers for the next group; from any thread."""
 
-    def prepare(self, engine: Engine) -> None:
-        """Have `engine` imported, or being imported. Raises GroupError if no process can be had."""
+    def prepare(self, engine: Engine, count: int = 1) -> None:
+        """Have `engine` imported, or being imported, for so many reducers. Raises GroupError if no process can be
+        had."""
 
     def take(self, engine: Engine) -> ReducerProcess:
         """A reducer that has imported `engine` or is about to; it is the caller's from here on. Returns at once.
@@ -46,41 +47,37 @@ def early_standby(engine: Engine | None) -> Standby:
 
 
 class SpawnStandby:
-    """A `Standby`: at most one process that waits to be used."""
+    """A `Standby`: processes that wait to be used."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: ReducerProcess | None = None
-        self._prepared: set[Engine] = set()  # by the one that waits
+        self._waiting: list[ReducerProcess] = []
         self._closed = False
 
-    def prepare(self, engine: Engine) -> None:
+    def prepare(self, engine: Engine, count: int = 1) -> None:
         with self._lock:
             if self._closed:
                 return
-            if self._waiting is not None and not _lives(self._waiting):
-                self._waiting.close()
-                self._waiting = None
-            if self._waiting is None:
-                self._waiting, self._prepared = spawn(), set()
-            if engine not in self._prepared:
-                self._prepared.add(engine)
-                self._waiting.prepare(engine)
+            for dead in [reducer for reducer in self._waiting if not _lives(reducer)]:
+                self._waiting.remove(dead)
+                dead.close()
+            while len(self._waiting) < count:
+                self._waiting.append(spawn())
+            for reducer in self._waiting[:count]:
+                reducer.prepare(engine)
 
     def take(self, engine: Engine) -> ReducerProcess:
         self.prepare(engine)
         with self._lock:
-            taken, self._waiting = self._waiting, None
-        if taken is None:
-            raise GroupError("this rank is leaving")
-        return taken
+            if not self._waiting:
+                raise GroupError("this rank is leaving")
+            return self._waiting.pop(0)
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            if self._waiting is not None:
-                self._waiting.close()
-                self._waiting = None
+            while self._waiting:
+                self._waiting.pop().close()
 
 
 def _lives(reducer: ReducerProcess) -> bool:

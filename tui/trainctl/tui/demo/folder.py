@@ -108,7 +108,7 @@ def drop_ended(root: Path) -> None:
 def run_config(assets: Path, nodes: Mapping[str, str], steps: int) -> dict[str, Any]:
     """The demo's run file as plain values, checked; `nodes` are the ranks in order, with what computes on each.
 
-    Several share this machine: a thread each, and first shares by a short measurement.
+    Several share this machine: a thread each.
     """
     table: dict[str, Any] = {"threads": 1} if len(nodes) > 1 else {}
     raw = {
@@ -129,7 +129,6 @@ def run_config(assets: Path, nodes: Mapping[str, str], steps: int) -> dict[str, 
             "clip_norm": 1.0,
         },
         "evaluate": {"every_steps": EVALUATE_EVERY},
-        "group": {"first_shares": "timed" if len(nodes) > 1 else "even"},
         "nodes": {name: {"backend": backend, **table} for name, backend in nodes.items()},
     }
     return run_file.to_dict(run_file.parse(raw, "demo"))

@@ -19,6 +19,7 @@ _MICRO_BY_PARAMETERS = ((2e8, 8), (1e9, 4), (1e10, 2))
 _RUN_HEAD = """\
 # A run to start from. examples/run.toml in trainctl's sources has every setting, with its meaning and default.
 # Try it with: trainctl check {file}, then trainctl run {file} --follow (an agent must run: trainctl-agent run).
+# Several nodes share the batch by their speed, measured before step 1; [nodes.NAME] with share = N sets a node's part.
 """
 _CLUSTER_HEAD = """\
 # The nodes of the cluster. examples/cluster.toml in trainctl's sources has every setting.

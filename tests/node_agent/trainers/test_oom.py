@@ -20,9 +20,8 @@ from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.durable import RankSetting, Settings
 from trainctl.node_agent.trainers import rank_ports
 from trainctl.node_agent.trainers.ipc import TrainerLink
-from trainctl.node_agent.trainers.memory_deaths import Held, Kills, recognised
-from trainctl.node_agent.trainers.oom import WINDOW_SECONDS, OomKills, count_file, read_count
-from trainctl.node_agent.trainers.supervisor import TrainerHost
+from trainctl.node_agent.trainers.oom import WINDOW_SECONDS, Held, Kills, OomKills, count_file, read_count, recognised
+from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import codec
@@ -284,7 +283,7 @@ def test_a_trainer_that_the_kernel_kills_for_memory_is_told_from_one_that_is_kil
     (tmp_path / "run-1").mkdir()
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    paths, host = RunPaths(tmp_path / "run-1"), TrainerHost()
+    paths, host = RunPaths(tmp_path / "run-1"), TrainerSupervisor()
 
     async def main() -> rank_ports.Ending:
         context = zmq.asyncio.Context()

@@ -1,0 +1,218 @@
+"""What this agent is for a run, as one value. A transition is a pure function, and refuses where it isn't defined."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import assert_never
+
+from trainctl.node_agent.roles.followed_run import FollowedRank
+from trainctl.node_agent.runs.session import Session
+
+
+@dataclasses.dataclass(frozen=True)
+class Idle:
+    """It takes part in no run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WaitingToRestart:
+    """All ranks of the run that it led were lost: it is taken up from its newest checkpoint, not before `due`."""
+
+    run: str
+    due: float  # by time.monotonic
+
+
+@dataclasses.dataclass(frozen=True)
+class Starting:
+    """A run is being opened on all its nodes."""
+
+    run: str | None  # None: a new one, which has no id yet
+    waiting: WaitingToRestart | None = None  # goes on waiting if this one can't be started
+
+
+@dataclasses.dataclass(frozen=True)
+class Leading:
+    """It conducts a run."""
+
+    session: Session
+
+
+@dataclasses.dataclass(frozen=True)
+class Closing:
+    """The run that it led has ended; copies of its record are brought up to date."""
+
+    session: Session
+    waiting: WaitingToRestart | None = None  # what comes after; None: nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class Following:
+    """It hosts a rank of a run that another node's agent leads."""
+
+    rank: FollowedRank
+
+
+Role = Idle | Starting | Leading | Closing | WaitingToRestart | Following
+
+
+class TransitionError(Exception):
+    """A transition that its role doesn't have: a fault of the agent's own."""
+
+    def __init__(self, what: str, role: Role) -> None:
+        super().__init__(f"can't {what} while {type(role).__name__}")
+
+
+# ---------------------------------------------------------------- transitions: mypy refuses one that leaves a role out
+
+
+def start(role: Role, run: str | None = None) -> Starting:
+    """An operator starts a run, a new one or (`run`) an old one again."""
+    match role:
+        case Idle():
+            return Starting(run)
+        case WaitingToRestart():
+            return Starting(run, role)
+        case Starting() | Leading() | Closing() | Following():
+            raise TransitionError("start", role)
+
+
+def restart(role: Role) -> Starting:
+    """The time of the run that waited has come."""
+    match role:
+        case WaitingToRestart():
+            return Starting(role.run)
+        case Idle() | Starting() | Leading() | Closing() | Following():
+            raise TransitionError("restart", role)
+
+
+def name(role: Role, run: str) -> Starting:
+    """The run that is being started has its id."""
+    match role:
+        case Starting():
+            return Starting(run, role.waiting)
+        case Idle() | Leading() | Closing() | WaitingToRestart() | Following():
+            raise TransitionError("name", role)
+
+
+def finish(role: Role) -> Idle | WaitingToRestart:
+    """The run could not be started, or its record is closed after its end; one that waits comes next."""
+    match role:
+        case Starting(_, waiting) | Closing(_, waiting):
+            return waiting or Idle()
+        case Idle() | Leading() | WaitingToRestart() | Following():
+            raise TransitionError("finish", role)
+
+
+def put_off(role: Role, waiting: WaitingToRestart) -> WaitingToRestart:
+    """The run whose time had come could not be restarted, and is tried again."""
+    match role:
+        case Starting(waiting.run, None):
+            return waiting
+        case Idle() | Starting() | Leading() | Closing() | WaitingToRestart() | Following():
+            raise TransitionError("put off", role)
+
+
+def lead(role: Role, session: Session) -> Leading:
+    """A run is open: one that was started, or one that goes on here, whose trainers live."""
+    match role:
+        case Idle() | Starting():
+            return Leading(session)
+        case Leading() | Closing() | WaitingToRestart() | Following():
+            raise TransitionError("lead", role)
+
+
+def close(role: Role, waiting: WaitingToRestart | None) -> Closing:
+    """The last rank of the run is gone; `waiting`: it goes back to its newest checkpoint."""
+    match role:
+        case Leading():
+            return Closing(role.session, waiting)
+        case Idle() | Starting() | Closing() | WaitingToRestart() | Following():
+            raise TransitionError("close", role)
+
+
+def follow(role: Role, rank: FollowedRank) -> Following:
+    """This node hosts a rank for another node's agent from here on."""
+    match role:
+        case Idle():
+            return Following(rank)
+        case Starting() | Leading() | Closing() | WaitingToRestart() | Following():
+            raise TransitionError("follow", role)
+
+
+def let_go(role: Role) -> Idle:
+    """Another node's agent has the run from here on, or it has ended without this one."""
+    match role:
+        case Leading() | Closing() | WaitingToRestart() | Following():
+            return Idle()
+        case Idle() | Starting():
+            raise TransitionError("let go", role)
+
+
+# ---------------------------------------------------------------- the owner
+
+
+class AgentRole:
+    """The one owner of an agent's role: everything else asks it, and changes it by a transition."""
+
+    def __init__(self) -> None:
+        self._now: Role = Idle()
+        self._changed = asyncio.Event()
+
+    @property
+    def now(self) -> Role:
+        return self._now
+
+    def turn(self, role: Role) -> None:
+        """Be what a transition from the role of now has given."""
+        self._now = role
+        self._changed.set()
+
+    async def wait_while(self, is_so: Callable[[], bool], seconds: float) -> None:
+        """Until the role has changed so far that it isn't so any more, or so many seconds have passed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while is_so():
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    @property
+    def session(self) -> Session | None:
+        """The run that is led, until its record is closed."""
+        return self._now.session if isinstance(self._now, Leading | Closing) else None
+
+    @property
+    def followed(self) -> FollowedRank | None:
+        """The rank that is hosted for another node's agent."""
+        return self._now.rank if isinstance(self._now, Following) else None
+
+    @property
+    def waiting(self) -> WaitingToRestart | None:
+        """The run that waits to be taken up again, also while an operator starts one."""
+        if isinstance(self._now, Starting):
+            return self._now.waiting
+        return self._now if isinstance(self._now, WaitingToRestart) else None
+
+    @property
+    def is_starting(self) -> bool:
+        return isinstance(self._now, Starting)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a run is led, or waits to be taken up again."""
+        return not isinstance(self._now, Idle | Following)
+
+    @property
+    def run(self) -> str | None:
+        """The run that is led, or about to be."""
+        match self._now:
+            case Leading(session) | Closing(session):
+                return session.run
+            case Starting(run, waiting):
+                return run or (waiting.run if waiting is not None else None)
+            case WaitingToRestart(run):
+                return run
+            case Idle() | Following():
+                return None
+            case _:
+                assert_never(self._now)

@@ -1,0 +1,117 @@
+"""An agent's role: every transition from every role is either defined or refused, and none leads astray."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainctl.node_agent.roles import role as r
+
+
+class Session:
+    def __init__(self, run: str) -> None:
+        self.run = run
+
+
+SESSION: Any = Session("run-1")
+RANK: Any = object()
+WAITING = r.WaitingToRestart("run-1", 5.0)
+OTHER = r.WaitingToRestart("run-0", 7.0)
+ROLES: dict[str, r.Role] = {
+    "idle": r.Idle(),
+    "starting": r.Starting("run-1"),
+    "starting, while another waits": r.Starting("run-1", OTHER),
+    "leading": r.Leading(SESSION),
+    "closing": r.Closing(SESSION),
+    "closing, to restart": r.Closing(SESSION, WAITING),
+    "waiting": WAITING,
+    "following": r.Following(RANK),
+}
+TRANSITIONS: dict[str, Callable[[r.Role], r.Role]] = {
+    "start": lambda role: r.start(role, "run-1"),
+    "restart": r.restart,
+    "name": lambda role: r.name(role, "run-1"),
+    "put off": lambda role: r.put_off(role, WAITING),
+    "lead": lambda role: r.lead(role, SESSION),
+    "close": lambda role: r.close(role, None),
+    "close, to restart": lambda role: r.close(role, WAITING),
+    "finish": r.finish,
+    "follow": lambda role: r.follow(role, RANK),
+    "let go": r.let_go,
+}
+DEFINED: dict[tuple[str, str], r.Role] = {
+    ("idle", "start"): r.Starting("run-1"),
+    ("idle", "lead"): r.Leading(SESSION),
+    ("idle", "follow"): r.Following(RANK),
+    ("starting", "name"): r.Starting("run-1"),
+    ("starting", "finish"): r.Idle(),
+    ("starting", "put off"): WAITING,
+    ("starting", "lead"): r.Leading(SESSION),
+    ("starting, while another waits", "name"): r.Starting("run-1", OTHER),
+    ("starting, while another waits", "finish"): OTHER,
+    ("starting, while another waits", "lead"): r.Leading(SESSION),
+    ("leading", "close"): r.Closing(SESSION),
+    ("leading", "close, to restart"): r.Closing(SESSION, WAITING),
+    ("leading", "let go"): r.Idle(),
+    ("closing", "finish"): r.Idle(),
+    ("closing", "let go"): r.Idle(),
+    ("closing, to restart", "finish"): WAITING,
+    ("closing, to restart", "let go"): r.Idle(),
+    ("waiting", "start"): r.Starting("run-1", WAITING),
+    ("waiting", "restart"): r.Starting("run-1"),
+    ("waiting", "let go"): r.Idle(),
+    ("following", "let go"): r.Idle(),
+}
+
+
+@pytest.mark.parametrize("before", ROLES)
+@pytest.mark.parametrize("what", TRANSITIONS)
+def test_each_transition_from_each_role_is_defined_or_refused(before: str, what: str) -> None:
+    if (before, what) in DEFINED:
+        assert TRANSITIONS[what](ROLES[before]) == DEFINED[before, what]
+    else:
+        with pytest.raises(r.TransitionError):
+            TRANSITIONS[what](ROLES[before])
+
+
+def test_a_run_is_not_put_off_as_another() -> None:
+    with pytest.raises(r.TransitionError, match="can't put off while Starting"):
+        r.put_off(r.Starting("run-2"), WAITING)
+
+
+@given(st.lists(st.sampled_from(sorted(TRANSITIONS))))
+def test_after_any_sequence_it_takes_part_in_one_run_at_most_and_can_become_idle(sequence: list[str]) -> None:
+    owner = r.AgentRole()
+    for what in sequence:
+        before = owner.now
+        try:
+            owner.turn(TRANSITIONS[what](before))
+        except r.TransitionError:
+            assert owner.now is before
+        assert (owner.session is None) or (owner.followed is None and owner.waiting is None and not owner.is_starting)
+        assert owner.followed is None or (owner.run is None and not owner.is_busy)
+        assert owner.is_busy == (owner.run is not None)
+        assert isinstance(_ended(owner.now), r.Idle)
+
+
+def _ended(role: r.Role) -> r.Role:
+    """After what brings any role to its end: a failure to start, the end of a run, word from another node."""
+    if isinstance(role, r.Starting):
+        role = r.finish(role)
+    return role if isinstance(role, r.Idle) else r.let_go(role)
+
+
+async def test_a_change_of_role_is_waited_for_and_not_for_ever() -> None:
+    owner = r.AgentRole()
+    owner.turn(r.lead(owner.now, SESSION))
+    waiting = [asyncio.create_task(owner.wait_while(lambda: owner.session is SESSION, 60.0)) for _ in range(2)]
+    await asyncio.sleep(0)
+    owner.turn(r.close(owner.now, None))
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting)
+    owner.turn(r.finish(owner.now))
+    await asyncio.gather(*waiting)
+    await owner.wait_while(lambda: True, 0.01)
