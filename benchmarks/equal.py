@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sides import Cluster, ddp, end_on_sigterm, run_config
+from lib.sides import Cluster, ddp, end_on_sigterm, run_config
 
 from trainctl.trainer import demo_assets
 

@@ -23,7 +23,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config import run_file
 from trainctl.trainer import demo_assets
-from trainctl.trainer.backends.protocol import load
+from trainctl.trainer.backends.load import load
 from trainctl.trainer.data.dataset import open_dataset
 from trainctl.trainer.data.permutation import positions_of, samples_at
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_file import GroupTable
 from trainctl.trainer.collective.group import ReducerGroup
-from trainctl.trainer.collective.membership import Formation
+from trainctl.trainer.collective.membership import Membership
 from trainctl.trainer.collective.shared_buffer import WORD_BYTES, Layout
 
 WORDS = 1 << 21
@@ -129,7 +129,7 @@ def ask(ranks: "Sequence[subprocess.Popen[str]]", order: dict[str, Any]) -> list
 
 def be_rank(number: int, links: int) -> int:
     """Carry out the orders on standard input; answers are what was offered, or the seconds that it took."""
-    formation = Formation(number, Layout({"a": (WORDS,)}, "x"), GroupTable(links_per_peer=links), INTERFACE, "ring")
+    membership = Membership(number, Layout({"a": (WORDS,)}, "x"), GroupTable(links_per_peer=links), INTERFACE, "ring")
     group: ReducerGroup | None = None
     for line in sys.stdin:
         order, begun = json.loads(line), time.perf_counter()
@@ -137,28 +137,28 @@ def be_rank(number: int, links: int) -> int:
             if group is not None:
                 group.close()
             offer = m.Offer(run="r", generation=m.Generation(1, order["offer"]), engine="ring")
-            print(json.dumps(formation.offer(offer)), flush=True)
+            print(json.dumps(membership.offer(offer)), flush=True)
             continue
         if "form" in order:
-            group = formed(formation, order["form"], order["endpoints"])
+            group = formed(membership, order["form"], order["endpoints"])
         else:
             assert group is not None
             group.share(0, lambda arrays: None)
         print(time.perf_counter() - begun, flush=True)
-    formation.close()
+    membership.close()
     if group is not None:
         group.close()
     return 0
 
 
-def formed(formation: Formation, n: int, endpoints: list[list[str]]) -> ReducerGroup:
+def formed(membership: Membership, n: int, endpoints: list[list[str]]) -> ReducerGroup:
     ends = tuple(tuple(one) for one in endpoints)
     generation = m.Generation(1, n)
     order = m.Form(
         run="r", generation=generation, engine="ring", ranks=(0, 1), endpoints=ends, layout_digest="x",
         deadline_seconds=60.0,
     )  # fmt: skip
-    group = formation.form(order)
+    group = membership.form(order)
     assert isinstance(group, ReducerGroup)
     group.complete()
     group.formed()

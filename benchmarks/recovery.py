@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sides import Cluster, end, end_on_sigterm, kill_left, run_config, until
+from lib.sides import Cluster, end, end_on_sigterm, kill_left, run_config, until
 
 from trainctl.protocol import messages as m
 from trainctl.trainer import demo_assets
@@ -187,7 +187,7 @@ def elastic(folder: Path, restarts: int) -> Iterator[None]:
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(len(NODES)),
         "--max-restarts", str(restarts + 2), "--monitor-interval", "0.1",
-        str(Path(__file__).with_name("elastic_worker.py")), "--folder", str(folder),
+        str(Path(__file__).with_name("lib") / "elastic_worker.py"), "--folder", str(folder),
     ]  # fmt: skip
     interface = "lo" if sys.platform == "linux" else "lo0"
     # In torchrun's own store the addresses of earlier workers stay, and new ones may try those until a restart is lost.

@@ -38,7 +38,7 @@ from trainctl.trainer.data.batch import Batch, from_blocks
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices
 from trainctl.trainer.step.executor import Executor, Identity, Settings
-from trainctl.trainer.step.progress import Ledger
+from trainctl.trainer.step.progress import Progress
 from trainctl.trainer.step.stopwatch import Stopwatch
 
 Micros = NDArray[np.float64]
@@ -97,8 +97,8 @@ class Spent:
     seconds = 0.0
 
 
-class TimedLedger(Ledger):
-    """The executor makes its report between the step's commit and the ledger's taking it: all of that counts."""
+class TimedProgress(Progress):
+    """The executor makes its report between the step's commit and the progress's taking it: all of that counts."""
 
     def __init__(self, spent: Spent) -> None:
         super().__init__()
@@ -184,15 +184,15 @@ def measure_ours(folder: Path, count: int, work: int) -> Micros:
     status = StatusWriter(folder / "rank-0.status", os.getpid())
     writer = MetricsWriter(folder / "rank-0.db", "here")
     spent, each = Spent(), np.empty(count)
-    ledger = TimedLedger(spent)
-    with Control(who, endpoint, ledger, status) as control:
+    progress = TimedProgress(spent)
+    with Control(who, endpoint, progress, status) as control:
 
         def send_soon(message: m.FromTrainer) -> None:
             begun = time.perf_counter()
             control.send(message)
             spent.seconds += time.perf_counter() - begun
 
-        executor = new_executor(who, work, ledger, status, send_soon, spent)
+        executor = new_executor(who, work, progress, status, send_soon, spent)
         for step in range(1, count + 1):
             report = executor.train(plan_of(step), time.perf_counter())
             begun = time.perf_counter()
@@ -211,16 +211,16 @@ def measure_ours(folder: Path, count: int, work: int) -> Micros:
 def new_executor(
     who: Identity,
     work: int,
-    ledger: Ledger,
+    progress: Progress,
     status: StatusWriter,
     send: Callable[[m.FromTrainer], None],
     spent: Spent,
 ) -> Executor:
     """The trainer's own, at step 0 of a generation of one rank."""
-    ledger.load(0, 0)
-    ledger.form(m.Form(run=who.run, generation=GENERATION, engine="none", ranks=(0,)))
+    progress.load(0, 0)
+    progress.form(m.Form(run=who.run, generation=GENERATION, engine="none", ranks=(0,)))
     backend, data = cast(Backend, Work(work, spent)), cast(Dataset, Samples())
-    return Executor(who, Settings(0, "float32", 1.0), backend, data, ledger, status, send)
+    return Executor(who, Settings(0, "float32", 1.0), backend, data, progress, status, send)
 
 
 def measure_phases(folder: Path, count: int, work: int) -> Micros:
@@ -245,7 +245,7 @@ def count_after_a_burst(folder: Path, count: int) -> int:
     """Rows in rank-0.db after `count` reports as fast as they can be made."""
     status = StatusWriter(folder / "rank-0.status", os.getpid())
     who = Identity("bench", "here", 0)
-    executor = new_executor(who, 1, Ledger(), status, lambda message: None, Spent())
+    executor = new_executor(who, 1, Progress(), status, lambda message: None, Spent())
     report = executor.train(plan_of(1), time.perf_counter())
     writer = MetricsWriter(folder / "rank-0.db", "here")
     for step in range(1, count + 1):

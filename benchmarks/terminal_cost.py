@@ -24,8 +24,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import long_record
-from pseudo_terminal import Screen, Terminal
+from lib import long_record
+from lib.pseudo_terminal import Screen, Terminal
 
 COLUMNS, ROWS = 120, 40
 SETTLE_SECONDS = 8.0

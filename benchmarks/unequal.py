@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from sides import Cluster, Ddp, ddp, end_on_sigterm, run_config
+from lib.sides import Cluster, Ddp, ddp, end_on_sigterm, run_config
 
 from trainctl.trainer import demo_assets
 

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def size_of(venv: Path, system: str = sys.platform) -> str:
     """What a person should know of the download before it begins."""
     if any(venv.glob("lib/python*/site-packages/torch")):
-        return "setup: PyTorch is there already: what else is missing is at most 0.5 GB to download"
+        return "setup: PyTorch is already installed; at most 0.5 GB remains to download"
     if system == "linux":
         return (
             "setup: may download 3 GB or more and take 8 GB of disk, as PyTorch for Linux comes with CUDA\n"
@@ -75,7 +75,7 @@ def run_stage(title: str, command: Sequence[str], log: Path, stream: TextIO = sy
         for line in told(log, start):
             stream.write(f"  {line}\n")
         stream.write(
-            f"setup: all of it is in {log}. Put it right and run the same command again, or begin anew: make clean\n"
+            f"setup: the full log is {log}. Fix the problem and run the same command again, or run make clean first\n"
         )
     return status == 0
 

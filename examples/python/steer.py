@@ -14,7 +14,7 @@ import uuid
 from typing import Any
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.client import BlockingClient
 from trainctl.protocol.errors import ExpiredError, TrainctlError, UnreachableError
 from trainctl.protocol.messages import verbs
 

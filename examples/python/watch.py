@@ -15,7 +15,7 @@ import sys
 from collections.abc import AsyncIterator
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client.client import Client, Connection
+from trainctl.protocol.client import Client, Connection
 from trainctl.protocol.errors import TrainctlError
 
 

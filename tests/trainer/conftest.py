@@ -32,14 +32,15 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire.sockets import new_socket
 from trainctl.trainer import demo_assets
-from trainctl.trainer.backends.protocol import Backend, load
-from trainctl.trainer.collective.membership import Formation
+from trainctl.trainer.backends.load import load
+from trainctl.trainer.backends.protocol import Backend
+from trainctl.trainer.collective.membership import Membership
 from trainctl.trainer.collective.shared_buffer import Layout
 from trainctl.trainer.collective.standby import standby_here
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.step.executor import Executor, Identity, Settings
-from trainctl.trainer.step.progress import Ledger
+from trainctl.trainer.step.progress import Progress
 
 GENERATION = m.Generation(1, 1)
 G = 12
@@ -53,7 +54,7 @@ class Rig:
     config: runfile.RunFile
     backend: Backend
     dataset: Dataset
-    ledger: Ledger
+    progress: Progress
     executor: Executor
     sent: list[m.FromTrainer] = field(default_factory=list)
     seq: int = 0
@@ -81,7 +82,7 @@ class Rig:
         return self.executor.train(self.plan(step, micro, **changes), time.perf_counter())
 
     def form(self, generation: m.Generation = GENERATION) -> None:
-        assert self.ledger.form(m.Form(run="r", generation=generation, engine="none", ranks=(0,)))
+        assert self.progress.form(m.Form(run="r", generation=generation, engine="none", ranks=(0,)))
 
 
 @pytest.fixture(scope="session")
@@ -160,13 +161,13 @@ def new_rig(run_file: Callable[..., runfile.RunFile], tmp_path: Path, assets: Pa
         pages.append(status)
         dataset = open_dataset(config, tmp_path / "data", "run.toml")
         loaded = load(config, config.nodes["here"], "run.toml")
-        ledger = Ledger()
-        ledger.load(0, 0)
+        progress = Progress()
+        progress.load(0, 0)
         settings = Settings(config.run.seed, config.model.dtype, config.optimizer.clip_norm)
         sent: list[m.FromTrainer] = []
         model = wrap(loaded) if wrap else loaded
-        executor = Executor(Identity("r", "here", rank or 0), settings, model, dataset, ledger, status, sent.append)
-        rig = Rig(config, model, dataset, ledger, executor, sent)
+        executor = Executor(Identity("r", "here", rank or 0), settings, model, dataset, progress, status, sent.append)
+        rig = Rig(config, model, dataset, progress, executor, sent)
         if rank is None:
             rig.form()
         return rig
@@ -219,26 +220,26 @@ def new_ranks(new_rig: Callable[..., Rig], fork_servers: ForkServers) -> Iterato
 
 
 @pytest.fixture
-def ledger() -> Ledger:
-    made = Ledger()
+def progress() -> Progress:
+    made = Progress()
     made.load(0, 0)
     return made
 
 
 @pytest.fixture
-def line(tmp_path: Path, ledger: Ledger, fork_servers: ForkServers) -> Iterator[Line]:
+def line(tmp_path: Path, progress: Progress, fork_servers: ForkServers) -> Iterator[Line]:
     context = zmq.Context()
     socket = new_socket(context, zmq.ROUTER)
     status = StatusWriter(tmp_path / "rank-0.status", os.getpid())
     with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as folder:
         socket.bind(f"ipc://{folder}/a")
-        with Control(WHO, f"ipc://{folder}/a", ledger, status) as control:
+        with Control(WHO, f"ipc://{folder}/a", progress, status) as control:
             layout = Layout({"a": (4,)}, "x")
-            control.groups.formation = Formation(WHO.rank, layout, GroupTable(), "", None, fork_servers)
+            control.groups.membership = Membership(WHO.rank, layout, GroupTable(), "", None, fork_servers)
             made = Line(control, socket)
             made.hear(m.Alive)
             yield made
-            control.groups.formation.close()
+            control.groups.membership.close()
         socket.close()
     context.term()
     status.close()

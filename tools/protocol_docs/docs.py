@@ -19,11 +19,13 @@ from msgspec import inspect as shape
 from tools.protocol_docs import examples, generated, meanings, prose
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import base, kept, peers, replies, requests, telemetry, trainer, verbs
 from trainctl.protocol.messages.version import HISTORY, PROTOCOL_VERSION
 from trainctl.protocol.wire import codec
 
 DEFAULT_PATH = Path("docs/protocol.md")
+SOURCES = (base, trainer, telemetry, requests, peers, kept, replies)
+"""Where messages and their parts are written, in the order of the page."""
 Comments = dict[str, dict[str, str]]
 """Class -> field -> the comment beside it."""
 CONSTANTS = {"None": "null", "True": "true", "False": "false"}
@@ -31,7 +33,7 @@ CONSTANTS = {"None": "null", "True": "true", "False": "false"}
 
 def page() -> str:
     """The whole page."""
-    comments = field_comments(m)
+    comments = field_comments(*SOURCES)
     parts = [
         prose.INTRODUCTION.format(version=PROTOCOL_VERSION),
         prose.SOCKETS,
@@ -54,23 +56,29 @@ def page() -> str:
 # ---------------------------------------------------------------- what the source says
 
 
-def field_comments(module: ModuleType) -> Comments:
+def field_comments(*modules: ModuleType) -> Comments:
     """The comments at the ends of the lines of each class's fields."""
-    source = inspect.getsource(module)
+    found: Comments = {}
+    for module in modules:
+        found |= _comments_of(inspect.getsource(module))
+    return found
+
+
+def _comments_of(source: str) -> Comments:
     by_line = {
         token.start[0]: token.string.lstrip("# ").strip()
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
-    found: Comments = {}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ClassDef):
-            found[node.name] = {
-                field.target.id: " ".join(by_line[line] for line in _lines(field) if line in by_line)
-                for field in node.body
-                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-            }
-    return found
+    return {
+        node.name: {
+            field.target.id: " ".join(by_line[line] for line in _lines(field) if line in by_line)
+            for field in node.body
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        }
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef)
+    }
 
 
 def _lines(field: ast.AnnAssign) -> range:
@@ -100,8 +108,13 @@ def portable(pattern: str) -> str:
 
 def part_types() -> list[type[msgspec.Struct]]:
     """The structs inside messages, in the order of the source."""
-    structs = [kind for kind in vars(m).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
-    return [kind for kind in structs if kind.__module__ == m.__name__ and not issubclass(kind, m.Message)]
+    structs = [
+        kind
+        for module in SOURCES
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == module.__name__
+    ]
+    return [kind for kind in structs if not issubclass(kind, m.Message)]
 
 
 # ---------------------------------------------------------------- types in words

@@ -31,7 +31,7 @@ def schema() -> Schema:
     unions = {conversation_name(talk): union for talk, union in m.UNIONS.items()}
     arguments = [verb.args for verb in verbs.VERBS.values()]
     _, types = msgspec.json.schema_components([*unions.values(), *arguments], ref_template=REFERENCE)
-    comments = {**docs.field_comments(m), **docs.field_comments(verbs)}
+    comments = docs.field_comments(*docs.SOURCES, verbs)
     for kind in [*_structs(), *arguments]:
         _describe(types[kind.__name__], kind, comments)
     _bind_verbs(types["Command"])

@@ -39,7 +39,7 @@ from trainctl.node_agent.transport import bind, parent_watch
 from trainctl.node_agent.transport.mdns import Advertisement
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
-from trainctl.protocol.config import run_file
+from trainctl.protocol.config import names
 from trainctl.protocol.config.alert_rules import AlertHooks
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError
@@ -84,7 +84,7 @@ class Agent:
         options: Options = Options(),
     ) -> None:
         """Raises InvalidInputError for what can't be had, and then nothing is made."""
-        if not re.fullmatch(run_file.NAME_PATTERN, node):
+        if not re.fullmatch(names.NAME_PATTERN, node):
             raise InvalidInputError("--name", f"{node!r} is no node name: lower-case letters, digits, '.', '_' and '-'")
         if options.watches_parent:
             parent_watch.check()

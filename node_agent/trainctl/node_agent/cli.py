@@ -15,9 +15,9 @@ from trainctl.node_agent.exporter.listen_address import EXAMPLE, ListenAddress, 
 from trainctl.node_agent.services import commands
 from trainctl.protocol.config.alert_rules import AlertHooks, check_command, check_webhook
 from trainctl.protocol.config.cluster_file import Cluster, read_default
+from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.machine.local_agents import registered
-from trainctl.protocol.record.paths import node_name
 from trainctl.protocol.wire.sockets import DEFAULT_PORT
 
 app = typer.Typer(

@@ -14,7 +14,7 @@ TrainctlError
 import contextlib
 from collections.abc import Iterator, Sequence
 
-START_ONE = "start one with trainctl-agent run, or see one at work with trainctl demo"
+START_ONE = "start one with trainctl-agent run, or try trainctl demo"
 """What to do where no agent answers."""
 
 

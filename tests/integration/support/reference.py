@@ -11,10 +11,10 @@ from trainctl.node_agent.planning import lr_schedule, ranges
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.backends.protocol import load
+from trainctl.trainer.backends.load import load
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.step.executor import Executor, Identity, Settings
-from trainctl.trainer.step.progress import Ledger
+from trainctl.trainer.step.progress import Progress
 
 ALONE = Identity("alone", "here", 0)
 GENERATION = m.Generation(1, 1)
@@ -36,12 +36,12 @@ def one_rank_curve(config: dict[str, Any], steps: int | None = None) -> list[m.S
 
 
 def _executor(run: run_file.RunFile, dataset: Dataset, status: StatusWriter) -> Executor:
-    ledger = Ledger()
-    ledger.load(0, 0)
-    assert ledger.form(m.Form(run=ALONE.run, generation=GENERATION, engine="none", ranks=(ALONE.rank,)))
+    progress = Progress()
+    progress.load(0, 0)
+    assert progress.form(m.Form(run=ALONE.run, generation=GENERATION, engine="none", ranks=(ALONE.rank,)))
     settings = Settings(run.run.seed, run.model.dtype, run.optimizer.clip_norm)
     (node,) = run.nodes.values()
-    return Executor(ALONE, settings, load(run, node, "reference"), dataset, ledger, status, lambda message: None)
+    return Executor(ALONE, settings, load(run, node, "reference"), dataset, progress, status, lambda message: None)
 
 
 def _plans(run: run_file.RunFile, dataset: Dataset, steps: int) -> Iterator[m.StepPlan]:

@@ -237,3 +237,12 @@ def test_a_run_taken_up_from_the_record_of_a_version_without_probes_is_probed():
     simulation = Simulation(config(5, 12), kept).begin()
     assert simulation.finish().ended.state == "finished"
     assert probed_steps(simulation) == [0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_weights_that_are_one_per_cent_apart_are_refused_at_any_precision(dtype):
+    (found,) = probes.compare({0: said(), 1: said(norms=(1.0, 2.02))}, ())
+    assert found.largest == 0.0
+    assert found.exceeds(probes.tolerance("llama", dtype))
+    (alike,) = probes.compare({0: said(), 1: said()}, ())
+    assert not alike.exceeds(probes.tolerance("llama", dtype))

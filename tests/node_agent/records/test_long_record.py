@@ -4,7 +4,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from benchmarks import long_record
+from benchmarks.lib import long_record
 
 from trainctl.protocol.record.rollups import rebuild_rollups
 

@@ -122,7 +122,7 @@ def test_links_of_the_page_lead_somewhere() -> None:
 
 
 def test_comments_beside_fields_reach_the_page() -> None:
-    comments = docs.field_comments(m)
+    comments = docs.field_comments(*docs.SOURCES)
     assert comments["StepCommitted"]["loss"] == "weighted mean, nats per unit of weight"
     assert "| weighted mean, nats per unit of weight |" in docs.page()
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import zmq
 
-from trainctl.protocol.config import cluster_file
+from trainctl.protocol.config import addresses, cluster_file
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError
 from trainctl.protocol.security import keyring, keys
 from trainctl.protocol.security.keyring import Credentials, Keyring
 from trainctl.protocol.security.keys import KeyFolder, KeyPair
-from trainctl.protocol.wire import handshake, sockets
+from trainctl.protocol.wire import handshake
 
 STUDIO, MBP = KeyPair.new("studio"), KeyPair.new("mbp")
 
@@ -156,12 +156,12 @@ def test_a_key_that_was_learned_as_none_stays_off_loopback_refused(folder: KeyFo
 
 
 def test_off_loopback_one_address_is_listened_on_and_only_with_keys() -> None:
-    sockets.check_bind("tcp://10.0.0.5:7474", keys=True)
+    addresses.check_bind("tcp://10.0.0.5:7474", keys=True)
     for everywhere in ("tcp://0.0.0.0:7474", "tcp://*:7474", "tcp://[::]:7474"):
         with pytest.raises(InvalidInputError, match="one address"):
-            sockets.check_bind(everywhere, keys=True)
+            addresses.check_bind(everywhere, keys=True)
     with pytest.raises(InvalidInputError, match="trainctl keys new; trainctl keys authorize"):
-        sockets.check_bind("tcp://10.0.0.5:7474")
+        addresses.check_bind("tcp://10.0.0.5:7474")
 
 
 # ---------------------------------------------------------------- cluster files

@@ -1,7 +1,7 @@
 """Each trap that ZeroMQ and msgpack set, and the option or check that keeps this program out of it.
 
 Elsewhere: a publisher's high-water mark, frames over the limit, idle connections and hang-ups in
-tests/integration/test_floods.py; limits of what is decoded in test_codec.py; long multipart messages in test_places.py.
+tests/integration/test_floods.py; limits of what is decoded in test_codec.py.
 """
 
 import ast
@@ -199,3 +199,46 @@ context.destroy(linger=0)
     ]
     assert [len(one) for one in said] == [11, 11]
     assert said[0] != said[1]
+
+
+def test_options_of_sockets() -> None:
+    context = zmq.Context()
+    try:
+        router = sockets.new_socket(context, zmq.ROUTER, control=True)
+        dealer = sockets.new_socket(context, zmq.DEALER)
+        pub = sockets.new_socket(context, zmq.XPUB)
+        sub = sockets.new_socket(context, zmq.SUB)
+        assert router.getsockopt(zmq.MAXMSGSIZE) == 64 * 1024
+        assert dealer.getsockopt(zmq.MAXMSGSIZE) == 1024 * 1024
+        assert router.getsockopt(zmq.RCVHWM) == 32
+        assert pub.getsockopt(zmq.SNDHWM) == 1000
+        assert sub.getsockopt(zmq.RCVHWM) == 10_000
+        assert dealer.getsockopt(zmq.IMMEDIATE) == 1
+        for socket in (router, dealer, pub, sub):
+            assert socket.getsockopt(zmq.LINGER) == 0
+    finally:
+        context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("count", [0, 2, 3])
+def test_other_counts_of_frames_are_refused(count: int) -> None:
+    assert sockets.check_frames([b"x"], 1) == [b"x"]
+    with pytest.raises(ProtocolError, match=f"{count} frames where 1"):
+        sockets.check_frames([b"x"] * count, 1)
+
+
+@pytest.mark.parametrize(("sent", "kept"), [(1, 1), (8, 8), (9, 9), (500, 9)])
+async def test_a_long_multipart_message_is_not_kept(sent: int, kept: int) -> None:
+    import zmq.asyncio
+
+    context = zmq.asyncio.Context()
+    try:
+        there, here = sockets.new_socket(context, zmq.PAIR), sockets.new_socket(context, zmq.PAIR)
+        port = here.bind_to_random_port("tcp://127.0.0.1")
+        there.connect(f"tcp://127.0.0.1:{port}")
+        await there.send_multipart([b"x"] * sent)
+        await there.send_multipart([b"next"])
+        assert len(await sockets.receive(here)) == kept
+        assert await sockets.receive(here) == [b"next"]
+    finally:
+        context.destroy(linger=0)

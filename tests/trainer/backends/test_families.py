@@ -13,7 +13,8 @@ import transformers
 from numpy.typing import NDArray
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.backends.protocol import Backend, load
+from trainctl.trainer.backends.load import load
+from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.checkpoints import files
 from trainctl.trainer.data import batch as batches
 
@@ -238,7 +239,7 @@ def test_a_model_whose_layouts_contradict_each_other_is_refused(
     with pytest.raises(InvalidInputError) as refusal:
         load_model(model, backend)
     assert str(refusal.value) == (
-        f"{model / 'config.json'}: rope_parameters has rope_theta = 500000.0, the older keys beside it say 10000.0; "
+        f"{model / 'config.json'}: rope_parameters has rope_theta = 500000.0, the older keys have 10000.0; "
         "keep the value that the model was trained with and remove the other"
     )
 

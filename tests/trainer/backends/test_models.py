@@ -15,8 +15,9 @@ from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import file_digests
 from trainctl.trainer import demo_assets
-from trainctl.trainer.backends.protocol import Backend, choose, load
-from trainctl.trainer.collective import digest
+from trainctl.trainer.backends.load import choose, load
+from trainctl.trainer.backends.protocol import Backend
+from trainctl.trainer.collective.shared_buffer import layout_digest
 
 RunFileWriter = Callable[..., runfile.RunFile]
 Loader = Callable[[Path, str], Backend]
@@ -57,15 +58,15 @@ def test_names_shapes_and_layout_are_the_same_in_both(load_model: Loader, tmp_pa
     assert dict(torch.shapes) == dict(mlx.shapes)
     assert list(torch.shapes) == list(mlx.shapes) == sorted(torch.shapes)
     assert ("lm_head.weight" in torch.shapes) == (not tied)
-    assert digest.layout_digest(torch.shapes) == digest.layout_digest(mlx.shapes)
+    assert layout_digest(torch.shapes) == layout_digest(mlx.shapes)
     one, other = torch.export_state().weights, mlx.export_state().weights
     assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def test_the_layout_digest_sees_a_swap_of_equal_sizes() -> None:
     one = {"a": (2, 3), "b": (3, 2)}
-    assert digest.layout_digest(one) == digest.layout_digest(dict(reversed(one.items())))
-    assert digest.layout_digest(one) != digest.layout_digest({"a": (3, 2), "b": (2, 3)})
+    assert layout_digest(one) == layout_digest(dict(reversed(one.items())))
+    assert layout_digest(one) != layout_digest({"a": (3, 2), "b": (2, 3)})
 
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])

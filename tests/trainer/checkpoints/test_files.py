@@ -15,7 +15,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import checkpoints
 from trainctl.trainer.backends.protocol import State
 from trainctl.trainer.checkpoints import files
-from trainctl.trainer.collective import digest
+from trainctl.trainer.collective.shared_buffer import layout_digest
 
 NewRig = Callable[..., Any]
 SameBits = Callable[[dict[str, Any], dict[str, Any]], bool]
@@ -23,14 +23,14 @@ SameBits = Callable[[dict[str, Any], dict[str, Any]], bool]
 
 def loop_state(rig: Any) -> files.LoopState:
     return files.LoopState(
-        step=rig.ledger.last_step,
-        cursor=rig.ledger.cursor,
+        step=rig.progress.last_step,
+        cursor=rig.progress.cursor,
         updates=rig.backend.export_state().updates,
         loss_scale=rig.executor.loss_scale.value,
         loss_scale_good_steps=rig.executor.loss_scale.good_steps,
         seed=rig.config.run.seed,
         samples=rig.dataset.samples,
-        layout_digest=digest.layout_digest(rig.backend.shapes),
+        layout_digest=layout_digest(rig.backend.shapes),
         data_digest=rig.dataset.digest,
     )
 
@@ -71,7 +71,7 @@ def test_a_resumed_torch_run_is_the_run_to_the_byte(
     resumed = new_rig("torch", model__dtype=dtype)
     found = files.read(folder)
     resumed.backend.import_state(found.state)
-    resumed.ledger.load(found.loop.step, found.loop.cursor)
+    resumed.progress.load(found.loop.step, found.loop.cursor)
     resumed.executor.loss_scale.value = found.loop.loss_scale
     assert [resumed.train(step, 5).loss_sum for step in range(11, 21)] == expected
     one, other = straight.backend.export_state(), resumed.backend.export_state()
@@ -92,7 +92,7 @@ def test_either_backend_continues_the_others_run(
     found = files.read(write(one, tmp_path / "checkpoints" / "step-5"))
     other = new_rig(reader)
     other.backend.import_state(found.state)
-    other.ledger.load(5, found.loop.cursor)
+    other.progress.load(5, found.loop.cursor)
     if writer == reader:
         assert same_bits(other.backend.export_state().random, found.state.random)
     for step in range(6, 11):

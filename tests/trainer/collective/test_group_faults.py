@@ -15,8 +15,7 @@ from tests.trainer.support.ranks import DEADLINE_SECONDS, Rank, Ranks
 from trainctl.protocol import messages as m
 from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.collective.group import ReducerGroup, Tail
-from trainctl.trainer.collective.reducer_process import GroupError
-from trainctl.trainer.step.progress import AbandonedError
+from trainctl.trainer.common.errors import AbandonedError, GroupError
 
 NewRanks = Callable[..., Ranks]
 SHARES, MICROS = (6, 4, 2), (4, 3, 2)

@@ -26,7 +26,7 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import codec
 from trainctl.protocol.wire.sockets import new_socket
 from trainctl.trainer.collective.group import ReducerGroup
-from trainctl.trainer.collective.membership import Formation
+from trainctl.trainer.collective.membership import Membership
 from trainctl.trainer.collective.shared_buffer import Layout
 
 G = 12
@@ -203,7 +203,7 @@ def waiting_for_others(agents: Agents, digest: str, fork_servers: ForkServers) -
     """Rank 0 is in a group by the ring with a rank 1 of this process, which stays away from the sum."""
     agents.generation = generation = agents.generation.next()
     offer = m.Offer(run="r", generation=generation, engine="ring")
-    peer = Formation(1, Layout({"a": (4,)}, digest), GroupTable(), "", None, fork_servers)
+    peer = Membership(1, Layout({"a": (4,)}, digest), GroupTable(), "", None, fork_servers)
     agents.tell(offer, 0)
     endpoints = (agents.hear(m.Offered, 0).endpoints, peer.offer(offer))
     form = m.Form(run="r", generation=generation, engine="ring", ranks=(0, 1), endpoints=endpoints)

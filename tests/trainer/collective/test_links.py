@@ -13,11 +13,10 @@ from tests.trainer.support.ranks import DEADLINE_SECONDS, pid_of
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_file import GroupTable
 from trainctl.trainer.collective.group import Group, ReducerGroup
-from trainctl.trainer.collective.membership import Formation
-from trainctl.trainer.collective.reducer_process import GroupError
+from trainctl.trainer.collective.membership import Membership
 from trainctl.trainer.collective.shared_buffer import Layout
 from trainctl.trainer.collective.standby import SpawnStandby
-from trainctl.trainer.step.progress import AbandonedError
+from trainctl.trainer.common.errors import AbandonedError, GroupError
 
 LINKS, FORMINGS, ALLOWANCE_SECONDS, LATE_SECONDS = 4, 5, 0.5, 0.1
 WORDS = LINKS * (1 << 18) + 1001
@@ -27,21 +26,21 @@ Pair = tuple[ReducerGroup, ReducerGroup]
 @pytest.fixture
 def new_pair(fork_servers: ForkServers) -> Iterator[Callable[..., Pair]]:
     """Ranks 0 and 1 in a ring with so many links, formed; rank 0 may begin late."""
-    made: list[Formation | Group] = []
+    made: list[Membership | Group] = []
 
     def make(links: int, late: float = 0.0) -> Pair:
         layout, table = Layout({"a": (WORDS,)}, "x"), GroupTable(links_per_peer=links)
-        formations = [Formation(rank, layout, table, "", "ring", fork_servers) for rank in (0, 1)]
+        memberships = [Membership(rank, layout, table, "", "ring", fork_servers) for rank in (0, 1)]
         offer = m.Offer(run="r", generation=m.Generation(1, 1), engine="ring")
-        endpoints = tuple(formation.offer(offer) for formation in formations)
+        endpoints = tuple(membership.offer(offer) for membership in memberships)
         form = m.Form(
             run="r", generation=offer.generation, engine="ring", ranks=(0, 1), endpoints=endpoints, layout_digest="x",
             deadline_seconds=DEADLINE_SECONDS,
         )  # fmt: skip
-        second = formations[1].form(form)
+        second = memberships[1].form(form)
         time.sleep(late)
-        first = formations[0].form(form)
-        made.extend([*formations, first, second])
+        first = memberships[0].form(form)
+        made.extend([*memberships, first, second])
         assert isinstance(first, ReducerGroup)
         assert isinstance(second, ReducerGroup)
         assert both((first, second), ReducerGroup.complete) == []

@@ -26,11 +26,11 @@ from trainctl.protocol.machine import process_title
 from trainctl.trainer.collective.channel import Reduce
 from trainctl.trainer.collective.fork_client import ForkStandby
 from trainctl.trainer.collective.group import ReducerGroup
-from trainctl.trainer.collective.membership import Formation, find_interface
-from trainctl.trainer.collective.reducer_process import GroupError, ReducerProcess
+from trainctl.trainer.collective.membership import Membership, find_interface
+from trainctl.trainer.collective.reducer_process import ReducerProcess
 from trainctl.trainer.collective.shared_buffer import Layout
 from trainctl.trainer.collective.standby import SpawnStandby, Standby
-from trainctl.trainer.step.progress import AbandonedError
+from trainctl.trainer.common.errors import AbandonedError, GroupError
 
 NewRanks = Callable[..., Ranks]
 SHARES, MICROS = (6, 4, 2), (4, 3, 2)
@@ -47,19 +47,19 @@ def holder() -> Iterator[Callable[..., "tuple[subprocess.Popen[str], list[int]]"
         from trainctl.protocol import messages as m
         from trainctl.protocol.config.run_file import GroupTable
         from trainctl.trainer.collective.channel import Reduce
-        from trainctl.trainer.collective.membership import Formation
+        from trainctl.trainer.collective.membership import Membership
         from trainctl.trainer.collective.shared_buffer import Layout
         from trainctl.trainer.collective.standby import standby_here
 
         generation, standby = m.Generation(1, 1), standby_here()
         def made(engine, ranks):
             layout = Layout({"a": (1000,)}, "x")
-            formations = [Formation(rank, layout, GroupTable(), "", engine, standby) for rank in range(ranks)]
+            memberships = [Membership(rank, layout, GroupTable(), "", engine, standby) for rank in range(ranks)]
             offer = m.Offer(run="r", generation=generation, engine=engine)
-            endpoints = tuple(formation.offer(offer) for formation in formations)
+            endpoints = tuple(membership.offer(offer) for membership in memberships)
             form = m.Form(run="r", generation=generation, engine=engine, ranks=tuple(range(ranks)), endpoints=endpoints,
                           layout_digest="x", deadline_seconds=600.0)
-            return formations, form
+            return memberships, form
     """
 
     def start(script: str, engine: str) -> "tuple[subprocess.Popen[str], list[int]]":
@@ -92,13 +92,13 @@ def gone(pids: list[int]) -> bool:
 
 IN_A_SUM_AND_CONNECTING = """
     import sys
-    formations, form = made(sys.argv[1], 2)
-    groups = [formation.form(form) for formation in formations]
+    memberships, form = made(sys.argv[1], 2)
+    groups = [membership.form(form) for membership in memberships]
     threads = [threading.Thread(target=group.complete) for group in groups]
     [thread.start() for thread in threads]; [thread.join() for thread in threads]
     groups[0]._reducers[0].order(Reduce("float32", 0, 1000))
-    formations, form = made(sys.argv[1], 3)
-    groups += [formations[0].form(form)]
+    memberships, form = made(sys.argv[1], 3)
+    groups += [memberships[0].form(form)]
     while (pid := groups[2]._reducers[0].life.pid) is None: time.sleep(0.01)
     time.sleep(1.0)
     print(*[group._reducers[0].life.pid for group in groups], flush=True)
@@ -122,14 +122,14 @@ def test_ranks_that_lay_out_otherwise_are_named_before_anything_is_summed(
     new_ranks: NewRanks, engine: m.Engine
 ) -> None:
     ranks = new_ranks(engine, ("torch", "torch", "torch"))
-    layouts = [rank.formation._layout for rank in ranks.ranks]
-    ranks.ranks[1].formation._layout = Layout(layouts[1].shapes, "swapped")
+    layouts = [rank.membership._layout for rank in ranks.ranks]
+    ranks.ranks[1].membership._layout = Layout(layouts[1].shapes, "swapped")
     errors = ranks.form(layout_digest=layouts[0].digest)
     expected = "rank 1 lays its parameters out in another way than the group does"
     assert [str(error) for error in errors] == [expected] * 3
-    assert all(rank.rig.ledger.last_step == 0 and not rank.rig.sent for rank in ranks.ranks)
+    assert all(rank.rig.progress.last_step == 0 and not rank.rig.sent for rank in ranks.ranks)
     ranks.fence()
-    ranks.ranks[1].formation._layout = layouts[1]
+    ranks.ranks[1].membership._layout = layouts[1]
     assert ranks.form(layout_digest=layouts[0].digest) == []
     assert ranks.train(ranks.plan(1, SHARES, MICROS))[2].step == 1
 
@@ -200,15 +200,15 @@ def test_nothing_is_left_of_a_group(new_ranks: NewRanks) -> None:
 @pytest.mark.parametrize("engine", ["gloo", "ring"])
 def test_a_peer_that_never_comes_is_waited_for_until_the_deadline(fork_servers: ForkServers, engine: m.Engine) -> None:
     layout = Layout({"a": (3,)}, "x")
-    formations = [Formation(rank, layout, GroupTable(), "", engine, fork_servers) for rank in (0, 1)]
-    endpoints = tuple(one.offer(m.Offer(run="r", generation=FIRST, engine=engine)) for one in formations)
+    memberships = [Membership(rank, layout, GroupTable(), "", engine, fork_servers) for rank in (0, 1)]
+    endpoints = tuple(one.offer(m.Offer(run="r", generation=FIRST, engine=engine)) for one in memberships)
     form = m.Form(run="r", generation=FIRST, engine=engine, ranks=(0, 1), endpoints=endpoints, deadline_seconds=1.0)
-    group = formations[0].form(form)
+    group = memberships[0].form(form)
     assert isinstance(group, ReducerGroup)
     with pytest.raises(GroupError, match=r"^ranks \[0, 1\] did not get together within 1 s$"):
         group.complete()
     group.close()
-    for one in formations:
+    for one in memberships:
         one.close()
 
 
@@ -242,14 +242,14 @@ def test_a_reducer_s_title_follows_its_generation(made: Callable[[], Standby], m
     """Forked and started alike; it doesn't cost them their environment."""
     monkeypatch.setattr(process_title, "_whose", "rank 1 of demo-20260102-030405")
     standby, layout = made(), Layout({"a": (10,)}, "x")
-    formations = [Formation(rank, layout, GroupTable(), "", "gloo", standby) for rank in range(2)]
+    memberships = [Membership(rank, layout, GroupTable(), "", "gloo", standby) for rank in range(2)]
     generation = m.Generation(2, 7)
-    endpoints = tuple(one.offer(m.Offer(run="r", generation=generation, engine="gloo")) for one in formations)
+    endpoints = tuple(one.offer(m.Offer(run="r", generation=generation, engine="gloo")) for one in memberships)
     form = m.Form(
         run="r", generation=generation, engine="gloo", ranks=(0, 1), endpoints=endpoints, layout_digest="x",
         deadline_seconds=DEADLINE_SECONDS,
     )  # fmt: skip
-    group = formations[1].form(form)
+    group = memberships[1].form(form)
     assert isinstance(group, ReducerGroup)
     reducer, waiting = group._reducers[0], standby.take("gloo")
     assert wait_for_title(reducer, "reducer") == "trainctl: reducer rank 1 of demo-20260102-030405 g2.7"
@@ -259,7 +259,7 @@ def test_a_reducer_s_title_follows_its_generation(made: Callable[[], Standby], m
         assert server is not None and title_of(server) == "trainctl: fork server rank 1 of demo-20260102-030405"
     group.close()
     waiting.close()
-    for one in formations:
+    for one in memberships:
         one.close()
 
 
@@ -313,13 +313,13 @@ def test_the_first_fork_server_is_the_trainer_forked_and_one_that_dies_is_replac
     said = run_python("""
         import gc, psutil
         from tests.trainer.support.ranks import pid_of
-        from trainctl.trainer.collective.fork_self import Offshoot
+        from trainctl.trainer.collective.fork_self import ForkedServer
         from trainctl.trainer.collective.standby import early_standby
         standby = early_standby("ring")
         server = standby._server.process
         this, forked = psutil.Process(), psutil.Process(server.pid)
         first = standby.take("ring")
-        print(forked.ppid() == this.pid, isinstance(server, Offshoot), forked.num_threads())
+        print(forked.ppid() == this.pid, isinstance(server, ForkedServer), forked.num_threads())
         print(gc.get_freeze_count() > 0)  # so neither process's collections copy what they share
         print(psutil.Process(pid_of(first)).ppid() == server.pid, server.poll())
         server.kill()

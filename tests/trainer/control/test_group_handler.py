@@ -13,18 +13,19 @@ from tests.trainer.support.ranks import pid_of
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_file import GroupTable
 from trainctl.trainer.collective.group import ReducerGroup
-from trainctl.trainer.collective.membership import Formation
+from trainctl.trainer.collective.membership import Membership
 from trainctl.trainer.collective.shared_buffer import Layout
+from trainctl.trainer.common.errors import AbandonedError
 from trainctl.trainer.control.inbox import Joined, Joining, Order
-from trainctl.trainer.step.progress import AbandonedError, Ledger
+from trainctl.trainer.step.progress import Progress
 
 FIRST, SECOND, THIRD = (m.Generation(1, n) for n in (1, 2, 3))
 
 
 @pytest.fixture
-def peer(fork_servers: ForkServers) -> Iterator[Formation]:
+def peer(fork_servers: ForkServers) -> Iterator[Membership]:
     """Rank 1."""
-    made = Formation(1, Layout({"a": (4,)}, "x"), GroupTable(), "", None, fork_servers)
+    made = Membership(1, Layout({"a": (4,)}, "x"), GroupTable(), "", None, fork_servers)
     yield made
     made.close()
 
@@ -33,7 +34,7 @@ def offer(generation: m.Generation, engine: m.Engine = "ring") -> m.Offer:
     return m.Offer(run="r", generation=generation, engine=engine)
 
 
-def form(offered: m.Offered, peer: Formation, engine: m.Engine = "ring") -> m.Form:
+def form(offered: m.Offered, peer: Membership, engine: m.Engine = "ring") -> m.Form:
     """Of this rank and rank 1."""
     endpoints = (offered.endpoints, peer.offer(offer(offered.generation, engine)))
     return m.Form(
@@ -63,7 +64,7 @@ def complete(*groups: ReducerGroup) -> None:
         thread.join(DEADLINE_SECONDS)
 
 
-def test_a_group_is_offered_formed_and_fenced(line: Line, peer: Formation, ledger: Ledger) -> None:
+def test_a_group_is_offered_formed_and_fenced(line: Line, peer: Membership, progress: Progress) -> None:
     line.tell(offer(FIRST))
     offered = line.hear(m.Offered)
     assert len(offered.endpoints) == 1
@@ -75,7 +76,7 @@ def test_a_group_is_offered_formed_and_fenced(line: Line, peer: Formation, ledge
     assert isinstance(other, ReducerGroup)
     line.tell(order)
     joined = joining(line)
-    assert ledger.formed == FIRST
+    assert progress.formed == FIRST
     complete(joined.group, other)
     line.tell(order, offer(FIRST), fence(SECOND))
     assert line.hear(m.Fenced).generation == SECOND, "what has no outcome yet is not answered, nor begun again"
@@ -85,7 +86,7 @@ def test_a_group_is_offered_formed_and_fenced(line: Line, peer: Formation, ledge
     other.close()
 
 
-def test_an_outcome_is_repeated_when_the_agent_asks_again(line: Line, ledger: Ledger) -> None:
+def test_an_outcome_is_repeated_when_the_agent_asks_again(line: Line, progress: Progress) -> None:
     line.tell(offer(FIRST))
     line.hear(m.Offered)
     line.tell(m.Form(run="r", generation=FIRST, engine="gloo", ranks=(0, 1), endpoints=(("a:1",), ("b:1",))))
@@ -94,20 +95,20 @@ def test_an_outcome_is_repeated_when_the_agent_asks_again(line: Line, ledger: Le
     line.tell(m.Form(run="r", generation=FIRST, engine="ring", ranks=(0, 1)))
     assert line.hear(m.GroupFailed) == failed
     line.control.groups.outcome = formed = line.control.groups.formed(SECOND, 0.5, 1.5)
-    assert ledger.form(m.Form(run="r", generation=SECOND, engine="ring", ranks=(0, 1)))
+    assert progress.form(m.Form(run="r", generation=SECOND, engine="ring", ranks=(0, 1)))
     line.tell(m.Form(run="r", generation=SECOND, engine="ring", ranks=(0, 1)))
     assert line.hear(m.Formed) == formed
     assert line.control.orders.empty()
 
 
-def test_a_fence_during_a_join_ends_it_at_once(line: Line, peer: Formation, ledger: Ledger) -> None:
+def test_a_fence_during_a_join_ends_it_at_once(line: Line, peer: Membership, progress: Progress) -> None:
     line.tell(offer(FIRST, "gloo"))
     line.tell(form(line.hear(m.Offered), peer, "gloo"))
     group = joining(line).group
     process = psutil.Process(pid_of(group._reducers[0]))
     line.tell(fence(SECOND))
     line.hear(m.Fenced)
-    assert ledger.formed is None
+    assert progress.formed is None
     with pytest.raises(AbandonedError):
         group.complete()
     group.close()
@@ -116,18 +117,18 @@ def test_a_fence_during_a_join_ends_it_at_once(line: Line, peer: Formation, ledg
     assert line.hear(m.Offered).generation == THIRD, "the next can be offered"
 
 
-def test_what_is_older_than_a_fence_is_dropped(line: Line, peer: Formation, ledger: Ledger) -> None:
+def test_what_is_older_than_a_fence_is_dropped(line: Line, peer: Membership, progress: Progress) -> None:
     line.tell(offer(FIRST))
     offered = line.hear(m.Offered)
     line.tell(fence(SECOND), form(offered, peer), offer(FIRST), fence(FIRST), offer(THIRD))
     line.hear(m.Fenced)
     assert line.hear(m.Offered).generation == THIRD
-    assert (ledger.formed, ledger.highest) == (None, SECOND)
+    assert (progress.formed, progress.highest) == (None, SECOND)
     assert isinstance(next_order(line), m.Fence)
     assert line.control.orders.empty()
 
 
-def test_a_form_of_another_generation_than_was_offered_fails(line: Line, peer: Formation) -> None:
+def test_a_form_of_another_generation_than_was_offered_fails(line: Line, peer: Membership) -> None:
     line.tell(offer(FIRST))
     order = form(line.hear(m.Offered), peer)
     line.tell(m.Form(run="r", generation=SECOND, engine="ring", ranks=(0, 1), endpoints=order.endpoints))
@@ -136,7 +137,7 @@ def test_a_form_of_another_generation_than_was_offered_fails(line: Line, peer: F
     assert line.hear(m.GroupFailed).reason == "ranks [0, 1] cannot be formed without an engine"
 
 
-def test_a_rank_that_is_left_out_leaves_and_waits(line: Line, peer: Formation, ledger: Ledger) -> None:
+def test_a_rank_that_is_left_out_leaves_and_waits(line: Line, peer: Membership, progress: Progress) -> None:
     line.tell(offer(FIRST))
     line.tell(form(line.hear(m.Offered), peer))
     group = joining(line).group
@@ -144,7 +145,7 @@ def test_a_rank_that_is_left_out_leaves_and_waits(line: Line, peer: Formation, l
     left = next_order(line)
     assert isinstance(left, Joined)
     assert left.generation == SECOND
-    assert (ledger.formed, ledger.highest) == (None, SECOND)
+    assert (progress.formed, progress.highest) == (None, SECOND)
     with pytest.raises(AbandonedError):
         group.complete()
     group.close()
@@ -152,7 +153,7 @@ def test_a_rank_that_is_left_out_leaves_and_waits(line: Line, peer: Formation, l
     assert line.hear(m.Fenced).last_step == 0, "it answers as others do"
 
 
-def test_leaving_ends_the_wait_for_other_ranks(line: Line, peer: Formation) -> None:
+def test_leaving_ends_the_wait_for_other_ranks(line: Line, peer: Membership) -> None:
     line.tell(offer(FIRST))
     line.tell(form(line.hear(m.Offered), peer))
     group = joining(line).group
@@ -164,18 +165,18 @@ def test_leaving_ends_the_wait_for_other_ranks(line: Line, peer: Formation) -> N
 
 
 def test_an_interface_that_is_not_here_fails_the_offer(line: Line) -> None:
-    formation = line.control.groups.formation
-    assert formation is not None
-    formation._interface = "en77"
+    membership = line.control.groups.membership
+    assert membership is not None
+    membership._interface = "en77"
     line.tell(offer(FIRST))
     assert "no interface 'en77'" in line.hear(m.GroupFailed).reason
 
 
 @pytest.mark.parametrize("links", [1, 3])
 def test_a_ring_has_as_many_endpoints_as_links(line: Line, links: int) -> None:
-    formation = line.control.groups.formation
-    assert formation is not None
-    formation._table = GroupTable(links_per_peer=links)
+    membership = line.control.groups.membership
+    assert membership is not None
+    membership._table = GroupTable(links_per_peer=links)
     line.tell(offer(FIRST), offer(SECOND, "gloo"))
     assert len(set(line.hear(m.Offered).endpoints)) == links
     assert len(line.hear(m.Offered).endpoints) == 1

@@ -18,7 +18,7 @@ from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.collective.group import Solo, Tail
 from trainctl.trainer.control.inbox import Joined
 from trainctl.trainer.runtime import Trainer
-from trainctl.trainer.step.progress import Ledger
+from trainctl.trainer.step.progress import Progress
 
 FIRST, SECOND, THIRD = (m.Generation(1, n) for n in (1, 2, 3))
 
@@ -47,35 +47,37 @@ def test_an_agent_is_looked_for_at_an_even_pace(line: Line) -> None:
 
 
 def test_an_outdated_fence_is_dropped_without_an_answer(
-    line: Line, ledger: Ledger, caplog: pytest.LogCaptureFixture
+    line: Line, progress: Progress, caplog: pytest.LogCaptureFixture
 ) -> None:
     line.tell(form(SECOND))
     line.hear(m.Formed)
     line.tell(fence(FIRST), form(SECOND))
     assert line.hear(m.Formed).generation == SECOND, "no Fenced comes before"
-    assert ledger.formed == SECOND
+    assert progress.formed == SECOND
     assert "dropped a fence of the agent: g1.1 is older than g1.2" in caplog.text
 
 
-def test_a_fence_of_the_formed_generation_is_answered_and_leaves_it(line: Line, ledger: Ledger) -> None:
+def test_a_fence_of_the_formed_generation_is_answered_and_leaves_it(line: Line, progress: Progress) -> None:
     line.tell(form(SECOND))
     line.hear(m.Formed)
     line.tell(fence(SECOND))
     assert line.hear(m.Fenced).generation == SECOND
-    assert ledger.formed is None
+    assert progress.formed is None
 
 
-def test_a_fence_that_an_update_delays_is_forgotten_when_a_group_is_formed_after_it(line: Line, ledger: Ledger) -> None:
+def test_a_fence_that_an_update_delays_is_forgotten_when_a_group_is_formed_after_it(
+    line: Line, progress: Progress
+) -> None:
     """Answered after the Form, it would leave the generation that the agent counts on."""
     line.tell(form(FIRST))
     line.hear(m.Formed)
-    with ledger.exclusive(FIRST):
+    with progress.exclusive(FIRST):
         line.tell(fence(SECOND))
         until(lambda: line.control._pending_fence is not None)
         line.tell(form(SECOND))
         until(lambda: line.control._pending_fence is None)
     assert line.hear(m.Formed).generation == SECOND
-    assert ledger.formed == SECOND
+    assert progress.formed == SECOND
 
 
 def test_the_group_that_was_formed_is_the_one_that_plans_reduce_over(
@@ -97,8 +99,8 @@ def test_the_group_that_was_formed_is_the_one_that_plans_reduce_over(
 
     rig = new_rig("torch")
     status = StatusWriter(tmp_path / "rank-9.status", os.getpid())
-    rig.ledger.last_seq = 0
-    trainer = Trainer(WHO, rig.config, RunPaths(tmp_path), rig.backend, rig.dataset, rig.ledger, status, line.control)
+    rig.progress.last_seq = 0
+    trainer = Trainer(WHO, rig.config, RunPaths(tmp_path), rig.backend, rig.dataset, rig.progress, status, line.control)
     for order in (Joined(FIRST, Counting()), rig.plan(1, 4), m.Leave(run="r", reason="the test is over")):
         line.control.orders.put(order)
     trainer.serve()

@@ -8,10 +8,11 @@ import pytest
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError, TrainctlError
-from trainctl.trainer.backends.protocol import Backend, DeviceMemoryError
+from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.collective.group import Solo, Tail
+from trainctl.trainer.common.errors import AbandonedError, DeviceMemoryError, OutdatedError
 from trainctl.trainer.data.batch import Batch
-from trainctl.trainer.step.progress import AbandonedError, FenceAnswer, Ledger, OutdatedError
+from trainctl.trainer.step.progress import FenceAnswer, Progress
 
 G = 12
 FIRST, SECOND, THIRD, FOURTH = (m.Generation(1, n) for n in (1, 2, 3, 4))
@@ -47,8 +48,8 @@ class Poisoned(Eventful):
         return found + self._loss if is_marked else found
 
 
-def fence(ledger: Ledger, generation: m.Generation) -> FenceAnswer:
-    answer = ledger.try_fence(generation, 1.0)
+def fence(progress: Progress, generation: m.Generation) -> FenceAnswer:
+    answer = progress.try_fence(generation, 1.0)
     assert answer is not None
     return answer
 
@@ -59,7 +60,7 @@ def fenced_rig(new_rig: NewRig, at: dict[int, m.Generation], backend: str = "tor
 
     def event(batch: Batch, before: int) -> None:
         if before in at:
-            answers.append(fence(rig.ledger, at[before]))
+            answers.append(fence(rig.progress, at[before]))
 
     rig = new_rig(backend, wrap=lambda inner: Eventful(inner, event))
     return rig, answers
@@ -121,14 +122,14 @@ def test_a_batch_wholly_held_is_finished_by_a_plan_without_samples(new_rig: NewR
 
     class FencedGroup(Solo):
         def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
-            held.append(fence(rig.ledger, SECOND))
+            held.append(fence(rig.progress, SECOND))
             return tail
 
     rig.executor.group = FencedGroup()
     with pytest.raises(AbandonedError):
         rig.train(1, 5)
     assert held[0].held == (m.Range(0, G),)
-    assert rig.ledger.last_step == 0
+    assert rig.progress.last_step == 0
     rig.executor.group = Solo()
     rig.form(SECOND)
     report = rig.train(1, 5, generation=SECOND, finishes=FIRST, work=(m.RankWork(0, (), 5),))
@@ -160,14 +161,14 @@ def test_a_finish_of_another_batch_than_is_held_is_refused(new_rig: NewRig, chan
     work = (m.RankWork(0, (m.Range(6, 6),), 3), m.RankWork(1, (), 3))
     with pytest.raises(ProtocolError, match=r"what is held is of step 1 in g1\.1"):
         rig.train(1, 3, generation=SECOND, work=work, **changes)
-    assert fence(rig.ledger, THIRD).held == answers[0].held, "what was held still is"
+    assert fence(rig.progress, THIRD).held == answers[0].held, "what was held still is"
 
 
 def test_a_fence_of_the_formed_generation_leaves_it(new_rig: NewRig) -> None:
     rig = new_rig("torch")
     rig.form(SECOND)
-    fence(rig.ledger, SECOND)
-    assert rig.ledger.formed is None
+    fence(rig.progress, SECOND)
+    assert rig.progress.formed is None
     with pytest.raises(AbandonedError):
         rig.train(1, 3, generation=SECOND)
 
@@ -176,25 +177,25 @@ def test_a_fence_older_than_what_was_seen_is_refused_and_changes_nothing(new_rig
     rig = new_rig("torch")
     rig.form(THIRD)
     with pytest.raises(OutdatedError, match=r"g1\.2 is older than g1\.3"):
-        rig.ledger.try_fence(SECOND, 1.0)
-    assert (rig.ledger.formed, rig.ledger.highest) == (THIRD, THIRD)
+        rig.progress.try_fence(SECOND, 1.0)
+    assert (rig.progress.formed, rig.progress.highest) == (THIRD, THIRD)
     assert rig.train(1, 3, generation=THIRD).step == 1
 
 
 def test_after_a_fence_nothing_of_the_old_generation_is_acted_on(new_rig: NewRig) -> None:
     rig = new_rig("torch")
-    fence(rig.ledger, SECOND)
+    fence(rig.progress, SECOND)
     with pytest.raises(AbandonedError):
         rig.train(1, 3)
-    assert not rig.ledger.form(m.Form(run="r", generation=FIRST, engine="none", ranks=(0,)))
-    assert rig.ledger.formed is None
+    assert not rig.progress.form(m.Form(run="r", generation=FIRST, engine="none", ranks=(0,)))
+    assert rig.progress.formed is None
 
 
 def test_only_the_newest_reports_are_kept_for_a_fence(new_rig: NewRig) -> None:
     rig = new_rig("torch")
     for step in range(1, 12):
         rig.train(step, G)
-    assert [report.step for report in fence(rig.ledger, SECOND).reports] == list(range(4, 12))
+    assert [report.step for report in fence(rig.progress, SECOND).reports] == list(range(4, 12))
 
 
 def test_a_plan_that_skips_a_step_is_refused(new_rig: NewRig) -> None:
@@ -222,7 +223,7 @@ def test_a_bad_number_costs_the_step_and_nothing_else(
     report = rig.train(2, 4)
     after = rig.backend.export_state()
     assert report.skipped == reason
-    assert (rig.ledger.last_step, rig.ledger.cursor) == (2, 2 * G)
+    assert (rig.progress.last_step, rig.progress.cursor) == (2, 2 * G)
     assert after.updates == before.updates == 1
     assert same_bits(before.weights, after.weights)
     assert same_bits(before.first_moments, after.first_moments)
@@ -326,7 +327,7 @@ def test_torch_running_out_of_real_memory_is_replayed(run_python: Callable[[str]
         gc.disable()
         import numpy as np, os, torch, sys
         from pathlib import Path
-        from trainctl.trainer.backends.protocol import DeviceMemoryError
+        from trainctl.trainer.common.errors import DeviceMemoryError
         from trainctl.trainer.data.batch import from_blocks
         from trainctl.trainer.backends.host_memory import limit_process
         from trainctl.trainer.backends.torch_backend import TorchBackend, read_model
@@ -369,4 +370,4 @@ def test_evaluation_leaves_a_half_done_batch_alone(new_rig: NewRig) -> None:
     assert report.weight == rig.dataset.held_out * 20
     assert 4 < report.loss_sum / report.weight < 7
     assert all((held[name] == found).all() for name, found in rig.backend.gradients().items())
-    assert fence(rig.ledger, THIRD).held == (m.Range(0, 6),)
+    assert fence(rig.progress, THIRD).held == (m.Range(0, 6),)

@@ -7,7 +7,7 @@ import pytest
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.wire import codec
-from trainctl.trainer.backends.protocol import DeviceMemoryError
+from trainctl.trainer.common.errors import DeviceMemoryError
 
 BACKENDS = ("torch", "mlx")
 ROUNDING = 2e-5

@@ -11,7 +11,7 @@ from tests.trainer.support.ranks import G, Rank, Ranks
 from trainctl.protocol import messages as m
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.protocol import State
-from trainctl.trainer.collective.reducer_process import GroupError
+from trainctl.trainer.common.errors import GroupError
 from trainctl.trainer.control.group_handler import GroupOrders
 from trainctl.trainer.step.executor import Identity
 
@@ -44,7 +44,7 @@ def state(rank: Rank) -> State:
 
 def alone(rank: Rank, steps: int, rate: float = 3e-3) -> None:
     """So many steps without the others, of two samples each."""
-    rank.rig.ledger.formed = m.Generation(1, 0)
+    rank.rig.progress.formed = m.Generation(1, 0)
     for step in range(1, steps + 1):
         changes = {"generation": m.Generation(1, 0), "learning_rate": rate}
         changes["work"] = (m.RankWork(rank.number, (m.Range((step - 1) * G, 2),), 2),)
@@ -71,7 +71,7 @@ def test_ranks_behind_are_given_the_state_of_one_ahead(
     assert same_state(after[0], before[0])
     assert same_state(after[1], before[0])
     assert same_state(after[2], before[2]), "one that stands there already keeps its own"
-    assert (behind.rig.ledger.last_step, behind.rig.ledger.cursor, behind.rig.ledger.batch) == (3, 3 * G, None)
+    assert (behind.rig.progress.last_step, behind.rig.progress.cursor, behind.rig.progress.batch) == (3, 3 * G, None)
     scale = behind.rig.executor.loss_scale
     assert (scale.value, scale.good_steps) == (512.0, 77)
 
@@ -108,7 +108,7 @@ def test_a_rank_left_with_parts_of_two_states_says_so_and_takes_part_only_to_be_
     def once(part: str, arrays: Any) -> None:
         copy_in(part, arrays)
         taken.append(part)
-        source.formation.abort()
+        source.membership.abort()
 
     behind.rig.backend.copy_in = once
     outcomes = ranks.all(lambda rank: rank.complete(form))
@@ -120,13 +120,13 @@ def test_a_rank_left_with_parts_of_two_states_says_so_and_takes_part_only_to_be_
     assert answers[1].held_from is None
 
     said: list[m.FromTrainer] = []
-    orders = GroupOrders(Identity("r", "here", 1), behind.rig.ledger, SimpleQueue(), said.append)
-    orders.formation = behind.formation
+    orders = GroupOrders(Identity("r", "here", 1), behind.rig.progress, SimpleQueue(), said.append)
+    orders.membership = behind.membership
     orders.form(ranks.offer())
     assert isinstance(said[0], m.GroupFailed)
     assert "this rank holds parts of two states" in said[0].reason
 
     assert ranks.form(source=0, behind=(1,), step=2, cursor=2 * G) == []
     assert same_state(state(behind), state(source))
-    assert behind.rig.ledger.last_step == 2
-    assert behind.rig.ledger.whole
+    assert behind.rig.progress.last_step == 2
+    assert behind.rig.progress.whole

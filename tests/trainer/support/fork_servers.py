@@ -8,7 +8,7 @@ from trainctl.trainer.collective.reducer_process import ReducerProcess
 
 
 class ForkServers:
-    """One for each engine; a `Standby` that a `Formation` closes without ending them."""
+    """One for each engine; a `Standby` that a `Membership` closes without ending them."""
 
     def __init__(self) -> None:
         self._standbys: dict[Engine, ForkStandby] = {}

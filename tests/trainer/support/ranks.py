@@ -10,11 +10,10 @@ import psutil
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
-from trainctl.trainer.collective import digest
 from trainctl.trainer.collective.group import ReducerGroup
-from trainctl.trainer.collective.membership import Formation
+from trainctl.trainer.collective.membership import Membership
 from trainctl.trainer.collective.reducer_process import ReducerProcess
-from trainctl.trainer.collective.shared_buffer import Layout
+from trainctl.trainer.collective.shared_buffer import Layout, layout_digest
 from trainctl.trainer.collective.standby import Standby
 from trainctl.trainer.step import state_transfer
 from trainctl.trainer.step.progress import FenceAnswer
@@ -35,13 +34,13 @@ def pid_of(reducer: ReducerProcess) -> int:
 
 
 class Rank:
-    """One rank; its rig and its groups are used by its own thread, its formation by the test's."""
+    """One rank; its rig and its groups are used by its own thread, its membership by the test's."""
 
     def __init__(self, number: int, new_rig: Callable[[], Any], thread: ThreadPoolExecutor, standby: Standby) -> None:
         self.number, self.thread = number, thread
         self.rig: Any = self.call(new_rig)
-        layout = Layout(self.rig.backend.shapes, digest.layout_digest(self.rig.backend.shapes))
-        self.formation = Formation(number, layout, self.rig.config.group, "", None, standby, NAMES)
+        layout = Layout(self.rig.backend.shapes, layout_digest(self.rig.backend.shapes))
+        self.membership = Membership(number, layout, self.rig.config.group, "", None, standby, NAMES)
         self.group: ReducerGroup | None = None
 
     def submit(self, work: Callable[[], T]) -> "Future[T]":
@@ -50,7 +49,7 @@ class Rank:
     def change_rig(self, new_rig: Callable[[], Any]) -> None:
         """Go on in the same group with another model and other data."""
         rig = self.call(new_rig)
-        rig.ledger.formed, rig.executor.group = self.rig.ledger.formed, self.group
+        rig.progress.formed, rig.executor.group = self.rig.progress.formed, self.group
         self.rig = rig
 
     def call(self, work: Callable[[], T]) -> T:
@@ -58,8 +57,8 @@ class Rank:
 
     def begin(self, form: m.Form) -> None:
         """What the control thread does with an order to form."""
-        assert self.rig.ledger.form(form)
-        group = self.formation.form(form)
+        assert self.rig.progress.form(form)
+        group = self.membership.form(form)
         assert isinstance(group, ReducerGroup)
         self.group = group
 
@@ -70,14 +69,14 @@ class Rank:
         if form.source is not None:
             rig = self.rig
             scale = rig.executor.loss_scale
-            state_transfer.level(self.group, form, self.number, rig.backend, scale, rig.ledger)
+            state_transfer.level(self.group, form, self.number, rig.backend, scale, rig.progress)
         self.group.formed()
         self.rig.executor.group = self.group
 
     def fence(self, generation: m.Generation) -> FenceAnswer:
         """What the control thread does with a fence."""
-        self.formation.leave()
-        answer = self.rig.ledger.try_fence(generation, DEADLINE_SECONDS)
+        self.membership.leave()
+        answer = self.rig.progress.try_fence(generation, DEADLINE_SECONDS)
         assert answer is not None
         return answer
 
@@ -87,7 +86,7 @@ class Rank:
         return psutil.Process(pid_of(self.group._reducers[0]))
 
     def close(self) -> None:
-        self.formation.close()
+        self.membership.close()
         if self.group is not None:
             self.group.close()
 
@@ -126,7 +125,7 @@ class Ranks:
         """Have endpoints opened for the next generation, and make the order to form it."""
         self.generation = self.generation.next()
         order = m.Offer(run="r", generation=self.generation, engine=self.engine)
-        endpoints = tuple(rank.formation.offer(order) for rank in self.ranks)
+        endpoints = tuple(rank.membership.offer(order) for rank in self.ranks)
         ranks = tuple(rank.number for rank in self.ranks)
         values: dict[str, Any] = {"ranks": ranks, "endpoints": endpoints, "deadline_seconds": DEADLINE_SECONDS}
         return m.Form(run="r", generation=self.generation, engine=self.engine, **(values | changes))

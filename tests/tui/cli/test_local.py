@@ -15,7 +15,7 @@ import pytest
 from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT, assert_one_line, call_process, wait_until
 from tests.waiting import HANG_SECONDS
 
-from trainctl.protocol.record import paths
+from trainctl.protocol.config import names
 from trainctl.tui.cli import agent_call
 from trainctl.tui.cli import main as cli
 from trainctl.tui.commands import targets
@@ -195,10 +195,10 @@ def test_common_paths_and_those_of_this_machine_s_node_must_be_here(
 ) -> None:
     far, here = 'model_path = "/nowhere/far"', 'data_path = "/nowhere/here"'
     for command in ("check", "run"):
-        cluster = str(loopback(**{"far": far, paths.node_name(): here}))
+        cluster = str(loopback(**{"far": far, names.node_name(): here}))
         code, out, err = main(command, str(run_file), "--cluster", cluster)
         assert (code, out, err.count("\n")) == (2, "", 1)
-        assert f"run.toml: nodes.{paths.node_name()}.data_path: no such file or folder: /nowhere/here" in err
+        assert f"run.toml: nodes.{names.node_name()}.data_path: no such file or folder: /nowhere/here" in err
         cluster = str(loopback(only='model_path = "/nowhere/only"'))
         _, _, err = main(command, str(run_file), "--cluster", cluster)
         assert "run.toml: nodes.only.model_path: no Hugging Face model" in err
@@ -339,7 +339,8 @@ def test_which_agent_is_meant(
 
 
 def test_the_default_address_is_where_agents_listen() -> None:
-    from trainctl.protocol.wire.sockets import DEFAULT_PORT, split
+    from trainctl.protocol.config.addresses import split
+    from trainctl.protocol.wire.sockets import DEFAULT_PORT
 
     assert split(targets.DEFAULT_ADDRESS).port == DEFAULT_PORT
 

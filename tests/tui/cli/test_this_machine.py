@@ -17,6 +17,7 @@ import psutil
 import pytest
 from tests.tui.support.cli_calls import ENVIRONMENT, assert_one_line, call
 
+from trainctl.protocol.config import names
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.local_agents import registered
 from trainctl.protocol.record import paths
@@ -145,7 +146,7 @@ def test_on_a_terminal_run_offers_to_start_an_agent_that_outlives_it(typist: Typ
 def test_who_does_not_want_one_is_told_what_to_do(typist: Typist, default: str) -> None:
     typist.until("Y/n")
     typist.type("n\n")
-    typist.until(rf"no agent at {default}: start one with trainctl-agent run, or see one at work with trainctl demo")
+    typist.until(rf"no agent at {default}: start one with trainctl-agent run, or try trainctl demo")
     assert typist.ended() == 5
     assert not targets.listens(default)
 
@@ -157,7 +158,7 @@ def test_without_a_terminal_nothing_is_asked_or_started(default: str, capsys: py
 
 
 def test_an_agent_that_does_not_start_says_why(default: str) -> None:
-    lock = paths.node_directory(paths.node_name()) / "agent.lock"
+    lock = paths.node_directory(names.node_name()) / "agent.lock"
     lock.parent.mkdir(parents=True)
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

@@ -14,8 +14,8 @@ from tools.protocol_docs import examples
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import cluster_file
+from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record.paths import node_name
 from trainctl.tui.cli import demo
 from trainctl.tui.demo import folder, heartbeat_watch, stages, supervisor
 from trainctl.tui.state import reducer

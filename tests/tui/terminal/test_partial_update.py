@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from benchmarks.pseudo_terminal import Screen
+from benchmarks.lib.pseudo_terminal import Screen
 from rich.color import ColorSystem
 from rich.style import Style
 from tests.tui.support.driving import driven, until

@@ -13,15 +13,15 @@ from pathlib import Path
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.backends.protocol import first_line
 from trainctl.trainer.collective.standby import early_standby
 from trainctl.trainer.common import logs
+from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.runtime import Failures, likely_engine, load_trainer
 from trainctl.trainer.signals import Termination
 from trainctl.trainer.step.executor import Identity
-from trainctl.trainer.step.progress import Ledger
+from trainctl.trainer.step.progress import Progress
 
 
 def main() -> int:
@@ -43,11 +43,11 @@ def _run(arguments: argparse.Namespace, termination: Termination) -> None:
     who = Identity(arguments.run, arguments.node, arguments.rank)
     paths = RunPaths(arguments.run_directory)
     status = StatusWriter(paths.status_page(who.rank), os.getpid())
-    ledger = Ledger()
+    progress = Progress()
     gc.disable()  # what libraries make as they are imported stays: looking through it over and over took a fifth of it
     standby = early_standby(likely_engine(paths, who.node))
-    with Control(who, arguments.endpoint, ledger, status) as control:
-        trainer = load_trainer(who, paths, ledger, status, control, standby)
+    with Control(who, arguments.endpoint, progress, status) as control:
+        trainer = load_trainer(who, paths, progress, status, control, standby)
         trainer.resume(arguments.resume_from)
         termination.leave_by(lambda: control.leave("ended by a signal"))
         trainer.announce(os.getpid())

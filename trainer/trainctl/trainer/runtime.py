@@ -13,23 +13,25 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine import file_digests
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.backends.protocol import Backend, first_line, load, model_config
+from trainctl.trainer.backends.load import load
+from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.checkpoints.saver import Saver
-from trainctl.trainer.collective import digest, engines
+from trainctl.trainer.collective import engines
 from trainctl.trainer.collective.group import Group
-from trainctl.trainer.collective.membership import Formation
-from trainctl.trainer.collective.reducer_process import GroupError
-from trainctl.trainer.collective.shared_buffer import Layout
+from trainctl.trainer.collective.membership import Membership
+from trainctl.trainer.collective.shared_buffer import Layout, layout_digest
 from trainctl.trainer.collective.standby import Standby
 from trainctl.trainer.common import logs
+from trainctl.trainer.common.errors import AbandonedError, GroupError, first_line
 from trainctl.trainer.common.logs import log
+from trainctl.trainer.common.model_files import model_config
 from trainctl.trainer.control.inbox import Broken, Joined, Joining, Order, Orphaned
 from trainctl.trainer.control.step_record import MetricsWriter
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.step import state_transfer
 from trainctl.trainer.step.executor import Executor, Identity, Settings
-from trainctl.trainer.step.progress import AbandonedError, Ledger
+from trainctl.trainer.step.progress import Progress
 
 
 class Trainer:
@@ -42,24 +44,24 @@ class Trainer:
         paths: RunPaths,
         backend: Backend,
         dataset: Dataset,
-        ledger: Ledger,
+        progress: Progress,
         status: StatusWriter,
         control: Control,
         standby: Standby | None = None,
     ) -> None:
         self._who, self._config, self._backend, self._dataset = who, config, backend, dataset
-        self._ledger, self._status, self._control = ledger, status, control
-        self._layout = Layout(backend.shapes, digest.layout_digest(backend.shapes))
+        self._progress, self._status, self._control = progress, status, control
+        self._layout = Layout(backend.shapes, layout_digest(backend.shapes))
         settings = Settings(config.run.seed, config.model.dtype, config.optimizer.clip_norm)
-        self._executor = Executor(who, settings, backend, dataset, ledger, status, control.send)
+        self._executor = Executor(who, settings, backend, dataset, progress, status, control.send)
         self._saver = Saver(
-            who.run, config, paths, backend, dataset, ledger, self._executor.loss_scale, self._layout.digest
+            who.run, config, paths, backend, dataset, progress, self._executor.loss_scale, self._layout.digest
         )
         self._family = str(model_config(Path(config.model.path)).get("model_type", ""))
         self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
         self._joined: m.Generation | None = None  # the generation of the executor's group
         interface = config.nodes.get(who.node, run_file.NodeTable()).interface
-        self._formation = Formation(
+        self._membership = Membership(
             who.rank, self._layout, config.group, interface, _likely(config), standby, tuple(config.nodes)
         )
 
@@ -84,8 +86,8 @@ class Trainer:
             layout_digest=self._layout.digest,
             model_digest=model.whole,
             data_digest=self._dataset.digest,
-            last_step=self._ledger.last_step,
-            cursor=self._ledger.cursor,
+            last_step=self._progress.last_step,
+            cursor=self._progress.cursor,
             memory_cap_bytes=self._backend.memory().cap_bytes,
             system=platform.system(),
             engines=engines.installed(),
@@ -93,7 +95,7 @@ class Trainer:
             data_files=self._dataset.files,
         )
         self._stand_by()
-        self._control.groups.formation = self._formation
+        self._control.groups.membership = self._membership
         self._control.send(ready)
         self._control.ready = ready
         logs.ready(ready)
@@ -102,7 +104,7 @@ class Trainer:
     def serve(self) -> None:
         """Act on orders until told to leave, or until the agent has been away for too long."""
         started = time.perf_counter()
-        self._status.show("idle", self._ledger.last_step)
+        self._status.show("idle", self._progress.last_step)
         try:
             while True:
                 order = self._control.orders.get()
@@ -112,7 +114,7 @@ class Trainer:
                     started = time.perf_counter()
         finally:
             self._executor.group.close()
-            self._formation.close()
+            self._membership.close()
             self._metrics.close()
 
     def _act(self, order: Order, started: float) -> bool:
@@ -125,7 +127,7 @@ class Trainer:
             case Joining():
                 self._join(order)
             case m.Fence(generation=generation):
-                log.info("%s left at step %s", generation, f"{self._ledger.last_step:,}")
+                log.info("%s left at step %s", generation, f"{self._progress.last_step:,}")
                 self._executor.group.close()
                 self._status.show("regroup")
             case m.Leave(reason=reason):
@@ -147,12 +149,12 @@ class Trainer:
         self._status.show("regroup")
         begun = time.perf_counter()
         try:
-            self._ledger.check(form.generation)
+            self._progress.check(form.generation)
             group.complete()
             joined = time.perf_counter()
             if form.source is not None:
                 scale = self._executor.loss_scale
-                state_transfer.level(group, form, self._who.rank, self._backend, scale, self._ledger)
+                state_transfer.level(group, form, self._who.rank, self._backend, scale, self._progress)
             group.formed()
         except (AbandonedError, GroupError) as error:
             group.close()
@@ -171,20 +173,20 @@ class Trainer:
     def _take_group(self, generation: m.Generation, group: Group) -> None:
         self._executor.group.close()
         self._executor.group, self._joined = group, generation
-        self._status.show("idle", self._ledger.last_step, (generation.term, generation.n))
+        self._status.show("idle", self._progress.last_step, (generation.term, generation.n))
 
     def _stand_by(self) -> None:
         """A process that cannot be started now is tried again when it is needed, and its want told then."""
         try:
-            self._formation.stand_by()
+            self._membership.stand_by()
         except GroupError as error:
             log.warning("no reducer is standing by: %s", error)
 
     def _act_on_plan(self, plan: m.StepPlan, started: float) -> None:
         """A plan of another generation, or one seen before, is not acted on."""
-        if not plan.generation == self._ledger.formed == self._joined or plan.seq <= self._ledger.last_seq:
+        if not plan.generation == self._progress.formed == self._joined or plan.seq <= self._progress.last_seq:
             return
-        self._ledger.last_seq = plan.seq
+        self._progress.last_seq = plan.seq
         try:
             report = self._run_plan(plan, started)
         except (AbandonedError, GroupError) as error:
@@ -232,7 +234,7 @@ class Trainer:
 def load_trainer(
     who: Identity,
     paths: RunPaths,
-    ledger: Ledger,
+    progress: Progress,
     status: StatusWriter,
     control: Control,
     standby: Standby | None = None,
@@ -246,7 +248,7 @@ def load_trainer(
     if dataset.left_out:
         log.warning("%s samples have no counted target within data.sequence_length and are left out", dataset.left_out)
     backend = load(config, config.nodes.get(who.node, run_file.NodeTable()), where)
-    return Trainer(who, config, paths, backend, dataset, ledger, status, control, standby)
+    return Trainer(who, config, paths, backend, dataset, progress, status, control, standby)
 
 
 def _likely(config: run_file.RunFile) -> m.Engine | None:

@@ -14,6 +14,7 @@ from trainctl.node_agent.auth.audit import Audit, Subject
 from trainctl.node_agent.auth.connections import Callers, ConnectionLog
 from trainctl.node_agent.auth.roles import LIVE, REQUESTS, AccessList, Rights, what
 from trainctl.protocol import messages as m
+from trainctl.protocol.config import addresses
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError
 from trainctl.protocol.security.keyring import Credentials, Keyring
@@ -165,7 +166,7 @@ class Authenticator:
         """What to speak to another node's agent with; None for one on loopback without keys. Raises
         InvalidInputError if its key isn't known, or was revoked."""
         public = self._cluster.nodes[node].key
-        if public is None and sockets.is_near(address):
+        if public is None and addresses.is_near(address):
             return None
         if public is None:
             raise InvalidInputError(f"nodes.{node}.key", f"the cluster file names no key for {node}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import facts
-from trainctl.protocol.machine.file_digests import Digests, data_digests, data_files, model_digests
+from trainctl.protocol.machine.file_digests import FileDigests, data_digests, data_files, model_digests
 
 _Stamp = tuple[tuple[str, int, int], ...]
 """Path, size and time of change of each file."""
@@ -18,7 +18,7 @@ class Doctor:
 
     def __init__(self, node: str, keys_folder: Path, state_folder: Path) -> None:
         self._node, self._keys_folder, self._state_folder = node, keys_folder, state_folder
-        self._made: dict[_Stamp, asyncio.Task[Digests]] = {}
+        self._made: dict[_Stamp, asyncio.Task[FileDigests]] = {}
         self._one_at_a_time = asyncio.Lock()  # two readers make one disk slower than either
 
     async def facts(self, request: m.FactsRequest) -> m.Facts:
@@ -37,14 +37,14 @@ class Doctor:
             return m.Digests(rid=request.rid, digest="", problem=problem)
         return m.Digests(rid=request.rid, digest=found.whole, files=found.files)
 
-    def _digests(self, what: str, path: Path, stamp: _Stamp) -> "asyncio.Task[Digests]":
+    def _digests(self, what: str, path: Path, stamp: _Stamp) -> "asyncio.Task[FileDigests]":
         if stamp not in self._made:
             while len(self._made) >= MAX_KEPT:
                 self._made.pop(next(iter(self._made)))
             self._made[stamp] = asyncio.create_task(self._make(what, path, stamp))
         return self._made[stamp]
 
-    async def _make(self, what: str, path: Path, stamp: _Stamp) -> Digests:
+    async def _make(self, what: str, path: Path, stamp: _Stamp) -> FileDigests:
         try:
             async with self._one_at_a_time:
                 make = model_digests if what == "model" else data_digests

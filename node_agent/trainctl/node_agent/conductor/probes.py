@@ -33,6 +33,12 @@ class Difference(NamedTuple):
     other: int
     largest: float  # nats, of one token's log-probability; infinite where only one is a number
     tokens: int  # compared
+    weights: float = 0.0  # the largest relative difference of a parameter's norm
+
+    def exceeds(self, limit: float) -> bool:
+        """Whether the two hold unlike models. Weights count by their norms too: at 16 bits a tolerance of the
+        log-probabilities that rounding needs would let weights pass that are some per cent apart."""
+        return not (self.largest <= limit and self.weights <= WEIGHTS_APART)
 
 
 def tolerance(family: str, dtype: str) -> float:
@@ -45,11 +51,11 @@ def compare(probes: Mapping[int, Probed], passed: Collection[int]) -> list[Diffe
     that are furthest apart, the odd one out first."""
     if passed:
         return [
-            min((difference(probes, rank, other) for other in passed), key=lambda found: found.largest)
+            min((difference(probes, rank, other) for other in passed), key=_distance)
             for rank in sorted(probes.keys() - passed)
         ]
     pairs = [difference(probes, rank, other) for other, rank in itertools.combinations(sorted(probes), 2)]
-    worst = max(pairs, key=lambda found: found.largest)
+    worst = max(pairs, key=_distance)
     if _median_distance(probes, worst.other) > _median_distance(probes, worst.rank):
         worst = worst._replace(rank=worst.other, other=worst.rank)
     return [worst]
@@ -57,8 +63,9 @@ def compare(probes: Mapping[int, Probed], passed: Collection[int]) -> list[Diffe
 
 def difference(probes: Mapping[int, Probed], rank: int, other: int) -> Difference:
     """The largest one between two ranks; infinite if they saw unlike tokens."""
-    gaps = _gaps(probes[rank], probes[other])
-    return Difference(rank, other, max(gaps, default=0.0), len(gaps))
+    own, its = probes[rank], probes[other]
+    gaps = _gaps(own, its)
+    return Difference(rank, other, max(gaps, default=0.0), len(gaps), _weights_apart(own, its))
 
 
 def likely_cause(own: Probed, other: Probed) -> str:
@@ -67,7 +74,7 @@ def likely_cause(own: Probed, other: Probed) -> str:
     largest = max(gaps, default=0.0)
     if (own.tokens_digest, own.lengths) != (other.tokens_digest, other.lengths):
         return "the tokenizer or the data, since the probe's tokens differ; compare tokenizer.json and the data files"
-    apart = max(_relative(_values(own.weight_norms), _values(other.weight_norms)), default=0.0)
+    apart = _weights_apart(own, other)
     if not apart <= WEIGHTS_APART:
         return f"the weights: a parameter's norm differs by {apart:.1g} of it; compare the model's files"
     if (own.tf32 or other.tf32) and largest <= TF32_DIFFERENCE:
@@ -78,6 +85,10 @@ def likely_cause(own: Probed, other: Probed) -> str:
             "the RoPE settings, since only tokens after a sample's first differ; compare config.json's rope_parameters"
         )
     return "the model's code; compare config.json and the versions of transformers and mlx-lm"
+
+
+def _distance(found: Difference) -> tuple[bool, float]:
+    return found.weights > WEIGHTS_APART, found.largest
 
 
 def _median_distance(probes: Mapping[int, Probed], rank: int) -> float:
@@ -96,6 +107,10 @@ def _gap(one: float, two: float) -> float:
     if one == two or (math.isnan(one) and math.isnan(two)):
         return 0.0
     return abs(one - two) if math.isfinite(one) and math.isfinite(two) else math.inf
+
+
+def _weights_apart(own: Probed, other: Probed) -> float:
+    return max(_relative(_values(own.weight_norms), _values(other.weight_norms)), default=0.0)
 
 
 def _relative(one: Sequence[float], two: Sequence[float]) -> list[float]:

@@ -4,8 +4,8 @@ import ipaddress
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from trainctl.protocol.config import addresses
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.wire import sockets
 
 EXAMPLE = "127.0.0.1:9474"
 
@@ -34,7 +34,7 @@ def parse(text: str, where: str) -> ListenAddress:
 def check(listen: ListenAddress, where: str, trusted: Sequence[str], *, anyone: bool = False) -> None:
     """Refuse an address that untrusted machines can reach: the endpoint asks nobody for a key. `anyone`: whoever runs
     the agent has said that this is meant. Raises InvalidInputError."""
-    if anyone or sockets.is_loopback(listen.host):
+    if anyone or addresses.is_loopback(listen.host):
         return
     address = ipaddress.ip_address(listen.host)
     if not address.is_unspecified and any(_is_in(address, network) for network in trusted):

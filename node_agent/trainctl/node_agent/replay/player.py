@@ -30,6 +30,7 @@ from trainctl.node_agent.replay.format import RecordedEvent, Recording
 from trainctl.node_agent.replay.timeline import PlayedStep, Timeline
 from trainctl.node_agent.transport import parent_watch
 from trainctl.protocol import messages as m
+from trainctl.protocol.config import addresses
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import log_format
 from trainctl.protocol.record.paths import RunPaths
@@ -58,7 +59,7 @@ class Player:
         """`folder` becomes the run directory, or is one whose record is gone on with. Raises InvalidInputError."""
         if not 1 <= nodes <= MOST_NODES:
             raise InvalidInputError("--nodes", f"{nodes} is not from 1 to {MOST_NODES}")
-        sockets.check_bind(listen)
+        addresses.check_bind(listen)
         if watches_parent:
             parent_watch.check()
         self.paths = RunPaths(folder.absolute())

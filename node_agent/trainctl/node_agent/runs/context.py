@@ -13,11 +13,11 @@ from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.rank_ports import LocalRank
 from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
 from trainctl.node_agent.transport.publisher import Publisher
+from trainctl.protocol.config import addresses
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.security.keyring import Credentials
-from trainctl.protocol.wire import sockets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class AgentContext:
         be spoken to."""
         if self.authenticator is not None:
             return self.authenticator.to_peer(node, address)
-        if self.cluster.nodes[node].key is not None or not sockets.is_near(address):
+        if self.cluster.nodes[node].key is not None or not addresses.is_near(address):
             raise InvalidInputError(f"nodes.{node}.key", f"{node} has keys, and this agent was started without")
         return None
 

@@ -12,11 +12,10 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from trainctl.protocol.config import run_file
+from trainctl.protocol.config import addresses, run_file
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.wire import sockets
 
 
 class Grounds(NamedTuple):
@@ -59,7 +58,7 @@ def check_network(config: RunFile, node: str, where: str, grounds: Grounds) -> N
     interface, field = config.nodes[node].interface, f"{where}: nodes.{node}.interface"
     if interface:
         _check_interface(node, interface, field, grounds)
-    elif len(config.nodes) > 1 and not sockets.is_near(grounds.address):
+    elif len(config.nodes) > 1 and not addresses.is_near(grounds.address):
         problem = f"{node} is at {grounds.address}: name the interface that its gradients travel by; {_interfaces()}"
         raise InvalidInputError(field, problem)
 

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import typer
 
 from trainctl.node_agent.services.model import Manager
-from trainctl.protocol.config import cluster_file
-from trainctl.protocol.config.run_file import NAME_PATTERN
+from trainctl.protocol.config import addresses, cluster_file, names
+from trainctl.protocol.config.names import NAME_PATTERN
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import paths
-from trainctl.protocol.wire import sockets
 
 STALL_OPTION = "--exit-if-stalled"
 STALL_SECONDS = 30
@@ -35,7 +34,7 @@ def of_run(context: Any, manager: Manager, home: Path | None) -> Given:
     """
     parsed, given = judged(context)
     command = parsed.command
-    node = given["name"] or paths.node_name()
+    node = given["name"] or names.node_name()
     state = (given["state"] or (home / _STATE[manager] if home else paths.state_root())).absolute()
     words = ["--name", node, "--state", str(state)]
     for parameter in command.params:
@@ -56,7 +55,7 @@ def judged(context: Any) -> tuple[Any, dict[str, Any]]:
         raise InvalidInputError("install", f"{error.format_message()} (see run --help)") from None
     # Whether what typer has parsed are paths already depends on its version.
     given = parsed.params | {name: Path(parsed.params[name]) for name in PATHS if parsed.params[name] is not None}
-    _check(given["name"] or paths.node_name(), given)
+    _check(given["name"] or names.node_name(), given)
     return parsed, given
 
 
@@ -67,7 +66,7 @@ def _check(node: str, values: dict[str, Any]) -> None:
         raise InvalidInputError("--leash", "a service has no standard input to be let go by")
     for name in ("listen", "live"):
         if values[name] is not None:
-            sockets.check_bind(values[name])
+            addresses.check_bind(values[name])
     if values["cluster"] is not None and node not in cluster_file.read(values["cluster"]).nodes:
         raise InvalidInputError("--name", f"no node {node!r} in {values['cluster']}")
 

@@ -109,8 +109,8 @@ def _become(command: list[str], go: int, output: int) -> None:
 
 
 def _show_title(record: Path) -> None:
-    """Not before the fork, which it isn't safe before on macOS; nothing is lost where it can't be imported."""
-    with contextlib.suppress(ImportError):
+    """After the fork: before it a title isn't safe on macOS. Whatever fails here, the trainer's end is written down."""
+    with contextlib.suppress(Exception):
         from trainctl.protocol.machine.process_title import set_title
 
         rank = record.name.partition(".")[0].replace("-", " ")

@@ -9,10 +9,10 @@ from typing import Any
 
 import zmq
 
+from trainctl.protocol.config import addresses
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.security.keys import KeyFolder
-from trainctl.protocol.wire import sockets
 
 MOST_OPEN_FILES = 65536
 OPEN_MAX = 10_240
@@ -62,15 +62,15 @@ def needs_keys(node: str, listen: str, live: str, cluster: Cluster, folder: KeyF
     it, or if that is `required`. Raises InvalidInputError for an address that can't be listened on so."""
     entry = cluster.nodes.get(node)
     named = entry is not None and entry.key is not None
-    needed = required or named or not (sockets.is_near(listen) and sockets.is_near(live))
+    needed = required or named or not (addresses.is_near(listen) and addresses.is_near(live))
     for address in (listen, live):
-        sockets.check_bind(address, keys=needed and folder.has("agent"))
+        addresses.check_bind(address, keys=needed and folder.has("agent"))
     return needed
 
 
 def numeric(address: str) -> str:
     """An address to bind, the name of its host looked up; unchanged for one that isn't known."""
-    parts = sockets.split(address)
+    parts = addresses.split(address)
     if parts.scheme == "ipc" or parts.hostname == "localhost":
         return address
     with contextlib.suppress(OSError):
@@ -81,7 +81,7 @@ def numeric(address: str) -> str:
 
 def port_after(listen: str) -> str:
     """Where an agent that takes requests at `listen` publishes if nothing else is said."""
-    parts = sockets.split(listen)
+    parts = addresses.split(listen)
     if parts.scheme != "tcp":
         return f"{listen}.live"
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname

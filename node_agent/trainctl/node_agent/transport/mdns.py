@@ -6,9 +6,9 @@ import socket
 import sys
 from typing import Any
 
+from trainctl.protocol.config import addresses
 from trainctl.protocol.errors import installing
 from trainctl.protocol.machine import discovery
-from trainctl.protocol.wire import sockets
 
 LEAVE_SECONDS = 3.0
 """How long an agent that ends waits for its last word to go out."""
@@ -36,15 +36,15 @@ class Advertisement:
     def _begin(self) -> None:
         from zeroconf import IPVersion, ServiceInfo, Zeroconf  # an extra, and 0.1 s
 
-        parts = sockets.split(self._address)
+        parts = addresses.split(self._address)
         host = socket.gethostbyname(parts.hostname)
         everywhere = ipaddress.ip_address(host).is_unspecified
-        addresses = _own_addresses() if everywhere else [host]
+        own = _own_addresses() if everywhere else [host]
         label = self._node.replace(".", "-")  # a dot would end the name's first part
-        self._zeroconf = Zeroconf(interfaces=addresses, ip_version=IPVersion.V4Only)
+        self._zeroconf = Zeroconf(interfaces=own, ip_version=IPVersion.V4Only)
         info = ServiceInfo(
             discovery.SERVICE, f"{label}.{discovery.SERVICE}", parts.port, properties=self._told,
-            parsed_addresses=addresses, server=f"trainctl-{label}-{parts.port}.local.",
+            parsed_addresses=own, server=f"trainctl-{label}-{parts.port}.local.",
         )  # fmt: skip
         self._zeroconf.register_service(info, allow_name_change=True)
 

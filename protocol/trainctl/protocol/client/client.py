@@ -19,6 +19,8 @@ import zmq.asyncio
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.live_queue import LiveQueue
+from trainctl.protocol.config import addresses
+from trainctl.protocol.config.names import user_name
 from trainctl.protocol.errors import (
     START_ONE,
     ExpiredError,
@@ -30,7 +32,6 @@ from trainctl.protocol.errors import (
     UnreachableError,
     VersionError,
 )
-from trainctl.protocol.record.paths import user_name
 from trainctl.protocol.security.keyring import Keyring, current
 from trainctl.protocol.wire import codec, sockets
 from trainctl.protocol.wire.attachment import Attachment, Gap
@@ -103,7 +104,7 @@ class Client:
     ) -> None:  # fmt: skip
         """`keys`: the program's keyring unless given. Off loopback nothing is said without keys. `context`: one to
         share with other clients, whose owner ends it; each of its own would cost two threads."""
-        sockets.split(address)
+        addresses.split(address)
         self.address, self.by, self.timeout_seconds = address, by if by is not None else user_name(), timeout_seconds
         self.keys = keys or current()
         self._shared = context

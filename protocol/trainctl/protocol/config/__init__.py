@@ -1,1 +1,1 @@
-"""The TOML files that people write: run file, cluster file, alert rules, and their validation errors."""
+"""The TOML files that people write, the names and addresses in them, their validation errors. Imports only errors."""

@@ -9,12 +9,11 @@ import msgspec
 import platformdirs
 from msgspec import Meta
 
-from trainctl.protocol.config import toml_file
+from trainctl.protocol.config import addresses, toml_file
+from trainctl.protocol.config.addresses import Key
 from trainctl.protocol.config.alert_rules import AlertHooks, check_webhook
-from trainctl.protocol.config.run_file import NAME_PATTERN
+from trainctl.protocol.config.names import NAME_PATTERN
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.security.keys import Key
-from trainctl.protocol.wire import sockets
 
 
 class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,7 +60,7 @@ def read(path: Path) -> Cluster:
     cluster = _with_added(toml_file.checked(toml_file.read(path, "cluster file"), Cluster, str(path)), path)
     seen: dict[str, str] = {}
     for name, entry in cluster.nodes.items():
-        sockets.split(entry.address)
+        addresses.split(entry.address)
         if entry.address in seen:
             raise InvalidInputError(f"{path}: nodes.{name}.address", f"{entry.address} is {seen[entry.address]}'s too")
         seen[entry.address] = name

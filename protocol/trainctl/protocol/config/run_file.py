@@ -11,12 +11,12 @@ from msgspec import Meta
 
 from trainctl.protocol.config import env_policy, input_checks, toml_file
 from trainctl.protocol.config.alert_rules import AlertsTable, check_thresholds
+from trainctl.protocol.config.names import NAME_PATTERN
 from trainctl.protocol.errors import Collected, InvalidInputError
 
 PositiveInt = Annotated[int, Meta(ge=1, le=2**40)]
 NonNegativeInt = Annotated[int, Meta(ge=0, le=2**40)]
 PathText = Annotated[str, Meta(min_length=1, max_length=4096)]
-NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}\Z"
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,14 +12,14 @@ _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Digests:
+class FileDigests:
     """Of some files: of all together, and of each, so that the one that differs can be named."""
 
     whole: str
     files: tuple[FileDigest, ...]  # at most MAX_FILES: the last stands for the rest
 
 
-def files_digests(files: Iterable[Path], root: Path) -> Digests:
+def files_digests(files: Iterable[Path], root: Path) -> FileDigests:
     """SHA-256 over the name, size and content of each file, in the order given; in the list, files are named from
     `root`."""
     whole, each = hashlib.sha256(), []
@@ -29,10 +29,10 @@ def files_digests(files: Iterable[Path], root: Path) -> Digests:
             whole.update(part)
             own.update(part)
         each.append(FileDigest(path.relative_to(root).as_posix(), own.hexdigest()))
-    return Digests(whole.hexdigest(), _listed(each))
+    return FileDigests(whole.hexdigest(), _listed(each))
 
 
-def model_digests(model: Path) -> Digests:
+def model_digests(model: Path) -> FileDigests:
     """Of a Hugging Face directory's configuration and weights."""
     return files_digests([model / "config.json", *sorted(model.glob("*.safetensors"))], model)
 
@@ -42,7 +42,7 @@ def data_files(path: Path) -> list[Path]:
     return sorted(path.rglob("*.txt")) if path.is_dir() else [path]
 
 
-def data_digests(path: Path) -> Digests:
+def data_digests(path: Path) -> FileDigests:
     """Of the files that data are read from."""
     return files_digests(data_files(path), path if path.is_dir() else path.parent)
 

@@ -1,30 +1,10 @@
-"""What a node and its user are called, and where it keeps its runs and its sockets."""
+"""Where a node keeps its runs and its sockets."""
 
-import getpass
 import os
-import socket
 import tempfile
 from pathlib import Path
 
 import platformdirs
-
-_NODE_NAME_CHARACTERS = 64
-
-
-def node_name(host: str | None = None) -> str:
-    """A machine's name (default: this one's) as a node name of run files: its first label, what a name can't have as
-    dashes, at most 64 characters; `node` where nothing is left."""
-    label = (socket.gethostname() if host is None else host).split(".")[0].lower()
-    kept = "".join(char if char.isascii() and (char.isalnum() or char in "_-") else "-" for char in label)
-    return kept.strip("-_")[:_NODE_NAME_CHARACTERS].rstrip("-_") or "node"
-
-
-def user_name() -> str:
-    """Who is asking, for the record; "unknown" where the system won't say."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError, ImportError):
-        return "unknown"
 
 
 def state_root() -> Path:

@@ -1,1 +1,1 @@
-"""Keys of this machine, and the keyring that clients use. Imports nothing else of ours but errors and paths."""
+"""Keys of this machine, and the keyring that clients use. Imports only errors and config."""

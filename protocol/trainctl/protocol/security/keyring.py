@@ -4,11 +4,11 @@ import os
 import socket
 from typing import Literal, NamedTuple
 
-from trainctl.protocol.config import cluster_file
+from trainctl.protocol.config import addresses, cluster_file
+from trainctl.protocol.config.addresses import check_public
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.security.keys import KeyFolder, KeyPair, Role, check_public
-from trainctl.protocol.wire import sockets
+from trainctl.protocol.security.keys import KeyFolder, KeyPair, Role
 
 
 class Credentials(NamedTuple):
@@ -49,8 +49,8 @@ class Keyring:
 
         Raises InvalidInputError for one elsewhere whose key isn't known, and for a lack of own keys.
         """
-        host = sockets.split(address).hostname or ""
-        is_near = sockets.is_near(address)
+        host = addresses.split(address).hostname or ""
+        is_near = addresses.is_near(address)
         server = self._named(address)
         if server is None and address in self._learned:
             server = self._learned[address]

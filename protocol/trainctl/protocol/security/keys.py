@@ -19,18 +19,15 @@ import platformdirs
 import tomli_w
 from msgspec import Meta
 
-from trainctl.protocol.config import toml_file
+from trainctl.protocol.config import names, toml_file
+from trainctl.protocol.config.addresses import Key, check_public
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record import paths
 
 Role = Literal["viewer", "operator", "node"]
 """viewer: reads. operator: reads and sends every verb. node: another node's agent, which sends no verbs."""
 ROLES: tuple[Role, ...] = get_args(Role)
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}\Z"
-_KEY_PATTERN = r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}\Z"
 Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
-Key = Annotated[str, Meta(pattern=_KEY_PATTERN)]
-"""Z85, 40 characters."""
 
 
 class KeyPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -129,8 +126,8 @@ class KeyFolder:
 
         `name`: the machine's, default its host name; the user's pair is named user@name. Gives which were made.
         """
-        machine = check_name(name or paths.node_name())
-        wanted = {"agent": machine, "user": _as_name(f"{paths.user_name()}@{machine}")}
+        machine = check_name(name or names.node_name())
+        wanted = {"agent": machine, "user": _as_name(f"{names.user_name()}@{machine}")}
         made = tuple(which for which in wanted if not (self.path / f"{which}.toml").exists())
         with self._locked():
             for which in made:
@@ -209,13 +206,6 @@ def check_name(name: str) -> str:
     if not re.fullmatch(NAME_PATTERN, name):
         raise InvalidInputError("NAME", f"{name!r} is no name: letters, digits, '.', '_', '@', '+' and '-', at most 64")
     return name
-
-
-def check_public(public: str) -> str:
-    """The key. Raises InvalidInputError if it is none."""
-    if not re.fullmatch(_KEY_PATTERN, public):
-        raise InvalidInputError("KEY", f"{public!r} is no key: 40 characters of Z85, as trainctl keys list shows them")
-    return public
 
 
 def write_private(path: Path, tables: dict[str, Any]) -> None:

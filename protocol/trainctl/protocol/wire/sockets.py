@@ -1,15 +1,13 @@
-"""Every ZeroMQ socket the program opens, with the options that keep it bounded and honest, and where it may bind."""
+"""Every ZeroMQ socket the program opens, with the options that keep it bounded and honest."""
 
 import asyncio
 import ctypes
-import ipaddress
 import secrets
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import zmq
 
-from trainctl.protocol.errors import InvalidInputError, ProtocolError
+from trainctl.protocol.errors import ProtocolError
 from trainctl.protocol.security.keys import KeyPair
 from trainctl.protocol.wire.codec import CONTROL_FRAME_BYTES, FRAME_BYTES
 
@@ -97,49 +95,6 @@ def secure_server(socket: Any, own: KeyPair, domain: str) -> None:
     socket.curve_publickey, socket.curve_secretkey = own.public.encode(), own.secret.encode()
     socket.zap_domain = domain.encode()
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-
-
-def is_near(address: str) -> bool:
-    """Whether an address is on loopback or a local socket file. Raises InvalidInputError for what is no address."""
-    parts = split(address)
-    return parts.scheme == "ipc" or is_loopback(parts.hostname or "")
-
-
-def check_bind(address: str, *, keys: bool = False) -> None:
-    """Refuse to listen without keys anywhere but on loopback or a local socket file, and on all interfaces at once.
-
-    Raises InvalidInputError.
-    """
-    if not keys and not is_near(address):
-        raise InvalidInputError(
-            address, "without keys only loopback is listened on; make keys and let someone in: "
-            "trainctl keys new; trainctl keys authorize NAME KEY --role operator",
-        )  # fmt: skip
-    if split(address).hostname in ("*", "0.0.0.0", "::"):  # noqa: S104
-        raise InvalidInputError(address, "name the one address that others reach it at, such as tcp://10.0.0.5:7474")
-
-
-def split(address: str) -> Any:
-    """The parts of `tcp://host:port` or `ipc://path`. Raises InvalidInputError for anything else."""
-    parts = urlsplit(address)
-    if parts.scheme == "ipc" and (parts.path or parts.netloc):
-        return parts
-    try:
-        port = parts.port
-    except ValueError:
-        port = None
-    if parts.scheme != "tcp" or not parts.hostname or port is None:
-        raise InvalidInputError(address or "address", "an address is tcp://host:port, such as tcp://127.0.0.1:7474")
-    return parts
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def check_frames(frames: list[bytes], wanted: int) -> list[bytes]:

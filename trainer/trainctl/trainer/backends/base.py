@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.trainer.backends.protocol import Array, DeviceMemoryError, Part, State, check_state, first_line
+from trainctl.trainer.backends.protocol import Array, Part, State, check_state
+from trainctl.trainer.common.errors import DeviceMemoryError, first_line
 
 _SURE_NORM = 1e18
 """Below it no square has overflowed float32."""

@@ -2,7 +2,7 @@
 
 MLX is lazy and differentiates by building one graph. `forward` builds it, tracing included, and evaluates the loss,
 which keeps the activations that the gradient needs; `backward` evaluates the gradient. What a primitive recomputes
-for its gradient counts as backward. AdamW is written out here (see backend.py) because mlx.optimizers takes its
+for its gradient counts as backward. AdamW is written out here (see protocol.py) because mlx.optimizers takes its
 bias corrections from float32 powers, off by 1.3e-5 at beta2 = 0.999, and counts its steps per optimizer.
 """
 
@@ -21,7 +21,8 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import ModelParts
 from trainctl.trainer.backends.host_memory import HostMemory
-from trainctl.trainer.backends.protocol import Array, BackendName, Memory, Part, first_line
+from trainctl.trainer.backends.protocol import Array, BackendName, Memory, Part
+from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.batch import Batch
 
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # float32 means float32: promised tolerances are below TF32's

@@ -1,4 +1,4 @@
-"""What a rank asks of an array library, and the choice between the two that are supported.
+"""What a rank asks of an array library.
 
 A backend holds one model: master weights and AdamW moments in float32, a compute copy where the run's dtype is lower,
 float32 gradient accumulators, and a scratch for the one micro-batch in flight. Nothing reaches the accumulators but by
@@ -13,30 +13,20 @@ order:
     p  = p - (a / (1 - b1^t)) m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 """
 
-import importlib.util
-import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol.config.run_file import NodeTable, RunFile
-from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.data.batch import Batch
 
 Array = NDArray[np.float32]
 BackendName = Literal["torch", "mlx"]
 Part = Literal["accumulators", "weights", "first_moments", "second_moments"]
 STATE_PARTS: tuple[Part, ...] = ("weights", "first_moments", "second_moments")
-
-
-class DeviceMemoryError(Exception):
-    """The device has no room for this micro-batch; the scratch is empty again, accumulators and weights are
-    untouched."""
 
 
 @dataclass(frozen=True)
@@ -140,62 +130,6 @@ class Backend(Protocol):
         """Take over what `export_state` gave, of either backend. Raises InvalidInputError if names or shapes differ."""
 
 
-def load(config: RunFile, node: NodeTable, where: str) -> Backend:
-    """The model of `config` in the backend and on the device that `node` asks for.
-
-    Raises InvalidInputError naming the field of the run file that is at fault.
-    """
-    name = choose(node.backend, where)
-    if name == "mlx":
-        from trainctl.trainer.backends.mlx_backend import load_mlx
-
-        return load_mlx(config, node, where)
-    from trainctl.trainer.backends.torch_backend import load_torch
-
-    return load_torch(config, node, where)
-
-
-def choose(wanted: str, where: str) -> BackendName:
-    """The backend for "torch", "mlx" or "auto" (MLX on macOS, torch elsewhere, then whichever is installed)."""
-    present = {name: importlib.util.find_spec(module) is not None for name, module in _MODULES.items()}
-    order: tuple[BackendName, ...] = ("mlx", "torch") if sys.platform == "darwin" else ("torch", "mlx")
-    for name in order:
-        if present[name] and wanted in ("auto", name):
-            return name
-    if wanted == "auto":
-        problem = f"neither torch nor mlx is installed here; {installing('torch', 'mlx')}"
-    else:
-        problem = f"{wanted!r} is not installed here; {installing(wanted)}"
-    raise InvalidInputError(f"{where}: nodes.backend", problem)
-
-
-def vocabulary_size(model: Path) -> int | None:
-    """How many token ids the model knows, by its config.json; None if that doesn't say."""
-    config = model_config(model)
-    size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
-    return size if isinstance(size, int) else None
-
-
-def model_config(model: Path) -> dict[str, Any]:
-    """config.json of a model directory. Raises InvalidInputError naming the file."""
-    path = model / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidInputError(str(path), f"not a readable model configuration: {first_line(error)}") from None
-    if not isinstance(config, dict):
-        raise InvalidInputError(str(path), "not a JSON object")
-    if "quantization" in config or "quantization_config" in config:
-        raise InvalidInputError(str(path), "a quantized model cannot be trained in full")
-    return config
-
-
-def first_line(error: BaseException) -> str:
-    """An exception as one line of at most 300 characters."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]
-
-
 def check_state(state: State, shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
     """Whether weights and moments are exactly those of `shapes`. Raises InvalidInputError naming the first that
     isn't."""
@@ -210,6 +144,3 @@ def check_state(state: State, shapes: Mapping[str, tuple[int, ...]], where: str)
 
 def _parts(state: State) -> tuple[tuple[str, dict[str, Array]], ...]:
     return ("weight", state.weights), ("first moment", state.first_moments), ("second moment", state.second_moments)
-
-
-_MODULES: dict[BackendName, str] = {"torch": "torch", "mlx": "mlx_lm"}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.backends.protocol import model_config
+from trainctl.trainer.common.model_files import model_config
 
 Config = dict[str, Any]
 
@@ -70,7 +70,12 @@ def for_mlx(config: Config, longest: int) -> Config:
     """
     scaling = config.get("rope_scaling") or {}
     original = config.get("original_max_position_embeddings", scaling.get("original_max_position_embeddings"))
-    if scaling.get("rope_type") != "longrope" or original is None or longest > original:
+    if (
+        scaling.get("rope_type") != "longrope"
+        or original is None
+        or longest > original
+        or "short_factor" not in scaling
+    ):
         return config
     return config | {"rope_scaling": scaling | {"long_factor": scaling["short_factor"]}}
 
@@ -136,7 +141,7 @@ def _merged(new: Config, old: Config, where: str) -> Config:
         if new[key] != old[key]:
             raise InvalidInputError(
                 where,
-                f"rope_parameters has {key} = {new[key]}, the older keys beside it say {old[key]}; "
+                f"rope_parameters has {key} = {new[key]}, the older keys have {old[key]}; "
                 "keep the value that the model was trained with and remove the other",
             )
     return old | new

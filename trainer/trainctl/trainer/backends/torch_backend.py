@@ -19,8 +19,9 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backends import rope_config
 from trainctl.trainer.backends.base import ModelParts
 from trainctl.trainer.backends.host_memory import HostMemory, limit_process
-from trainctl.trainer.backends.protocol import Array, BackendName, Memory, Part, first_line
+from trainctl.trainer.backends.protocol import Array, BackendName, Memory, Part
 from trainctl.trainer.backends.sampled_memory import SampledMemory
+from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.batch import Batch
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -10,7 +10,7 @@ from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.checkpoints import files
 from trainctl.trainer.data.dataset import Dataset
-from trainctl.trainer.step.progress import Ledger
+from trainctl.trainer.step.progress import Progress
 
 
 class Saver:
@@ -23,19 +23,19 @@ class Saver:
         paths: RunPaths,
         backend: Backend,
         dataset: Dataset,
-        ledger: Ledger,
+        progress: Progress,
         scale: LossScale,
         layout_digest: str,
     ) -> None:
         self._run, self._config, self._paths = run, config, paths
-        self._backend, self._dataset, self._ledger, self._scale = backend, dataset, ledger, scale
+        self._backend, self._dataset, self._progress, self._scale = backend, dataset, progress, scale
         self._layout_digest = layout_digest
 
     def resume(self, folder: Path | None) -> None:
         """Stand where the checkpoint in `folder` stood, or at the beginning; then clear away what writers that died
         left. Raises InvalidInputError if it doesn't fit."""
         if folder is None:
-            self._ledger.load(0, 0)
+            self._progress.load(0, 0)
         else:
             self._take_up(folder)
         files.tidy(self._paths.checkpoints)  # not earlier: `folder` may be one that has to be put back
@@ -44,12 +44,12 @@ class Saver:
         """Of the last committed step; older ones beyond keep_last go. Raises OSError."""
         begun = time.perf_counter()
         state = self._backend.export_state()
-        folder = self._paths.checkpoint(self._ledger.last_step)
+        folder = self._paths.checkpoint(self._progress.last_step)
         model = Path(self._config.model.path)
         manifest = files.write(folder, self._run, self._loop_state(state.updates), state, model)
         files.prune(self._paths.checkpoints, self._config.checkpoint.keep_last, folder)
         spent = time.perf_counter() - begun
-        return m.CheckpointInfo(str(folder), self._ledger.last_step, manifest.size_bytes, spent)
+        return m.CheckpointInfo(str(folder), self._progress.last_step, manifest.size_bytes, spent)
 
     def _take_up(self, folder: Path) -> None:
         found = files.read(folder)
@@ -64,12 +64,12 @@ class Saver:
         self._backend.import_state(found.state)
         self._scale.value = found.loop.loss_scale
         self._scale.good_steps = found.loop.loss_scale_good_steps
-        self._ledger.load(found.loop.step, found.loop.cursor)
+        self._progress.load(found.loop.step, found.loop.cursor)
 
     def _loop_state(self, updates: int) -> files.LoopState:
         return files.LoopState(
-            step=self._ledger.last_step,
-            cursor=self._ledger.cursor,
+            step=self._progress.last_step,
+            cursor=self._progress.cursor,
             updates=updates,
             loss_scale=self._scale.value,
             loss_scale_good_steps=self._scale.good_steps,

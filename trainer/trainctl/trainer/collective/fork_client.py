@@ -11,15 +11,16 @@ import time
 
 from trainctl.protocol.messages import Engine
 from trainctl.trainer.collective.channel import Born, Channel, Fork, Gone, Prepare, Release
-from trainctl.trainer.collective.fork_self import Offshoot, branch_off
+from trainctl.trainer.collective.fork_self import ForkedServer, fork_self
 from trainctl.trainer.collective.forkserver import ENVIRONMENT
-from trainctl.trainer.collective.reducer_process import REAP_SECONDS, GroupError, ReducerProcess, is_stopped, start
+from trainctl.trainer.collective.reducer_process import REAP_SECONDS, ReducerProcess, is_stopped, start
+from trainctl.trainer.common.errors import GroupError
 
 
 class _Server:
     """This end of a fork server."""
 
-    def __init__(self, process: "subprocess.Popen[bytes] | Offshoot", channel: Channel) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes] | ForkedServer", channel: Channel) -> None:
         self.process, self._channel = process, channel
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -147,10 +148,10 @@ class ForkStandby:
         self._server: _Server | None = None
         self._closed = False
 
-    def branch_off(self, engine: Engine) -> None:
-        """`prepare` by a fork of this process; see offshoot.py for when that may be, and for what it raises."""
+    def fork_self(self, engine: Engine) -> None:
+        """`prepare` by a fork of this process; see fork_self.py for when that may be, and for what it raises."""
         with self._lock:
-            self._server = _Server(*branch_off(engine))
+            self._server = _Server(*fork_self(engine))
             self._server.prepare(engine)
 
     def prepare(self, engine: Engine, count: int = 1) -> None:

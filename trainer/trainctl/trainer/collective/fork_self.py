@@ -17,12 +17,12 @@ from typing import NoReturn
 from trainctl.protocol.messages import Engine
 from trainctl.trainer.collective import forkserver
 from trainctl.trainer.collective.channel import Channel
-from trainctl.trainer.collective.reducer_process import GroupError
+from trainctl.trainer.common.errors import GroupError
 
 _POLL_SECONDS = 0.002
 
 
-class Offshoot:
+class ForkedServer:
     """A child of this process, with what is used of a `subprocess.Popen`; from any thread."""
 
     def __init__(self, pid: int) -> None:
@@ -52,7 +52,7 @@ class Offshoot:
         return status
 
 
-def branch_off(engine: Engine) -> tuple[Offshoot, Channel]:
+def fork_self(engine: Engine) -> tuple[ForkedServer, Channel]:
     """Import what this process and `engine` share, and make a fork server that has it too.
 
     Call it before there is a thread that may hold a lock: a fork takes the locks along, but not who would let go of
@@ -74,7 +74,7 @@ def branch_off(engine: Engine) -> tuple[Offshoot, Channel]:
     if pid == 0:
         _be_server(ours, theirs, trainer)
     theirs.close()
-    return Offshoot(pid), Channel(ours)
+    return ForkedServer(pid), Channel(ours)
 
 
 def _be_server(ours: socket.socket, theirs: socket.socket, trainer: int) -> NoReturn:

@@ -2,7 +2,7 @@
 
     python -m trainctl.trainer.collective.forkserver --channel FD
 
-or forked itself from a trainer that begins (see offshoot.py).
+or forked itself from a trainer that begins (see fork_self.py).
 
 Importing an engine takes seconds of CPU, which a rank on a busy machine would lose from its training after every
 group; a fork takes milliseconds and shares the memory. It stays single-threaded, for a fork takes only one thread

@@ -19,7 +19,7 @@ from trainctl.protocol.messages import Form
 from trainctl.trainer.backends.protocol import Array, Backend
 from trainctl.trainer.collective import engine_errors
 from trainctl.trainer.collective.channel import Join, Reduce
-from trainctl.trainer.collective.reducer_process import EngineError, GroupError, ReducerProcess
+from trainctl.trainer.collective.reducer_process import ReducerProcess
 from trainctl.trainer.collective.shared_buffer import (
     WORD_BYTES,
     Layout,
@@ -28,7 +28,7 @@ from trainctl.trainer.collective.shared_buffer import (
     tail_words,
     write_tail,
 )
-from trainctl.trainer.step.progress import AbandonedError
+from trainctl.trainer.common.errors import AbandonedError, EngineError, GroupError
 
 log = logging.getLogger(__name__)
 

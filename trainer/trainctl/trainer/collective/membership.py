@@ -14,9 +14,9 @@ import psutil
 from trainctl.protocol.config.run_file import GroupTable
 from trainctl.protocol.messages import Engine, Form, Generation, Offer
 from trainctl.trainer.collective.group import Group, ReducerGroup, Solo
-from trainctl.trainer.collective.reducer_process import GroupError
 from trainctl.trainer.collective.shared_buffer import WORD_BYTES, Layout
 from trainctl.trainer.collective.standby import Standby, standby_here
+from trainctl.trainer.common.errors import GroupError
 
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 64
@@ -39,7 +39,7 @@ class _Offered:
             held.close()
 
 
-class Formation:
+class Membership:
     """Used by the control thread, but for `stand_by` and `close` (main thread) and `abort` (any)."""
 
     def __init__(

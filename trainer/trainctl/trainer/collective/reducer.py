@@ -19,7 +19,6 @@ from typing import NoReturn, assert_never
 
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.messages import Engine
-from trainctl.trainer.backends.protocol import first_line
 from trainctl.trainer.collective import engines
 from trainctl.trainer.collective.channel import (
     Answer,
@@ -35,6 +34,7 @@ from trainctl.trainer.collective.channel import (
 )
 from trainctl.trainer.collective.engine_errors import lost_peer
 from trainctl.trainer.collective.shared_buffer import SharedBuffer
+from trainctl.trainer.common.errors import first_line
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_SECONDS = 1.0

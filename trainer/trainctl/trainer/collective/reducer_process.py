@@ -12,27 +12,14 @@ from typing import Protocol
 
 import psutil
 
-from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine.process_title import whose
 from trainctl.protocol.messages import Engine
 from trainctl.trainer.collective.channel import Channel, Failed, Join, Prepare, Reduce
-from trainctl.trainer.step.progress import AbandonedError
+from trainctl.trainer.common.errors import AbandonedError, EngineError, GroupError
 
 REAP_SECONDS = 10.0
 LOOK_SECONDS = 1.0
 """How often a reducer that is waited for is looked at."""
-
-
-class GroupError(TrainctlError):
-    """Joining, levelling or summing failed; what this rank holds is as it was."""
-
-
-class EngineError(GroupError):
-    """What an engine said when it failed; `peer` is the place of the rank that it is about, None if not known."""
-
-    def __init__(self, text: str, peer: int | None) -> None:
-        super().__init__(text)
-        self.peer = peer
 
 
 class Life(Protocol):

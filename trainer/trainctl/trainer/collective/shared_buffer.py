@@ -6,6 +6,7 @@ others', so the all-reduce of the tail moves values and rounds nothing, and ever
 order. A double is three float32 numbers, each the rounded rest of those before it: 72 bits hold its 53.
 """
 
+import hashlib
 import importlib
 import math
 import mmap
@@ -74,6 +75,16 @@ class Layout:
             made[name] = flat[offset : offset + size].reshape(shape)
             offset += size
         return made
+
+
+def layout_digest(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """SHA-256 over `name shape offset` of every parameter, sorted by name; offsets count float32 elements."""
+    digest = hashlib.sha256()
+    offset = 0
+    for name in sorted(shapes):
+        digest.update(f"{name} {list(shapes[name])} {offset}\n".encode())
+        offset += int(np.prod(shapes[name], dtype=np.int64))
+    return digest.hexdigest()
 
 
 def tail_words(ranks: int, values: int) -> int:

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from trainctl.protocol.messages import Engine
 from trainctl.trainer.collective.fork_client import ForkStandby
-from trainctl.trainer.collective.reducer_process import GroupError, ReducerProcess, Spawned, spawn
+from trainctl.trainer.collective.reducer_process import ReducerProcess, Spawned, spawn
+from trainctl.trainer.common.errors import GroupError
 
 
 class Standby(Protocol):
@@ -40,7 +41,7 @@ def early_standby(engine: Engine | None) -> Standby:
     if engine is not None:
         with contextlib.suppress(GroupError, ImportError, OSError, RuntimeError):
             if isinstance(standby, ForkStandby):
-                standby.branch_off(engine)
+                standby.fork_self(engine)
             else:
                 standby.prepare(engine)
     return standby

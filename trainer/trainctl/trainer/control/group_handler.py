@@ -4,14 +4,13 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from trainctl.protocol import messages as m
-from trainctl.trainer.backends.protocol import first_line
 from trainctl.trainer.collective.group import ReducerGroup, Solo
-from trainctl.trainer.collective.membership import Formation
-from trainctl.trainer.collective.reducer_process import GroupError
+from trainctl.trainer.collective.membership import Membership
 from trainctl.trainer.common import logs
+from trainctl.trainer.common.errors import GroupError, first_line
 from trainctl.trainer.control.inbox import Joined, Joining, Order
 from trainctl.trainer.step.executor import Identity
-from trainctl.trainer.step.progress import Ledger
+from trainctl.trainer.step.progress import Progress
 
 
 class GroupOrders:
@@ -19,45 +18,45 @@ class GroupOrders:
     what was done has the same answer again."""
 
     def __init__(
-        self, who: Identity, ledger: Ledger, orders: "SimpleQueue[Order]", say: Callable[[m.FromTrainer], None]
+        self, who: Identity, progress: Progress, orders: "SimpleQueue[Order]", say: Callable[[m.FromTrainer], None]
     ) -> None:
-        self._who, self._ledger, self._orders, self._say = who, ledger, orders, say
-        self.formation: Formation | None = None  # until the model is loaded
+        self._who, self._progress, self._orders, self._say = who, progress, orders, say
+        self.membership: Membership | None = None  # until the model is loaded
         self.outcome: m.Formed | m.GroupFailed | None = None  # of the newest order to form, once it is known
 
     def leave(self, order: m.Fence) -> None:
         """End the reducer, whatever it is at."""
-        if self._ledger.is_outdated(order.generation):
+        if self._progress.is_outdated(order.generation):
             return
         self.outcome = None
-        if self.formation is not None:
-            self.formation.leave()
+        if self.membership is not None:
+            self.membership.leave()
 
     def offer(self, order: m.Offer) -> None:
         generation = order.generation
-        if self.formation is None or self._ledger.is_outdated(generation) or generation == self._ledger.formed:
+        if self.membership is None or self._progress.is_outdated(generation) or generation == self._progress.formed:
             return
         try:
-            endpoints = self.formation.offer(order)
+            endpoints = self.membership.offer(order)
         except GroupError as error:
             self._say(self.failed(generation, error))
             return
         self._say(m.Offered(run=self._who.run, rank=self._who.rank, generation=generation, endpoints=endpoints))
 
     def form(self, order: m.Form) -> None:
-        if self._ledger.is_outdated(order.generation):
+        if self._progress.is_outdated(order.generation):
             return
         if self.outcome is not None and self.outcome.generation == order.generation:
             self._say(self.outcome)
         elif self._who.rank not in order.ranks:
             self._stay_out(order)
-        elif order.generation != self._ledger.formed and self._ledger.form(order):
+        elif order.generation != self._progress.formed and self._progress.form(order):
             self._join(order)
 
     def abort(self) -> None:
         """From any thread: end the wait for other ranks."""
-        if self.formation is not None:
-            self.formation.abort()
+        if self.membership is not None:
+            self.membership.abort()
 
     def failed(self, generation: m.Generation, error: GroupError) -> m.GroupFailed:
         reason = first_line(error)
@@ -73,18 +72,18 @@ class GroupOrders:
         )
 
     def _stay_out(self, order: m.Form) -> None:
-        if self._ledger.form(order, takes_part=False):
-            if self.formation is not None:
-                self.formation.leave()
+        if self._progress.form(order, takes_part=False):
+            if self.membership is not None:
+                self.membership.leave()
             self._orders.put(Joined(order.generation, Solo()))
 
     def _join(self, order: m.Form) -> None:
         try:
-            if self.formation is None:
+            if self.membership is None:
                 raise GroupError("the model is not loaded yet")
-            if not self._ledger.whole and self._who.rank not in order.behind:
+            if not self._progress.whole and self._who.rank not in order.behind:
                 raise GroupError("this rank holds parts of two states: it was being given one when its group failed")
-            group = self.formation.form(order)
+            group = self.membership.form(order)
         except GroupError as error:
             self.outcome = self.failed(order.generation, error)
             logs.concluded(order, self.outcome)

@@ -1,7 +1,7 @@
 """The thread that talks with the agent: it answers a fence and sends heartbeats while the main thread computes.
 
 It owns the socket. Orders that need the model go to the main thread's queue; `Offer`, `Form` and `Fence` take effect
-here at once, in the ledger and in the reducer's process; what is queued of them is the group that was joined or is
+here at once, in the progress and in the reducer's process; what is queued of them is the group that was joined or is
 being joined, and that a fence was answered. Messages that the agent cannot take are kept until it is back, for a fence
 repeats the newest reports anyway.
 """
@@ -18,17 +18,18 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.addresses import split
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, TrainctlError
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire import codec
-from trainctl.protocol.wire.sockets import new_socket, split
-from trainctl.trainer.backends.protocol import first_line
+from trainctl.protocol.wire.sockets import new_socket
+from trainctl.trainer.common.errors import OutdatedError, first_line
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.control.group_handler import GroupOrders
 from trainctl.trainer.control.inbox import Broken, Order, Orphaned
 from trainctl.trainer.control.outbox import Outbox
 from trainctl.trainer.step.executor import Identity
-from trainctl.trainer.step.progress import Ledger, OutdatedError
+from trainctl.trainer.step.progress import Progress
 
 _ALIVE_SECONDS = 1.0
 _FENCE_RETRY_MILLISECONDS = 20
@@ -40,15 +41,15 @@ _LONG_PHASES = ("starting", "checkpoint", "probe")
 class Control:
     """Use as a context manager around the trainer's life: leaving it with an exception tells the agent why."""
 
-    def __init__(self, who: Identity, endpoint: str, ledger: Ledger, status: StatusWriter) -> None:
+    def __init__(self, who: Identity, endpoint: str, progress: Progress, status: StatusWriter) -> None:
         """Raises InvalidInputError for an endpoint that cannot be connected to."""
         split(endpoint)
-        self._who, self._ledger, self._status = who, ledger, status
+        self._who, self._progress, self._status = who, progress, status
         self.orders: SimpleQueue[Order] = SimpleQueue()
         self.orphan_seconds = float("inf")  # until the run file has been read
         self.ready: m.Ready | None = None
         self._outbox = Outbox()
-        self.groups = GroupOrders(who, ledger, self.orders, self._say)
+        self.groups = GroupOrders(who, progress, self.orders, self._say)
         self._unsent: deque[bytes] = deque()  # few while the agent is away: no plans come then
         self._pending_fence: m.Fence | None = None
         self._away_since: float | None = time.monotonic()
@@ -89,7 +90,7 @@ class Control:
 
     def leave(self, reason: str) -> None:
         """Make the main thread leave as if the agent had asked for it; from any thread."""
-        self._ledger.leaving = reason
+        self._progress.leaving = reason
         self.groups.abort()
         self.orders.put(m.Leave(run=self._who.run, reason=reason))
 
@@ -184,10 +185,10 @@ class Control:
     def _answer_fence(self) -> None:
         """Answer once the state is known and no update is in progress; until then heartbeats go on."""
         fence = self._pending_fence
-        if fence is None or not self._ledger.loaded:
+        if fence is None or not self._progress.loaded:
             return
         try:
-            answer = self._ledger.try_fence(fence.generation, _FENCE_RETRY_MILLISECONDS / 1000)
+            answer = self._progress.try_fence(fence.generation, _FENCE_RETRY_MILLISECONDS / 1000)
         except OutdatedError as error:
             self._pending_fence = None
             log.warning("dropped a fence of the agent: %s", error)
@@ -211,7 +212,7 @@ class Control:
 
     def _look_for_orphanhood(self) -> None:
         away = 0.0 if self._away_since is None else time.monotonic() - self._away_since
-        if away >= self.orphan_seconds and self._ledger.loaded:
+        if away >= self.orphan_seconds and self._progress.loaded:
             self.groups.abort()  # or the main thread may wait for ranks that are gone too
             self.orders.put(Orphaned(away))
             self.orphan_seconds = float("inf")
@@ -219,18 +220,18 @@ class Control:
     def _alive(self) -> m.Alive:
         ready = self.ready
         if ready is not None:
-            ready = msgspec.structs.replace(ready, last_step=self._ledger.last_step, cursor=self._ledger.cursor)
+            ready = msgspec.structs.replace(ready, last_step=self._progress.last_step, cursor=self._progress.cursor)
         return m.Alive(
             run=self._who.run,
             rank=self._who.rank,
-            generation=self._ledger.highest,
+            generation=self._progress.highest,
             step=self._status.step,
             phase=self._status.phase,
-            progress=self._progress(),
+            progress=self._signs_of_life(),
             ready=ready,
         )
 
-    def _progress(self) -> int:
+    def _signs_of_life(self) -> int:
         """What the status page was shown; in phases that show nothing for long, also the seconds that all threads but
         this one have worked."""
         worked = time.process_time() - time.thread_time() if self._status.phase in _LONG_PHASES else 0.0

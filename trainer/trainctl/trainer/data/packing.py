@@ -23,8 +23,9 @@ from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.file_digests import data_files, files_digests
 from trainctl.protocol.messages import FileDigest
-from trainctl.trainer.backends.protocol import first_line, model_config, vocabulary_size
 from trainctl.trainer.common.atomic_folder import make_folder
+from trainctl.trainer.common.errors import first_line
+from trainctl.trainer.common.model_files import model_config, vocabulary_size
 
 BYTES_BEGIN, BYTES_END, BYTES_PAD = 256, 257, 258
 BYTES_VOCABULARY = 259

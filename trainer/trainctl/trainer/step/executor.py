@@ -22,9 +22,9 @@ from trainctl.trainer.collective.group import Group, Solo, Tail
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices, samples_at
-from trainctl.trainer.step.micro_batches import Pieces, Sums
+from trainctl.trainer.step.micro_batches import MicroBatches, Sums
 from trainctl.trainer.step.probe import probed
-from trainctl.trainer.step.progress import HalfBatch, Ledger
+from trainctl.trainer.step.progress import HalfBatch, Progress
 from trainctl.trainer.step.state_transfer import take_lowest
 from trainctl.trainer.step.stopwatch import Stopwatch
 
@@ -59,15 +59,15 @@ class Executor:
         settings: Settings,
         backend: Backend,
         dataset: Dataset,
-        ledger: Ledger,
+        progress: Progress,
         status: StatusWriter,
         send: Callable[[FromTrainer], None],
     ) -> None:
         self._who, self._settings, self._backend, self._dataset = who, settings, backend, dataset
-        self._ledger, self._status, self._send = ledger, status, send
+        self._progress, self._status, self._send = progress, status, send
         self.group: Group = Solo()
         self.loss_scale = LossScale.of(settings.dtype)
-        self._pieces = Pieces()
+        self._micro_batches = MicroBatches()
 
     def train(self, plan: StepPlan, started: float) -> Report:
         """One step. `started` is when the wait for the plan began (perf_counter). Raises AbandonedError if fenced
@@ -77,22 +77,22 @@ class Executor:
         work = self._work(plan)
         batch = self._begin(plan)
         sums = Sums()
-        self._pieces.each(plan, work, sums, lambda positions: self._micro_batch(plan, batch, positions, watch))
+        self._micro_batches.each(plan, work, sums, lambda positions: self._micro_batch(plan, batch, positions, watch))
         self._send(Soon(run=self._who.run, rank=self._who.rank, generation=plan.generation, seq=plan.seq))
         with watch.phase("sync"):
             own = Tail(batch.loss_sum, batch.weight, int(not math.isfinite(batch.loss_sum)))
             tail = self.group.all_reduce(self._backend, own)
-        with self._ledger.exclusive(plan.generation):
+        with self._progress.exclusive(plan.generation):
             with watch.phase("optimizer"):
                 self.group.deliver(self._backend)
                 norm, clip, skipped = self._update(plan, batch, tail)
             self._status.show("commit")
             own_weight, own_samples = batch.weight, batch.samples
-            self._ledger.commit(plan)
+            self._progress.commit(plan)
             self.loss_scale.committed(self._settings.dtype, skipped)
             sums.loss_sum, sums.weight, sums.samples = tail.loss_sum, tail.weight, own_samples
             report = self._report(plan, sums, watch, own_weight, grad_norm=norm, clip_scale=clip, skipped=skipped)
-            self._ledger.remember(report)
+            self._progress.remember(report)
         return report
 
     def evaluate(self, plan: StepPlan, started: float) -> Report:
@@ -102,7 +102,7 @@ class Executor:
         sums = Sums()
 
         def measure(indices: Indices) -> None:
-            self._ledger.check(plan.generation)
+            self._progress.check(plan.generation)
             self._status.show("evaluate")  # once more for each, as a sign of life
             batch = self._dataset.held_out_batch(indices)
             sums.loss_sum += self._backend.evaluate(batch)
@@ -110,7 +110,7 @@ class Executor:
             sums.samples += len(batch)
 
         with watch.phase("evaluate"):
-            self._pieces.each(plan, work, sums, measure)
+            self._micro_batches.each(plan, work, sums, measure)
         return self._report(plan, sums, watch, sums.weight)
 
     def measure(self, plan: StepPlan, started: float) -> Report:
@@ -120,7 +120,7 @@ class Executor:
         sums, timed = Sums(), list[tuple[int, float]]()
 
         def once(positions: Indices) -> None:
-            self._ledger.check(plan.generation)
+            self._progress.check(plan.generation)
             data = self._data(positions)
             begun = time.perf_counter()
             with watch.phase("forward"):
@@ -130,7 +130,7 @@ class Executor:
             timed.append((len(positions), time.perf_counter() - begun))
             self._backend.forget()
 
-        self._pieces.each(plan, work, sums, once)
+        self._micro_batches.each(plan, work, sums, once)
         kept = timed[1:] or timed
         rate = sum(count for count, _ in kept) / sum(seconds for _, seconds in kept) if kept else None
         return msgspec.structs.replace(self._report(plan, sums, watch, 0.0), samples_per_second=rate)
@@ -140,7 +140,7 @@ class Executor:
         AbandonedError or GroupError."""
         watch = self._begin_plan(started)
         with watch.phase("sync"):
-            drift = take_lowest(self.group, plan.generation, self._backend, self._ledger)
+            drift = take_lowest(self.group, plan.generation, self._backend, self._progress)
         return msgspec.structs.replace(self._report(plan, Sums(), watch, 0.0), drift=drift)
 
     def probe(self, plan: StepPlan, started: float, family: str) -> Probed:
@@ -150,12 +150,12 @@ class Executor:
         whole, found = RankWork(self._who.rank, (Range(0, len(batch)),), len(batch)), list[Array]()
 
         def once(rows: Indices) -> None:
-            self._ledger.check(plan.generation)
+            self._progress.check(plan.generation)
             part = batch.rows(rows)
             found.append(self._backend.token_log_probabilities(part)[part.counted > 0])
 
         with watch.phase("probe"):
-            self._pieces.each(plan, whole, sums, once)
+            self._micro_batches.each(plan, whole, sums, once)
         report = self._report(plan, Sums(), watch, 0.0)
         return probed(report, self._backend, batch, np.concatenate(found), family)
 
@@ -170,10 +170,10 @@ class Executor:
         return Stopwatch(self._status, started)
 
     def _begin(self, plan: StepPlan) -> HalfBatch:
-        with self._ledger.exclusive(plan.generation):
-            if plan.step != self._ledger.last_step + 1:
-                raise ProtocolError(f"a plan for step {plan.step} after step {self._ledger.last_step}")
-            batch, is_new = self._ledger.begin(plan, self.loss_scale.value)
+        with self._progress.exclusive(plan.generation):
+            if plan.step != self._progress.last_step + 1:
+                raise ProtocolError(f"a plan for step {plan.step} after step {self._progress.last_step}")
+            batch, is_new = self._progress.begin(plan, self.loss_scale.value)
             if is_new:
                 self._backend.clear()
         self._status.show("data", plan.step, (plan.generation.term, plan.generation.n))
@@ -187,7 +187,7 @@ class Executor:
             loss_sum = self._backend.forward(data, batch.scale / plan.divisor)
         with watch.phase("backward"):
             self._backend.backward()
-            with self._ledger.exclusive(plan.generation):
+            with self._progress.exclusive(plan.generation):
                 self._backend.accumulate()
                 batch.add(positions, loss_sum, data.weight)
 

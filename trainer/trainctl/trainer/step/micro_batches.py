@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import PlanKind, RankWork, StepPlan
-from trainctl.trainer.backends.protocol import DeviceMemoryError
+from trainctl.trainer.common.errors import DeviceMemoryError
 from trainctl.trainer.data.permutation import Indices, positions_of
 
 
@@ -29,7 +29,7 @@ class _Fit:
     fits: int
 
 
-class Pieces:
+class MicroBatches:
     """Remembers from plan to plan which micro-batch fitted."""
 
     def __init__(self) -> None:

@@ -15,18 +15,11 @@ import numpy as np
 
 from trainctl.protocol.errors import ProtocolError
 from trainctl.protocol.messages import Form, Generation, Range, Report, StepPlan
+from trainctl.trainer.common.errors import AbandonedError, OutdatedError
 from trainctl.trainer.data.permutation import Indices, ranges_of
 
 KEPT_REPORTS = 8
 """Reports repeated in the answer to a fence: more than an agent can have missed, since it plans one step ahead."""
-
-
-class AbandonedError(Exception):
-    """The generation that a plan belongs to has been left; what was in flight is discarded."""
-
-
-class OutdatedError(Exception):
-    """An order of a generation lower than one already seen: its sender is no longer who orders here."""
 
 
 @dataclass
@@ -62,7 +55,7 @@ class FenceAnswer:
     reports: tuple[Report, ...]
 
 
-class Ledger:
+class Progress:
     """One rank's place in its run."""
 
     def __init__(self) -> None:

@@ -14,28 +14,28 @@ from trainctl.protocol.messages import Form, Generation
 from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.backends.protocol import STATE_PARTS, Array, Backend
 from trainctl.trainer.collective.group import Group
-from trainctl.trainer.step.progress import Ledger
+from trainctl.trainer.step.progress import Progress
 
 
-def level(group: Group, form: Form, rank: int, backend: Backend, scale: LossScale, ledger: Ledger) -> None:
+def level(group: Group, form: Form, rank: int, backend: Backend, scale: LossScale, progress: Progress) -> None:
     """Take part in giving the source's state to the ranks behind; one of those then stands at the form's step. Raises
-    GroupError or AbandonedError; a rank left with part of a state is marked so in its ledger."""
+    GroupError or AbandonedError; a rank left with part of a state is marked so in its progress."""
     takes = rank in form.behind
     for part in STATE_PARTS:
         arrays = group.share(form.source, functools.partial(backend.copy_out, part))
         if takes and arrays is not None:
-            with ledger.exclusive(form.generation):
-                ledger.tear()
+            with progress.exclusive(form.generation):
+                progress.tear()
                 backend.copy_in(part, arrays)
     updates, value, good_steps = group.share_numbers(form.source, (backend.updates, scale.value, scale.good_steps))
     if takes:
-        with ledger.exclusive(form.generation):
+        with progress.exclusive(form.generation):
             backend.updates = int(updates)
             scale.value, scale.good_steps = value, int(good_steps)
-            ledger.take_over(form.step, form.cursor)
+            progress.take_over(form.step, form.cursor)
 
 
-def take_lowest(group: Group, generation: Generation, backend: Backend, ledger: Ledger) -> float:
+def take_lowest(group: Group, generation: Generation, backend: Backend, progress: Progress) -> float:
     """Take over the weights and moments of the group's lowest rank, which stands at the same step. Returns the drift:
     the largest difference between a weight of this rank and the lowest's, over the root mean square of the lowest's.
     Raises as `level`; stopped half-way, the state is still one of this step, to rounding."""
@@ -46,7 +46,7 @@ def take_lowest(group: Group, generation: Generation, backend: Backend, ledger: 
             continue
         if part == "weights":
             drift = _drift(backend, arrays)
-        with ledger.exclusive(generation):
+        with progress.exclusive(generation):
             backend.copy_in(part, arrays)
     return drift
 

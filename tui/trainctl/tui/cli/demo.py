@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError, installing
-from trainctl.protocol.record.paths import node_name
 from trainctl.tui.cli import agent_call, output, tables, watch
 from trainctl.tui.commands import command
 from trainctl.tui.demo.folder import Session, default_folder, run_config, write_run_file
@@ -70,7 +70,7 @@ def headless(wanted: DemoOptions) -> int:
 
 def on_screen(wanted: DemoOptions) -> int:
     """Train with the full screen in front; leaving it leaves the run going."""
-    from trainctl.protocol.record.paths import user_name
+    from trainctl.protocol.config.names import user_name
     from trainctl.tui.app.launch import run_app  # Textual: only for the full screen
 
     with _supervised(wanted) as (demo, supervisor):

@@ -36,7 +36,7 @@ class ScriptedOptions(NamedTuple):
 
 def on_screen(wanted: ScriptedOptions) -> int:
     """The full screen over the recording, which ends with it."""
-    from trainctl.protocol.record.paths import user_name
+    from trainctl.protocol.config.names import user_name
     from trainctl.tui.app.launch import run_app  # Textual: only for the full screen
 
     with _player(wanted, wanted.speed or SCREEN_SPEED, BEGIN_STEPS) as address:

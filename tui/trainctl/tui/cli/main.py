@@ -119,7 +119,7 @@ def _full_screen(at: targets.Where, *, read_only: bool, config: Path | None) -> 
             "try trainctl status or watch",
         )  # fmt: skip
     targets.is_local(at.addresses[0])
-    from trainctl.protocol.record.paths import user_name
+    from trainctl.protocol.config.names import user_name
 
     gc.disable()  # what is loaded now stays: to search it for cycles is a tenth of the loading
     try:

@@ -15,9 +15,9 @@ from trainctl.tui.commands import targets
 def _checked_key(key: str | None) -> str | None:
     if key is None:
         return None
-    from trainctl.protocol.security import keys
+    from trainctl.protocol.config import addresses
 
-    return keys.check_public(key)
+    return addresses.check_public(key)
 
 
 Connect = Annotated[

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trainctl.protocol.config import names
 from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.errors import Collected, InvalidInputError
-from trainctl.protocol.record import paths
 
 if TYPE_CHECKING:
     from trainctl.protocol.config.cluster_file import Cluster
@@ -144,14 +144,14 @@ def nodes_here(config: runfile.RunFile) -> list[str]:
     or the one of this machine's name."""
     if len(config.nodes) < 2:
         return [*config.nodes] or [""]
-    return [node for node in config.nodes if node == paths.node_name()]
+    return [node for node in config.nodes if node == names.node_name()]
 
 
 def _nodes_near(config: runfile.RunFile, cluster: ClusterFile) -> tuple[list[str], list[str]]:
     """Of the run's nodes on loopback: those that are this machine, being of its name or alone there, and the others."""
     loopback = [node for node, entry in cluster.cluster.nodes.items() if is_local(entry.address)]
     near = [node for node in config.nodes or cluster.nodes if node in loopback]
-    here = [node for node in near if len(loopback) == 1 or node == paths.node_name()]
+    here = [node for node in near if len(loopback) == 1 or node == names.node_name()]
     return here, [node for node in near if node not in here]
 
 
@@ -207,7 +207,6 @@ def _check_room(config: runfile.RunFile, cluster: ClusterFile, where: str) -> No
 
 def is_local(address: str) -> bool:
     """Whether the agent at `address` sees this machine's files. Raises InvalidInputError for a bad address."""
-    from trainctl.protocol.wire import sockets  # ZeroMQ: not for `--help`
+    from trainctl.protocol.config import addresses
 
-    parts = sockets.split(address)
-    return parts.scheme == "ipc" or sockets.is_loopback(parts.hostname or "")
+    return addresses.is_near(address)

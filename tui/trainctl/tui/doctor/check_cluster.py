@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from ipaddress import IPv4Interface
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.wire import sockets
+from trainctl.protocol.config import addresses
 from trainctl.tui.doctor.check_machine import quoted
 from trainctl.tui.doctor.findings import ClusterFacts, Finding, Level, Look, Subject, Trouble
 
@@ -36,7 +36,7 @@ def _unreached(look: Look, trouble: Trouble, here: m.Facts, subject: Subject, ad
 
 
 def _reasons(look: Look, trouble: Trouble, here: m.Facts, address: str) -> tuple[str, str]:
-    host = sockets.split(address).hostname or ""
+    host = addresses.split(address).hostname or ""
     match trouble.kind:
         case "refused":
             name = f" --name {look.name}" if look.name else ""
@@ -135,14 +135,14 @@ def _interface(look: Look, facts: m.Facts, name: str, scene: ClusterFacts) -> Fi
 
 def _likely(look: Look, facts: m.Facts) -> str:
     """The interface that has the address of its agent."""
-    host = sockets.split(look.address).hostname
+    host = addresses.split(look.address).hostname
     return next(
         (one.name for one in facts.interfaces for address in one.addresses if address.split("/")[0] == host), ""
     )
 
 
 def _on_loopback(look: Look) -> bool:
-    return sockets.is_loopback(sockets.split(look.address).hostname or "")
+    return addresses.is_loopback(addresses.split(look.address).hostname or "")
 
 
 def shell_copy(source: str, target: str, *, is_folder: bool) -> str:

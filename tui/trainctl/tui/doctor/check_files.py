@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from trainctl.protocol.wire import sockets
+from trainctl.protocol.config import addresses
 from trainctl.tui.doctor.check_cluster import shell_copy
 from trainctl.tui.doctor.findings import ClusterFacts, Finding, Hashed
 
@@ -54,9 +54,9 @@ def _mend(scene: ClusterFacts, source: Hashed | None, other: Hashed) -> str:
     """The rsync line, to be run on the node that is wrong."""
     if source is None or source.node == other.node:
         return "put it there, or name its place in [nodes.X] model_path or data_path"
-    hosts = {look.name: sockets.split(look.address).hostname or "" for look in scene.looks}
+    hosts = {look.name: addresses.split(look.address).hostname or "" for look in scene.looks}
     host = hosts.get(source.node, source.node)
-    place = source.path if host == hosts.get(other.node) or sockets.is_loopback(host) else f"{host}:{source.path}"
+    place = source.path if host == hosts.get(other.node) or addresses.is_loopback(host) else f"{host}:{source.path}"
     if place == other.path:
         return "the files changed while they were read, or two machines answer as one: ask again"
     is_folder = source.what == "model" or [file.name for file in source.digests.files] != [

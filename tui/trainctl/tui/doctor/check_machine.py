@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.config import addresses
 from trainctl.protocol.errors import installing
-from trainctl.protocol.wire import sockets
 from trainctl.tui.doctor.findings import Finding, Level, Look
 
 GB = 1e9
@@ -34,7 +34,7 @@ def _installation(look: Look, facts: m.Facts) -> Iterator[Finding]:
 
 def _keys(look: Look, facts: m.Facts) -> Iterator[Finding]:
     if not facts.key_files:
-        if sockets.is_loopback(sockets.split(look.address).hostname or ""):
+        if addresses.is_loopback(addresses.split(look.address).hostname or ""):
             yield Finding("ok", look.name, "keys", "none, and none are needed on loopback")
         else:
             yield Finding("fail", look.name, "keys", f"none in {facts.keys_folder}: off loopback nothing is served",

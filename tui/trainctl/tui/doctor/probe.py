@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
-from trainctl.protocol.config import run_file
+from trainctl.protocol.config import addresses, names, run_file
 from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import NotAuthorisedError, TrainctlError, UnreachableError, VersionError
 from trainctl.protocol.machine import facts
 from trainctl.protocol.record import paths
 from trainctl.protocol.security import keys
-from trainctl.protocol.wire import sockets
 from trainctl.tui.doctor.findings import Asset, Hashed, Look, Trouble
 
 CONNECT_SECONDS, ANSWER_SECONDS = 3.0, 5.0
@@ -46,7 +45,7 @@ class Round(NamedTuple):
 
 def here() -> m.Facts:
     """This machine, as far as it can be told without an agent."""
-    name = paths.node_name()
+    name = names.node_name()
     return facts.gather(name, keys.default_folder(), paths.node_directory(name))
 
 
@@ -78,17 +77,17 @@ async def ask_round(client: Client) -> tuple[Round, m.Facts]:
 
 def _is_here(address: str, told: m.Facts, here: m.Facts) -> bool:
     """A loopback address may be a port forwarded to another machine."""
-    host = sockets.split(address).hostname or ""
+    host = addresses.split(address).hostname or ""
     own = {text.split("/")[0] for one in here.interfaces for text in one.addresses}
     alike = (told.system, told.release, told.machine, told.memory_total_bytes)
-    return (sockets.is_loopback(host) or host in own) and alike == (
+    return (addresses.is_loopback(host) or host in own) and alike == (
         here.system, here.release, here.machine, here.memory_total_bytes
     )  # fmt: skip
 
 
 async def try_port(address: str) -> Trouble | None:
     """Whether a TCP connection can be made, and if not, why."""
-    parts = sockets.split(address)
+    parts = addresses.split(address)
     if parts.scheme != "tcp":
         return None
     try:

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainctl.protocol.config import cluster_file
+from trainctl.protocol.config import addresses, cluster_file, names
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, TrainctlError, UnreachableError
-from trainctl.protocol.record import paths
 from trainctl.protocol.security import keys
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.wire import sockets
@@ -114,19 +113,19 @@ def _called(ssh: Ssh, python: str, what: str, given: dict[str, Any]) -> dict[str
 
 def _pair(wanted: AddNodeOptions, machine: RemoteMachine, file: Path, known: cluster_file.Cluster) -> Pair:
     """Names and addresses of both. Raises InvalidInputError where they can't be these."""
-    here = wanted.here or paths.node_name()
+    here = wanted.here or names.node_name()
     if wanted.here is not None and wanted.here not in known.nodes:
         raise InvalidInputError(
             "--here", f"no node {wanted.here!r} in {file}; there are {', '.join(known.nodes) or 'none'}"
         )
-    there = wanted.name or paths.node_name(machine.host)
+    there = wanted.name or names.node_name(machine.host)
     if there == here:
         raise InvalidInputError("--name", f"{there!r} is this machine's own name; give the other one another")
     entry, old = known.nodes.get(here), known.nodes.get(there)
     there_address = wanted.address or (old.address if old else _address(machine.address_there))
     here_address = entry.address if entry is not None else _address(machine.address_here)
     for address in (there_address, here_address):
-        sockets.split(address)
+        addresses.split(address)
     if _is_loopback(here_address) and not _is_loopback(there_address):
         raise InvalidInputError(
             f"{file}: nodes.{here}.address", f"{here_address} is loopback, where {there} can't reach this machine; it "
@@ -140,7 +139,7 @@ def _address(host: str) -> str:
 
 
 def _is_loopback(address: str) -> bool:
-    return sockets.is_loopback(sockets.split(address).hostname or "")
+    return addresses.is_loopback(addresses.split(address).hostname or "")
 
 
 def _join_words(pair: Pair) -> dict[str, Any]:
@@ -184,7 +183,7 @@ def _remarks(pair: Pair, tested: link_test.Link, key: str, *, changed: bool) -> 
     old = pair.known.nodes.get(pair.there)
     if old is not None and old.key is None:
         said.append(f"{pair.file} is yours and names {pair.there} without its key: put key = '{key}' there")
-    host = sockets.split(pair.there_address).hostname or ""
+    host = addresses.split(pair.there_address).hostname or ""
     found = [
         (one.name, ipaddress.ip_interface(address))
         for one in tested.facts.interfaces

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import tomli_w
 
+from trainctl.protocol.config import addresses
 from trainctl.protocol.errors import installing
-from trainctl.protocol.wire import sockets
 from trainctl.tui.setup.init_probe import Model, ThisMachine
 
 STEPS, BATCH, LEARNING_RATE = 1000, 32, 3e-4
@@ -82,7 +82,7 @@ def cluster_text(tables: Mapping[str, Any]) -> str:
 def cluster_tables(answers: Answers, machine: ThisMachine, key: str | None) -> dict[str, Any]:
     """This machine alone; off loopback with the network that it is in, as one over which gradients may travel."""
     entry = {"address": answers.address} | ({"key": key} if key else {})
-    interface = machine.interface_of(sockets.split(answers.address).hostname or "")
+    interface = machine.interface_of(addresses.split(answers.address).hostname or "")
     trusted = {} if interface is None or interface.is_loopback else {"trusted_networks": [interface.network]}
     return trusted | {"nodes": {machine.node: entry}}
 
@@ -102,5 +102,5 @@ def remarks(model: Model, machine: ThisMachine) -> list[str]:
 
 
 def _interface_name(address: str, machine: ThisMachine) -> str:
-    found = machine.interface_of(sockets.split(address).hostname or "")
+    found = machine.interface_of(addresses.split(address).hostname or "")
     return "" if found is None or found.is_loopback else found.name

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import psutil
 
+from trainctl.protocol.config import names
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record import paths
 
 BACKENDS = ("torch", "mlx")
 _BYTES_OF_DTYPE = {"float32": 4, "float64": 8}
@@ -50,7 +50,7 @@ class Model(NamedTuple):
 def machine() -> ThisMachine:
     """This one, as it is now."""
     backends = tuple(name for name in BACKENDS if find_spec(name) is not None)
-    return ThisMachine(paths.node_name(), backends, psutil.virtual_memory().total, interfaces())
+    return ThisMachine(names.node_name(), backends, psutil.virtual_memory().total, interfaces())
 
 
 def interfaces() -> tuple[Interface, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from trainctl.protocol.config import addresses
 from trainctl.protocol.config import cluster_file as cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.security import keys
@@ -53,7 +54,7 @@ def write(given: Given, run_file: Path, cluster_file: Path | None, ask: Ask | No
     with new_files.drafts(texts) as drafts:
         _check(drafts, run_file, kept or target)
     remarks = init_files.remarks(model, machine)
-    if key is None and not sockets.is_near(answers.address):
+    if key is None and not addresses.is_near(answers.address):
         remarks.append("off loopback an agent needs keys: trainctl keys new makes them")
     if kept is not None:
         remarks.append(f"{kept} is there already and is left as it is")
@@ -63,7 +64,7 @@ def write(given: Given, run_file: Path, cluster_file: Path | None, ask: Ask | No
 def _own_key(address: str) -> str | None:
     """This machine's agent's public key, if it has been made and is needed: not on loopback."""
     folder = keys.KeyFolder()
-    return folder.agent().public if folder.has("agent") and not sockets.is_near(address) else None
+    return folder.agent().public if folder.has("agent") and not addresses.is_near(address) else None
 
 
 def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster: bool) -> Answers:
@@ -113,8 +114,8 @@ def _address_question(machine: ThisMachine) -> str:
 
 
 def _check_address(address: str, machine: ThisMachine) -> None:
-    host = sockets.split(address).hostname or ""
-    if not sockets.is_loopback(host) and machine.interface_of(host) is None:
+    host = addresses.split(address).hostname or ""
+    if not addresses.is_loopback(host) and machine.interface_of(host) is None:
         there = ", ".join(one.address for one in machine.interfaces)
         raise InvalidInputError("--address", f"{host} is no address of this machine; there are {there}")
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
+from trainctl.protocol.config import addresses
 from trainctl.protocol.errors import UnreachableError
 from trainctl.protocol.security.keyring import Keyring
-from trainctl.protocol.wire import sockets
 from trainctl.tui.doctor.probe import ask_round
 from trainctl.tui.setup.ssh import Ssh, said
 
@@ -35,7 +35,7 @@ class Link(NamedTuple):
 def test(ssh: Ssh, python: str, address: str, ring: Keyring) -> Link:
     """Waits for the agent. Raises UnreachableError, NotAuthorisedError."""
     facts, trip_seconds = asyncio.run(_answers(address, ring))
-    host = sockets.split(address).hostname or ""
+    host = addresses.split(address).hostname or ""
     try:
         rate, why = _stream(ssh, python, host), ""
     except (OSError, ValueError) as error:

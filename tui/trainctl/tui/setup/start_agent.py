@@ -31,7 +31,8 @@ def offer(at: targets.Where, default: str, tell: Callable[[str], None]) -> None:
 
 def start(listen: str) -> tuple["subprocess.Popen[bytes]", Path]:
     """An agent in a session of its own, which listens by now, and where its output goes. Raises RefusedError."""
-    from trainctl.protocol.record.paths import node_directory, node_name
+    from trainctl.protocol.config.names import node_name
+    from trainctl.protocol.record.paths import node_directory
 
     log = node_directory(node_name()) / "logs" / "started.log"
     log.parent.mkdir(parents=True, exist_ok=True)

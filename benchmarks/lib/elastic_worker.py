@@ -1,6 +1,6 @@
 """One worker of a torchrun elastic job: DDP over gloo with a checkpoint at every step, which each start goes on from.
 
-    torchrun --nproc-per-node N --max-restarts M benchmarks/elastic_worker.py --folder DIR
+    torchrun --nproc-per-node N --max-restarts M benchmarks/lib/elastic_worker.py --folder DIR
 
 Rank 0 adds a line to `steps.jsonl` in the folder for each step, once its checkpoint is written: the step, the one that
 was loaded at the start, the time and the process. `pid-RANK` names the worker that has a rank now.

@@ -1,6 +1,6 @@
 """One rank of torch DistributedDataParallel over gloo on a run's model and data, measured on demand.
 
-    python benchmarks/ddp_worker.py --folder DIR --rank R --world N --port PORT
+    python benchmarks/lib/ddp_worker.py --folder DIR --rank R --world N --port PORT
 
 Says `{"ready": ...}` once loaded; for each line `{"steps", "samples", "micro"}` on its input it then trains that many
 steps of `samples` each and says `{"seconds", "tokens"}`. With a world of one it is the plain loop. It is the usual

@@ -165,7 +165,7 @@ class Cluster:
 
 
 class Ddp:
-    """Worker processes of `benchmarks/ddp_worker.py`, one thread each, that wait between measurements."""
+    """Worker processes of `benchmarks/lib/ddp_worker.py`, one thread each, that wait between measurements."""
 
     def __init__(self, folder: Path, world: int) -> None:
         port = free_addresses(1)[0].rpartition(":")[2]

@@ -1,0 +1,23 @@
+"""What runs and nodes may be called, and what this machine and its user are."""
+
+import getpass
+import socket
+
+NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}\Z"
+_NODE_NAME_CHARACTERS = 64
+
+
+def node_name(host: str | None = None) -> str:
+    """A machine's name (default: this one's) as a node name of run files: its first label, what a name can't have as
+    dashes, at most 64 characters; `node` where nothing is left."""
+    label = (socket.gethostname() if host is None else host).split(".")[0].lower()
+    kept = "".join(char if char.isascii() and (char.isalnum() or char in "_-") else "-" for char in label)
+    return kept.strip("-_")[:_NODE_NAME_CHARACTERS].rstrip("-_") or "node"
+
+
+def user_name() -> str:
+    """Who is asking, for the record; "unknown" where the system won't say."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return "unknown"

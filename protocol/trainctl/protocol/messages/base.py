@@ -1,0 +1,54 @@
+"""What all messages are made from: numbers, names, states, generations, and the root of every message."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from trainctl.protocol.messages.version import PROTOCOL_VERSION
+
+MAX_COUNT = 2**63 - 1
+"""Largest integer that the record can hold."""
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+RunState = Literal["starting", "running", "pausing", "paused", "stopping", "stopped", "finished", "failed"]
+RankState = Literal[
+    "starting", "ready", "run", "paused", "late", "hung", "lost", "rejoining", "draining", "drained", "failed", "done"
+]
+CommandState = Literal["accepted", "applied", "rejected", "expired", "failed", "conflict"]
+Severity = Literal["info", "good", "warning", "error"]
+PlanKind = Literal["train", "evaluate", "checkpoint", "sync", "measure", "probe"]
+Engine = Literal["gloo", "ring"]
+
+ACTIVE_RUN_STATES: frozenset[str] = frozenset({"starting", "running", "pausing", "paused", "stopping"})
+FINAL_COMMAND_STATES: frozenset[str] = frozenset({"applied", "rejected", "expired", "failed", "conflict"})
+
+
+class Generation(msgspec.Struct, array_like=True, frozen=True, order=True, kw_only=False):
+    """One formation of the group. Compares as (term, n); everything between ranks and agents carries it."""
+
+    term: Count  # grows by promotion or handover only
+    n: Count  # grows at every fence, failed formation and resume
+
+    def next(self) -> "Generation":
+        return Generation(self.term, self.n + 1)
+
+    def __str__(self) -> str:
+        return f"g{self.term}.{self.n}"
+
+
+class Range(msgspec.Struct, array_like=True, frozen=True, order=True):
+    """Positions start, start + 1, ..., start + count - 1."""
+
+    start: Count
+    count: Annotated[int, Meta(ge=1)]
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.count
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=str.lower):
+    """The root of every message; `v` is the sender's protocol version."""
+
+    v: int = PROTOCOL_VERSION

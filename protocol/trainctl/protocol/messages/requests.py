@@ -1,0 +1,125 @@
+"""What a client asks of an agent."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from trainctl.protocol.messages.base import MAX_COUNT, Count, Message, Name
+
+
+class Request(Message, frozen=True, forbid_unknown_fields=True):
+    """The root of what a client asks; `rid` comes back in the reply."""
+
+    rid: Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class SnapshotRequest(Request, tag="snapshot-request", frozen=True, forbid_unknown_fields=True):
+    """State and history at a resolution; the first half of an attach."""
+
+    columns: Annotated[int, Meta(ge=0, le=2000)] = 120  # buckets wanted in each series
+    run: str | None = None  # None: the active run, or else the newest
+
+
+class HistoryRequest(Request, tag="history-request", frozen=True, forbid_unknown_fields=True):
+    """Series of one run between two steps, from the record."""
+
+    run: Name
+    metrics: Annotated[tuple[Name, ...], Meta(max_length=16)]  # names of `METRICS`
+    first_step: Count = 0
+    last_step: Count | None = None
+    columns: Annotated[int, Meta(ge=1, le=2000)] = 120
+
+
+class GapRequest(Request, tag="gap-request", frozen=True, forbid_unknown_fields=True):
+    """Live messages that were missed."""
+
+    boot: Name
+    first_seq: Count
+    last_seq: Count
+
+
+class RunsRequest(Request, tag="runs-request", frozen=True, forbid_unknown_fields=True):
+    """The runs this agent knows."""
+
+
+class EventsRequest(Request, tag="events-request", frozen=True, forbid_unknown_fields=True):
+    """A page of a run's events, oldest first."""
+
+    run: str | None = None
+    after_id: Count = 0
+    limit: Annotated[int, Meta(ge=1, le=500)] = 200
+    newest: bool = False  # the last `limit` instead of the first
+
+
+class StepsRequest(Request, tag="steps-request", frozen=True, forbid_unknown_fields=True):
+    """A page of committed steps, oldest first."""
+
+    run: str | None = None
+    after_step: Count = 0
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 500
+
+
+class LogRequest(Request, tag="log-request", frozen=True, forbid_unknown_fields=True):
+    """Part of a trainer's log file."""
+
+    run: str | None = None
+    rank: Count = 0
+    offset_bytes: Annotated[int, Meta(ge=-MAX_COUNT, le=MAX_COUNT)] = -65536  # negative: from the end
+    limit_bytes: Annotated[int, Meta(ge=1, le=262144)] = 65536
+
+
+class AttendRequest(Request, tag="attend-request", frozen=True, forbid_unknown_fields=True):
+    """Says that somebody is attached, or only asks who is; said every 5 s, and forgotten after 20."""
+
+    viewer: Annotated[str, Meta(max_length=64)] = ""  # one's own id for as long as one is attached; empty: only asks
+    by: Annotated[str, Meta(max_length=64)] = ""  # who, as the client tells it
+    read_only: bool = False
+    leaving: bool = False
+
+
+class FactsRequest(Request, tag="facts-request", frozen=True, forbid_unknown_fields=True):
+    """What a node's machine and installation are like, for `trainctl doctor`."""
+
+
+class DigestsRequest(Request, tag="digests-request", frozen=True, forbid_unknown_fields=True):
+    """Digests of a model's folder or of data on the node; they are read there, which takes as long as the disk does."""
+
+    what: Literal["model", "data"]
+    path: Annotated[str, Meta(min_length=1, max_length=4096)]  # absolute
+
+
+class AuditRequest(Request, tag="audit-request", frozen=True, forbid_unknown_fields=True):
+    """Who was refused what, newest first; for operators."""
+
+    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+
+
+class Command(Request, tag="command", frozen=True, forbid_unknown_fields=True):
+    """A request to change something. The same id again gives the same outcome; `rid` is only the reply's address."""
+
+    id: Annotated[str, Meta(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]  # UUID
+    verb: Name
+    args: dict[str, Any] = msgspec.field(default_factory=dict)
+    by: Annotated[str, Meta(max_length=64)] = ""  # who, as the client tells it
+    node: str | None = None
+    run: str | None = None
+    if_plan: Count | None = None  # refused if the plan version has moved on
+    issued_at: float = 0.0
+    ttl_seconds: Annotated[float, Meta(gt=0, le=86400)] = 60.0  # from receipt
+
+
+ClientRequest = (
+    SnapshotRequest
+    | HistoryRequest
+    | GapRequest
+    | RunsRequest
+    | EventsRequest
+    | StepsRequest
+    | LogRequest
+    | AttendRequest
+    | FactsRequest
+    | DigestsRequest
+    | AuditRequest
+    | Command
+)

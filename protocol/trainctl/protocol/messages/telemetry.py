@@ -1,0 +1,247 @@
+"""What clients see: what an agent publishes of its run, its machine and its alerts."""
+
+import msgspec
+
+from trainctl.protocol.config.alert_rules import AlertKind, AlertSeverity
+from trainctl.protocol.messages.base import (
+    CommandState,
+    Count,
+    Generation,
+    Message,
+    Name,
+    RankState,
+    RunState,
+    Severity,
+)
+from trainctl.protocol.messages.trainer import Phases
+
+
+class RankView(msgspec.Struct, frozen=True):
+    """One rank as the lead knows it."""
+
+    rank: Count
+    node: str
+    state: RankState  # late: slow at its part; hung: silent, or gets on with nothing; draining: out when that is done
+    since_at: float  # when it came to this state
+    share: Count  # samples of the global batch
+    micro_batch: Count
+    why: str = ""  # of a state that is not "run"
+    backend: str | None = None
+    device: str | None = None
+    pid: Count | None = None
+
+
+class RunView(Message, tag="run-view", frozen=True):
+    """One run as its lead knows it; published whenever it changes other than by a committed step."""
+
+    run: Name
+    name: str
+    state: RunState
+    lead: str  # node
+    engine: str
+    generation: Generation
+    step: Count  # last committed
+    steps: Count  # total
+    plan_version: Count
+    global_batch: Count
+    samples: Count | None  # N of one epoch, None until a trainer is ready
+    cursor: Count
+    learning_rate: float
+    started_at: float
+    ranks: tuple[RankView, ...]
+    directory: str
+    eval_loss: float | None = None
+    eval_step: Count | None = None
+    reason: str = ""  # of a failed or stopped run
+    mixed: bool = False  # whether its live ranks are of unlike backends
+    recording: bool = False  # whether it is played from a recording: no trainer is behind it, and it takes no commands
+    boot: str = ""
+    seq: Count = 0
+
+
+class StepCommitted(Message, tag="step-committed", frozen=True):
+    """The run has committed a step."""
+
+    run: Name
+    generation: Generation
+    step: Count
+    committed_at: float
+    loss: float  # weighted mean, nats per unit of weight
+    weight: float  # tokens
+    samples: Count
+    learning_rate: float
+    grad_norm: float  # before clipping
+    cursor: Count  # first position after the step
+    global_batch: Count
+    plan_version: Count
+    step_seconds: float  # from the commit before it, pauses excluded
+    tokens_total: float  # weight committed since the run began
+    skipped: str | None = None
+    boot: str = ""
+    seq: Count = 0
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens of the step / its seconds; None if no time passed."""
+        return self.weight / self.step_seconds if self.step_seconds > 0 else None
+
+
+class RankStep(Message, tag="rank-step", frozen=True):
+    """One rank's part of a committed step."""
+
+    run: Name
+    generation: Generation
+    step: Count
+    rank: Count
+    node: str
+    tokens: float  # weight of its share
+    samples: Count
+    micro_batch: Count
+    replays: Count
+    step_seconds: float
+    phases: Phases
+    memory_bytes: Count | None = None
+    memory_peak_bytes: Count | None = None
+    memory_cap_bytes: Count | None = None
+    boot: str = ""
+    seq: Count = 0
+
+    @property
+    def own_tokens_per_second(self) -> float | None:
+        """What the rank would do alone: tokens / (data + forward + backward)."""
+        busy_seconds = self.phases.busy
+        return self.tokens / busy_seconds if busy_seconds > 0 else None
+
+    @property
+    def peak_or_held_bytes(self) -> int | None:
+        """What the step needed of memory: its peak, or what was held after it where no peak is known."""
+        return self.memory_bytes if self.memory_peak_bytes is None else self.memory_peak_bytes
+
+
+SCRIPTED_DEVICE = "scripted"
+"""Name of a device whose readings a played recording makes up."""
+
+
+class GpuReading(msgspec.Struct, frozen=True):
+    """One device; what could not be read is None, never zero."""
+
+    name: str
+    utilization_percent: float | None = None
+    clock_mhz: float | None = None
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
+    memory_used_bytes: Count | None = None
+    memory_total_bytes: Count | None = None
+
+
+class ProcessReading(msgspec.Struct, frozen=True):
+    """One of this program's processes on a node."""
+
+    pid: Count
+    role: str  # "agent", "keeper", "trainer", "reducer", "standby", "helper"
+    rank: Count | None = None
+    cpu_percent: float | None = None  # of one processor, since the reading before
+    memory_bytes: Count | None = None  # resident
+
+
+class HostReading(Message, tag="host-reading", frozen=True):
+    """The machine's own state, at 1 Hz."""
+
+    node: str
+    read_at: float
+    cpu_percent: float | None
+    memory_used_bytes: Count | None
+    memory_total_bytes: Count | None
+    disk_free_bytes: Count | None  # of the disk that holds the runs
+    disk_total_bytes: Count | None = None
+    load_1min: float | None = None
+    temperature_celsius: float | None = None
+    gpus: tuple[GpuReading, ...] = ()
+    processes: tuple[ProcessReading, ...] = ()  # as published; the record keeps none
+    energy_joules: float | None = None  # drawn by its devices for the run since then; None: no power was read
+    energy_since_at: float | None = None  # when the run began here; None: there was none yet
+    energy_gap_seconds: float = 0.0  # of the time since, in which no power was read
+    boot: str = ""
+    seq: Count = 0
+
+
+class Event(Message, tag="event", frozen=True):
+    """Something that happened; kept in the record."""
+
+    id: Count  # grows within a run's record
+    at: float
+    kind: Name  # "command", "run", "rank", "checkpoint", "evaluation", "probe", "agent", "alert" (`after`: its id)
+    severity: Severity
+    by: str  # who or what caused it: a user name, "auto", a node
+    text: str
+    run: str = ""
+    step: Count | None = None
+    generation: Generation | None = None
+    command: str | None = None  # its id
+    verb: str | None = None
+    before: str | None = None
+    after: str | None = None
+    outcome: CommandState | None = None
+    boot: str = ""
+    seq: Count = 0
+
+
+class Heartbeat(Message, tag="heartbeat", frozen=True):
+    """Sent at 1 Hz; `seq` is the last sequence number published before it, so a lost message is noticed."""
+
+    node: str
+    at: float
+    step_age_seconds: float | None  # since the last commit of a running run
+    loop_lag_seconds: float  # how late the agent's event loop ran its last timer
+    boot: str = ""
+    seq: Count = 0
+
+
+class AlertView(msgspec.Struct, frozen=True):
+    """An alert that has been raised and not cleared."""
+
+    id: Name  # kind, node and rank: "disk:studio", "memory:studio:0"; the same when it is raised again
+    kind: AlertKind
+    severity: AlertSeverity
+    text: str  # what is wrong and what is known of its cause, without the node
+    raised_at: float
+    node: str = ""  # empty: the run as a whole
+    rank: Count | None = None
+    step: Count | None = None  # last committed when it was raised
+    facts: tuple[str, ...] = ()  # phases and readings at hand then, a line each
+    acknowledged_by: str | None = None
+    muted: bool = False  # by a mute of its kind
+
+
+class MuteView(msgspec.Struct, frozen=True):
+    """A kind of alert that is still kept but calls nobody."""
+
+    kind: AlertKind
+    node: str | None  # None: on any node
+    until_at: float
+    by: str
+
+
+class Alerts(Message, tag="alerts", frozen=True):
+    """All open alerts of an agent, oldest first; published whenever one is raised, cleared, acknowledged or muted."""
+
+    node: str  # whose agent raised them
+    alerts: tuple[AlertView, ...] = ()
+    mutes: tuple[MuteView, ...] = ()
+    boot: str = ""
+    seq: Count = 0
+
+
+Live = RunView | StepCommitted | RankStep | HostReading | Event | Alerts
+"""What is published with a sequence number of its own."""
+
+TOPICS: dict[type[Message], bytes] = {
+    RunView: b"run",
+    StepCommitted: b"step",
+    RankStep: b"rank",
+    HostReading: b"host",
+    Event: b"event",
+    Alerts: b"alert",
+    Heartbeat: b"beat",
+}
+"""The first frame of what is published, by the type of the second."""

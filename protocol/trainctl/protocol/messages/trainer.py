@@ -1,0 +1,251 @@
+"""Between an agent and a trainer: orders down, answers up."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from trainctl.protocol.messages.base import Count, Engine, Generation, Message, Name, PlanKind, Range
+
+
+class RankWork(msgspec.Struct, frozen=True):
+    """What one rank does in a plan."""
+
+    rank: Count
+    ranges: tuple[Range, ...]  # positions (train, measure) or indices of held-out samples (evaluate)
+    micro_batch: Annotated[int, Meta(ge=1)]  # samples per forward/backward
+
+
+class StepPlan(Message, tag="step-plan", frozen=True):
+    """One message for all ranks; its identity is (generation, seq).
+
+    `train` moves the cursor; `evaluate` and `checkpoint` don't; `sync` gives all ranks the lowest one's state;
+    `measure` times micro-batches and adds nothing; `probe` shows whether all ranks hold the same model.
+    """
+
+    run: Name
+    generation: Generation
+    seq: Count  # place in the run's journal of plans
+    kind: PlanKind
+    step: Count  # train: the step it commits, from 1; otherwise the last committed step
+    plan_version: Count  # grows with each edit of shares, micro-batches, G, learning-rate rule or ranks
+    cursor: Count  # first position of the step's global batch
+    global_batch: Annotated[int, Meta(ge=1)]  # G, samples
+    work: tuple[RankWork, ...]
+    learning_rate: float
+    divisor: Annotated[float, Meta(gt=0)]  # D: the constant each loss sum is divided by before backward
+    finishes: Generation | None = None  # the generation whose half-done batch this completes
+    writers: tuple[int, ...] = ()  # checkpoint: the ranks that write
+    commands: tuple[str, ...] = ()  # ids of the commands that take effect with it
+
+
+class Offer(Message, tag="offer", frozen=True):
+    """Open endpoints for a generation that is about to be formed and answer Offered."""
+
+    run: Name
+    generation: Generation
+    engine: Engine
+
+
+class Form(Message, tag="form", frozen=True):
+    """Join a generation: forget any older one, be levelled if behind, and answer Formed (or GroupFailed).
+
+    A rank that isn't in `ranks` leaves the group and waits. All lists run parallel to `ranks`.
+    """
+
+    run: Name
+    generation: Generation
+    engine: Literal["none", "gloo", "ring"]
+    ranks: tuple[int, ...]  # live ranks, ascending; a rank's index here is its place in the engine
+    endpoints: tuple[tuple[str, ...], ...] = ()  # host:port of each rank's offer; none for engine "none"
+    layout_digest: str = ""  # what every rank's parameters must be laid out as
+    step: Count = 0  # last committed step of the generation's start
+    cursor: Count = 0  # first position after it
+    source: Count | None = None  # the rank whose state those behind are given; None: nobody is behind
+    behind: tuple[int, ...] = ()  # ranks that are given it
+    deadline_seconds: float = 30.0  # for joining and levelling; then the reducer is ended and the answer GroupFailed
+
+
+class Fence(Message, tag="fence", frozen=True):
+    """Leave the generation before this one at once and answer Fenced."""
+
+    run: Name
+    generation: Generation
+
+
+class Leave(Message, tag="leave", frozen=True):
+    """End the trainer process with exit status 0."""
+
+    run: Name
+    reason: str
+
+
+ToTrainer = StepPlan | Offer | Form | Fence | Leave
+
+
+class Phases(msgspec.Struct, frozen=True):
+    """Where one rank's step went, in seconds."""
+
+    data: float = 0.0  # reading and collating samples
+    forward: float = 0.0
+    backward: float = 0.0
+    sync: float = 0.0  # all-reduce, the wait for slower ranks included
+    optimizer: float = 0.0  # scale, clip and update
+    wait: float = 0.0  # for the next plan
+
+    @property
+    def busy(self) -> float:
+        """What the rank itself needs for its share: data, forward and backward."""
+        return self.data + self.forward + self.backward
+
+
+class FileDigest(msgspec.Struct, array_like=True, frozen=True):
+    """One file of a model or of data."""
+
+    name: str
+    digest: str  # SHA-256 of name, size and content
+
+
+class Ready(Message, tag="ready", frozen=True):
+    """The trainer has loaded its model and data and can join a generation."""
+
+    run: Name
+    rank: Count
+    pid: Count
+    backend: Literal["torch", "mlx"]
+    device: str  # "cpu", "cuda:0 NVIDIA H200", "gpu Apple M2 Ultra"
+    parameters: Count  # trainable scalars
+    samples: Count  # N: samples of one epoch
+    held_out: Count  # samples kept for evaluation
+    mean_weight: float  # mean loss weight (tokens) of a sample
+    layout_digest: str  # of (name, shape, offset) sorted by Hugging Face name
+    model_digest: str  # of the model directory's configuration and weights
+    data_digest: str
+    last_step: Count  # last committed step in its parameters
+    cursor: Count  # first position after that step
+    memory_cap_bytes: Count | None = None
+    system: str = ""  # "Linux", "Darwin": builds of gloo on unlike systems can't join one group
+    engines: tuple[Engine, ...] = ()  # what its reducer can load
+    model_files: tuple[FileDigest, ...] = ()  # at most 64, so that a difference can be named
+    data_files: tuple[FileDigest, ...] = ()  # at most 64
+
+
+class Alive(Message, tag="alive", frozen=True):
+    """Sent at 1 Hz from the control thread, also while the main thread computes."""
+
+    run: Name
+    rank: Count
+    generation: Generation | None
+    step: Count  # the step in progress
+    phase: str
+    progress: Count | None = None  # grows when the main thread gets on: a phase, a micro-batch
+    ready: Ready | None = None  # repeated so that an agent that restarted learns it
+
+
+class Soon(Message, tag="soon", frozen=True):
+    """Gradients of this plan are accumulated: the rank is about to need the next plan."""
+
+    run: Name
+    rank: Count
+    generation: Generation
+    seq: Count
+
+
+class CheckpointInfo(msgspec.Struct, frozen=True):
+    """A complete checkpoint on disk."""
+
+    path: str
+    step: Count
+    size_bytes: Count
+    loop_seconds: float  # what the training loop paid for it
+
+
+class Report(Message, tag="report", frozen=True):
+    """A rank has done a plan. The sums of `train` are global (after the reduce), those of `evaluate` the rank's own."""
+
+    run: Name
+    rank: Count
+    generation: Generation
+    seq: Count
+    kind: PlanKind
+    step: Count
+    loss_sum: float  # sum of the weighted per-token losses, nats
+    weight: float  # global weight of the batch (tokens)
+    own_weight: float  # this rank's part of it
+    own_samples: Count
+    grad_norm: float = 0.0  # before clipping
+    clip_scale: float = 1.0  # what the gradient was multiplied by
+    skipped: str | None = None  # why parameters were not updated: "nan", "overflow"
+    micro_batch: Count = 0  # in use at the end of the step
+    replays: Count = 0  # micro-batches run again after an out-of-memory error
+    phases: Phases = Phases()
+    step_seconds: float = 0.0  # from this plan's start to its end, plan wait included
+    finished_at: float = 0.0
+    memory_bytes: Count | None = None
+    memory_peak_bytes: Count | None = None
+    memory_cap_bytes: Count | None = None
+    checkpoint: CheckpointInfo | None = None
+    drift: float | None = None  # sync: largest |own - source| over the source's root mean square, of all parameters
+    samples_per_second: float | None = None  # measure: of forward and backward alone
+
+
+class Probed(Report, tag="probed", kw_only=True, frozen=True):
+    """The report of a `probe` plan: what the rank's model says of the first training samples, for comparison."""
+
+    family: str  # model_type in the model's config.json
+    tokens_digest: str  # SHA-256 of the tokens
+    lengths: tuple[Count, ...]  # targets of each sample
+    log_probabilities: bytes  # natural, of each target, one sample after another: float32, little endian
+    weight_norms: bytes  # of each trainable parameter, ascending by name, the first 4,096: float32, little endian
+    tf32: bool = False  # whether products of float32 matrices may be rounded to TF32
+
+
+class Fenced(Message, tag="fenced", frozen=True):
+    """The answer to Fence: nothing is committed or added under an older generation from here on."""
+
+    run: Name
+    rank: Count
+    generation: Generation  # the one fenced to
+    last_step: Count  # last committed step
+    held_from: Generation | None = None  # the generation of the batch the accumulators belong to
+    held: tuple[Range, ...] = ()  # positions whose gradients they hold, of step last_step + 1
+    reports: tuple[Report, ...] = ()  # the newest ones, oldest first: the agent may have missed them
+
+
+class Offered(Message, tag="offered", frozen=True):
+    """Endpoints opened for a generation."""
+
+    run: Name
+    rank: Count
+    generation: Generation
+    endpoints: tuple[str, ...]  # host:port: gloo one, of its bound store socket; ring as many as links per peer
+
+
+class Formed(Message, tag="formed", frozen=True):
+    """The rank has joined the generation, and stands at its step."""
+
+    run: Name
+    rank: Count
+    generation: Generation
+    join_seconds: float = 0.0  # until the engine had connected all ranks
+    level_seconds: float = 0.0  # spent on giving state to the ranks behind
+
+
+class GroupFailed(Message, tag="group-failed", frozen=True):
+    """Joining, levelling or reducing failed; the rank holds what it held and waits for a fence."""
+
+    run: Name
+    rank: Count
+    generation: Generation
+    reason: str  # one line
+
+
+class TrainerFailed(Message, tag="trainer-failed", frozen=True):
+    """The trainer cannot go on; it exits after this."""
+
+    run: Name
+    rank: Count
+    reason: str  # one line
+
+
+FromTrainer = Ready | Alive | Soon | Report | Probed | Fenced | Offered | Formed | GroupFailed | TrainerFailed

@@ -1,0 +1,8 @@
+"""Import paths that the docs and examples of 0.1.0 named: they still work, and say where things are now."""
+
+import warnings
+
+
+def warn(old: str, new: str) -> None:
+    """Warn whoever imports the module `old` that its names are in `new` now."""
+    warnings.warn(f"{old} is {new} now; the old name will go", DeprecationWarning, stacklevel=3)

@@ -1,0 +1,296 @@
+"""The plan of the house: no circle of files, folders of a size, the field's names, each once, and tests beside them.
+
+Each point has a list of what still breaks it. The lists only shrink: what is listed and no longer so fails too.
+"""
+
+import ast
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import textual.app
+import textual.screen
+import textual.widget
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("protocol", "trainer", "node_agent", "tui")
+MOST_FILES = {"tui/screens": 40}
+"""Other folders hold 25."""
+
+_METAPHORS = """
+afterthoughts agenda attendance audience book claims conclusions consents course desk door elsewhere equipment feed
+grounds hosting keeper leash neighbours office offshoot openings outlook patience premises pulse resumption rhythm
+ringer script standstills story succession talks tally turnstile warden
+"""
+METAPHORS = frozenset(_METAPHORS.split())
+"""Names that say nothing to who comes from the field: neither a file nor a class is called so."""
+WORDS = METAPHORS - {"claims", "feed", "hosting", "script"}
+"""Those that are not a part of a name either; `live_feed` and `rank_hosting` say what they are."""
+
+IN_CIRCLES: set[str] = set()
+CROWDED: set[str] = set()
+METAPHORICAL: set[str] = {
+    "node_agent/runs/preflight.py: Grounds",
+    "tui/terminal/rhythm.py",
+    "tui/terminal/rhythm.py: Rhythm",
+}
+FILES_TWICE: set[str] = {
+    "node_agent: commands.py in conductor, services",
+}
+CLASSES_TWICE: set[str] = {
+    "tui: Changed",
+    "tui: Choice",
+}
+WITHOUT_DOCSTRING: set[str] = set()
+TESTS_WITHOUT_FOLDER: set[str] = set()
+PRIVATE_TEXTUAL: set[str] = {
+    "tui/app/app.py: _compositor",
+    "tui/app/app.py: _display",
+    "tui/screens/base.py: _compositor",
+    "tui/screens/base.py: _compositor_refresh",
+    "tui/screens/base.py: _dirty_regions",
+    "tui/screens/base.py: _dirty_widgets",
+    "tui/screens/overview.py: _ready",
+    "tui/widgets/input_field.py: _bindings",
+    "tui/widgets/input_field.py: _on_key",
+}
+
+
+def base(room: str) -> Path:
+    return ROOT / room / "trainctl" / room
+
+
+def files() -> dict[str, Path]:
+    """Every module of the product by its dotted name."""
+    found = {}
+    for room in ROOMS:
+        for path in sorted(base(room).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT / room).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = files()
+TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items()}
+
+
+def label(path: Path) -> str:
+    """`tui/app/keymap.py`."""
+    room = path.relative_to(ROOT).parts[0]
+    return f"{room}/{path.relative_to(base(room)).as_posix()}" if path != base(room) else room
+
+
+def folders() -> list[Path]:
+    """Every folder with code in it, the rooms themselves among them."""
+    return sorted({path.parent for path in MODULES.values()})
+
+
+def classes(name: str) -> list[str]:
+    return [node.name for node in ast.walk(TREES[name]) if isinstance(node, ast.ClassDef)]
+
+
+# ---------------------------------------------------------------- circles
+
+
+def imported(name: str) -> set[str]:
+    """The product's modules that one imports, at its top, for types alone or within a function."""
+    found = set()
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {one if one in MODULES else node.module for one in whole}
+    return {one for one in found if one in MODULES and one != name}
+
+
+def in_circles(edges: dict[str, set[str]]) -> set[str]:
+    """Those that reach themselves."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [*edges[start]]
+        while waiting:
+            one = waiting.pop()
+            if one not in seen:
+                seen.add(one)
+                waiting += edges[one]
+        return seen
+
+    return {name for name in edges if name in reached(name)}
+
+
+def test_circles_are_found() -> None:
+    assert in_circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == {"b", "c"}
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    assert {label(MODULES[name]) for name in in_circles({name: imported(name) for name in MODULES})} == IN_CIRCLES
+
+
+def test_a_module_that_a_text_names_is_there() -> None:
+    """What is started with `python -m`, which no check of imports sees."""
+    named = {
+        node.value
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and re.fullmatch(r"trainctl\.(protocol|trainer|node_agent|tui)(\.[a-z_]+)+", str(node.value))
+    }
+    assert {"trainctl.trainer.collective.reducer", "trainctl.trainer.demo_assets"} <= named
+    assert {name for name in named if name not in MODULES} == set()
+
+
+# ---------------------------------------------------------------- folders
+
+
+def test_no_folder_is_crowded() -> None:
+    sizes = Counter(label(path.parent) for path in MODULES.values() if path.name != "__init__.py")
+    assert {name for name, size in sizes.items() if size > MOST_FILES.get(name, 25)} == CROWDED
+
+
+def test_every_folder_says_what_is_in_it() -> None:
+    inits = [folder / "__init__.py" for folder in folders()]
+    said = {init for init in inits if init.is_file() and ast.get_docstring(ast.parse(init.read_text("utf-8")))}
+    assert {label(init.parent) for init in inits if init not in said} == WITHOUT_DOCSTRING
+
+
+def test_tests_mirror_the_folders() -> None:
+    found = {path.parent for room in ROOMS for path in (ROOT / "tests" / room).rglob("test_*.py")}
+    places = {folder.relative_to(ROOT / "tests").as_posix(): folder for folder in found}
+    rooms = {place: base(place.split("/")[0]) / "/".join(place.split("/")[1:]) for place in places}
+    assert {place for place, mirrored in rooms.items() if not mirrored.is_dir()} == TESTS_WITHOUT_FOLDER
+
+
+# ---------------------------------------------------------------- names
+
+
+def words(name: str) -> set[str]:
+    """`RunBook` and `run_book` are of the words run and book."""
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+
+
+def is_metaphor(name: str) -> bool:
+    return name.lower().strip("_") in METAPHORS or bool(words(name) & WORDS)
+
+
+def test_metaphors_are_found() -> None:
+    assert all(map(is_metaphor, ("book", "RunBook", "_Desk", "way_back_office", "Feed")))
+    assert not any(map(is_metaphor, ("live_feed", "Booking", "rank_hosting", "Script2", "player")))
+
+
+def test_nothing_is_named_by_a_metaphor() -> None:
+    found = {label(path) for path in MODULES.values() if is_metaphor(path.stem)}
+    found |= {label(folder) for folder in folders() if is_metaphor(folder.name)}
+    found |= {f"{label(MODULES[name])}: {one}" for name in MODULES for one in classes(name) if is_metaphor(one)}
+    assert found == METAPHORICAL
+
+
+def twice_among_siblings() -> Iterator[str]:
+    """File names that two children of one folder have, but for a command of the command line and the screen, or part
+    of the app, that shows the same."""
+    for parent in folders():
+        places: dict[str, list[str]] = defaultdict(list)
+        for path in MODULES.values():
+            if path.parent.parent == parent and path.name != "__init__.py":
+                places[path.name].append(path.parent.name)
+        for name, found in places.items():
+            allowed = label(parent) == "tui" and len(found) == 2 and "cli" in found and {"screens", "app"} & {*found}
+            if len(found) > 1 and not allowed:
+                yield f"{label(parent)}: {name} in {', '.join(sorted(found))}"
+
+
+def test_no_file_name_is_there_twice() -> None:
+    assert {*twice_among_siblings()} == FILES_TWICE
+
+
+def test_no_public_class_name_is_there_twice_in_a_room() -> None:
+    found = set()
+    for room in ROOMS:
+        mine = [name for name in MODULES if name.split(".")[1] == room]
+        counted = Counter(one for name in mine for one in classes(name) if not one.startswith("_"))
+        found |= {f"{room}: {one}" for one, count in counted.items() if count > 1}
+    assert found == CLASSES_TWICE
+
+
+# ---------------------------------------------------------------- Textual's insides
+
+TEXTUAL = {
+    name
+    for kind in (textual.app.App, textual.screen.Screen, textual.widget.Widget)
+    for name in dir(kind)
+    if re.match(r"_[a-z]", name)
+}
+OF_PYTHON = {"_replace", "_asdict", "_fields", "_make", "_exit"}
+"""Public names of named tuples and of `os` in spite of how they begin."""
+
+
+def textual_classes(trees: list[ast.Module]) -> set[str]:
+    """Names of the classes that have one of Textual's above them."""
+    above: dict[str, set[str]] = defaultdict(set)
+    found: set[str] = set()
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("textual"):
+                found |= {alias.asname or alias.name for alias in node.names}
+            elif isinstance(node, ast.ClassDef):
+                bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+                above[node.name] |= {base.id for base in bases if isinstance(base, ast.Name)}
+    while new := {name for name, bases in above.items() if name not in found and bases & found}:
+        found |= new
+    return found
+
+
+def own_names(trees: list[ast.Module]) -> set[str]:
+    """Names that the room itself gives to attributes, methods and variables."""
+    found: set[str] = set()
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr if isinstance(node, ast.Attribute) else node.id)
+    return found
+
+
+def private_contact(tree: ast.Module, own: set[str], derived: set[str]) -> Iterator[str]:
+    """Private modules of Textual that a module imports, and private names of its that it uses or replaces."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("textual."):
+            yield from {part for part in (node.module or "").split(".") if part.startswith("_")}
+            yield from {alias.name for alias in node.names if alias.name.startswith("_")}
+        elif isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr) and node.attr not in own:
+            yield node.attr
+        elif isinstance(node, ast.ClassDef) and node.name in derived:
+            yield from TEXTUAL & own_names([ast.Module(node.body, [])])
+
+
+def test_private_contact_is_found() -> None:
+    text = """
+from textual._a import b
+from textual.c import _d, Screen
+class Mine(Screen[int]):
+    def _on_key(self): self._mine = screen._compositor
+class Other:
+    def _on_key(self): self._mine
+"""
+    tree = ast.parse(text)
+    assert {*private_contact(tree, own_names([tree]), textual_classes([tree]))} == {
+        "_a",
+        "_d",
+        "_compositor",
+        "_on_key",
+    }
+    assert "_on_key" not in {*private_contact(tree, own_names([tree]), set())}
+
+
+def test_textual_s_insides_are_touched_in_one_folder_only() -> None:
+    trees = {name: tree for name, tree in TREES.items() if name.startswith("trainctl.tui.")}
+    own, derived = own_names([*trees.values()]) | OF_PYTHON, textual_classes([*trees.values()])
+    found = {
+        f"{label(MODULES[name])}: {one}"
+        for name, tree in trees.items()
+        if not name.startswith("trainctl.tui.terminal.")
+        for one in private_contact(tree, own, derived)
+    }
+    assert found == PRIVATE_TEXTUAL
