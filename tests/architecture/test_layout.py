@@ -24,33 +24,10 @@ METAPHORS = frozenset(_METAPHORS.split())
 WORDS = METAPHORS - {"claims", "feed", "hosting", "script"}
 """Those that are not a part of a name either; `live_feed` and `rank_hosting` say what they are."""
 
-IN_CIRCLES: set[str] = {
-    "tui/app/app.py",
-    "tui/app/command_palette.py",
-    "tui/app/keybindings.py",
-    "tui/commands/alert_orders.py",
-    "tui/commands/dispatch.py",
-    "tui/commands/predictions.py",
-    "tui/commands/shares.py",
-    "tui/dialogs/alert_details.py",
-    "tui/dialogs/command_dialog.py",
-    "tui/dialogs/help.py",
-    "tui/dialogs/popup.py",
-    "tui/dialogs/split_dialog.py",
-    "tui/dialogs/undo_picker.py",
-    "tui/replay/replay_app.py",
-    "tui/replay/slider.py",
-    "tui/screens/base.py",
-    "tui/state/rank_speed.py",
-    "tui/state/view_state.py",
-    "tui/widgets/command_bar.py",
-}
+IN_CIRCLES: set[str] = set()
 CROWDED: set[str] = set()
 METAPHORICAL: set[str] = {
     "node_agent/runs/preflight.py: Grounds",
-    "tui/app/alert_bell.py: Ringer",
-    "tui/demo/heartbeat_watch.py: Pulse",
-    "tui/state/live_feed.py: Feed",
 }
 FILES_TWICE: set[str] = {
     "node_agent: commands.py in conductor, services",
@@ -58,17 +35,6 @@ FILES_TWICE: set[str] = {
 CLASSES_TWICE: set[str] = {
     "tui: Changed",
     "tui: Choice",
-    "tui: Column",
-    "tui: Entry",
-    "tui: Field",
-    "tui: Key",
-    "tui: Layout",
-    "tui: Machine",
-    "tui: Order",
-    "tui: Place",
-    "tui: Source",
-    "tui: Target",
-    "tui: Wanted",
 }
 WITHOUT_DOCSTRING: set[str] = set()
 TESTS_WITHOUT_FOLDER: set[str] = set()

@@ -18,6 +18,7 @@ from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages.version import PROTOCOL_VERSION
 from trainctl.protocol.wire import codec, sockets
+from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 
 SOME_ID = str(uuid.UUID(int=5))
@@ -240,6 +241,6 @@ def test_a_damaged_record_of_a_finished_run_takes_no_idle_agent_out_of_service(d
     assert "no such run" in call("replay", "old", TRAINCTL_STATE=str(damaged.state / "other")).stderr
     assert call("status", "--run", "old", *at).returncode == 3
     with damaged.client() as client:
-        state = md.take(md.ViewState(), "", client.snapshot(100), 0.0)
+        state = reducer.take(md.ViewState(), "", client.snapshot(100), 0.0)
     assert state.node is not None and state.run is None
     assert record in state.events[-1].text

@@ -19,7 +19,7 @@ from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.dialogs.split_dialog import SplitDialog
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.overview import OverviewScreen
-from trainctl.tui.widgets.command_bar import Bottom
+from trainctl.tui.widgets.command_bar import CommandBar
 from trainctl.tui.widgets.line_view import Lines
 
 
@@ -169,10 +169,10 @@ async def test_the_command_line_checks_previews_sends_and_reports() -> None:
         await pilot.press("enter")
         await until(pilot, lambda: "applied @ step 120" in hint(app))
         await pilot.press("escape")
-        assert not app.screen.query_one(Bottom).open
+        assert not app.screen.query_one(CommandBar).open
         assert hint(app).startswith("02345 view")
         await pilot.press("colon", "enter")
-        assert not app.screen.query_one(Bottom).open
+        assert not app.screen.query_one(CommandBar).open
 
     await driven(source, play)
     ((verb, args, options),) = source.commands
@@ -496,7 +496,7 @@ async def test_help_says_how_to_command_this_agent_from_a_shell() -> None:
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         assert "at tcp://127.0.0.1:9999" in body(app)
         await pilot.press("question_mark")
-        said = "\n".join(app.screen.query_one("#help-text", Lines).shown)
+        said = "\n".join(app.screen.query_one("#dialog-text", Lines).shown)
         assert "trainctl send VERB ... --connect tcp://127.0.0.1:9999" in said
 
     await driven(source_of(1), play, (120, 40), address="tcp://127.0.0.1:9999")

@@ -12,11 +12,12 @@ from textual.pilot import Pilot
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.app import config as settings
-from trainctl.tui.app import keymap, keys_doc
+from trainctl.tui.app import keys_doc
 from trainctl.tui.app import launch as program
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs.help import HelpScreen
 from trainctl.tui.screens.events import EventsScreen
+from trainctl.tui.widgets import keymap
 from trainctl.tui.widgets.line_view import Lines
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -134,7 +135,7 @@ async def test_chosen_keys_act_are_shown_and_a_bad_line_is_said_once() -> None:
         assert "1-2 of 2" in body(app)
         await pilot.press("h")
         assert isinstance(app.screen, HelpScreen)
-        shown = "\n".join(app.screen.query_one("#help-text", Lines).shown)
+        shown = "\n".join(app.screen.query_one("#dialog-text", Lines).shown)
         assert "f4  all events" in shown
         await pilot.press("escape")
         await pilot.pause()

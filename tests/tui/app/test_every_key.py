@@ -20,7 +20,7 @@ from trainctl.tui.replay.replay_app import ReplayApp
 from trainctl.tui.replay.replay_source import ReplaySource
 from trainctl.tui.screens import registry
 from trainctl.tui.screens.log_screen import LogScreen
-from trainctl.tui.widgets.glyphs import UNICODE
+from trainctl.tui.text.glyphs import UNICODE
 
 LEAVING = {"detach", "leave"}
 WINDOWS: dict[str, tuple[str, ...]] = {

@@ -14,10 +14,10 @@ from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.charts import plot as p
 from trainctl.tui.charts.traces import Trace
 from trainctl.tui.screens import phase_view
-from trainctl.tui.state import rank_rows
+from trainctl.tui.state import rank_rows, reducer, step_phases
 from trainctl.tui.state import view_state as md
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import UNICODE
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import UNICODE
 
 LOST = range(60, 90)
 """Steps of which the record has nothing: it couldn't be written."""
@@ -47,9 +47,9 @@ def opened_again(boot: str = "boot-2") -> m.Snapshot:
 def played(*more: md.Incoming) -> md.ViewState:
     state = md.ViewState()
     for message in under_way(run_view(3)):
-        state = md.apply(state, message, CLOCK.at_monotonic)
+        state = reducer.apply(state, message, CLOCK.at_monotonic)
     for message in more:
-        state = md.apply(state, message, LATER.at_monotonic)
+        state = reducer.apply(state, message, LATER.at_monotonic)
     return state
 
 
@@ -69,8 +69,8 @@ def test_messages_lost_under_way_leave_their_steps_out() -> None:
     missed = [committed(view, 125, seq=500), *(rank_step(view, 125, rank, seq=501 + rank) for rank in range(3))]
     state = played(*missed)
     assert state.lately("loss").first.tolist()[-2:] == [118, 125]
-    assert [lap.step for lap in phase_view.laps(state, phase_view.Past(), 0)][-2:] == [118, 125]
-    drawn = phase_view.stacked(phase_view.laps(state, phase_view.Past(), 0), 125, 60, 8, UNICODE)
+    assert [lap.step for lap in step_phases.laps(state, step_phases.RecordedPhases(), 0)][-2:] == [118, 125]
+    drawn = phase_view.stacked(step_phases.laps(state, step_phases.RecordedPhases(), 0), 125, 60, 8, UNICODE)
     letters = ln.plain(drawn[-2])[7:]
     place = letters.rstrip().rindex(" ")
     assert letters[place - 5 : place + 1] == " " * 6, "six steps that aren't known"
@@ -89,16 +89,16 @@ def test_ages_are_by_the_agent_s_own_clock_and_begin_anew() -> None:
 
 def test_another_agent_that_is_back_says_again_who_it_is() -> None:
     now = CLOCK.at_monotonic
-    state = md.apply_other(played(), "torch-b", Connection("connected", now), now)
+    state = reducer.apply_other(played(), "torch-b", Connection("connected", now), now)
     first = m.NodeView("torch-b", "boot-b1", "tcp://10.0.0.2:7474", "tcp://10.0.0.2:7475", None, "0.1.0")
     for message in (first, host("torch-b"), m.Heartbeat("torch-b", NOW, None, 0.002, "boot-b1", 3)):
-        state = md.apply_other(state, "torch-b", message, now)
+        state = reducer.apply_other(state, "torch-b", message, now)
     assert state.agents["torch-b"].node == first and state.agents["torch-b"].lag_seconds == 0.002
-    state = md.apply_other(state, "torch-b", Connection("silent", now + 4, "no message"), now + 4)
+    state = reducer.apply_other(state, "torch-b", Connection("silent", now + 4, "no message"), now + 4)
     assert state.silent_agents(now + 40) == {"torch-b": 40.0}
     second = msgspec.structs.replace(first, boot="boot-b2", version="0.2.0")
     for message in (Connection("connected", now + 41), second):
-        state = md.apply_other(state, "torch-b", message, now + 41)
+        state = reducer.apply_other(state, "torch-b", message, now + 41)
     assert state.silent_agents(now + 42) == {} and state.agents["torch-b"].node == second
 
 

@@ -9,11 +9,11 @@ from textual.pilot import Pilot
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.cli.agent_call import Order
+from trainctl.tui.commands.command import Order
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.dialogs.split_dialog import SplitDialog
 from trainctl.tui.screens.overview import OverviewScreen
-from trainctl.tui.widgets.command_bar import Bottom
+from trainctl.tui.widgets.command_bar import CommandBar
 from trainctl.tui.widgets.line_view import Lines
 
 
@@ -30,7 +30,7 @@ async def test_no_verb_is_sent_read_only() -> None:
             assert "enter sends" not in dialog_text(app)
             asks_yes = verb in ("stop", "promote")  # there enter means no
             await pilot.press(*(("a", "enter") if verb == "rebalance" else ("y",) if asks_yes else ("enter", "y")))
-            app.send_order(Order(verb), app.get_screen("overview").query_one(Bottom))
+            app.send_order(Order(verb), app.get_screen("overview").query_one(CommandBar))
             row = len(text.shown) - 1
             if isinstance(app.screen, CommandDialog) and row < text.region.height:
                 await pilot.click(text, offset=(text.shown[row].index("esc"), row))

@@ -18,8 +18,8 @@ from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.viewport import page, window_end
 from trainctl.tui.state import series as s
 from trainctl.tui.state.membership_changes import Change
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import ASCII, UNICODE, Glyphs
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import ASCII, UNICODE, Glyphs
 
 
 def curve(values: list[float], span: float = 1.0) -> Curve:

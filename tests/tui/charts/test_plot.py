@@ -20,10 +20,11 @@ from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Trace, reading, shape
 from trainctl.tui.charts.viewport import ChartView, Ground, Pick
 from trainctl.tui.screens import overview_view
+from trainctl.tui.state import reducer
 from trainctl.tui.state import series as s
 from trainctl.tui.state import view_state as md
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import ASCII, UNICODE, Glyphs
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import ASCII, UNICODE, Glyphs
 
 
 def window(values: dict[int, float], capacity: int = 4096) -> s.Window:
@@ -161,7 +162,7 @@ def test_a_reading_is_the_bucket_at_the_crosshair_and_nothing_in_a_gap() -> None
 def state_of(nodes: int = 4) -> md.ViewState:
     state = md.ViewState()
     for message in source_of(nodes).messages:
-        state = md.apply(state, message, 0.0)
+        state = reducer.apply(state, message, 0.0)
     return state
 
 

@@ -18,6 +18,7 @@ from tests.waiting import HANG_SECONDS
 from trainctl.protocol.config import names
 from trainctl.tui.cli import agent_call
 from trainctl.tui.cli import main as cli
+from trainctl.tui.commands import targets
 
 NOBODY = "tcp://127.0.0.1:1"
 """Privileged, and nothing listens there."""
@@ -341,7 +342,7 @@ def test_the_default_address_is_where_agents_listen() -> None:
     from trainctl.protocol.config.addresses import split
     from trainctl.protocol.wire.sockets import DEFAULT_PORT
 
-    assert split(agent_call.DEFAULT_ADDRESS).port == DEFAULT_PORT
+    assert split(targets.DEFAULT_ADDRESS).port == DEFAULT_PORT
 
 
 # ---------------------------------------------------------------- the edge

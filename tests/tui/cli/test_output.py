@@ -14,7 +14,8 @@ from trainctl.protocol import errors
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.log_format import write
-from trainctl.tui.cli import agent_call, arguments, logs, logs_merged, output, watch
+from trainctl.tui.cli import logs, output, tables, watch
+from trainctl.tui.commands import arguments, command
 from trainctl.tui.demo.folder import run_config
 from trainctl.tui.state import event_text
 
@@ -29,16 +30,16 @@ assert isinstance(VIEW, m.RunView)
 
 
 def test_a_step_s_line() -> None:
-    line = output.step_line(STEP)
+    line = tables.step_line(STEP)
     assert line[8:] == "  step 121  loss 2.150  |g| 0.710  lr 1.62e-3  1.00 s  3,057 tok/s"
-    assert output.step_line(msgspec.structs.replace(STEP, loss=float("nan"), skipped="nan")).endswith("skipped: nan")
-    assert "n/a tok/s" in output.step_line(msgspec.structs.replace(STEP, step_seconds=0.0))
+    assert tables.step_line(msgspec.structs.replace(STEP, loss=float("nan"), skipped="nan")).endswith("skipped: nan")
+    assert "n/a tok/s" in tables.step_line(msgspec.structs.replace(STEP, step_seconds=0.0))
 
 
 def test_an_event_s_line() -> None:
-    assert output.event_line(EVENT)[8:] == "  anna  resize-batch studio 8→4 @121"
+    assert tables.event_line(EVENT)[8:] == "  anna  resize-batch studio 8→4 @121"
     bare = msgspec.structs.replace(EVENT, text="resize-batch", severity="warning", by="")
-    assert output.event_line(bare)[8:] == "  WARNING auto  resize-batch studio 8→4 @121"
+    assert tables.event_line(bare)[8:] == "  WARNING auto  resize-batch studio 8→4 @121"
 
 
 @pytest.mark.parametrize(
@@ -73,21 +74,21 @@ def test_an_event_s_words_say_nothing_twice(fields: dict[str, Any], words: str) 
 
 def test_what_came_from_elsewhere_cannot_steer_the_terminal() -> None:
     hostile = msgspec.structs.replace(EVENT, text="\x1b[2J\x07\nall\u202e is well", by="\x1b]0;x\x07")
-    line = output.event_line(hostile)
+    line = tables.event_line(hostile)
     assert line.isprintable()
     assert output.log_text("a\x1b[31mb\r\x00c\td\n", raw=False) == "a[31mb\nc\td\n"
     assert output.log_text("a\x1b[31m\r", raw=True) == "a\x1b[31m\r"
 
 
 def test_the_status_page() -> None:
-    text = output.status_text(SNAPSHOT)
+    text = tables.status_text(SNAPSHOT)
     for part in ("RUNNING", "121/60,000 (0%)", "loss 2.150", "eval 1.903 @100", "version 3", "studio", "8x2", "g1.4"):
         assert part in text
-    no_run = output.status_text(msgspec.structs.replace(SNAPSHOT, run=None))
+    no_run = tables.status_text(msgspec.structs.replace(SNAPSHOT, run=None))
     assert no_run.startswith("no run on studio yet\nhost")
     assert SNAPSHOT.run is not None
     failed = msgspec.structs.replace(SNAPSHOT.run, state="failed", reason="out of\ndisk")
-    assert "FAILED: out of disk" in output.status_text(msgspec.structs.replace(SNAPSHOT, run=failed, last_step=None))
+    assert "FAILED: out of disk" in tables.status_text(msgspec.structs.replace(SNAPSHOT, run=failed, last_step=None))
 
 
 def test_the_status_of_a_group() -> None:
@@ -97,7 +98,7 @@ def test_the_status_of_a_group() -> None:
         m.PeerView("mlx-c", "tcp://127.0.0.1:3", "tcp://127.0.0.1:4", "connected", NOW),
     )
     shown = msgspec.structs.replace(snapshot(view), peers=peers)
-    text = output.status_text(shown, {"mlx-c": host("mlx-c")})
+    text = tables.status_text(shown, {"mlx-c": host("mlx-c")})
     rows = {line.split()[1]: line.split() for line in text.splitlines() if line[:4].strip().isdigit()}
     assert rows["torch-a"][2:6] == ["run", "12", "50%", "8x2"]
     assert rows["mlx-c"][2:6] == ["run", "2", "8%", "2x1"]
@@ -106,44 +107,44 @@ def test_the_status_of_a_group() -> None:
     assert "host       mlx-c  cpu 87%" in text
     assert "host       torch-b  silent since" in text
     assert text.count("no answer to pings") == 1
-    assert "its agent doesn't answer at tcp://127.0.0.1:3" in output.status_text(shown)
+    assert "its agent doesn't answer at tcp://127.0.0.1:3" in tables.status_text(shown)
 
 
 def test_the_status_says_since_when_a_rank_is_late_or_draining_and_why() -> None:
-    text, step = output.status_text(snapshot(leaving(run_view(3)))), run_view(3).step + 1
+    text, step = tables.status_text(snapshot(leaving(run_view(3)))), run_view(3).step + 1
     rows = [line for line in text.splitlines() if line[:4].strip().isdigit()]
     assert [row.split()[2] for row in rows] == ["run", "late", "draining"]
-    assert rows[1].endswith(f"since {output.time_of_day(NOW - 12)}: step {step} takes long, as a rule 0.39 s")
-    assert rows[2].endswith(f"since {output.time_of_day(NOW - 2)}: until step {step} is done")
+    assert rows[1].endswith(f"since {tables.time_of_day(NOW - 12)}: step {step} takes long, as a rule 0.39 s")
+    assert rows[2].endswith(f"since {tables.time_of_day(NOW - 2)}: until step {step} is done")
 
 
 def test_ranks_that_are_out_have_no_figures_but_since_when_and_why() -> None:
     view = shrunk(run_view(3))
     drained = msgspec.structs.replace(view.ranks[0], state="drained", share=0)
     shown = snapshot(msgspec.structs.replace(view, ranks=(drained, *view.ranks[1:])))
-    rows = output.status_text(shown).splitlines()[-3:]
+    rows = tables.status_text(shown).splitlines()[-3:]
     assert [row.split()[2:6] for row in rows] == [
         [state, "0", "0%", "n/a"] for state in ("drained", "failed", "rejoining")
     ]
     assert all(row.count("n/a") == 5 for row in rows)
     assert "says: CUDA out of memory" in rows[1]
-    assert rows[2].endswith(f"since {output.time_of_day(NOW - 4)}: has been silent for 5 s")
-    assert rows[0].endswith(f"since {output.time_of_day(drained.since_at)}")
+    assert rows[2].endswith(f"since {tables.time_of_day(NOW - 4)}: has been silent for 5 s")
+    assert rows[0].endswith(f"since {tables.time_of_day(drained.since_at)}")
 
 
 def test_what_is_unknown_is_na_and_never_zero() -> None:
     assert SNAPSHOT.run is not None
-    table = output.ranks_table(SNAPSHOT.run.ranks, (), 24)
+    table = tables.ranks_table(SNAPSHOT.run.ranks, (), 24)
     assert table.splitlines()[1].count("n/a") == 4
 
 
 def test_tables_line_up() -> None:
-    assert output.table(("A", "LONG"), [("x", "1"), ("yyy", "22")], right="LONG").splitlines() == [
+    assert tables.table(("A", "LONG"), [("x", "1"), ("yyy", "22")], right="LONG").splitlines() == [
         "A    LONG",
         "x       1",
         "yyy    22",
     ]
-    assert output.table(("A",), []) == "A"
+    assert tables.table(("A",), []) == "A"
 
 
 @pytest.mark.parametrize(
@@ -158,13 +159,13 @@ def test_tables_line_up() -> None:
 def test_how_a_command_ended(state: str, line: str) -> None:
     reply = msgspec.structs.replace(SAID["command-reply"], state=state, reason="too large", field="micro")
     assert isinstance(reply, m.CommandReply)
-    assert output.reply_line("resize-batch", reply, "studio") == line
+    assert tables.reply_line("resize-batch", reply, "studio") == line
     bare = msgspec.structs.replace(reply, before="8", after="4")
     if state == "applied":
-        assert output.reply_line("resize-batch", bare, "studio") == "resize-batch applied at step 121: studio 8 → 4"
+        assert tables.reply_line("resize-batch", bare, "studio") == "resize-batch applied at step 121: studio 8 → 4"
         same = msgspec.structs.replace(reply, before="4", after="4")
-        assert output.reply_line("resize-batch", same, "mbp") == "resize-batch applied at step 121: mbp 4, as it was"
-    assert agent_call.exit_code(reply) == (0 if state in ("applied", "accepted") else 3)
+        assert tables.reply_line("resize-batch", same, "mbp") == "resize-batch applied at step 121: mbp 4, as it was"
+    assert command.exit_code(reply) == (0 if state in ("applied", "accepted") else 3)
 
 
 def test_json_holds_no_nan_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,19 +212,19 @@ def event(number: int, run: str = STEP.run) -> m.Event:
 
 
 def test_nothing_is_shown_twice() -> None:
-    place = watch.Place(STEP.run)
+    place = watch.RunCursor(STEP.run)
     assert [place.passes(step(number)) for number in (1, 2, 2, 1, 3)] == [True, True, False, False, True]
     assert [place.passes(event(number)) for number in (1, 1, 2)] == [True, False, True]
     assert [place.passes(VIEW), place.passes(VIEW)] == [True, False]
 
 
 def test_a_step_done_again_in_a_later_generation_is_shown_again() -> None:
-    place = watch.Place(STEP.run)
+    place = watch.RunCursor(STEP.run)
     assert [place.passes(item) for item in (step(5), step(4, 5), step(5, 5), step(5, 4))] == [True, True, True, False]
 
 
 def test_events_of_the_agent_itself_are_always_shown() -> None:
-    place = watch.Place(STEP.run)
+    place = watch.RunCursor(STEP.run)
     assert [place.passes(item) for item in (event(9), event(1, ""), event(1, ""), event(1))] == [
         True,
         True,
@@ -233,7 +234,7 @@ def test_events_of_the_agent_itself_are_always_shown() -> None:
 
 
 def test_what_a_snapshot_holds_counts_as_shown() -> None:
-    place = watch.Place(STEP.run)
+    place = watch.RunCursor(STEP.run)
     place.skip_to(SNAPSHOT)
     assert not place.passes(STEP)
     assert not place.passes(EVENT)
@@ -280,11 +281,11 @@ def test_the_demo_s_run_file_is_in_order(steps: int, tmp_path_factory: pytest.Te
 
 def test_a_status_tells_of_waits_only_where_all_have_reported_one_step() -> None:
     shown = snapshot(run_view(3))
-    assert output.status_text(shown).splitlines()[-1] == (
+    assert tables.status_text(shown).splitlines()[-1] == (
         "straggler  mlx-c: the others waited 92 ms for it; +60 ms in backward (last step)"
     )
     ahead = (msgspec.structs.replace(shown.rank_steps[0], step=119), *shown.rank_steps[1:])
-    text = output.status_text(msgspec.structs.replace(shown, rank_steps=ahead))
+    text = tables.status_text(msgspec.structs.replace(shown, rank_steps=ahead))
     assert "straggler" not in text
     header, *rows = text.splitlines()[-4:]
     at = header.index("WAIT") + len("WAIT")
@@ -336,28 +337,28 @@ async def test_logs_of_all_nodes_are_merged_and_what_cannot_be_read_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     client: Any = ClusterLogs()
-    assert await logs_merged.show(client, None, None, None, logs_merged.wanted(None), follow=False, json=False) == 0
+    assert await logs.show_merged(client, None, None, None, logs.query_of(None), follow=False, json=False) == 0
     said = capsys.readouterr()
     assert [line[20:] for line in said.out.splitlines()] == [
         "torch-a INFO    ready", "torch-b WARNING late", "torch-a ERROR   no space", "torch-a         OSError: 28",
     ]  # fmt: skip
     assert said.err == "mlx-c: rank: 2 is on mlx-c: no answer\n"
-    wanted = logs_merged.wanted("/l.te|space/")
-    assert await logs_merged.show(client, None, None, 1, wanted, follow=False, json=True) == 0
+    wanted = logs.query_of("/l.te|space/")
+    assert await logs.show_merged(client, None, None, 1, wanted, follow=False, json=True) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [(line["node"], line["rank"], line["level"], line["text"]) for line in shown["lines"]] == [
         ("torch-a", 0, "ERROR", "no space")
     ]
     with pytest.raises(InvalidInputError, match="--grep"):
-        logs_merged.wanted("/(/")
+        logs.query_of("/(/")
 
 
 async def test_logs_that_are_too_long_are_said_to_be_cut(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client: Any = ClusterLogs()
-    monkeypatch.setattr(logs_merged, "MOST_LINES", 3)
-    assert await logs_merged.show(client, None, None, None, logs_merged.wanted(None), follow=False, json=False) == 0
+    monkeypatch.setattr(logs, "MOST_LINES", 3)
+    assert await logs.show_merged(client, None, None, None, logs.query_of(None), follow=False, json=False) == 0
     said = capsys.readouterr()
     assert len(said.out.splitlines()) == 3
     assert "only the newest 3 lines are kept" in said.err

@@ -13,7 +13,9 @@ from tests.tui.support.scripted import SNAPSHOT, Answer, scripted
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
-from trainctl.tui.cli import agent_call, command_result, main
+from trainctl.protocol.client import lead as lead_finding
+from trainctl.tui.cli import command_result, main
+from trainctl.tui.commands import command
 
 ID = "6c1e4f0a-52d3-4b8e-9a77-0d3c5be2f914"
 RUN = "sft-1b-20261120-143107-9f3c"
@@ -150,7 +152,7 @@ def test_a_fault_of_the_program_s_own_is_one_object_too(
 
     monkeypatch.delenv("TRAINCTL_DEBUG", raising=False)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(agent_call, "make_order", broken)
+    monkeypatch.setattr(command, "make_order", broken)
     with pytest.raises(ZeroDivisionError) as caught:
         main.main(["send", "pause", "--json"])
     sys.excepthook(caught.type, caught.value, caught.tb)
@@ -159,7 +161,7 @@ def test_a_fault_of_the_program_s_own_is_one_object_too(
 
 
 def test_no_agent_of_a_cluster_answers(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_call, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(lead_finding, "LOOK_SECONDS", 0.2)
     file = tmp_path / "cluster.toml"
     file.write_text('[nodes.a]\naddress = "tcp://127.0.0.1:1"\n[nodes.b]\naddress = "tcp://127.0.0.1:2"\n')
     done = call("send", "pause", "--cluster", file, "--json")

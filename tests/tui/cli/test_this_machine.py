@@ -21,15 +21,15 @@ from trainctl.protocol.config import names
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.local_agents import registered
 from trainctl.protocol.record import paths
-from trainctl.tui.cli import targets
-from trainctl.tui.cli.targets import on_this_machine
+from trainctl.tui.commands import targets
+from trainctl.tui.commands.targets import on_this_machine
 from trainctl.tui.setup import start_agent
 
 DEADLINE_SECONDS = 60.0
 NODES = ("tcp://127.0.0.1:11", "tcp://127.0.0.1:12", "tcp://127.0.0.1:13")
 PROGRAM = (
-    "import sys; from trainctl.tui.cli import agent_call, main; agent_call.DEFAULT_ADDRESS = sys.argv.pop(1);"
-    "sys.exit(main.main())"
+    "import sys; from trainctl.tui.cli import main; from trainctl.tui.commands import targets; "
+    "targets.DEFAULT_ADDRESS = sys.argv.pop(1); sys.exit(main.main())"
 )
 
 
@@ -152,7 +152,7 @@ def test_who_does_not_want_one_is_told_what_to_do(typist: Typist, default: str) 
 
 
 def test_without_a_terminal_nothing_is_asked_or_started(default: str, capsys: pytest.CaptureFixture[str]) -> None:
-    start_agent.offer(targets.Where((default,)), default)
+    start_agent.offer(targets.Where((default,)), default, print)
     assert capsys.readouterr() == ("", "")
     assert not targets.listens(default)
 

@@ -11,26 +11,29 @@ from tests.tui.support.recorded import CLOCK, CONNECTED, run_view, shrunk, snaps
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
+from trainctl.tui.commands import command_line
 from trainctl.tui.commands import forms as c
+from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.preview import changes_nothing, preview
+from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.glyphs import UNICODE
-from trainctl.tui.widgets.line_view import choice_rows
-from trainctl.tui.widgets.styled_line import plain
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import UNICODE
+from trainctl.tui.text.styled_line import plain
+from trainctl.tui.widgets.choice import choice_rows
 
-STATE = md.apply(md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(1)), CLOCK.at_monotonic)
-FLEET = md.apply(
-    md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(4, step=18_240, steps=60_000)), CLOCK.at_monotonic
+STATE = reducer.apply(reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(1)), CLOCK.at_monotonic)
+FLEET = reducer.apply(
+    reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(4, step=18_240, steps=60_000)), CLOCK.at_monotonic
 )
 
 
 def test_a_command_is_read_as_on_the_command_line() -> None:
-    order = c.parse("resize-batch micro=4 --node studio --if-plan=7")
-    assert order == c.Order("resize-batch", {"micro": 4}, "studio", None, 7)
-    assert c.parse("note 'text=two words'").args == {"text": "two words"}
-    assert c.parse("stop checkpoint=false").args == {"checkpoint": False}
-    assert c.parse("set-lr value=1e-4 schedule=set").args == {"value": 1e-4, "schedule": "set"}
+    order = command_line.parse("resize-batch micro=4 --node studio --if-plan=7")
+    assert order == Order("resize-batch", {"micro": 4}, "studio", None, 7)
+    assert command_line.parse("note 'text=two words'").args == {"text": "two words"}
+    assert command_line.parse("stop checkpoint=false").args == {"checkpoint": False}
+    assert command_line.parse("set-lr value=1e-4 schedule=set").args == {"value": 1e-4, "schedule": "set"}
 
 
 def test_an_evaluation_is_promised_the_time_of_the_last_one() -> None:
@@ -45,15 +48,17 @@ def test_an_evaluation_is_promised_the_time_of_the_last_one() -> None:
         text="held-out loss 1.9031, took 2.14 s",
     )  # type: ignore[union-attr]
     timed = dataclasses.replace(STATE, events=(event,))
-    assert preview(c.Order("evaluate"), timed, UNICODE).text.endswith(", took 2.14 s; curve unchanged")
-    assert "took" not in preview(c.Order("evaluate"), STATE, UNICODE).text
+    assert preview(Order("evaluate"), timed, UNICODE).text.endswith(", took 2.14 s; curve unchanged")
+    assert "took" not in preview(Order("evaluate"), STATE, UNICODE).text
 
 
 def test_a_command_is_spoken_as_it_is_typed() -> None:
-    order = c.Order("stop", {"checkpoint": True})
-    assert c.spoken(order) == "stop checkpoint=true"
-    assert c.parse(c.spoken(order)).args == order.args
-    assert c.spoken(c.Order("set-lr", {"value": 0.1 + 0.2, "schedule": "set"})) == "set-lr value=0.3 schedule=set"
+    order = Order("stop", {"checkpoint": True})
+    assert command_line.spoken(order) == "stop checkpoint=true"
+    assert command_line.parse(command_line.spoken(order)).args == order.args
+    assert (
+        command_line.spoken(Order("set-lr", {"value": 0.1 + 0.2, "schedule": "set"})) == "set-lr value=0.3 schedule=set"
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,7 +71,7 @@ def test_a_command_is_spoken_as_it_is_typed() -> None:
 )  # fmt: skip
 def test_a_wrong_command_is_named_where_it_is_wrong(text: str, where: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
-        c.parse(text)
+        command_line.parse(text)
     assert caught.value.where == where
     assert "\n" not in str(caught.value)
 
@@ -74,7 +79,7 @@ def test_a_wrong_command_is_named_where_it_is_wrong(text: str, where: str) -> No
 @given(st.text(max_size=60))
 def test_anything_typed_is_an_order_or_an_error(text: str) -> None:
     try:
-        assert c.parse(text).verb in verbs.VERBS
+        assert command_line.parse(text).verb in verbs.VERBS
     except InvalidInputError as error:
         assert error.where
 
@@ -92,7 +97,7 @@ def test_a_dialog_carries_the_plan_it_was_computed_from() -> None:
     values = {item.name: item.value for item in form.fields}
     assert values == {"node": "forge", "micro": "13"}
     order = c.order_of(form, {**values, "micro": " 6 "})
-    assert order == c.Order("resize-batch", {"micro": 6}, "forge", "sft-1b-20261120-110000", 4)
+    assert order == Order("resize-batch", {"micro": 6}, "forge", "sft-1b-20261120-110000", 4)
     assert c.form("checkpoint", STATE).if_plan is None
 
 
@@ -103,7 +108,7 @@ def test_a_dialog_checks_as_the_agent_will() -> None:
 
 def test_previews_tell_the_mathematics_apart_from_the_speed() -> None:
     def said(text: str) -> str:
-        piece = preview(c.parse(text), STATE, UNICODE)
+        piece = preview(command_line.parse(text), STATE, UNICODE)
         assert piece.role == "strong"
         return piece.text
 
@@ -133,11 +138,11 @@ def test_previews_tell_the_mathematics_apart_from_the_speed() -> None:
     ],
 )
 def test_what_the_agent_will_refuse_is_said_before_it_is_sent(text: str, state: md.ViewState, says: str) -> None:
-    piece = preview(c.parse(text), state, UNICODE)
+    piece = preview(command_line.parse(text), state, UNICODE)
     assert (piece.text, piece.role) == (says, "bad")
 
 
-OUT = md.apply(md.ViewState(), snapshot(shrunk(run_view(3))), CLOCK.at_monotonic)
+OUT = reducer.apply(md.ViewState(), snapshot(shrunk(run_view(3))), CLOCK.at_monotonic)
 LOST = msgspec.structs.replace(
     shrunk(run_view(3)),
     ranks=tuple(msgspec.structs.replace(view, state="lost" if view.rank else view.state)
@@ -157,16 +162,16 @@ LOST = msgspec.structs.replace(
     ],
 )
 def test_what_cannot_be_done_with_ranks_that_are_out(text: str, says: str) -> None:
-    piece = preview(c.parse(text), OUT, UNICODE)
+    piece = preview(command_line.parse(text), OUT, UNICODE)
     assert (piece.text, piece.role) == (says, "bad")
 
 
 def test_one_that_is_lost_comes_back_by_itself_and_one_that_failed_by_admit() -> None:
-    lost = md.apply(md.ViewState(), snapshot(LOST), CLOCK.at_monotonic)
-    assert "joins by itself" in preview(c.parse("admit --node mlx-c"), lost, UNICODE).text
+    lost = reducer.apply(md.ViewState(), snapshot(LOST), CLOCK.at_monotonic)
+    assert "joins by itself" in preview(command_line.parse("admit --node mlx-c"), lost, UNICODE).text
     assert c.form("admit", lost).blocked == "no node is drained or has failed"
     assert c.form("admit", OUT, rank=2).fields[0].choices == ("torch-b",)
-    taken = preview(c.parse("admit --node torch-b"), OUT, UNICODE)
+    taken = preview(command_line.parse("admit --node torch-b"), OUT, UNICODE)
     assert taken.role == "strong"
     assert "torch-b 0 → 12" in taken.text
     assert c.way_back(OUT) == [
@@ -178,21 +183,21 @@ def test_one_that_failed_and_has_no_process_cannot_be_admitted() -> None:
     assert OUT.run is not None
     ranks = tuple(msgspec.structs.replace(view, pid=None) for view in OUT.run.ranks)
     gone = dataclasses.replace(OUT, run=msgspec.structs.replace(OUT.run, ranks=ranks))
-    refused = preview(c.parse("admit --node torch-b"), gone, UNICODE)
+    refused = preview(command_line.parse("admit --node torch-b"), gone, UNICODE)
     assert (refused.text, refused.role) == ("the trainer of torch-b is not there to take part", "bad")
     assert c.way_back(gone)[0] == "torch-b failed, and its trainer is gone"
 
 
 def test_a_rank_that_is_out_may_be_drained_so_that_it_stays_so() -> None:
     assert c.form("drain", OUT, rank=2).fields[0].choices == ("torch-a", "torch-b", "mlx-c")
-    said = preview(c.parse("drain --node mlx-c"), OUT, UNICODE)
+    said = preview(command_line.parse("drain --node mlx-c"), OUT, UNICODE)
     assert (said.text, said.role) == ("mlx-c stays out until it is admitted; curve unchanged", "strong")
     assert c.form("rebalance", OUT).blocked.startswith("one rank takes the whole batch")
     assert {field.name: field.choices for field in c.form("resize-batch", OUT).fields}["node"] == ("torch-a",)
 
 
 def test_a_run_that_ended_takes_no_commands_but_notes() -> None:
-    over = md.apply(md.ViewState(), snapshot(run_view(1, "finished")), 0.0)
+    over = reducer.apply(md.ViewState(), snapshot(run_view(1, "finished")), 0.0)
     assert c.form("pause", over).blocked
     assert not c.form("note", over).blocked
     assert c.form("pause", md.ViewState()).blocked == "there is no run to command"
@@ -203,7 +208,7 @@ def reply(state: m.CommandState, **other: object) -> m.CommandReply:
 
 
 def test_progress_reads_as_a_chain_and_a_refusal_keeps_its_reason() -> None:
-    order = c.Order("resize-batch", {"micro": 4})
+    order = Order("resize-batch", {"micro": 4})
 
     def said(**other: object) -> str:
         return plain(c.progress_line(c.Progress(order, 0.0, **other), UNICODE))  # type: ignore[arg-type]
@@ -224,10 +229,10 @@ def test_what_changes_nothing_is_known_before_it_is_sent() -> None:
     first, rate = run.ranks[0], f.scientific(run.learning_rate)
     for text in (f"resize-batch micro={first.micro_batch} --node {first.node}", f"set-lr value={rate}",
                  f"set-global-batch value={run.global_batch}"):  # fmt: skip
-        assert changes_nothing(c.parse(text), FLEET), text
+        assert changes_nothing(command_line.parse(text), FLEET), text
     for text in (f"resize-batch micro={first.micro_batch}", f"set-lr value={rate} schedule=set", "set-lr value=0.5",
                  "set-global-batch value=128", "checkpoint"):  # fmt: skip
-        assert not changes_nothing(c.parse(text), FLEET), text
+        assert not changes_nothing(command_line.parse(text), FLEET), text
 
 
 def test_a_recording_says_at_once_that_it_takes_no_commands() -> None:

@@ -7,15 +7,16 @@ from tests.tui.support.recorded import CLOCK, CONNECTED, rank_step, run_view, sn
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import Speed
 from trainctl.protocol.messages import verbs
-from trainctl.tui.commands import forms, predictions
+from trainctl.tui.commands import command_line, predictions
 from trainctl.tui.commands.preview import preview
 from trainctl.tui.commands.shares import Seat
+from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
-from trainctl.tui.widgets.glyphs import UNICODE
+from trainctl.tui.text.glyphs import UNICODE
 
 GB = 10**9
 VIEW = run_view(4, step=18_240, steps=60_000)
-FLEET = md.apply(md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(VIEW), CLOCK.at_monotonic)
+FLEET = reducer.apply(reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(VIEW), CLOCK.at_monotonic)
 EXAMPLES = {
     "start-run": "start-run resume=sft-1b-20261119-110000", "resize-batch": "resize-batch micro=4 --node forge",
     "rebalance": "rebalance studio=17 mbp=8 forge=39", "set-global-batch": "set-global-batch value=128",
@@ -39,33 +40,33 @@ def step_at(micro: int, busy_seconds: float, step: int) -> m.RankStep:
 
 def test_a_speed_at_a_micro_batch_is_what_was_measured_or_lies_between() -> None:
     # A pass costs 0.1 s and a sample 0.05 s.
-    tried = {(2, micro): predictions.Trial(1 / (0.1 / micro + 0.05)) for micro in (4, 16)}
+    tried = {(2, micro): md.Trial(1 / (0.1 / micro + 0.05)) for micro in (4, 16)}
     assert predictions.rate_at(tried, 2, 4) == pytest.approx(1 / 0.075)
     assert predictions.rate_at(tried, 2, 8) == pytest.approx(1 / 0.0625)
     assert predictions.rate_at(tried, 2, 1) == pytest.approx(1 / 0.15)
     assert predictions.rate_at(tried, 1, 4) is None
-    assert predictions.rate_at({(2, 4): predictions.Trial(10.0)}, 2, 8) is None
+    assert predictions.rate_at({(2, 4): md.Trial(10.0)}, 2, 8) is None
 
 
 def test_speeds_at_micro_batches_that_were_left_are_kept_with_the_run() -> None:
     state = FLEET
     for step in range(18_241, 18_245):
-        state = md.apply(state, step_at(13, 2.6, step), CLOCK.at_monotonic)
+        state = reducer.apply(state, step_at(13, 2.6, step), CLOCK.at_monotonic)
     for step in range(18_245, 18_249):
-        state = md.apply(state, step_at(6, 3.9, step), CLOCK.at_monotonic)
+        state = reducer.apply(state, step_at(6, 3.9, step), CLOCK.at_monotonic)
     assert state.tried[2, 13].rate == pytest.approx(15.0)
     ranks = [msgspec.structs.replace(view, micro_batch=6) if view.rank == 2 else view for view in VIEW.ranks]
-    state = md.apply(state, msgspec.structs.replace(VIEW, ranks=tuple(ranks), seq=20_000), CLOCK.at_monotonic)
-    again = preview(forms.parse("resize-batch micro=13 --node forge"), state, UNICODE).text
+    state = reducer.apply(state, msgspec.structs.replace(VIEW, ranks=tuple(ranks), seq=20_000), CLOCK.at_monotonic)
+    again = preview(command_line.parse("resize-batch micro=13 --node forge"), state, UNICODE).text
     assert again.startswith("forge 6×7 → 13×3; predicted 3.95 → 3.04 s; predicted memory 20 of 24 GB; fits")
     smaller = msgspec.structs.replace(step_at(6, 3.9, 18_249), memory_bytes=GB, memory_peak_bytes=GB * 3 // 2)
-    state = md.apply(state, msgspec.structs.replace(smaller, seq=20_002), CLOCK.at_monotonic)
-    again = preview(forms.parse("resize-batch micro=13 --node forge"), state, UNICODE).text
+    state = reducer.apply(state, msgspec.structs.replace(smaller, seq=20_002), CLOCK.at_monotonic)
+    again = preview(command_line.parse("resize-batch micro=13 --node forge"), state, UNICODE).text
     assert "predicted memory 20 of 24 GB; fits" in again, "a peak that falls is not another process"
     ranks = [msgspec.structs.replace(view, pid=77) if view.rank == 2 else view for view in ranks]
     replaced = msgspec.structs.replace(VIEW, ranks=tuple(ranks), seq=20_003)
-    assert not md.apply(state, replaced, CLOCK.at_monotonic).tried
-    other = md.apply(state, run_view(1, run="another", seq=20_004), CLOCK.at_monotonic)
+    assert not reducer.apply(state, replaced, CLOCK.at_monotonic).tried
+    other = reducer.apply(state, run_view(1, run="another", seq=20_004), CLOCK.at_monotonic)
     assert not other.tried
 
 
@@ -117,7 +118,7 @@ def test_two_lengths_are_told_in_one_unit() -> None:
     ],
 )  # fmt: skip
 def test_every_verb_says_what_it_would_change(verb: str, says: str) -> None:
-    assert says in preview(forms.parse(EXAMPLES[verb]), FLEET, UNICODE).text
+    assert says in preview(command_line.parse(EXAMPLES[verb]), FLEET, UNICODE).text
 
 
 def test_no_verb_is_left_out() -> None:
@@ -126,9 +127,9 @@ def test_no_verb_is_left_out() -> None:
 
 def test_without_a_run_each_is_refused_but_its_start() -> None:
     nothing = md.ViewState()
-    ended = md.apply(nothing, snapshot(run_view(1, "stopped")), CLOCK.at_monotonic)
+    ended = reducer.apply(nothing, snapshot(run_view(1, "stopped")), CLOCK.at_monotonic)
     for verb, text in EXAMPLES.items():
-        order = forms.parse(text)
+        order = command_line.parse(text)
         roles = (preview(order, nothing, UNICODE).role, preview(order, ended, UNICODE).role)
         always = ("start-run", "acknowledge", "mute")  # the last two are the agent's own
         assert roles == (

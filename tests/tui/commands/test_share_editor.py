@@ -10,19 +10,19 @@ from tests.tui.support.recorded import CLOCK, NOW, hung, rank_step, run_view, un
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import Speed
+from trainctl.tui.commands import command_line, shares
 from trainctl.tui.commands import forms as c
 from trainctl.tui.commands import share_editor as sp
-from trainctl.tui.commands import shares
 from trainctl.tui.commands.preview import preview
-from trainctl.tui.state import rank_speed
+from trainctl.tui.state import rank_speed, reducer, stragglers
 from trainctl.tui.state import view_state as md
-from trainctl.tui.widgets.glyphs import UNICODE
+from trainctl.tui.text.glyphs import UNICODE
 
 
 def state_of(view: m.RunView) -> md.ViewState:
     state = md.ViewState()
     for message in under_way(view):
-        state = md.apply(state, message, CLOCK.at_monotonic)
+        state = reducer.apply(state, message, CLOCK.at_monotonic)
     return state
 
 
@@ -127,7 +127,7 @@ def test_undo_gives_the_plans_shares_and_then_the_former_ones() -> None:
         verb="rebalance", before="torch-a=8 torch-b=8 mlx-c=8", after="torch-a=12 torch-b=10 mlx-c=2",
         outcome="applied", boot="boot-1", seq=MIXED.seq + 1,
     )  # fmt: skip
-    split = sp.opened(md.apply(MIXED, done, CLOCK.at_monotonic), rank=2)
+    split = sp.opened(reducer.apply(MIXED, done, CLOCK.at_monotonic), rank=2)
     assert split.chosen == 2
     moved = sp.move(split, 3)
     assert sp.undo(moved).shares == split.shares
@@ -223,24 +223,24 @@ def test_what_is_resolved_sums_or_is_refused(
     ],
 )
 def test_a_group_s_command_says_what_it_would_do(text: str, role: str, says: str) -> None:
-    piece = preview(c.parse(text), MIXED, UNICODE)
+    piece = preview(command_line.parse(text), MIXED, UNICODE)
     assert piece.role == role
     assert says in piece.text
 
 
 def test_the_last_node_cannot_be_drained_and_a_drained_one_can_come_back() -> None:
-    assert "last node" in preview(c.parse("drain --node atlas"), ALONE, UNICODE).text
+    assert "last node" in preview(command_line.parse("drain --node atlas"), ALONE, UNICODE).text
     view = run_view(3)
     ranks = (*view.ranks[:2], msgspec.structs.replace(view.ranks[2], state="drained", share=0))
     state = state_of(msgspec.structs.replace(view, ranks=ranks))
-    back = preview(c.parse("admit --node mlx-c"), dataclasses.replace(state, parts=MIXED.parts), UNICODE)
+    back = preview(command_line.parse("admit --node mlx-c"), dataclasses.replace(state, parts=MIXED.parts), UNICODE)
     assert back.text == "torch-a 12 → 11, torch-b 10 → 9, mlx-c 0 → 2; predicted 0.32 → 0.40 s; fits; curve unchanged"
-    assert "drained already" in preview(c.parse("drain --node mlx-c"), state, UNICODE).text
+    assert "drained already" in preview(command_line.parse("drain --node mlx-c"), state, UNICODE).text
     assert [seat.node for seat in sp.opened(state).seats] == ["torch-a", "torch-b"]
     assert c.form("admit", state).fields[0].choices == ("mlx-c",)
     assert c.form("admit", MIXED).blocked == "no node is drained or has failed"
     assert "nothing to split" in c.form("rebalance", ALONE).blocked
-    assert c.form("promote", MIXED, rank=2).fields[0] == c.Field("node", "node", "mlx-c", ("torch-b", "mlx-c"))
+    assert c.form("promote", MIXED, rank=2).fields[0] == c.FormField("node", "node", "mlx-c", ("torch-b", "mlx-c"))
     assert "no other node" in c.form("promote", ALONE).blocked
 
 
@@ -248,13 +248,13 @@ def test_the_last_node_cannot_be_drained_and_a_drained_one_can_come_back() -> No
 
 
 def test_the_straggler_is_named_with_its_phase() -> None:
-    found = rank_speed.straggler(MIXED)
+    found = stragglers.straggler(MIXED)
     assert found is not None
     assert (found.node, found.phase) == ("mlx-c", "backward")
     assert found.waited_seconds == pytest.approx(0.368 - (0.293 + 0.259) / 2, rel=0.02)
-    assert rank_speed.straggler(dataclasses.replace(MIXED, plan_step=116)) is None, "three steps of a plan are too few"
-    assert rank_speed.straggler(FLEET) is None, "five parts in a hundred are no straggler"
-    assert rank_speed.straggler(ALONE) is None
+    assert stragglers.straggler(dataclasses.replace(MIXED, plan_step=116)) is None, "three steps of a plan are too few"
+    assert stragglers.straggler(FLEET) is None, "five parts in a hundred are no straggler"
+    assert stragglers.straggler(ALONE) is None
 
 
 def test_a_rank_slow_in_reading_is_blamed_for_its_data() -> None:
@@ -262,7 +262,7 @@ def test_a_rank_slow_in_reading_is_blamed_for_its_data() -> None:
         return msgspec.structs.replace(step, phases=msgspec.structs.replace(step.phases, data=0.4, sync=0.0))
 
     parts = {**MIXED.parts, 0: tuple(map(slow, MIXED.parts[0]))}
-    found = rank_speed.straggler(dataclasses.replace(MIXED, parts=parts))
+    found = stragglers.straggler(dataclasses.replace(MIXED, parts=parts))
     assert found is not None
     assert (found.node, found.phase) == ("torch-a", "data")
 
@@ -302,10 +302,10 @@ def test_a_wait_for_others_is_what_is_over_the_least() -> None:
 
 def test_ranks_are_compared_over_the_newest_step_that_all_reported() -> None:
     ahead = msgspec.structs.replace(MIXED.ranks[0].value, step=119, boot=MIXED.boot, seq=MIXED.seq + 1)
-    state = md.apply(MIXED, ahead, CLOCK.at_monotonic)
-    assert {part.step for part in rank_speed.common_parts(state).values()} == {118}
+    state = reducer.apply(MIXED, ahead, CLOCK.at_monotonic)
+    assert {part.step for part in stragglers.common_parts(state).values()} == {118}
     gone = dataclasses.replace(state, parts={**state.parts, 0: (ahead,)})
-    assert rank_speed.common_parts(gone) == {}
+    assert stragglers.common_parts(gone) == {}
 
 
 def test_a_hung_rank_still_has_its_share_in_the_split() -> None:

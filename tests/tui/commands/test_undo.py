@@ -17,8 +17,8 @@ from trainctl.node_agent.planning.lr_schedule import LrRule
 from trainctl.node_agent.planning.share_edits import Facts
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
-from trainctl.tui.cli.agent_call import make_order
 from trainctl.tui.commands import undo
+from trainctl.tui.commands.command import make_order
 
 
 def group(**counts: int) -> Settings:

@@ -16,7 +16,9 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.demo import demo, folder, heartbeat_watch, stages, supervisor
+from trainctl.tui.cli import demo
+from trainctl.tui.demo import folder, heartbeat_watch, stages, supervisor
+from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 
 
@@ -53,7 +55,7 @@ def test_what_ends_a_demo_at_once(flag: str) -> None:
 
 
 def test_an_agent_that_is_not_heard_of_hangs_but_not_when_nobody_listened() -> None:
-    pulse = heartbeat_watch.Pulse(0.0)
+    pulse = heartbeat_watch.HeartbeatWatch(0.0)
     assert not any(pulse.is_lost(second) for second in range(30)), "it is still starting"
     pulse.beat(30.0)
     assert [pulse.is_lost(30.0 + second) for second in range(7)] == [False] * 5 + [True] * 2
@@ -61,11 +63,11 @@ def test_an_agent_that_is_not_heard_of_hangs_but_not_when_nobody_listened() -> N
     assert not pulse.is_lost(400.0), "the machine slept"
     assert not pulse.is_lost(401.0)
     assert [pulse.is_lost(401.0 + second) for second in range(1, 6)] == [False] * 3 + [True] * 2
-    assert heartbeat_watch.Pulse(0.0).is_lost(1.9) is False
+    assert heartbeat_watch.HeartbeatWatch(0.0).is_lost(1.9) is False
 
 
 def test_an_agent_that_never_says_a_word_is_waited_for_as_long_as_a_start_may_take() -> None:
-    pulse = heartbeat_watch.Pulse(0.0)
+    pulse = heartbeat_watch.HeartbeatWatch(0.0)
     assert next(second for second in range(40) if pulse.is_lost(float(second))) == heartbeat_watch.FIRST_SECONDS
 
 
@@ -89,10 +91,10 @@ def test_folders_of_demos_that_are_over_are_dropped(tmp_path: Path) -> None:
 def test_a_backend_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(demo.NEEDED, "mlx", ("no_such_module",))
     with pytest.raises(InvalidInputError, match=r"mlx not installed; in a checkout .*pip install '\.\[mlx\]'"):
-        demo.ranks_of(demo.Wanted(steps=1, backend="mlx"))
+        demo.ranks_of(demo.DemoOptions(steps=1, backend="mlx"))
     monkeypatch.setitem(demo.NEEDED, "torch", ("no_such_module",))
     with pytest.raises(InvalidInputError, match=r"pip install '\.\[torch\]' or '\.\[mlx\]'"):
-        demo.ranks_of(demo.Wanted(steps=1))
+        demo.ranks_of(demo.DemoOptions(steps=1))
 
 
 TORCH, MLX = ("numpy",), ("msgspec",)
@@ -119,7 +121,7 @@ def test_which_ranks_a_demo_has(
 ) -> None:  # fmt: skip
     monkeypatch.setitem(demo.NEEDED, "torch", torch)
     monkeypatch.setitem(demo.NEEDED, "mlx", mlx)
-    found = demo.ranks_of(demo.Wanted(steps=1, backend=backend, nodes=nodes))
+    found = demo.ranks_of(demo.DemoOptions(steps=1, backend=backend, nodes=nodes))
     assert list(found.items()) == list(ranks.items())
 
 
@@ -133,13 +135,13 @@ def test_a_demo_s_cluster_file_names_every_agent_at_a_port_of_its_own(tmp_path: 
 @pytest.mark.parametrize("state", ["finished", "stopped", "failed"])
 def test_who_leaves_an_ended_demo_is_told_where_its_record_is(state: m.RunState) -> None:
     run = run_view(1, state)
-    shown = md.apply(md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run), CLOCK.at_monotonic)
+    shown = reducer.apply(reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run), CLOCK.at_monotonic)
     said = demo._farewell(shown, "tcp://127.0.0.1:7")
     assert said == f"the demo is over ({state} at step {run.step:,}); its record is in {run.directory}"
 
 
 def test_who_leaves_a_live_demo_is_told_how_to_come_back_and_how_to_end_it() -> None:
-    shown = md.apply(md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(1)), CLOCK.at_monotonic)
+    shown = reducer.apply(reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(1)), CLOCK.at_monotonic)
     said = demo._farewell(shown, "tcp://127.0.0.1:7")
     assert "trainctl attach --connect tcp://127.0.0.1:7" in said
     assert said.endswith("end it with: trainctl send stop --connect tcp://127.0.0.1:7")

@@ -12,7 +12,7 @@ from trainctl.protocol.config import run_file
 from trainctl.protocol.machine import facts
 from trainctl.tui.doctor import check_environment, run_checks
 from trainctl.tui.doctor.check_files import of_files
-from trainctl.tui.doctor.findings import Finding, Hashed, Look, Scene, Trouble
+from trainctl.tui.doctor.findings import ClusterFacts, Finding, Hashed, Look, Trouble
 from trainctl.tui.doctor.probe import Round
 
 GB = 10**9
@@ -29,7 +29,7 @@ def look(name: str = "studio", address: str = ADDRESS, **changes: Any) -> Look:
 
 
 def judged(*looks: Look, **more: Any) -> list[Finding]:
-    return list(run_checks.findings(Scene(WELL, looks, **more)))
+    return list(run_checks.findings(ClusterFacts(WELL, looks, **more)))
 
 
 def told(level: str, *looks: Look, **more: Any) -> str:
@@ -102,7 +102,9 @@ def test_popular_variables_that_mlx_does_not_read_are_said_to_be_so() -> None:
 def test_what_keeps_a_node_out_of_reach_is_named(kind: Any, system: str, says: tuple[str, ...]) -> None:
     here = msgspec.structs.replace(WELL, system=system)
     away = Look("mbp", "tcp://10.0.7.2:7474", trouble=Trouble(kind, "so it is"))
-    lines = [run_checks.line(one) for one in run_checks.findings(Scene(here, (look(), away))) if one.level == "fail"]
+    lines = [
+        run_checks.line(one) for one in run_checks.findings(ClusterFacts(here, (look(), away))) if one.level == "fail"
+    ]
     assert len(lines) == 1 and lines[0].startswith("mbp: reach: tcp://10.0.7.2:7474: ")
     assert all(text in lines[0] for text in says), lines
 
@@ -177,7 +179,7 @@ def hashed(node: str, path: str, digest: str, what: Any = "model", problem: str 
 
 def test_files_that_differ_are_named_with_the_line_that_mends_it() -> None:
     looks = tuple(Look(name, f"tcp://{name}.local:7474", WELL) for name in ("studio", "mbp", "mini"))
-    found = list(of_files(Scene(WELL, looks, hashed=(
+    found = list(of_files(ClusterFacts(WELL, looks, hashed=(
         hashed("studio", "/models/mine", "a" * 64, config_json="1", model_safetensors="2"),
         hashed("mbp", "/Users/anna/my model", "b" * 64, config_json="1", model_safetensors="3"),
         hashed("mini", "/models/mine", "a" * 64, config_json="1", model_safetensors="2"),

@@ -14,7 +14,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.tui.export.mirror.metrics import Point, Text, flat, prefixes, table
-from trainctl.tui.export.mirror.progress import Place, PlaceFile
+from trainctl.tui.export.mirror.progress import MirrorProgress, MirrorProgressFile
 from trainctl.tui.export.mirror.run_source import DirectorySource
 from trainctl.tui.export.mirror.sync import PAGE, Mirror
 
@@ -76,8 +76,8 @@ class Growing:
     def say(self, text: str, step: int | None) -> m.Event:
         return self.recorder.event(self.now, "note", "info", "anna", text, step=step)
 
-    def mirror(self, sheet: Sheet, place: Place | None = None) -> Mirror:
-        found = place or Place("run-1", "sheet")
+    def mirror(self, sheet: Sheet, place: MirrorProgress | None = None) -> Mirror:
+        found = place or MirrorProgress("run-1", "sheet")
         return Mirror(self.source, sheet, found, keep=lambda _: None, clock=lambda: self.now)
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ def test_each_step_once_and_the_newest_when_it_has_settled(growing: Growing) -> 
 
 
 def test_another_session_goes_on_from_the_place(growing: Growing, tmp_path: Path) -> None:
-    first, second, file = Sheet(), Sheet(), PlaceFile(tmp_path / "place.json")
+    first, second, file = Sheet(), Sheet(), MirrorProgressFile(tmp_path / "place.json")
     growing.commit(1, 5)
     growing.say("five", 5)
     growing.recorder.evaluation(5, 1005.0, 2.25, 512.0, 0.5)
@@ -130,7 +130,7 @@ def test_another_session_goes_on_from_the_place(growing: Growing, tmp_path: Path
     with (
         file.held(),
         pytest.raises(InvalidInputError, match="another mirror writes there"),
-        PlaceFile(file.path).held(),
+        MirrorProgressFile(file.path).held(),
     ):
         pass
 
@@ -253,7 +253,7 @@ def test_what_is_wrong_is_one_line_and_makes_nothing(
 ) -> None:
     for name in ("tensorboardX", "wandb"):
         monkeypatch.setitem(sys.modules, name, None)
-    for name in ("tensorboard", "weights_biases"):
+    for name in ("tensorboard", "wandb"):
         monkeypatch.delitem(sys.modules, f"trainctl.tui.export.mirror.{name}", raising=False)
     done = call("mirror", growing.folder, *words, "--output", tmp_path / "out")
     assert_one_line(done, 2, says)

@@ -22,7 +22,6 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.cli import run_lookup
 from trainctl.tui.export.mirror.run_source import DirectorySource
 from trainctl.tui.replay import slider
@@ -32,9 +31,11 @@ from trainctl.tui.replay.replay_source import ReplaySource
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.logs import LogsScreen
 from trainctl.tui.screens.overview import OverviewScreen
+from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
-from trainctl.tui.widgets.glyphs import ASCII, UNICODE
-from trainctl.tui.widgets.styled_line import plain, width
+from trainctl.tui.state.clock import Clock
+from trainctl.tui.text.glyphs import ASCII, UNICODE
+from trainctl.tui.text.styled_line import plain, width
 
 
 @pytest.fixture(scope="module")
@@ -116,11 +117,11 @@ async def test_a_copy_of_another_name_is_the_run_that_it_was(directory: Path, tm
     shutil.copytree(directory, copy)
     with contextlib.closing(ReplaySource(copy)) as source:
         source.turn(Playhead(1, run_directory.STEPS, playing=False))
-        state = md.apply(md.ViewState(), await source.snapshot(40), 0.0)
+        state = reducer.apply(md.ViewState(), await source.snapshot(40), 0.0)
         source.turn(dataclasses.replace(source.head, playing=True, speed=16.0))
         while source.head.playing:
             for message in source._advance(0.25):
-                state = md.apply(state, message, 0.0)
+                state = reducer.apply(state, message, 0.0)
     assert state.run is not None and (state.run.run, state.run.step) == ("demo-1", run_directory.STEPS)
     assert state.last_step is not None and state.last_step.value.step == run_directory.STEPS
     assert state.run_events[-1].text.startswith("finished")

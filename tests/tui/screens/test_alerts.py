@@ -13,22 +13,24 @@ from textual.pilot import Pilot
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.messages import verbs
-from trainctl.tui.app.alert_bell import Ringer
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.cli import output
+from trainctl.tui.cli import tables
 from trainctl.tui.commands import forms
+from trainctl.tui.dialogs import alert_text
 from trainctl.tui.screens import alerts_view, header
+from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
-from trainctl.tui.widgets.glyphs import UNICODE
+from trainctl.tui.state.alert_bell import AlertBell
+from trainctl.tui.text.glyphs import UNICODE
+from trainctl.tui.text.styled_line import plain
 from trainctl.tui.widgets.line_view import Lines
-from trainctl.tui.widgets.styled_line import plain
 
 SIZES = [(80, 24), (120, 40), (200, 60)]
 
 
 def state_of(*found: m.AlertView, **other: Any) -> md.ViewState:
     shot = msgspec.structs.replace(snapshot(run_view(4, step=18_240, steps=60_000)), alerts=alerts(*found, **other))
-    return md.apply(md.ViewState(), shot, CLOCK.at_monotonic)
+    return reducer.apply(md.ViewState(), shot, CLOCK.at_monotonic)
 
 
 def test_what_calls_for_somebody_comes_first_and_errors_first_of_that() -> None:
@@ -43,29 +45,29 @@ def test_what_calls_for_somebody_comes_first_and_errors_first_of_that() -> None:
 
 def test_the_newest_word_of_each_agent_counts() -> None:
     state = state_of(SPIKE_ALERT)
-    state = md.apply(state, alerts(CLOCK_ALERT, seq=7), 1.0)
+    state = reducer.apply(state, alerts(CLOCK_ALERT, seq=7), 1.0)
     assert [alert.kind for alert in state.open_alerts] == ["clock"]
     silent = m.AlertView(
         id="lead-silent:mbp", kind="lead-silent", severity="error", text="x", raised_at=NOW, node="mbp"
     )
     theirs = m.Alerts(node="mbp", alerts=(silent,), boot="other", seq=1)
-    state = md.take(state, "mbp", theirs, 1.0)
+    state = reducer.take(state, "mbp", theirs, 1.0)
     assert [alert.kind for alert in state.open_alerts] == ["lead-silent", "clock"]
-    state = md.apply(state, alerts(seq=8), 1.0)
+    state = reducer.apply(state, alerts(seq=8), 1.0)
     assert [alert.kind for alert in state.open_alerts] == ["lead-silent"]
-    assert md.apply(state, snapshot(run_view(1, "finished")), 2.0).alerts.keys() == {"mbp"}
+    assert reducer.apply(state, snapshot(run_view(1, "finished")), 2.0).alerts.keys() == {"mbp"}
 
 
 def test_what_a_returned_node_repeats_of_the_lead_is_the_lead_s_to_end() -> None:
     """An agent that comes back may tell what it last heard of the lead, after which it never mentions it again."""
     lost = msgspec.structs.replace(LOST_ALERT, acknowledged_by=None)
-    state = md.take(state_of(lost), "mini", Connection("silent", 1.0, "no message"), 1.0)
+    state = reducer.take(state_of(lost), "mini", Connection("silent", 1.0, "no message"), 1.0)
     for message in (Connection("connected", 2.0), alerts(lost)):
-        state = md.take(state, "mini", message, 2.0)
+        state = reducer.take(state, "mini", message, 2.0)
     assert [alert.id for alert in state.open_alerts] == [lost.id]
-    state = md.take(state, "studio", alerts(seq=9), 3.0)
+    state = reducer.take(state, "studio", alerts(seq=9), 3.0)
     assert state.open_alerts == ()
-    state = md.take(state, "mini", alerts(lost), 4.0)
+    state = reducer.take(state, "mini", alerts(lost), 4.0)
     assert state.open_alerts == ()
 
 
@@ -82,7 +84,7 @@ def test_an_event_of_an_alert_shown_above_is_not_told_twice() -> None:
         [(NOW - 900, "warning", "clock:mbp:1"), (NOW - 800, "good", "clock:mbp:1"),
          (NOW - 64, "warning", "clock:mbp:1"), (NOW - 30, "warning", "disk:forge")], 20,
     ):  # fmt: skip
-        state = md.apply(state, event(number, at, severity, id), 1.0)  # type: ignore[arg-type]
+        state = reducer.apply(state, event(number, at, severity, id), 1.0)  # type: ignore[arg-type]
     told = [event.text for event in alerts_view.without_open(state) if event.kind == "alert"]
     assert told == ["event 20", "event 21", "event 23"]
     assert plain(alerts_view.overview_lines(state, CLOCK, 80, 3, UNICODE)[0]).rstrip().endswith("w why")
@@ -93,7 +95,7 @@ def test_an_event_of_an_alert_shown_above_is_not_told_twice() -> None:
 
 
 def test_the_bell_rings_once_for_each_alert_that_is_new() -> None:
-    ringer = Ringer()
+    ringer = AlertBell()
     assert not ringer.rings(md.ViewState())
     assert not ringer.rings(state_of(CLOCK_ALERT))
     assert ringer.rings(state_of(CLOCK_ALERT, SPIKE_ALERT))
@@ -117,11 +119,11 @@ def test_dialogs_of_the_verbs_start_from_what_calls() -> None:
 
 
 def test_the_command_line_s_table_and_status() -> None:
-    table = output.alerts_table(ALERTS).splitlines()
+    table = tables.alerts_table(ALERTS).splitlines()
     assert [row.split()[0] for row in table] == ["ID", "loss-spike", "clock:mbp:1", "disk:forge", "node-lost:mini:3"]
     assert "acknowledged by anna" in table[-1]
     shot = msgspec.structs.replace(snapshot(run_view(4, step=18_240)), alerts=alerts(*ALERTS))
-    said = [line for line in output.status_text(shot).splitlines() if line.startswith("alert ")]
+    said = [line for line in tables.status_text(shot).splitlines() if line.startswith("alert ")]
     assert len(said) == 2
     assert said[0].endswith("mbp +142 ms in backward: 84 °C, 1.62→1.38 GHz")
 
@@ -146,7 +148,7 @@ async def test_the_panel_by_key_and_mouse() -> None:
         await pilot.pause()
         assert body(app).splitlines()[7].startswith("─ loss spike ─"), "k is up, here as everywhere"
         await pilot.press("j", "A", "m", "B")
-        assert not app.ringer.on
+        assert not app.alert_bell.on
         assert "B bell off" in body(app)
         await until(pilot, lambda: len(source.commands) == 2)
         assert [(verb, args, options["node"]) for verb, args, options in source.commands] == [
@@ -157,20 +159,20 @@ async def test_the_panel_by_key_and_mouse() -> None:
         await until(pilot, lambda: len(source.commands) == 3)
         assert source.commands[-1][1:][0] == {"kind": "disk", "minutes": 0.0}
         await pilot.press("enter")
-        why = app.screen.query_one("#why-text", Lines)
+        why = app.screen.query_one("#dialog-text", Lines)
         assert "4.2 GB left" in why.shown[1]
         source.more.put_nowait(alerts(seq=901))
         await until(pilot, lambda: "it is over by now" in "\n".join(why.shown))
         await pilot.press("escape")
         app.paint()
         assert "no alert is open" in body(app)
-        app.ringer.on = True
+        app.alert_bell.on = True
         source.more.put_nowait(alerts(CLOCK_ALERT, seq=902))
         await until(pilot, lambda: rung == [1])
         await pilot.press("1", "w")
         await pilot.pause()
-        assert app.screen.query_one("#why").border_title == "why: mbp: clock"
-        assert "+142 ms" in app.screen.query_one("#why-text", Lines).shown[1]
+        assert app.screen.query_one("#dialog").border_title == "why: mbp: clock"
+        assert "+142 ms" in app.screen.query_one("#dialog-text", Lines).shown[1]
 
     await driven(source, play)
 
@@ -206,4 +208,4 @@ def test_picture_without_alerts(snap_compare: Any) -> None:
     [("torch-h", "node-lost", "torch-h lost"), ("mbp", "lead-silent", "mbp: lead silent"), ("", "stall", "stall")],
 )
 def test_an_alert_is_titled_in_words(node: str, kind: m.AlertKind, said: str) -> None:
-    assert alerts_view.title(msgspec.structs.replace(CLOCK_ALERT, node=node, kind=kind)) == said
+    assert alert_text.title(msgspec.structs.replace(CLOCK_ALERT, node=node, kind=kind)) == said

@@ -9,7 +9,7 @@ from tests.tui.support.recorded import Recorded, app_of, run_view, source_of, un
 from textual.pilot import Pilot
 
 from trainctl.tui.screens.charts import ChartsScreen
-from trainctl.tui.widgets.glyphs import ASCII
+from trainctl.tui.text.glyphs import ASCII
 
 Compare = Callable[..., bool]
 SIZES = [(80, 24), (120, 40), (200, 60)]

@@ -18,7 +18,7 @@ from trainctl.tui.charts.widget import ChartArea
 from trainctl.tui.dialogs.chart_picker import ChartPicker
 from trainctl.tui.screens.charts import ChartsScreen
 from trainctl.tui.screens.overview import OverviewScreen
-from trainctl.tui.widgets.glyphs import ASCII
+from trainctl.tui.text.glyphs import ASCII
 from trainctl.tui.widgets.line_view import Lines
 
 Play = Callable[[Pilot[int], TrainctlApp, ChartsScreen], Awaitable[None]]
@@ -134,11 +134,11 @@ async def test_the_list_ticks_metrics_of_nodes_and_runs_by_keys_and_mouse() -> N
     async def play(pilot: Pilot[int], app: TrainctlApp, screen: ChartsScreen) -> None:
         await pilot.press("m")
         await until(pilot, lambda: isinstance(app.screen, ChartPicker))
-        assert "[x] loss" in "\n".join(app.screen.query_one("#choices", Lines).shown)
+        assert "[x] loss" in "\n".join(app.screen.query_one("#dialog-text", Lines).shown)
         await pilot.press(*"grad", "enter")
         assert Pick("grad_norm") in screen.view.chart.picks
         await pilot.press(*["backspace"] * 4, *"wait")
-        await pilot.click("#choices", offset=(4, 0))
+        await pilot.click("#dialog-text", offset=(4, 0))
         await until(pilot, lambda: Pick("wait_seconds", ALL_RANKS) in screen.view.chart.picks)
         await pilot.press(*["backspace"] * 4, "up", "space")
         assert Pick("loss") not in screen.view.chart.picks

@@ -10,7 +10,7 @@ from trainctl.tui.commands import undo
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.screens import events_table
 from trainctl.tui.screens.events import EventsScreen
-from trainctl.tui.widgets import styled_line as ln
+from trainctl.tui.text import styled_line as ln
 
 
 @pytest.mark.parametrize("size", [(80, 24), (100, 30), (120, 40)])

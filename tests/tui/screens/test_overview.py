@@ -32,18 +32,18 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.tui.charts import marks as marks_of
 from trainctl.tui.screens import fleet_cells, fleet_table, header, overview_view, recent_events
-from trainctl.tui.state import rank_rows, rank_speed
+from trainctl.tui.state import rank_rows, rank_speed, reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.membership_changes import Change
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import ASCII, UNICODE
 from trainctl.tui.widgets import inline_bars
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import ASCII, UNICODE
 
 
 def state_of(view: m.RunView | None) -> md.ViewState:
     state = md.ViewState()
     for message in (CONNECTED, snapshot(view), *(live_hosts(view) if view else ())):
-        state = md.apply(state, message, CLOCK.at_monotonic)
+        state = reducer.apply(state, message, CLOCK.at_monotonic)
     return state
 
 
@@ -55,7 +55,7 @@ FLEET = state_of(run_view(4, step=18_240, steps=60_000))
 ALONE = state_of(run_view(1))
 MIXED = md.ViewState()
 for _message in under_way(hung(run_view(3), 1)):
-    MIXED = md.apply(MIXED, _message, CLOCK.at_monotonic)
+    MIXED = reducer.apply(MIXED, _message, CLOCK.at_monotonic)
 NOTHING = state_of(None)
 
 
@@ -75,7 +75,7 @@ def test_the_loss_in_the_head_is_the_mean_of_sixteen_steps_unless_the_last_is_no
             step = msgspec.structs.replace(
                 state.last_step.value, step=number, loss=loss, boot=state.boot, seq=state.seq + 1
             )
-            state = md.apply(state, step, CLOCK.at_monotonic)
+            state = reducer.apply(state, step, CLOCK.at_monotonic)
         return texts(header.lines(state, CLOCK, 80, UNICODE, rows=2))[1]
 
     assert "loss 2.500 " in head(*[2.0, 3.0] * 8)
@@ -114,13 +114,15 @@ def test_a_mixed_group_s_straggler_and_absence_are_named() -> None:
 
 
 def test_another_node_s_agent_is_named_when_it_is_not_heard() -> None:
-    state = md.apply_other(FLEET, "mbp", Connection("connected", CLOCK.at_monotonic), CLOCK.at_monotonic)
-    state = md.apply_other(state, "mbp", host("mbp"), CLOCK.at_monotonic)
+    state = reducer.apply_other(FLEET, "mbp", Connection("connected", CLOCK.at_monotonic), CLOCK.at_monotonic)
+    state = reducer.apply_other(state, "mbp", host("mbp"), CLOCK.at_monotonic)
     assert "silent" not in texts(header.lines(state, CLOCK, 80, UNICODE, rows=2))[0]
     later = dataclasses.replace(CLOCK, at_monotonic=CLOCK.at_monotonic + 40)
-    lost = md.apply_other(state, "mbp", Connection("silent", CLOCK.at_monotonic + 4, "no message"), CLOCK.at_monotonic)
+    lost = reducer.apply_other(
+        state, "mbp", Connection("silent", CLOCK.at_monotonic + 4, "no message"), CLOCK.at_monotonic
+    )
     beat = m.Heartbeat(node="studio", at=NOW, step_age_seconds=1, loop_lag_seconds=0, boot=FLEET.boot, seq=FLEET.seq)
-    lost = md.apply(lost, beat, later.at_monotonic)
+    lost = reducer.apply(lost, beat, later.at_monotonic)
     for columns in (80, 120):
         assert "mbp silent 40s" in texts(header.lines(lost, later, columns, UNICODE, rows=2))[0]
     row = texts(fleet_table.lines(lost, later, 80, UNICODE, total=False))[2]
@@ -167,7 +169,7 @@ def test_a_rank_that_says_nothing_is_dimmed_with_its_age() -> None:
     beat = m.Heartbeat(
         node="studio", at=NOW + 20, step_age_seconds=20, loop_lag_seconds=0, boot=FLEET.boot, seq=FLEET.seq
     )
-    state = md.apply(FLEET, beat, late.at_monotonic)
+    state = reducer.apply(FLEET, beat, late.at_monotonic)
     row = fleet_table.lines(state, late, 80, UNICODE, total=False)[1]
     assert ln.plain(row).split()[-1] == "20s"
     assert {piece.role for piece in row if piece.text.strip()} <= {"old", "warning"}
@@ -175,7 +177,7 @@ def test_a_rank_that_says_nothing_is_dimmed_with_its_age() -> None:
 
 def test_a_silent_agent_is_named_with_its_age_and_the_values_stay() -> None:
     later = dataclasses.replace(CLOCK, at_monotonic=CLOCK.at_monotonic + 12, at_wall=NOW + 12)
-    state = md.apply(ALONE, Connection("silent", later.at_monotonic - 8, "no message"), later.at_monotonic)
+    state = reducer.apply(ALONE, Connection("silent", later.at_monotonic - 8, "no message"), later.at_monotonic)
     assert "agent silent 12s" in texts(header.lines(state, later, 80, UNICODE, rows=2))[0]
     row = fleet_table.lines(state, later, 80, UNICODE, total=False)[1]
     assert "8×3" in ln.plain(row)
@@ -290,14 +292,14 @@ def test_a_screen_too_small_is_told_in_one_line() -> None:
 def of_messages(messages: list[object], state: md.ViewState | None = None) -> md.ViewState:
     state = state or md.ViewState()
     for message in messages:
-        state = md.apply(state, message, CLOCK.at_monotonic)  # type: ignore[arg-type]
+        state = reducer.apply(state, message, CLOCK.at_monotonic)  # type: ignore[arg-type]
     return state
 
 
 def test_a_wait_is_unknown_while_reports_are_still_to_come() -> None:
     state = of_messages(under_way(run_view(3)))
     ahead = msgspec.structs.replace(state.ranks[0].value, step=119, seq=state.seq + 1)
-    waits = [row.wait for row in rank_rows.rows(md.apply(state, ahead, CLOCK.at_monotonic), CLOCK)]
+    waits = [row.wait for row in rank_rows.rows(reducer.apply(state, ahead, CLOCK.at_monotonic), CLOCK)]
     assert waits == [row.wait for row in rank_rows.rows(state, CLOCK)]
     assert None not in waits
     alone = dataclasses.replace(state, parts={**state.parts, 0: (ahead,)}, ranks={**state.ranks, 0: md.Seen(ahead, 0)})
@@ -392,13 +394,13 @@ def test_efficiency_is_of_the_present_plan_alone() -> None:
     state = of_messages(under_way(run_view(3)))
     assert rank_rows.efficiency(state) == pytest.approx(3048 / 0.4 / (5200 + 4900 + 690), rel=0.02)
     view = msgspec.structs.replace(drained(run_view(3), 2), seq=state.seq + 1, plan_version=5)
-    state = md.apply(state, view, CLOCK.at_monotonic)
+    state = reducer.apply(state, view, CLOCK.at_monotonic)
     for number in range(119, 125):
         done = msgspec.structs.replace(committed(view, number, seconds=0.32), plan_version=5, seq=state.seq + 1)
-        state = md.apply(state, done, CLOCK.at_monotonic)
+        state = reducer.apply(state, done, CLOCK.at_monotonic)
         for rank in (0, 1):
             part = msgspec.structs.replace(rank_step(run_view(3), number, rank), seq=state.seq + 1)
-            state = md.apply(state, part, CLOCK.at_monotonic)
+            state = reducer.apply(state, part, CLOCK.at_monotonic)
         known = rank_rows.efficiency(state)
         assert known is None if number < 122 else known == pytest.approx(3048 / 0.32 / (5200 + 4900), rel=0.02)
 

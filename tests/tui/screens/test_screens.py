@@ -31,9 +31,9 @@ from trainctl.tui.dialogs.help import HelpScreen
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.screens.runs import RunsScreen
-from trainctl.tui.widgets.glyphs import ASCII
+from trainctl.tui.text.glyphs import ASCII
+from trainctl.tui.text.styled_line import Piece, crop, line
 from trainctl.tui.widgets.line_view import Lines, changed_spans
-from trainctl.tui.widgets.styled_line import Piece, crop, line
 
 
 async def test_without_a_run_it_opens_on_the_runs() -> None:
@@ -94,13 +94,13 @@ async def test_help_lists_the_live_bindings() -> None:
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         await pilot.press("question_mark")
         assert isinstance(app.screen, HelpScreen)
-        shown = "\n".join(app.screen.query_one("#help-text", Lines).shown)
+        shown = "\n".join(app.screen.query_one("#dialog-text", Lines).shown)
         for binding in TrainctlApp.BINDINGS:
             assert getattr(binding, "tooltip", "") in shown
         assert "next node" in shown
         await pilot.press("question_mark")
         await pilot.press("0", "question_mark")
-        assert "next run" in "\n".join(app.screen.query_one("#help-text", Lines).shown)
+        assert "next run" in "\n".join(app.screen.query_one("#dialog-text", Lines).shown)
 
     await driven(source_of(1), play)
 

@@ -36,10 +36,10 @@ from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.node import NodeScreen
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.screens.runs import RunsScreen
-from trainctl.tui.state import rank_rows
+from trainctl.tui.state import rank_rows, reducer
 from trainctl.tui.state import view_state as md
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import UNICODE
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import UNICODE
 from trainctl.tui.widgets.line_view import Lines
 
 
@@ -48,7 +48,7 @@ def note(app: TrainctlApp) -> str:
 
 
 def popup(app: TrainctlApp) -> str:
-    return "\n".join(app.screen.query_one("#popup-text", Lines).shown)
+    return "\n".join(app.screen.query_one("#dialog-text", Lines).shown)
 
 
 def nodes(app: TrainctlApp) -> list[str]:
@@ -127,7 +127,7 @@ def of_two_nodes() -> m.RunView:
 def seen(messages: Iterable[Any]) -> md.ViewState:
     state = md.ViewState()
     for message in messages:
-        state = md.apply(state, message, CLOCK.at_monotonic)
+        state = reducer.apply(state, message, CLOCK.at_monotonic)
     return state
 
 
@@ -401,7 +401,7 @@ async def test_y_copies_a_value_by_osc_52() -> None:
 
 def test_a_link_that_is_silent_says_for_how_long() -> None:
     state = seen([CONNECTED, snapshot(run_view(4, step=18_240, steps=60_000))])
-    state = md.apply_other(state, "mbp", rank_step(run_view(4), 1, 1), CLOCK.at_monotonic - 40)  # type: ignore[arg-type]
+    state = reducer.apply_other(state, "mbp", rank_step(run_view(4), 1, 1), CLOCK.at_monotonic - 40)  # type: ignore[arg-type]
     rows = [ln.plain(row) for row in fleet_table.lines(state, CLOCK, 160, UNICODE, total=False)]
     assert "LINK" in rows[0]
     assert " up " in rows[1]
@@ -411,7 +411,7 @@ def test_a_link_that_is_silent_says_for_how_long() -> None:
 def test_idle_nodes_come_first_and_what_they_can_is_told() -> None:
     state = seen([CONNECTED, snapshot(run_view(1))])
     for node, at in (("spare", CLOCK.at_monotonic), ("gone", CLOCK.at_monotonic - 90)):
-        state = md.apply_other(state, node, host(node), at)
+        state = reducer.apply_other(state, node, host(node), at)
     made = [ln.plain(row) for row in runs_view.nodes(state, CLOCK, 80, 9, UNICODE)]
     assert made[0].startswith("─ nodes: 2 idle of 3 ─")
     assert [row.split()[:2] for row in made[1:]] == [["spare", "idle"], ["gone", "silent"], ["atlas", "leads"]]

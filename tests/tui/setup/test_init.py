@@ -10,11 +10,11 @@ from tests.tui.support.cli_calls import assert_one_line, call, call_json
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.setup import init_files, init_probe, init_work, new_files
 from trainctl.tui.setup.init_files import Answers
-from trainctl.tui.setup.init_probe import Interface, Machine, Model
+from trainctl.tui.setup.init_probe import Interface, Model, ThisMachine
 
 LOOPBACK = Interface("lo", "127.0.0.1", "127.0.0.0/8", True)
 CABLE = Interface("en5", "10.0.7.1", "10.0.7.0/24", False)
-MAC = Machine("studio", ("mlx",), 192 * 10**9, (LOOPBACK, CABLE))
+MAC = ThisMachine("studio", ("mlx",), 192 * 10**9, (LOOPBACK, CABLE))
 
 
 @pytest.fixture

@@ -10,16 +10,16 @@ from tests.tui.support.recorded import CLOCK, CONNECTED, live_hosts, run_view, s
 
 from trainctl.protocol import messages as m
 from trainctl.tui.state import filter_language as fl
-from trainctl.tui.state import sorting, table_schemas
+from trainctl.tui.state import reducer, sorting, table_schemas
 from trainctl.tui.state import units as q
 from trainctl.tui.state import view_state as md
-from trainctl.tui.state.filter_fields import Field, Table
+from trainctl.tui.state.filter_fields import FilterField, Table
 from trainctl.tui.state.rank_rows import rows
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "filters.md"
 STATE = md.ViewState()
 for _message in (CONNECTED, snapshot(_VIEW := run_view(4, step=18_240, steps=60_000)), *live_hosts(_VIEW)):
-    STATE = md.apply(STATE, _message, CLOCK.at_monotonic)
+    STATE = reducer.apply(STATE, _message, CLOCK.at_monotonic)
 ROWS = rows(STATE, CLOCK)
 
 
@@ -84,7 +84,7 @@ def test_what_is_wrong_names_its_column_and_what_would_be_right(text: str, said:
     assert str(error.value).startswith(said)
 
 
-NUMBERS: Table[float | None] = Table("numbers", (Field("x", "", lambda row: row, q.Kinds.COUNT),), str)
+NUMBERS: Table[float | None] = Table("numbers", (FilterField("x", "", lambda row: row, q.Kinds.COUNT),), str)
 
 
 @pytest.mark.parametrize("operator", ["<", "<=", ">", ">=", "=", "!=", ":"])
@@ -159,19 +159,19 @@ def test_whatever_is_typed_it_filters_or_says_what_is_wrong(text: str) -> None:
 
 
 def test_the_unknown_is_sorted_last_either_way_and_equals_keep_their_order() -> None:
-    def order(wanted: sorting.Order) -> str:
+    def order(wanted: sorting.SortOrder) -> str:
         return " ".join(row.view.node for row in sorting.in_order(ROWS, wanted, table_schemas.FLEET))
 
-    assert order(sorting.Order()) == "studio mbp forge mini"
-    assert order(sorting.Order(falling=True)) == "mini forge mbp studio"
-    assert order(sorting.Order("tok/s")) == "mbp studio forge mini"
-    assert order(sorting.Order("tok/s", falling=True)) == "forge studio mbp mini"
-    assert order(sorting.Order("backend")) == "studio mbp forge mini"
-    assert order(sorting.Order("node")) == "forge mbp mini studio"
+    assert order(sorting.SortOrder()) == "studio mbp forge mini"
+    assert order(sorting.SortOrder(falling=True)) == "mini forge mbp studio"
+    assert order(sorting.SortOrder("tok/s")) == "mbp studio forge mini"
+    assert order(sorting.SortOrder("tok/s", falling=True)) == "forge studio mbp mini"
+    assert order(sorting.SortOrder("backend")) == "studio mbp forge mini"
+    assert order(sorting.SortOrder("node")) == "forge mbp mini studio"
 
 
 def test_o_goes_round_and_a_click_turns() -> None:
-    fields, order, seen = ["node", "age"], sorting.Order(), []
+    fields, order, seen = ["node", "age"], sorting.SortOrder(), []
     for _ in range(3):
         order = sorting.turned(order, fields)
         seen.append(order.field)
@@ -179,7 +179,7 @@ def test_o_goes_round_and_a_click_turns() -> None:
     clicked = [sorting.picked(order, "age")]
     for _ in range(2):
         clicked.append(sorting.picked(clicked[-1], "age"))
-    assert clicked == [sorting.Order("age"), sorting.Order("age", falling=True), sorting.Order()]
+    assert clicked == [sorting.SortOrder("age"), sorting.SortOrder("age", falling=True), sorting.SortOrder()]
 
 
 @pytest.mark.parametrize("table", table_schemas.TABLES, ids=lambda table: table.name)

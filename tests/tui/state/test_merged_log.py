@@ -13,8 +13,8 @@ from trainctl.tui.screens import log_view as lv
 from trainctl.tui.state import log_query as lq
 from trainctl.tui.state import merged_log as lt
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets.glyphs import UNICODE
-from trainctl.tui.widgets.styled_line import plain
+from trainctl.tui.text.glyphs import UNICODE
+from trainctl.tui.text.styled_line import plain
 
 NODES = ("studio", "mbp", "forge", "mini")
 

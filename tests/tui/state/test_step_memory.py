@@ -11,18 +11,18 @@ from textual.pilot import Pilot
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.cli import output
-from trainctl.tui.commands import forms, shares
+from trainctl.tui.cli import tables
+from trainctl.tui.commands import command_line, shares
 from trainctl.tui.commands.preview import preview
 from trainctl.tui.dialogs import split_view
-from trainctl.tui.screens import fleet_table, node_facts, phase_view
+from trainctl.tui.screens import fleet_table, node_facts
 from trainctl.tui.screens.node import NodeScreen
 from trainctl.tui.state import filter_language as ft
-from trainctl.tui.state import rank_rows
+from trainctl.tui.state import rank_rows, reducer, step_phases
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.table_schemas import FLEET
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import UNICODE
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import UNICODE
 
 GB = 10**9
 VIEW = run_view(4, step=18_240, steps=60_000)
@@ -32,8 +32,8 @@ HELD, PEAK, CAP = 12 * GB, 23 * GB, 24 * GB
 
 def state_with(held: int | None, peak: int | None) -> md.ViewState:
     """The fleet after a step whose memory on forge was as given."""
-    state = md.apply(md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(VIEW), CLOCK.at_monotonic)
-    return md.apply(state, step_with(held, peak), CLOCK.at_monotonic)
+    state = reducer.apply(reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(VIEW), CLOCK.at_monotonic)
+    return reducer.apply(state, step_with(held, peak), CLOCK.at_monotonic)
 
 
 def step_with(held: int | None, peak: int | None, seq: int = VIEW.step + 1) -> m.RankStep:
@@ -57,7 +57,7 @@ def test_the_mem_column_and_the_status_table_show_the_peak_of_the_step(
     )
     piece = next(piece for piece in made if piece.text.strip() == shown)
     assert (piece.role == "warning") == is_full
-    table = output._rank_row(VIEW.ranks[RANK], state.ranks[RANK].value, None, VIEW.global_batch)
+    table = tables._rank_row(VIEW.ranks[RANK], state.ranks[RANK].value, None, VIEW.global_batch)
     assert shown in table
 
 
@@ -79,30 +79,30 @@ def test_predictions_are_made_from_the_peak_of_the_step() -> None:
     seat = shares.seats_of(state)[RANK]
     assert (seat.memory_bytes, seat.peak_bytes, seat.peaks) == (HELD, 18 * GB, {13: 18 * GB})
     assert ln.plain(split_view._memory(seat, seat.share, UNICODE)) == "18/24"
-    twice = preview(forms.parse("resize-batch micro=26 --node forge"), state, UNICODE).text
+    twice = preview(command_line.parse("resize-batch micro=26 --node forge"), state, UNICODE).text
     assert "predicted memory 24 of 24 GB; fits" in twice
-    thrice = preview(forms.parse("resize-batch micro=39 --node forge"), state, UNICODE).text
+    thrice = preview(command_line.parse("resize-batch micro=39 --node forge"), state, UNICODE).text
     assert "forge is over its memory: 30 of 24 GB" in thrice
 
 
 def test_a_peak_that_falls_leaves_all_that_was_measured_of_the_rank() -> None:
     state = state_with(HELD, PEAK)
     before = state.ranks[RANK].value
-    state = dataclasses.replace(state, tried=dict(md.predictions.tried_with({}, [before])))
-    state = md.apply(state, step_with(HELD, 13 * GB, VIEW.step + 2), CLOCK.at_monotonic)
+    state = dataclasses.replace(state, tried=dict(reducer.tried_with({}, [before])))
+    state = reducer.apply(state, step_with(HELD, 13 * GB, VIEW.step + 2), CLOCK.at_monotonic)
     assert list(state.tried) == [(RANK, 13)]
     assert len(state.parts[RANK]) == 3
 
 
 def history(**values: float) -> m.History:
     """One step of rank 0: the phases all at 1 s, and the memory given."""
-    every = {f"{name}_seconds": 1.0 for name in phase_view.PHASE_NAMES} | values
+    every = {f"{name}_seconds": 1.0 for name in step_phases.PHASE_NAMES} | values
     return m.History(rid="r", series=tuple(m.Series(k, 0, 1, (7,), (v,), (v,), (v,), (v,)) for k, v in every.items()))
 
 
 def test_a_nodes_chart_is_of_peaks_and_of_what_was_held_in_records_without_them() -> None:
-    with_peaks = phase_view.past_of("r", history(memory_bytes=1.0, memory_peak_bytes=3.0))
-    without = phase_view.past_of("r", history(memory_bytes=1.0))
+    with_peaks = step_phases.past_of("r", history(memory_bytes=1.0, memory_peak_bytes=3.0))
+    without = step_phases.past_of("r", history(memory_bytes=1.0))
     assert [past.laps[0][7].memory_bytes for past in (with_peaks, without)] == [3.0, 1.0]
 
 

@@ -22,14 +22,15 @@ from tests.tui.support.recorded import (
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
+from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 
 VIEW = run_view(1)
 
 
 def opened(view: m.RunView | None = VIEW) -> md.ViewState:
-    state = md.apply(md.ViewState(), CONNECTED, 5000.0)
-    return md.apply(state, snapshot(view), 5000.0)
+    state = reducer.apply(md.ViewState(), CONNECTED, 5000.0)
+    return reducer.apply(state, snapshot(view), 5000.0)
 
 
 def test_a_snapshot_opens_everything_with_ages_by_the_agents_clock() -> None:
@@ -46,8 +47,8 @@ def test_a_snapshot_opens_everything_with_ages_by_the_agents_clock() -> None:
 
 def test_steps_move_the_run_and_every_series_on() -> None:
     state = opened()
-    state = md.apply(state, committed(VIEW, 119, seq=1, loss=9.5), 5000.3)
-    state = md.apply(state, rank_step(VIEW, 119, 0, seq=2), 5000.3)
+    state = reducer.apply(state, committed(VIEW, 119, seq=1, loss=9.5), 5000.3)
+    state = reducer.apply(state, rank_step(VIEW, 119, 0, seq=2), 5000.3)
     assert state.run is not None
     assert (state.run.step, state.run.cursor, state.seq) == (119, 119 * 24, 2)
     assert state.window("loss").last[-1] == 9.5
@@ -56,9 +57,9 @@ def test_steps_move_the_run_and_every_series_on() -> None:
 
 
 def test_what_is_already_known_changes_nothing() -> None:
-    state = md.apply(opened(), committed(VIEW, 119, seq=5, loss=9.5), 5000.3)
+    state = reducer.apply(opened(), committed(VIEW, 119, seq=5, loss=9.5), 5000.3)
     for message in (committed(VIEW, 120, seq=5), committed(VIEW, 120, seq=4), host("atlas", 3), events(VIEW)[0]):
-        again = md.apply(state, message, 5000.3)
+        again = reducer.apply(state, message, 5000.3)
         assert again == state
         assert again.windows is state.windows
 
@@ -66,12 +67,12 @@ def test_what_is_already_known_changes_nothing() -> None:
 def test_another_boot_is_not_mixed_in() -> None:
     state = opened()
     stranger = msgspec.structs.replace(committed(VIEW, 119, seq=9), boot="boot-2")
-    assert md.apply(state, stranger, 5000.0).run == state.run
+    assert reducer.apply(state, stranger, 5000.0).run == state.run
 
 
 def test_a_redone_step_keeps_the_retracted_value_in_sight() -> None:
-    state = md.apply(opened(), committed(VIEW, 119, seq=1, loss=50.0), 5000.0)
-    state = md.apply(state, committed(VIEW, 119, seq=2, loss=2.1), 5000.0)
+    state = reducer.apply(opened(), committed(VIEW, 119, seq=1, loss=50.0), 5000.0)
+    state = reducer.apply(state, committed(VIEW, 119, seq=2, loss=2.1), 5000.0)
     assert state.window("loss").maximum[-1] == 50.0
     assert state.window("loss").last[-1] == 2.1
 
@@ -79,15 +80,15 @@ def test_a_redone_step_keeps_the_retracted_value_in_sight() -> None:
 def test_an_old_generation_does_not_turn_the_run_back() -> None:
     state = opened(msgspec.structs.replace(VIEW, generation=m.Generation(1, 7)))
     late = committed(VIEW, 90, seq=1)
-    assert md.apply(state, late, 5000.0).run == state.run
+    assert reducer.apply(state, late, 5000.0).run == state.run
 
 
 def test_a_run_that_starts_takes_the_screen_and_one_that_ended_does_not() -> None:
     state = opened()
     other = run_view(1, run="next-run", step=0, seq=1)
     ended = msgspec.structs.replace(other, state="stopped")
-    assert md.apply(state, ended, 5000.0).run == state.run
-    taken = md.apply(state, other, 5000.0)
+    assert reducer.apply(state, ended, 5000.0).run == state.run
+    taken = reducer.apply(state, other, 5000.0)
     assert taken.run == other
     assert not taken.windows
     assert taken.last_step is None
@@ -97,7 +98,7 @@ def test_an_evaluation_in_the_run_view_becomes_a_point_once() -> None:
     state = opened()
     before = len(state.window("eval_loss"))
     for seq in (1, 2):
-        state = md.apply(state, msgspec.structs.replace(VIEW, eval_loss=2.0, eval_step=118, seq=seq), 5000.0)
+        state = reducer.apply(state, msgspec.structs.replace(VIEW, eval_loss=2.0, eval_step=118, seq=seq), 5000.0)
     assert len(state.window("eval_loss")) == before + 1
 
 
@@ -105,25 +106,25 @@ def test_silence_is_noticed_with_and_without_the_clients_word() -> None:
     state = opened()
     assert state.silent_for(5004.0) is None
     assert state.silent_for(5012.0) == 12.0
-    silent = md.apply(state, Connection("silent", 5003.5, "no message"), 5003.5)
+    silent = reducer.apply(state, Connection("silent", 5003.5, "no message"), 5003.5)
     assert silent.silent_for(5004.0) == 4.0
     beat = m.Heartbeat(node="atlas", at=NOW, step_age_seconds=0.1, loop_lag_seconds=0.0, boot=BOOT, seq=0)
-    assert md.apply(state, beat, 5011.0).silent_for(5012.0) is None
+    assert reducer.apply(state, beat, 5011.0).silent_for(5012.0) is None
 
 
 def test_a_finer_history_replaces_coarse_recent_steps_and_keeps_newer_ones() -> None:
     view = run_view(4, step=18_240, steps=60_000)
-    state = md.apply(md.apply(md.ViewState(), CONNECTED, 0.0), snapshot(view), 0.0)
+    state = reducer.apply(reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(view), 0.0)
     assert state.lately("busy_seconds", 0).bucket_steps > 1
     fine = m.History(rid="r", series=series(view, 18_240 - 255))
-    refined = md.apply_history(state, view.run, fine)
+    refined = reducer.apply_history(state, view.run, fine)
     assert refined.lately("busy_seconds", 0).bucket_steps == 1
     assert refined.windows is state.windows
-    assert md.apply_history(state, "another", fine) is state
+    assert reducer.apply_history(state, "another", fine) is state
 
 
 def test_a_nan_loss_is_kept_as_broken() -> None:
-    state = md.apply(opened(), committed(VIEW, 119, seq=1, loss=math.nan), 5000.0)
+    state = reducer.apply(opened(), committed(VIEW, 119, seq=1, loss=math.nan), 5000.0)
     assert state.window("loss").broken[-1] == 1
     assert np.isfinite(state.window("loss").maximum[:-1]).all()
 
@@ -131,47 +132,47 @@ def test_a_nan_loss_is_kept_as_broken() -> None:
 def test_messages_of_other_nodes_agents_change_their_lines_and_machines_only() -> None:
     state = opened()
     connecting = Connection("connecting", 5000.0)
-    state = md.take(state, "mbp", connecting, 5000.0)
-    state = md.take(state, "mbp", Connection("connected", 5000.5), 5000.5)
-    state = md.take(state, "mbp", host("mbp"), 5001.0)
+    state = reducer.take(state, "mbp", connecting, 5000.0)
+    state = reducer.take(state, "mbp", Connection("connected", 5000.5), 5000.5)
+    state = reducer.take(state, "mbp", host("mbp"), 5001.0)
     other_boot = m.Heartbeat(node="mbp", at=NOW, step_age_seconds=None, loop_lag_seconds=0.5, boot="boot-7", seq=99)
-    state = md.take(state, "mbp", other_boot, 5003.0)
+    state = reducer.take(state, "mbp", other_boot, 5003.0)
     assert state.run == VIEW
     assert state.heartbeat is None, "the loop lag shown is the lead's"
     assert state.hosts["mbp"].age(5003.0) == 2.0
     assert state.silent_agents(5004.0) == {}
     assert state.silent_agents(5020.0) == {"mbp": 17.0}, "a line that claims to be good but says nothing isn't"
-    state = md.take(state, "mbp", Connection("silent", 5004.0, "no message"), 5004.0)
+    state = reducer.take(state, "mbp", Connection("silent", 5004.0, "no message"), 5004.0)
     assert state.silent_agents(5005.0) == {"mbp": 2.0}
-    state = md.take(state, "atlas", Connection("silent", 5004.0, "gone"), 5004.0)
+    state = reducer.take(state, "atlas", Connection("silent", 5004.0, "gone"), 5004.0)
     assert state.connection.state == "silent", "atlas is the one that conducts"
 
 
 def test_an_agent_never_reached_is_silent_since_it_is_tried_and_has_no_reading() -> None:
-    state = md.take(opened(), "mini", Connection("silent", 5001.0, "no agent"), 5001.0)
+    state = reducer.take(opened(), "mini", Connection("silent", 5001.0, "no agent"), 5001.0)
     assert state.silent_agents(5013.0) == {"mini": 12.0}
     assert "mini" not in state.hosts
 
 
 def test_another_node_that_begins_to_conduct_takes_the_screen_with_its_own_line() -> None:
-    state = md.take(opened(), "studio", Connection("connected", 5001.0), 5001.0)
-    state = md.take(state, "studio", host("studio"), 5001.0)
-    state = md.take(state, "studio", snapshot(run_view(4, step=18_240, steps=60_000)), 5002.0)
+    state = reducer.take(opened(), "studio", Connection("connected", 5001.0), 5001.0)
+    state = reducer.take(state, "studio", host("studio"), 5001.0)
+    state = reducer.take(state, "studio", snapshot(run_view(4, step=18_240, steps=60_000)), 5002.0)
     assert state.run is not None
     assert state.run.lead == "studio"
     assert "studio" not in state.agents
     assert state.connection.since_monotonic == 5001.0
-    state = md.take(state, "atlas", Connection("connected", 5003.0), 5003.0)
+    state = reducer.take(state, "atlas", Connection("connected", 5003.0), 5003.0)
     assert set(state.agents) == {"atlas"}
 
 
 def test_the_last_parts_of_each_rank_are_kept_until_its_micro_batch_changes() -> None:
     state = opened()
     for seq, step in enumerate(range(119, 150), 1):
-        state = md.apply(state, rank_step(VIEW, step, 0, seq=seq), 5000.3)
+        state = reducer.apply(state, rank_step(VIEW, step, 0, seq=seq), 5000.3)
     assert [part.step for part in state.parts[0]] == list(range(134, 150))
     resized = msgspec.structs.replace(rank_step(VIEW, 150, 0, seq=90), micro_batch=4)
-    assert len(md.apply(state, resized, 5000.3).parts[0]) == 1
+    assert len(reducer.apply(state, resized, 5000.3).parts[0]) == 1
 
 
 messages = st.lists(
@@ -196,10 +197,10 @@ def test_doubles_and_stragglers_make_no_difference(drawn: list[tuple[int, int, s
     once = sorted({seq: (seq, step, kind) for seq, step, kind in drawn}.values())
     plain = twice = opened()
     for item in once:
-        plain = md.apply(plain, made(*item), CLOCK.at_monotonic)
+        plain = reducer.apply(plain, made(*item), CLOCK.at_monotonic)
     for index, item in enumerate(once):
-        twice = md.apply(twice, made(*item), CLOCK.at_monotonic)
-        twice = md.apply(twice, made(*once[index // 2]), CLOCK.at_monotonic)
+        twice = reducer.apply(twice, made(*item), CLOCK.at_monotonic)
+        twice = reducer.apply(twice, made(*once[index // 2]), CLOCK.at_monotonic)
     assert twice.seq == plain.seq
     assert twice.run == plain.run
     assert twice.events == plain.events
@@ -214,9 +215,9 @@ def test_memory_is_bounded_over_a_long_run() -> None:
     for step in range(1, 2500):
         for kind in ("step", "rank", "event"):
             seq += 1
-            state = md.apply(state, made(seq, step, kind), 5000.0 + step)
-    assert len(state.events) <= md.MAX_EVENTS
-    assert all(len(window) <= 2 * md.RECENT_STEPS for window in state.recent.values())
+            state = reducer.apply(state, made(seq, step, kind), 5000.0 + step)
+    assert len(state.events) <= reducer.MAX_EVENTS
+    assert all(len(window) <= 2 * reducer.RECENT_STEPS for window in state.recent.values())
     assert all(len(window) <= 512 for window in state.windows.values())
     assert state.lately("loss").bucket_steps == 1
     assert len(state.windows) < 20

@@ -22,8 +22,8 @@ from trainctl.protocol.record.downsampling import choose
 from trainctl.protocol.record.rollups import AXIS_METRICS
 from trainctl.protocol.wire import codec
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.app.clock import Clock
-from trainctl.tui.widgets.glyphs import UNICODE, Glyphs
+from trainctl.tui.state.clock import Clock
+from trainctl.tui.text.glyphs import UNICODE, Glyphs
 
 
 @dataclass(frozen=True)

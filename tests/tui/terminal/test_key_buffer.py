@@ -11,7 +11,7 @@ from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.terminal.driver import KeyParser, TerminalDriver
-from trainctl.tui.widgets.command_bar import Bottom
+from trainctl.tui.widgets.command_bar import CommandBar
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ async def test_a_key_behind_escape_goes_where_escape_has_led(keys: tuple[str, ..
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         burst(app, *keys)
         await until(pilot, lambda: isinstance(app.screen, CommandDialog))
-        assert not app.screen_stack[-2].query_one(Bottom).open
+        assert not app.screen_stack[-2].query_one(CommandBar).open
 
     await driven(source_of(1), play)
 
@@ -78,6 +78,6 @@ async def test_alt_goes_by_words_in_a_text(key: str, character: str | None, left
         app.post_message(events.Key(key, character))
         await until(pilot, lambda: box.cursor_position == len("note text="))
         assert box.value == left
-        assert app.screen.query_one(Bottom).open
+        assert app.screen.query_one(CommandBar).open
 
     await driven(source_of(1), play)

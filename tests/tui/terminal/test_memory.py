@@ -18,6 +18,7 @@ from trainctl.protocol import messages as m
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs.help import HelpScreen
 from trainctl.tui.screens.overview import OverviewScreen
+from trainctl.tui.state import reducer
 from trainctl.tui.state import series as s
 from trainctl.tui.state import view_state as md
 from trainctl.tui.terminal import memory
@@ -74,9 +75,9 @@ def test_cycles_and_free_pages_are_given_back() -> None:
 def fed(state: md.ViewState, first: int, last: int) -> md.ViewState:
     """The state after these steps of all ranks."""
     for step in range(first, last + 1):
-        state = md.apply(state, committed(VIEW, step, seq=state.seq + 1), 5000.0 + step)
+        state = reducer.apply(state, committed(VIEW, step, seq=state.seq + 1), 5000.0 + step)
         for rank in range(RANKS):
-            state = md.apply(state, rank_step(VIEW, step, rank, seq=state.seq + 1), 5000.0 + step)
+            state = reducer.apply(state, rank_step(VIEW, step, rank, seq=state.seq + 1), 5000.0 + step)
     return state
 
 
@@ -94,7 +95,7 @@ def held_bytes(root: object) -> int:
 
 
 def test_a_state_holds_no_more_after_many_steps() -> None:
-    state = fed(md.apply(md.ViewState(), snapshot(VIEW), NOW), 1, 150)
+    state = fed(reducer.apply(md.ViewState(), snapshot(VIEW), NOW), 1, 150)
     soon = held_bytes(state)
     state = fed(state, 151, 1300)
     assert soon > 500_000
@@ -102,21 +103,21 @@ def test_a_state_holds_no_more_after_many_steps() -> None:
 
 
 def test_a_series_takes_its_room_with_its_first_value() -> None:
-    start = md.apply(md.ViewState(), snapshot(run_view(4, step=60)), NOW)
-    state = md.apply(start, committed(VIEW, 61, seq=1), 5000.0)
-    for windows, most in ((state.windows, s.CAPACITY), (state.recent, 2 * md.RECENT_STEPS)):
+    start = reducer.apply(md.ViewState(), snapshot(run_view(4, step=60)), NOW)
+    state = reducer.apply(start, committed(VIEW, 61, seq=1), 5000.0)
+    for windows, most in ((state.windows, s.CAPACITY), (state.recent, 2 * reducer.RECENT_STEPS)):
         stores = [windows[name, None].store for name in ("loss", "grad_norm", "step_seconds")]
         assert [store.room for store in stores if store is not None] == [most + 1] * 3
 
 
 def test_a_history_that_comes_later_takes_the_same_room() -> None:
-    state = md.apply(md.ViewState(), snapshot(run_view(4, step=5000)), NOW)
+    state = reducer.apply(md.ViewState(), snapshot(run_view(4, step=5000)), NOW)
     assert state.run is not None
     steps = tuple(range(4900, 5001))
     values = tuple(float(step) for step in steps)
     series = m.Series("busy_seconds", 0, 1, steps, values, values, values, values)
-    state = md.apply_history(state, state.run.run, m.History("r", (series,)))
-    state = md.apply(state, rank_step(VIEW, 5001, 0, seq=1), 5000.0)
+    state = reducer.apply_history(state, state.run.run, m.History("r", (series,)))
+    state = reducer.apply(state, rank_step(VIEW, 5001, 0, seq=1), 5000.0)
     store = state.recent["busy_seconds", 0].store
     assert store is not None
-    assert store.room == 2 * md.RECENT_STEPS + 1
+    assert store.room == 2 * reducer.RECENT_STEPS + 1

@@ -20,9 +20,10 @@ from textual.pilot import Pilot
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.app.clock import Clock
+from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
-from trainctl.tui.state.live_feed import Feed
+from trainctl.tui.state.clock import Clock
+from trainctl.tui.state.live_feed import LiveFeed
 from trainctl.tui.terminal.repaint_scheduler import (
     IDLE_SECONDS,
     KEY_SECONDS,
@@ -81,8 +82,8 @@ def test_messages_taken_at_once_make_what_they_make_one_by_one(
         part, left = left[:size], left[size:]
         before, seen = together, known(together)
         for item in part:
-            alone = md.take(alone, *item)
-        together = md.take_all(before, part)
+            alone = reducer.take(alone, *item)
+        together = reducer.take_all(before, part)
         assert known(before) == seen, "what somebody holds is never changed"
         assert known(together) == known(alone)
     for name in ("ranks", "windows", "agents"):
@@ -113,7 +114,7 @@ async def test_the_state_is_made_when_somebody_looks_and_a_snapshot_is_told_of_a
     arrived: list[md.ViewState] = []
     told: list[object] = []
     source: Any = Talkative([(NODES[0], CONNECTED), message("snapshot", 1, 0, 1), *said])
-    feed = Feed(lambda: source, Clock(), lambda: arrived.append(feed.live), told.append)
+    feed = LiveFeed(lambda: source, Clock(), lambda: arrived.append(feed.live), told.append)
     following = asyncio.create_task(feed.keep_up())
     async with asyncio.timeout(HANG_SECONDS):
         while len(told) < 400:
@@ -255,7 +256,7 @@ async def test_words_that_all_has_changed_are_drawn_as_one_frame(monkeypatch: py
 
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         await pilot.press("question_mark")
-        await until(pilot, lambda: bool(app.screen.query("#help-text")))
+        await until(pilot, lambda: bool(app.screen.query("#dialog-text")))
         screen: Any = app.screen
         await until(pilot, lambda: screen._whole is None and not screen._compositor._dirty_regions)
         drawn.clear()

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.waiting import HANG_SECONDS
 
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import ASCII, UNICODE, in_same_cells, key_in_ascii, to_ascii
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import ASCII, UNICODE, in_same_cells, key_in_ascii, to_ascii
 
 LOCALES = [
     ({"LC_ALL": "C"}, True), ({"LC_ALL": "POSIX", "LANG": "C.UTF-8"}, True), ({"LANG": "C"}, True),
@@ -25,7 +25,7 @@ LOCALES = [
 def test_ascii_is_for_a_locale_that_says_so(named: dict[str, str], plain: bool) -> None:
     """In a process of its own: Python's view of the locale is made as it starts."""
     kept = {name: value for name, value in os.environ.items() if name != "LANG" and not name.startswith("LC_")}
-    program = "from trainctl.tui.widgets.glyphs import for_locale; print(for_locale().ascii_only)"
+    program = "from trainctl.tui.text.glyphs import for_locale; print(for_locale().ascii_only)"
     done = subprocess.run(
         [sys.executable, "-c", program], env={**kept, **named, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True, text=True, check=True, timeout=HANG_SECONDS,

@@ -9,7 +9,7 @@ from textual.pilot import Pilot
 
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs.help import key_rows
-from trainctl.tui.widgets import styled_line as ln
+from trainctl.tui.text import styled_line as ln
 from trainctl.tui.widgets.line_view import Lines
 
 PIECES = st.lists(st.tuples(st.text(max_size=12), st.sampled_from(["text", "dim"])), max_size=8)
@@ -124,10 +124,10 @@ async def test_help_is_one_column_in_a_narrow_window_and_two_in_a_wider_one() ->
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         await pilot.press("question_mark")
         await pilot.pause()
-        narrow = said(app, "#help-text")
+        narrow = said(app, "#dialog-text")
         await pilot.resize_terminal(80, 24)
         await pilot.pause()
-        wide = said(app, "#help-text")
+        wide = said(app, "#dialog-text")
         assert len(narrow) > len(wide)
         assert "speed alone" in " ".join(narrow)
         assert sum("a row for each rank" in row for row in narrow + wide) == 2

@@ -80,6 +80,11 @@ class StepCommitted(Message, tag="step-committed", frozen=True):
     boot: str = ""
     seq: Count = 0
 
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens of the step / its seconds; None if no time passed."""
+        return self.weight / self.step_seconds if self.step_seconds > 0 else None
+
 
 class RankStep(Message, tag="rank-step", frozen=True):
     """One rank's part of a committed step."""

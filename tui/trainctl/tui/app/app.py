@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
@@ -22,30 +22,31 @@ from textual.worker import Worker
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.tui.app import config as settings
-from trainctl.tui.app import keymap
-from trainctl.tui.app.alert_bell import Ringer
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.app.command_palette import EverythingProvider
 from trainctl.tui.app.keybindings import EVERYWHERE, LOOK, OWN_ACTIONS, bindings_of, tables
-from trainctl.tui.cli.agent_call import DEFAULT_ADDRESS, Order
+from trainctl.tui.commands.command import Order
+from trainctl.tui.commands.context import KeyHint, ProgressView
+from trainctl.tui.commands.targets import DEFAULT_ADDRESS
 from trainctl.tui.screens import registry
-from trainctl.tui.screens.base import Bar, BaseScreen, Painted
+from trainctl.tui.screens.base import BaseScreen, StatusBar
+from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
-from trainctl.tui.state.live_feed import SNAPSHOT_COLUMNS, Feed
+from trainctl.tui.state.alert_bell import AlertBell
+from trainctl.tui.state.clock import Clock
+from trainctl.tui.state.live_feed import SNAPSHOT_COLUMNS, LiveFeed
+from trainctl.tui.state.log_feed import LogFeed
 from trainctl.tui.state.source import Connect, Source
 from trainctl.tui.terminal import memory
 from trainctl.tui.terminal.ascii_filter import AsciiFilter
 from trainctl.tui.terminal.key_buffer import KeyBuffer
 from trainctl.tui.terminal.repaint_scheduler import RepaintScheduler
 from trainctl.tui.terminal.terminal_app import TerminalApp
+from trainctl.tui.text.glyphs import Glyphs, for_locale, key_in_ascii
+from trainctl.tui.widgets import keymap
 from trainctl.tui.widgets import theme as themes
-from trainctl.tui.widgets.command_bar import Bottom, KeyHint
-from trainctl.tui.widgets.glyphs import Glyphs, for_locale, key_in_ascii
+from trainctl.tui.widgets.command_bar import CommandBar
+from trainctl.tui.widgets.repaintable import Repaintable
 from trainctl.tui.widgets.theme import THEMES
-
-if TYPE_CHECKING:
-    from trainctl.tui.commands.dispatch import Follower
-    from trainctl.tui.state.log_feed import LogFeed
 
 COLLECT_SECONDS = 30.0
 """How often what screens and dialogs left behind is given back: as they are cycles, it would grow for many minutes."""
@@ -75,12 +76,12 @@ class TrainctlApp(TerminalApp):
         self.set_keymap(dict(config.settings.keys) if config is not None else {})
         self.address = address
         self.clock, self.read_only, self._started_read_only = clock or Clock(), read_only, read_only
-        self.feed = Feed(connect, self.clock, self._arrived, self._told)
+        self.feed = LiveFeed(connect, self.clock, self._arrived, self._told)
         self.glyphs, self._in_ascii = glyphs or for_locale(), AsciiFilter()
         if no_color:
             self.glyphs = dataclasses.replace(self.glyphs, letters=True)
         self._pictures = pictures or Path()
-        self.ringer = Ringer(on=bell)
+        self.alert_bell = AlertBell(on=bell)
         self._pinned: md.ViewState | None = None
         self.selected: int | None = None
         self.compare_runs: tuple[str, ...] = ()  # that Charts is to overlay
@@ -136,10 +137,8 @@ class TrainctlApp(TerminalApp):
         return " ".join([*words, "READ-ONLY"] if self.read_only else words)
 
     @functools.cached_property
-    def logs(self) -> "LogFeed":
+    def logs(self) -> LogFeed:
         """What reads the logs on screen."""
-        from trainctl.tui.state.log_feed import LogFeed
-
         return LogFeed(lambda: self.feed.client, self.clock, self.paint)
 
     def key_hints(self) -> list[KeyHint]:
@@ -160,7 +159,7 @@ class TrainctlApp(TerminalApp):
         """The key of an action as it is printed; empty while it has none."""
         return next((self.get_key_display(binding) for binding in self._active() if binding.action == action), "")
 
-    def above_bottom(self) -> list[Bar]:
+    def above_bottom(self) -> list[StatusBar]:
         """Lines of this program's own that each screen has above its bottom line."""
         return []
 
@@ -236,7 +235,7 @@ class TrainctlApp(TerminalApp):
         """Brings the screen up to date, also the one under a dialog, and rings for a new alert."""
         self._ring()
         for screen in self.screen_stack:
-            if isinstance(screen, Painted) and screen.is_mounted:
+            if isinstance(screen, Repaintable) and screen.is_mounted:
                 screen.paint()
 
     def _painting(self) -> Iterator[None]:
@@ -244,11 +243,11 @@ class TrainctlApp(TerminalApp):
         self._ring()
         yield
         for screen in tuple(self.screen_stack):
-            if isinstance(screen, Painted) and screen.is_mounted:
+            if isinstance(screen, Repaintable) and screen.is_mounted:
                 yield from screen.painting()
 
     def _ring(self) -> None:
-        if self.ringer.rings(self.live):
+        if self.alert_bell.rings(self.live):
             self.bell()
 
     # ------------------------------------------------------------ actions
@@ -282,7 +281,7 @@ class TrainctlApp(TerminalApp):
                 self.notify(str(error), severity="error", markup=False)
                 return
             self.action_show("overview")
-            self._pinned = md.apply(md.ViewState(), snapshot, self.clock.monotonic())
+            self._pinned = reducer.apply(md.ViewState(), snapshot, self.clock.monotonic())
         else:
             self.action_show("overview")
         self.paint()
@@ -304,7 +303,7 @@ class TrainctlApp(TerminalApp):
         else:
             from trainctl.tui.dialogs.alert_details import WhyScreen
 
-            self.push_screen(WhyScreen(alert, self.glyphs))
+            self.push_screen(WhyScreen(alert))
 
     def action_select(self, rank: int) -> None:
         self.selected = rank
@@ -332,11 +331,11 @@ class TrainctlApp(TerminalApp):
 
         form = forms.form(verb, self.shown, self.selected, values)
         if verb == "rebalance":
-            self.push_screen(SplitDialog(form, share_editor.opened(self.shown, self.selected), self.glyphs))
+            self.push_screen(SplitDialog(form, share_editor.opened(self.shown, self.selected)))
         else:
-            self.push_screen(CommandDialog(form, self.glyphs))
+            self.push_screen(CommandDialog(form))
 
-    def send_order(self, order: Order, follower: "Follower") -> None:
+    def send_order(self, order: Order, follower: ProgressView) -> None:
         """Sends a command; `follower` is told of each state it reaches, and the person if nothing shows it any more."""
         from trainctl.tui.commands import dispatch
 
@@ -354,7 +353,7 @@ class TrainctlApp(TerminalApp):
 
     def action_command_line(self) -> None:
         if isinstance(self.screen, BaseScreen):
-            self.screen.query_one(Bottom).start()
+            self.screen.query_one(CommandBar).start()
             self.paint()
 
     def action_help(self) -> None:

@@ -3,19 +3,17 @@
 import abc
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from textual.binding import Binding
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 from trainctl.protocol.messages import verbs
+from trainctl.tui.commands.context import AppContext
 from trainctl.tui.widgets.theme import THEMES
 
-if TYPE_CHECKING:
-    from trainctl.tui.app.app import TrainctlApp
 
-
-class Entry(NamedTuple):
+class PaletteEntry(NamedTuple):
     """What is chosen by name, what it is, and what it does."""
 
     name: str
@@ -27,11 +25,11 @@ class _Entries(Provider):
     """A provider of entries: all of them at first, then those that match, by name before by words."""
 
     @property
-    def _owner(self) -> "TrainctlApp":
-        return cast("TrainctlApp", self.app)
+    def _owner(self) -> AppContext:
+        return cast(AppContext, self.app)
 
     @abc.abstractmethod
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[PaletteEntry]:
         """All there are."""
 
     async def discover(self) -> Hits:
@@ -49,28 +47,29 @@ class _Entries(Provider):
 class VerbProvider(_Entries):
     """Verbs by name, with their summaries from the table that the command line and the agent use too."""
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[PaletteEntry]:
         for verb in verbs.VERBS.values():
-            yield Entry(verb.name, verb.summary, partial(self._owner.open_dialog, verb.name))
+            yield PaletteEntry(verb.name, verb.summary, partial(self._owner.open_dialog, verb.name))
 
 
 class ActionProvider(_Entries):
     """Screens, and all else that a key of the program does, by the names that the configuration has for them."""
 
-    def entries(self) -> Iterator[Entry]:
-        owner = self._owner
-        for binding in type(owner).BINDINGS:
+    def entries(self) -> Iterator[PaletteEntry]:
+        for binding in type(self.app).BINDINGS:
             if (
                 isinstance(binding, Binding)
                 and binding.id
                 and not binding.action.startswith(("dialog(", "command_pal"))
             ):
                 words = binding.tooltip or binding.description
-                yield Entry(binding.id, words, partial(owner.run_action, binding.action))
+                yield PaletteEntry(binding.id, words, partial(self.app.run_action, binding.action))
         for theme in THEMES:
-            yield Entry(f"theme {theme.name}", "how all of it looks", partial(setattr, owner, "theme", theme.name))
-        words = "commands are off; this puts them on" if owner.read_only else "puts commands off for this screen"
-        yield Entry("read-only", words, owner.action_read_only)
+            yield PaletteEntry(
+                f"theme {theme.name}", "how all of it looks", partial(setattr, self.app, "theme", theme.name)
+            )
+        words = "commands are off; this puts them on" if self._owner.read_only else "puts commands off for this screen"
+        yield PaletteEntry("read-only", words, partial(self.app.run_action, "read_only"))
 
 
 class EverythingProvider(Provider):

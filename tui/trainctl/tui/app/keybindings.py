@@ -5,8 +5,8 @@ from typing import Any, Final
 from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
 
-from trainctl.tui.app.keymap import Tables, named
 from trainctl.tui.screens.base import BaseScreen
+from trainctl.tui.widgets.keymap import Tables, named
 
 # Priority: a key acts before the next one of the same burst is handed out, so that `:` and what is typed after it, or
 # `b` and a number, never end up in different places on a slow line. The app's `check_action` keeps them out of text.
@@ -45,13 +45,6 @@ OWN_ACTIONS: Final = frozenset(
 
 LOOK: Final = """
 Screen { layers: base; }
-CommandDialog, SplitDialog, HelpScreen, WhyScreen { align: center middle; background: $background 55%; }
-#dialog, #split, #help, #why { width: 68; max-width: 100%; height: auto; max-height: 100%; padding: 0 2;
-  border: round $accent; border-title-color: $accent; border-title-style: bold; background: $surface; }
-CommandDialog:ansi, SplitDialog:ansi, HelpScreen:ansi, WhyScreen:ansi { background: transparent; }
-#split, #why { width: 76; } #help { width: 78; }
-#help VerticalScroll { height: auto; max-height: 100%; }
-.ascii #dialog, .ascii #split, .ascii #help, .ascii #why { border: ascii $accent; }
 .field { height: auto; }
 .field .name { width: 19; height: 1; color: $foreground 70%; }
 .field Input, #command, #filter { width: 1fr; background: $panel; }

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from trainctl.tui.app import keymap
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.app.config import Found
+from trainctl.tui.widgets import keymap
 from trainctl.tui.widgets.theme import THEMES
 
 _PAGE = """# Keys and settings
@@ -77,7 +77,7 @@ def page() -> str:
     return "\n".join(made).replace("|\n##", "|\n\n##") + "\n"
 
 
-def _rows(keymap_: Mapping[str, str]) -> Iterator[keymap.Key]:
+def _rows(keymap_: Mapping[str, str]) -> Iterator[keymap.KeyRow]:
     """Each action once, though several screens have it."""
     seen = set()
     for row in keymap.table(TrainctlApp.key_tables(), keymap_):

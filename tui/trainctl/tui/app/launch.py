@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from trainctl.tui.app import config as settings
-from trainctl.tui.app import keymap
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.source import ClusterSource
-from trainctl.tui.widgets.glyphs import ASCII, UNICODE
-from trainctl.tui.widgets.styled_line import clean
+from trainctl.tui.text.glyphs import ASCII, UNICODE
+from trainctl.tui.text.styled_line import clean
+from trainctl.tui.widgets import keymap
 from trainctl.tui.widgets.theme import THEMES
 
 HANGUP_SECONDS = 2.0

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol import messages as m
-from trainctl.tui.widgets import formatting as f
+from trainctl.tui.text import formatting as f
 
 Floats = NDArray[np.float64]
 Kind = Literal["step", "tokens", "time"]

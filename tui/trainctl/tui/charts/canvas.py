@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.tui.widgets.styled_line import Line, Piece
+from trainctl.tui.text.styled_line import Line, Piece
 
 Floats = NDArray[np.float64]
 

@@ -10,9 +10,9 @@ from trainctl.tui.charts import readout
 from trainctl.tui.charts.axis import Axis, Kind
 from trainctl.tui.charts.plot import Plot
 from trainctl.tui.charts.viewport import ChartView, Ground
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.styled_line import Line, Piece
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece
 
 LEAST_CHART_ROWS = 8
 """With its rule and its x axis; below that fewer charts are drawn."""

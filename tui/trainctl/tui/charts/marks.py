@@ -10,7 +10,7 @@ from trainctl.tui.charts.canvas import Canvas, Floats, Frame
 from trainctl.tui.state import plan_changes
 from trainctl.tui.state.membership_changes import Change, changes_of_ranks
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text.glyphs import Glyphs
 
 MAX_MARKS = 9
 _UNMARKED = (None, "note", "acknowledge", "mute")

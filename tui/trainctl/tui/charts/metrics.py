@@ -9,7 +9,7 @@ from trainctl.protocol import messages as m
 from trainctl.tui.charts.axis import METRIC_OF
 from trainctl.tui.charts.viewport import ALL_RANKS, Chart, Pick
 from trainctl.tui.state.series import Window
-from trainctl.tui.widgets import formatting as f
+from trainctl.tui.text import formatting as f
 
 
 class Metric(NamedTuple):

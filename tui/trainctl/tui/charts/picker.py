@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from trainctl.protocol import messages as m
 from trainctl.tui.charts import metrics
 from trainctl.tui.charts.viewport import ALL_RANKS, Chart, ChartView, Pick, with_chart
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.styled_line import Line, Piece
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece
 
 MOST_RUNS = 4
 _NAME_CELLS = 20

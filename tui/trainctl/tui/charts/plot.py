@@ -14,8 +14,8 @@ from trainctl.tui.charts.canvas import Canvas, Curve, Frame
 from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Shape, Trace, shape
 from trainctl.tui.state.membership_changes import Change
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import Glyphs
 
 LEAST_ROWS, LEAST_COLUMNS = 3, 24
 _LETTER_CELLS = 12

@@ -19,7 +19,7 @@ from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.viewport import ALL_RANKS, Chart, ChartView, Ground, Pick, half_life, shown
 from trainctl.tui.state.series import Window
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import styled_line as ln
+from trainctl.tui.text import styled_line as ln
 from trainctl.tui.widgets.theme import SERIES_ROLES
 
 NAME_CELLS = 12

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.cli import output
+from trainctl.tui.cli import output, tables
 from trainctl.tui.cli.options import ClusterFile, Json, subcommands, subgroup
 
 app = subcommands()
@@ -45,11 +45,11 @@ def add(
     from trainctl.protocol.config import cluster_file as clusters
     from trainctl.tui.setup import add_node as joining
     from trainctl.tui.setup.remote_install import Install
-    from trainctl.tui.setup.ssh import Target
+    from trainctl.tui.setup.ssh import SshTarget
 
     chosen = None if extras is None else tuple(word for word in extras.split(",") if word not in ("", "none"))
-    wanted = joining.Wanted(
-        Target(host, ssh_config), name, address, here,
+    wanted = joining.AddNodeOptions(
+        SshTarget(host, ssh_config), name, address, here,
         Install(python, chosen, tuple(_words(pip_args)), system_site_packages), interactive=output.has_screen(),
     )  # fmt: skip
     file = cluster or clusters.default_path()
@@ -98,7 +98,7 @@ def list_nodes(cluster: ClusterFile = None, json: Json = False) -> int:
     if json:
         output.emit_ok(nodes=[dict(zip(("node", "address", "fingerprint", "file"), row, strict=True)) for row in rows])
     elif rows:
-        output.say(output.table(("node", "address", "fingerprint", "file"), rows))
+        output.say(tables.table(("node", "address", "fingerprint", "file"), rows))
     else:
         output.tell(f"no node in {file}; trainctl init writes it, trainctl cluster add adds to it")
     return 0

@@ -8,7 +8,8 @@ import typer
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ExpiredError, InvalidInputError, TrainctlError
-from trainctl.tui.cli import agent_call, output
+from trainctl.tui.cli import agent_call, output, tables
+from trainctl.tui.commands import command
 
 INTERRUPTED = 130
 """128 + SIGINT, as a shell tells it."""
@@ -17,7 +18,7 @@ FIELDS = ("id", "state", "step", "reason", "field", "before", "after", "plan_ver
 
 
 @contextlib.contextmanager
-def told(order: agent_call.Order, *, json: bool) -> Iterator[None]:
+def told(order: command.Order, *, json: bool) -> Iterator[None]:
     """With `json`, whatever ends a command before its last reply is one object too, and names the id to repeat it by.
 
     Leaves that way with the exit code; without `json`, and for what isn't the agent's to say, the exception goes on.
@@ -39,22 +40,22 @@ def told(order: agent_call.Order, *, json: bool) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _unsettled(order: agent_call.Order, state: str | None) -> dict[str, Any]:
+def _unsettled(order: command.Order, state: str | None) -> dict[str, Any]:
     settled = {"id": order.id, "state": state, "reason": "", "run": order.run}
     return {"verb": order.verb, "node": order.node, **dict.fromkeys(FIELDS), **settled}
 
 
-def send(address: str, order: agent_call.Order, wait: agent_call.Wait, timeout: float) -> m.CommandReply:
+def send(address: str, order: command.Order, wait: command.Wait, timeout: float) -> m.CommandReply:
     """The last reply that `wait` asks for, within `timeout` seconds. Raises as `calls.send` does."""
     answer_seconds = min(agent_call.ANSWER_SECONDS, timeout)
     return agent_call.call(
-        address, lambda client: agent_call.send(client, order, wait, timeout), answer_seconds=answer_seconds
+        address, lambda client: command.send(client, order, wait, timeout), answer_seconds=answer_seconds
     )
 
 
-def finish(order: agent_call.Order, reply: m.CommandReply, *, json: bool, code: int) -> int:
+def finish(order: command.Order, reply: m.CommandReply, *, json: bool, code: int) -> int:
     """Say how a command ended, where a script or a person looks for it; the exit code."""
-    line = output.reply_line(order.verb, reply, order.node)
+    line = tables.reply_line(order.verb, reply, order.node)
     if json and code:
         output.emit_error(reply.state, line, **fields(order, reply))
     elif json:
@@ -66,6 +67,6 @@ def finish(order: agent_call.Order, reply: m.CommandReply, *, json: bool, code: 
     return code
 
 
-def fields(order: agent_call.Order, reply: m.CommandReply) -> dict[str, Any]:
+def fields(order: command.Order, reply: m.CommandReply) -> dict[str, Any]:
     """What `--json` tells of a command and its reply."""
     return {"verb": order.verb, "node": order.node, **{name: getattr(reply, name) for name in FIELDS}}

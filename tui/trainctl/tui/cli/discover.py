@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainctl.tui.cli import output, targets
+from trainctl.tui.cli import output, tables
 from trainctl.tui.cli.options import ClusterFile, Json, subcommands
+from trainctl.tui.commands import targets
 
 if TYPE_CHECKING:
     from trainctl.protocol.machine.discovery import Advert
@@ -43,4 +44,4 @@ def _table(found: "tuple[Advert, ...]", standings: list[str]) -> str:
         (one.node, one.address, one.version, one.fingerprint or "no key", said)
         for one, said in zip(found, standings, strict=True)
     ]
-    return output.table(("node", "address", "version", "fingerprint", "here"), rows)
+    return tables.table(("node", "address", "version", "fingerprint", "here"), rows)

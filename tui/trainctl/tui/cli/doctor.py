@@ -13,8 +13,8 @@ from trainctl.tui.cli import output
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, subcommands, where
 
 if TYPE_CHECKING:
-    from trainctl.tui.cli.targets import Where
-    from trainctl.tui.doctor.findings import Level, Scene
+    from trainctl.tui.commands.targets import Where
+    from trainctl.tui.doctor.findings import ClusterFacts, Level
 
 app = subcommands()
 
@@ -54,10 +54,10 @@ def doctor(
 LEVELS: tuple["Level", ...] = ("fail", "warn", "ok")
 
 
-async def _scene(at: "Where", file: Path | None) -> "Scene":
+async def _scene(at: "Where", file: Path | None) -> "ClusterFacts":
     from trainctl.protocol.config import run_file
     from trainctl.tui.doctor import probe
-    from trainctl.tui.doctor.findings import Scene
+    from trainctl.tui.doctor.findings import ClusterFacts
 
     run = run_file.read(file) if file is not None else None
     here = probe.here()
@@ -66,4 +66,4 @@ async def _scene(at: "Where", file: Path | None) -> "Scene":
     looks = await probe.looks(nodes, here)
     hashed = await probe.hashed(run, looks) if run is not None else ()
     trusted = at.cluster.cluster.trusted_networks if at.cluster is not None else ()
-    return Scene(here, looks, tuple(ip_network(network) for network in trusted), run, hashed)
+    return ClusterFacts(here, looks, tuple(ip_network(network) for network in trusted), run, hashed)

@@ -6,7 +6,7 @@ import typer
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.cli import agent_call, output
+from trainctl.tui.cli import agent_call, output, tables
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Run, address_of, subcommands
 
 app = subcommands()
@@ -19,7 +19,7 @@ def list_runs(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile 
     if json:
         output.emit_ok(runs=reply.runs)
     elif reply.runs:
-        output.say(output.runs_table(reply.runs))
+        output.say(tables.runs_table(reply.runs))
     else:
         output.tell("no runs yet; start one with trainctl run RUN.toml")
     return 0
@@ -43,7 +43,7 @@ def status(
             alerts=snapshot.alerts.alerts if snapshot.alerts else (),
         )  # fmt: skip
     else:
-        output.say(output.status_text(snapshot, hosts, viewers))
+        output.say(tables.status_text(snapshot, hosts, viewers))
     return 0
 
 
@@ -56,7 +56,7 @@ def alerts(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = N
     if json:
         output.emit_ok(alerts=found, mutes=told.mutes if told is not None else (), watched=told is not None)
     elif found:
-        output.say(output.alerts_table(found))
+        output.say(tables.alerts_table(found))
     else:
         output.tell("no alert is open")
     return 0
@@ -115,16 +115,15 @@ def logs(
 ) -> int:
     """What a trainer wrote, or with --all what all of them did."""
     from trainctl.tui.cli import logs as reading
-    from trainctl.tui.cli import logs_merged as merging
 
     if (rank is not None) + (node is not None) + everyone > 1:
         raise InvalidInputError("--node", "give one of --rank, --node and --all")
-    wanted = merging.wanted(grep)
+    wanted = reading.query_of(grep)
 
     async def show(client: Any) -> int:
         if everyone or grep is not None:
             whose = None if everyone else await reading.rank_of(client, run, node) if node is not None else rank or 0
-            return await merging.show(client, run, whose, last, wanted, follow=follow, json=json)
+            return await reading.show_merged(client, run, whose, last, wanted, follow=follow, json=json)
         chosen = await reading.rank_of(client, run, node) if node is not None else rank or 0
         return await reading.show_logs(client, run, chosen, last, follow=follow, json=json)
 

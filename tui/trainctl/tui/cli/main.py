@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from trainctl.protocol.errors import InvalidInputError, SeveralInvalidError, TrainctlError, UnreachableError
-from trainctl.tui.cli import agent_call, output, targets
+from trainctl.tui.cli import agent_call, output
 from trainctl.tui.cli.command_result import INTERRUPTED
 from trainctl.tui.cli.lazy_commands import LateCommands, refuse_changes
 from trainctl.tui.cli.options import (
@@ -28,6 +28,7 @@ from trainctl.tui.cli.options import (
     share_server_key,
     where,
 )
+from trainctl.tui.commands import targets
 
 BROKEN_PIPE = 141
 """128 + SIGPIPE, as a shell tells it."""
@@ -174,9 +175,9 @@ def demo(
     if nodes is not None and cluster is not None:
         raise InvalidInputError("--cluster", "says what --nodes says too; give one of them")
     if scripted:
-        from trainctl.tui.demo import scripted as played
+        from trainctl.tui.cli import demo_scripted as played
 
-        asked = played.Wanted(cluster or nodes or played.NODES, steps, speed)
+        asked = played.ScriptedOptions(cluster or nodes or played.NODES, steps, speed)
         return played.headless(asked) if without_screen else played.on_screen(asked)
     if speed is not None:
         raise InvalidInputError("--speed", "only a recording has one: add --scripted")
@@ -184,10 +185,10 @@ def demo(
         raise InvalidInputError(
             "--cluster", f"is of a recording: add --scripted, or have --nodes (at most {MOST_DEMO_NODES}) train here"
         )
-    from trainctl.tui.demo import demo as program
+    from trainctl.tui.cli import demo as program
 
     count = steps or (program.HEADLESS_STEPS if without_screen else program.SCREEN_STEPS)
-    wanted = program.Wanted(steps=count, nodes=nodes, backend=backend, folder=folder, keep=keep)
+    wanted = program.DemoOptions(steps=count, nodes=nodes, backend=backend, folder=folder, keep=keep)
     return program.headless(wanted) if without_screen else program.on_screen(wanted)
 
 

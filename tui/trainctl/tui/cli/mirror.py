@@ -13,7 +13,7 @@ from trainctl.tui.cli.options import ClusterFile, Connect, address_of, subcomman
 from trainctl.tui.cli.replay_export import RunArgument
 
 if TYPE_CHECKING:
-    from trainctl.tui.export.mirror.run_source import Source
+    from trainctl.tui.export.mirror.run_source import RunSource
 
 app = subcommands()
 To = Literal["tensorboard", "wandb"]
@@ -44,26 +44,21 @@ def mirror(
         raise InvalidInputError("--project" if project is not None else "--offline", "only wandb has that")
     with _source(ctx, run, connect, cluster) as source:
         folder = output_folder / source.run
-        wanted = session.Wanted(to, folder, follow, project or DEFAULT_PROJECT, offline)
+        wanted = session.MirrorOptions(to, folder, follow, project or DEFAULT_PROJECT, offline, output.tell)
         place = session.run(source, wanted)
     output.tell(f"{folder}: mirrored to step {place.step:,}")
     return 0
 
 
 @contextlib.contextmanager
-def _source(ctx: typer.Context, run: str, connect: str | None, cluster: Path | None) -> Iterator["Source"]:
+def _source(ctx: typer.Context, run: str, connect: str | None, cluster: Path | None) -> Iterator["RunSource"]:
     from trainctl.protocol.client.blocking import BlockingClient
     from trainctl.tui.export.mirror.run_source import AgentSource, DirectorySource
 
-    if connect is None and cluster is None:
-        directory = None
-        with contextlib.suppress(InvalidInputError):
-            directory = run_lookup.find(run)
-        if directory is None and ("/" in run or Path(run).exists()):
-            run_lookup.find(run)  # says what is wrong with it
-        if directory is not None:
-            with contextlib.closing(DirectorySource(directory)) as source:
-                yield source
-            return
+    directory = run_lookup.find_here(run) if connect is None and cluster is None else None
+    if directory is not None:
+        with contextlib.closing(DirectorySource(directory)) as source:
+            yield source
+        return
     with BlockingClient(address_of(ctx, connect, cluster)) as client:
         yield AgentSource(client, run)

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from trainctl.tui.cli import agent_call, targets
+from trainctl.tui.cli import agent_call
+from trainctl.tui.commands import targets
 
 
 def _checked_key(key: str | None) -> str | None:
@@ -25,7 +26,7 @@ Connect = Annotated[
         "--connect",
         metavar="ADDRESS",
         help=f"The agent, tcp://host:port (else $TRAINCTL_CONNECT, else the only one on this "
-        f"machine, else {agent_call.DEFAULT_ADDRESS}).",
+        f"machine, else {targets.DEFAULT_ADDRESS}).",
         show_default=False,
     ),
 ]
@@ -74,7 +75,7 @@ def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> targ
     targets.use_keys(found if file is not None else None, root.get("server_key"))
     if found is not None:
         return targets.Where(found.addresses, found)
-    return targets.Where((given,)) if given else targets.on_this_machine(agent_call.DEFAULT_ADDRESS)
+    return targets.Where((given,)) if given else targets.on_this_machine(targets.DEFAULT_ADDRESS)
 
 
 def share_server_key(given: Any, command: Any) -> None:

@@ -1,6 +1,5 @@
 """The subcommands over a run's record: `replay` shows it in the screens, `export` writes it as a table."""
 
-import contextlib
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -69,12 +68,7 @@ def export(
 
     if format == "parquet" and output_file is None:
         raise InvalidInputError("--output", "parquet goes to a file: name one")
-    directory = None
-    if connect is None and cluster is None:
-        with contextlib.suppress(InvalidInputError):
-            directory = run_lookup.find(run)
-        if directory is None and ("/" in run or Path(run).exists()):
-            run_lookup.find(run)  # says what is wrong with it
+    directory = run_lookup.find_here(run) if connect is None and cluster is None else None
     with destination(output_file) as stream:
         writer = open_writer(format, what, stream)
         count = 0

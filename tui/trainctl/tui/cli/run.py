@@ -8,8 +8,9 @@ import typer
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.tui.cli import agent_call, arguments, command_result, output, targets
+from trainctl.tui.cli import agent_call, command_result, output
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, JsonLines, Set, Timeout, subcommands, where
+from trainctl.tui.commands import arguments, command, targets
 from trainctl.tui.setup import start_agent
 
 app = subcommands()
@@ -52,17 +53,17 @@ def run(
     else:
         args = {"resume": arguments.check_text(resume or "", "--resume")}
     args |= {"old_lead_is_off": True} if old_lead_is_off else {}
-    order = agent_call.make_order("start-run", args, node=node, ttl_seconds=_ttl(timeout))
+    order = command.make_order("start-run", args, node=node, ttl_seconds=_ttl(timeout))
     if not json:
-        start_agent.offer(at, agent_call.DEFAULT_ADDRESS)
+        start_agent.offer(at, targets.DEFAULT_ADDRESS, output.tell)
     with command_result.told(order, json=json):
         address = agent_call.find_lead(at.addresses) if resume is None else agent_call.find_run(at.addresses, resume)
-        wait: agent_call.Wait = "accepted" if follow else "applied"
+        wait: command.Wait = "accepted" if follow else "applied"
         reply = command_result.send(address, order, wait, agent_call.ANSWER_SECONDS if follow else timeout)
     reply = reply if json or file is None else _by_file(reply, file)
     if follow:
         return _run_and_follow(address, order, reply, json=json, from_start=resume is None)
-    if (code := agent_call.exit_code(reply)) or reply.run is None:
+    if (code := command.exit_code(reply)) or reply.run is None:
         return command_result.finish(order, reply, json=json, code=code)
     _show_started(order, reply, reply.run, json=json)
     return 0
@@ -108,10 +109,8 @@ def _ttl(timeout: float) -> float:
     return min(86400.0, max(60.0, timeout))
 
 
-def _run_and_follow(
-    address: str, order: agent_call.Order, reply: m.CommandReply, *, json: bool, from_start: bool
-) -> int:
-    if code := agent_call.exit_code(reply):
+def _run_and_follow(address: str, order: command.Order, reply: m.CommandReply, *, json: bool, from_start: bool) -> int:
+    if code := command.exit_code(reply):
         return command_result.finish(order, reply, json=json, code=code)
     active = agent_call.call(address, lambda client: client.snapshot(0, reply.run)).run
     run = reply.run or (active.run if active is not None else "")
@@ -134,7 +133,7 @@ async def _followed(client: Any, run: str, *, json: bool, from_start: bool) -> i
     return RefusedError.exit_code
 
 
-def _show_started(order: agent_call.Order, reply: m.CommandReply, run: str, *, json: bool) -> None:
+def _show_started(order: command.Order, reply: m.CommandReply, run: str, *, json: bool) -> None:
     if json:
         output.emit_ok(**{**command_result.fields(order, reply), "run": run})
     else:

@@ -1,5 +1,6 @@
 """Run directories on this machine: by their path, or by the run's id in any node's folder."""
 
+import contextlib
 from pathlib import Path
 
 from trainctl.protocol.errors import InvalidInputError
@@ -24,6 +25,16 @@ def find(given: str, root: Path | None = None) -> Path:
         raise InvalidInputError(given, f"no such run directory, and no run of that id in {folder}")
     # Of several nodes of this machine, the one that conducted it has the most in its record.
     return max(there, key=lambda run: RunPaths(run).record.stat().st_size)
+
+
+def find_here(given: str) -> Path | None:
+    """As `find`, but None for an id that no folder here has: an agent may know that run. Raises InvalidInputError for a
+    path that is no run directory."""
+    if "/" in given or Path(given).exists():
+        return find(given)
+    with contextlib.suppress(InvalidInputError):
+        return find(given)
+    return None
 
 
 def _nodes(folder: Path) -> list[Path]:

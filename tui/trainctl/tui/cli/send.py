@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 import typer
 
 from trainctl.protocol import messages as m
-from trainctl.tui.cli import agent_call, arguments, command_result, output, targets
+from trainctl.tui.cli import agent_call, command_result, output
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, Run, Timeout, subcommands, where
+from trainctl.tui.commands import arguments, command, targets
 
 app = subcommands()
 
@@ -34,12 +35,12 @@ def send(
     args = arguments.verb_args(verb, words or [], local=targets.is_local(at.addresses[0]))
     for name, text in (("--node", node), ("--run", run)):
         arguments.check_text(text or "", name)
-    order = agent_call.make_order(verb, args, id=id_, node=node, run=run, if_plan=if_plan, ttl_seconds=ttl)
+    order = command.make_order(verb, args, id=id_, node=node, run=run, if_plan=if_plan, ttl_seconds=ttl)
     with command_result.told(order, json=json):
         reply = command_result.send(agent_call.find_lead(at.addresses), order, wait, timeout)
     if wait == "none":
         return _sent(order, reply, json=json)
-    return command_result.finish(order, reply, json=json, code=agent_call.exit_code(reply))
+    return command_result.finish(order, reply, json=json, code=command.exit_code(reply))
 
 
 @app.command()
@@ -62,10 +63,10 @@ def promote(
     at = where(ctx, connect, cluster)
     for name, text in (("NODE", node), ("--run", run)):
         arguments.check_text(text or "", name)
-    order = agent_call.make_order("promote", {"old_lead_is_off": old_lead_is_off}, node=node, run=run)
+    order = command.make_order("promote", {"old_lead_is_off": old_lead_is_off}, node=node, run=run)
     with command_result.told(order, json=json):
         reply = command_result.send(_own_agent(at, node), order, "applied", timeout)
-    return command_result.finish(order, reply, json=json, code=agent_call.exit_code(reply))
+    return command_result.finish(order, reply, json=json, code=command.exit_code(reply))
 
 
 def _own_agent(at: targets.Where, node: str) -> str:
@@ -77,7 +78,7 @@ def _own_agent(at: targets.Where, node: str) -> str:
     return agent_call.find_any([own, *others])
 
 
-def _sent(order: agent_call.Order, reply: m.CommandReply, *, json: bool) -> int:
+def _sent(order: command.Order, reply: m.CommandReply, *, json: bool) -> int:
     """What is said of a command that was handed to the socket: nobody has answered, so there is no state."""
     if json:
         output.emit_ok(**{**command_result.fields(order, reply), "state": None})

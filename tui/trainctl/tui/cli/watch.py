@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError, UnreachableError
-from trainctl.tui.cli import broken_pipe, output
-from trainctl.tui.state.lead_client import Records, conducting
+from trainctl.tui.cli import broken_pipe, output, tables
+from trainctl.tui.state.lead_client import ATTEND_SECONDS, LeadClients, conducting
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client, Connection
 
 STEPS_PAGE = 500
 EVENTS_PAGE = 200
-ATTEND_SECONDS = 5.0
 
 Line = m.StepCommitted | m.Event | m.RunView
 
@@ -31,7 +30,7 @@ class Restarted:
     why: str = "its agent was started again"
 
 
-class Place:
+class RunCursor:
     """How far a follower has come in one run: what is at or before it is not shown again."""
 
     def __init__(self, run: str) -> None:
@@ -84,7 +83,7 @@ async def lines(
     UnreachableError if no agent answers at first; later it waits for one.
     """
     first = await client.snapshot(0, run)
-    place = Place(run or (first.run.run if first.run is not None else ""))
+    place = RunCursor(run or (first.run.run if first.run is not None else ""))
     if not from_start:
         place.skip_to(first)
     if after_event is not None:
@@ -93,7 +92,7 @@ async def lines(
         yield view
     connection, boots = "connecting", {first.node.node: first.boot}
     attachment: Any = conducting(client) if everywhere else client.attach(0)
-    async with contextlib.aclosing(attachment), Records(client, first.node.node) as records:
+    async with contextlib.aclosing(attachment), LeadClients(client, first.node.node) as records:
         while not (until_end and place.ended):
             item = await anext(attachment)
             if isinstance(item, m.Snapshot):
@@ -102,11 +101,11 @@ async def lines(
                     boots[item.node.node] = item.boot
                     yield Restarted()
                 if run is None and item.run is not None and item.run.run != place.run:
-                    place = Place(item.run.run)  # begun while nobody listened: all of it is news
+                    place = RunCursor(item.run.run)  # begun while nobody listened: all of it is news
                 news: list[Line] = [*await missed(client, place), *_own_view(place, item)]
             elif isinstance(item, m.StepCommitted | m.Event | m.RunView):
                 if run is None and isinstance(item, m.RunView) and item.run != place.run:
-                    place = Place(item.run)
+                    place = RunCursor(item.run)
                 news = [item] if _concerns(item, place.run) and place.passes(item) else []
             elif isinstance(item, m.RankStep | m.HostReading | m.Heartbeat | m.Alerts | m.NodeView):
                 continue
@@ -121,7 +120,7 @@ async def lines(
             yield piece
 
 
-async def missed(client: "Client", place: Place) -> list[Line]:
+async def missed(client: "Client", place: RunCursor) -> list[Line]:
     """Steps and events of the record past `place`, in the order they happened; the place moves on.
 
     Less than all if the agent goes away meanwhile: whoever re-attaches asks again from the new place.
@@ -174,7 +173,7 @@ def show_item(item: "Line | Connection | Restarted", *, json: bool) -> None:
     elif json:
         output.emit(item)
     elif not isinstance(item, m.RunView):  # its events say it in words
-        output.say(output.step_line(item) if isinstance(item, m.StepCommitted) else output.event_line(item))
+        output.say(tables.step_line(item) if isinstance(item, m.StepCommitted) else tables.event_line(item))
 
 
 @contextlib.asynccontextmanager
@@ -205,7 +204,7 @@ async def show_events(client: "Client", run: str | None, last: int, *, follow: b
         output.emit_ok(run=page.run if page is not None else run, events=found)
         return 0
     for event in found:
-        output.emit(event) if json else output.say(output.event_line(event))
+        output.emit(event) if json else output.say(tables.event_line(event))
     if follow:
         after = max((event.id for event in found), default=None)
         await show(client, lambda item: isinstance(item, m.Event), json=json, run=run, after_event=after)
@@ -217,7 +216,7 @@ async def show_events(client: "Client", run: str | None, last: int, *, follow: b
 # ---------------------------------------------------------------- small parts
 
 
-def _own_view(place: Place, snapshot: m.Snapshot) -> list[Line]:
+def _own_view(place: RunCursor, snapshot: m.Snapshot) -> list[Line]:
     view = snapshot.run
     return [view] if view is not None and view.run == place.run and place.passes(view) else []
 

@@ -1,1 +1,2 @@
-"""Commands as a person sees them: forms, previews, prechecks, undo, and dispatch."""
+"""What a verb looks like to a person: forms, the `:` line, previews, prechecks, undo and dispatch; pure but for
+dispatch. Imports state and text. `context` is what screens and dialogs know of the program."""

@@ -1,29 +1,38 @@
-"""A command on its way from the screen: sent, followed to its end, and told of where nothing shows it any more."""
+"""A command on its way from the screen: sent, followed to its end, and its end told if nothing shows it any more."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Protocol
 
+from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError, UnreachableError
-from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.commands import forms
-from trainctl.tui.widgets.styled_line import plain
+from trainctl.tui.commands.command import Order, replies
+from trainctl.tui.commands.context import READ_ONLY, AppContext, ProgressView
+from trainctl.tui.text.styled_line import plain
 
-if TYPE_CHECKING:
-    from trainctl.tui.app.app import TrainctlApp
-
-
-class Follower(Protocol):
-    """What shows how far a command has come."""
-
-    @property
-    def watching(self) -> bool:
-        """Whether a person still sees it."""
-        ...
-
-    def follow(self, progress: forms.Progress) -> None: ...
+MUTE_MINUTES = 60.0
 
 
-def send(app: "TrainctlApp", order: Order, follower: Follower) -> None:
+class _Unwatched:
+    """Nothing on screen follows the command: the person is told how it ended."""
+
+    watching = False
+
+    def follow(self, progress: forms.Progress) -> None:
+        return None
+
+
+def acknowledge(app: AppContext, alert: m.AlertView) -> None:
+    """Have an alert call nobody any more."""
+    send(app, Order("acknowledge", {"id": alert.id}), _Unwatched())
+
+
+def mute(app: AppContext, alert: m.AlertView) -> None:
+    """Mute an alert's kind on its node for an hour; one that is muted, no longer."""
+    minutes = 0.0 if alert.muted else MUTE_MINUTES
+    send(app, Order("mute", {"kind": alert.kind, "minutes": minutes}, alert.node or None), _Unwatched())
+
+
+def send(app: AppContext, order: Order, follower: ProgressView) -> None:
     """Sends a command of the run shown; `follower` is told of each state it reaches, and the person if nothing shows it
     any more."""
     run = app.shown.run
@@ -31,18 +40,18 @@ def send(app: "TrainctlApp", order: Order, follower: Follower) -> None:
         order = dataclasses.replace(order, run=run.run)
     progress = forms.Progress(order, app.clock.wall())
     if app.read_only:
-        app.notify("read-only: commands are off for this screen", severity="warning")
+        app.notify(READ_ONLY, severity="warning")
         return
     follower.follow(progress)  # at once: the keys after this one must find it sent
     app.run_worker(_carry(app, progress, follower), group="command")
 
 
-async def _carry(app: "TrainctlApp", progress: forms.Progress, follower: Follower) -> None:
+async def _carry(app: AppContext, progress: forms.Progress, follower: ProgressView) -> None:
     order = progress.order
     try:
         if app.client is None:
             raise UnreachableError("no agent")
-        async for reply in app.client.command(order.verb, dict(order.args), **order.options):
+        async for reply in replies(app.client, order):
             accepted = progress.accepted or reply.state == "accepted"
             progress = dataclasses.replace(progress, accepted=accepted, reply=reply)
             follower.follow(progress)
@@ -53,7 +62,7 @@ async def _carry(app: "TrainctlApp", progress: forms.Progress, follower: Followe
         _tell(app, progress)
 
 
-def _tell(app: "TrainctlApp", progress: forms.Progress) -> None:
+def _tell(app: AppContext, progress: forms.Progress) -> None:
     text = f"{progress.order.verb}: {plain(forms.progress_line(progress, app.glyphs))}"
     failed = progress.reply is None or progress.reply.state != "applied"
     app.notify(text, severity="error" if failed else "information", markup=False)

@@ -1,22 +1,20 @@
-"""Commands as a person gives them: what a dialog asks, the `:` line's grammar, and how far a command has come."""
+"""Commands as a person gives them: what a dialog asks, and how far a command has come."""
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
-from trainctl.tui.cli.agent_call import Order
+from trainctl.tui.commands.command import Order
 from trainctl.tui.state.rank_speed import HELD_STATES, live_ranks
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.styled_line import Line, Piece, clean, line
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, line
 
 
 @dataclass(frozen=True)
-class Field:
+class FormField:
     """One thing a dialog asks for: typed, or one of `choices`."""
 
     name: str
@@ -31,7 +29,7 @@ class Form:
 
     verb: str
     title: str
-    fields: tuple[Field, ...]
+    fields: tuple[FormField, ...]
     changes: str
     keeps: str
     run: str | None
@@ -91,7 +89,7 @@ def form(verb: str, state: ViewState, rank: int | None = None, values: Mapping[s
     given = dict(values or {})
     changes, keeps = _EFFECTS.get(verb, (verbs.VERBS[verb].summary, "nothing is promised"))
     fields = tuple(
-        Field(item.name, item.label, given.get(item.name, item.value), item.choices)
+        FormField(item.name, item.label, given.get(item.name, item.value), item.choices)
         for item in _fields(verb, state, rank)
     )
     blocked = ""
@@ -121,14 +119,16 @@ def form(verb: str, state: ViewState, rank: int | None = None, values: Mapping[s
 def start_form(path: str = "") -> Form:
     """The dialog that starts a run from a file."""
     changes, keeps = _EFFECTS["start-run"]
-    return Form("start-run", "start a run", (Field("file", "run file", path),), changes, keeps, run=None, if_plan=None)
+    return Form(
+        "start-run", "start a run", (FormField("file", "run file", path),), changes, keeps, run=None, if_plan=None
+    )
 
 
 _PLAN_VERBS = frozenset({"resize-batch", "rebalance", "set-lr", "set-global-batch"})
 """Verbs whose values were computed against a plan."""
 
 
-def _fields(verb: str, state: ViewState, rank: int | None) -> tuple[Field, ...]:
+def _fields(verb: str, state: ViewState, rank: int | None) -> tuple[FormField, ...]:
     run = state.run
     match verb:
         case "resize-batch":
@@ -136,41 +136,47 @@ def _fields(verb: str, state: ViewState, rank: int | None) -> tuple[Field, ...]:
             view = next((item for item in views if item.rank == rank), views[0] if views else None)
             nodes = tuple(dict.fromkeys(item.node for item in views))
             return (
-                Field("node", "node", view.node if view else "", nodes),
-                Field("micro", "micro-batch", str(view.micro_batch) if view else ""),
+                FormField("node", "node", view.node if view else "", nodes),
+                FormField("micro", "micro-batch", str(view.micro_batch) if view else ""),
             )
         case "drain" | "admit":
             ranks = run.ranks if run else ()
             views = [v for v in ranks if (v.state in HELD_STATES if verb == "admit" else v.state != "drained")]
             chosen = next((view.node for view in views if view.rank == rank), views[0].node if views else "")
-            return (Field("node", "node", chosen, tuple(dict.fromkeys(view.node for view in views))),)
+            return (FormField("node", "node", chosen, tuple(dict.fromkeys(view.node for view in views))),)
         case "promote":
             others = tuple(dict.fromkeys(view.node for view in run.ranks if view.node != run.lead)) if run else ()
             mine = next((view.node for view in run.ranks if view.rank == rank), "") if run else ""
             chosen = mine if mine in others else next(iter(others), "")
-            off = Field("old_lead_is_off", "lead is surely off", "false", ("false", "true"))
-            return (Field("node", "node", chosen, others), off)
+            off = FormField("old_lead_is_off", "lead is surely off", "false", ("false", "true"))
+            return (FormField("node", "node", chosen, others), off)
         case "set-lr":
             value = f.scientific(run.learning_rate) if run else ""
-            return (Field("value", "learning rate", value), Field("schedule", "schedule", "scale", ("scale", "set")))
+            return (
+                FormField("value", "learning rate", value),
+                FormField("schedule", "schedule", "scale", ("scale", "set")),
+            )
         case "set-global-batch":
             value = str(run.global_batch) if run else ""
-            return (Field("value", "samples a step", value), Field("schedule", "schedule", "set", ("set", "scale")))
+            return (
+                FormField("value", "samples a step", value),
+                FormField("schedule", "schedule", "set", ("set", "scale")),
+            )
         case "stop":
-            return (Field("checkpoint", "checkpoint first", "true", ("true", "false")),)
+            return (FormField("checkpoint", "checkpoint first", "true", ("true", "false")),)
         case "acknowledge":
-            return (Field("id", "alert", next((alert.id for alert in state.calling), "")),)
+            return (FormField("id", "alert", next((alert.id for alert in state.calling), "")),)
         case "mute":
             alert = next(iter(state.calling), None)
             return (
-                Field("kind", "kind", alert.kind if alert else ""),
-                Field("node", "node (empty: all)", alert.node if alert else ""),
-                Field("minutes", "minutes", "60"),
+                FormField("kind", "kind", alert.kind if alert else ""),
+                FormField("node", "node (empty: all)", alert.node if alert else ""),
+                FormField("minutes", "minutes", "60"),
             )
         case "note":
-            return (Field("text", "text"),)
+            return (FormField("text", "text"),)
         case "start-run":
-            return (Field("resume", "run to take up"),)
+            return (FormField("resume", "run to take up"),)
     return ()
 
 
@@ -197,52 +203,6 @@ def order_of(asked: Form, values: Mapping[str, str]) -> Order:
     node = values.get("node") or None
     verbs.check(asked.verb, args, node)
     return Order(asked.verb, args, node, asked.run, asked.if_plan, asked.id)
-
-
-def spoken(order: Order) -> str:
-    """The command as the command line takes it."""
-    args = dict(order.args)
-    shares = args.pop("shares", {})
-    words = [order.verb, *(f"{name}={_typed(value)}" for name, value in [*args.items(), *shares.items()])]
-    return " ".join(words + ([f"--node {order.node}"] if order.node else []))
-
-
-def _typed(value: object) -> str:
-    """A value as it is typed: `true`, and of a number what tells it apart."""
-    return str(value).lower() if isinstance(value, bool) else f"{value:.7g}" if isinstance(value, float) else str(value)
-
-
-def parse(text: str) -> Order:
-    """`resize-batch micro=4 --node studio` as a command. Raises InvalidInputError naming what is wrong with it."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise InvalidInputError("command", str(error).lower()) from None
-    if not words:
-        raise InvalidInputError("command", "type a verb, such as `resize-batch micro=4`")
-    verb, rest = words[0], words[1:]
-    pairs: dict[str, str] = {}
-    options: dict[str, str] = {}
-    while rest:
-        word = rest.pop(0)
-        if word.startswith("--"):
-            name, found, value = word[2:].partition("=")
-            if name not in ("node", "run", "if-plan"):
-                raise InvalidInputError(word, "the options are --node, --run and --if-plan")
-            if not found and not rest:
-                raise InvalidInputError(word, "needs a value")
-            options[name] = value if found else rest.pop(0)
-            continue
-        name, found, value = word.partition("=")
-        if not found:
-            raise InvalidInputError(word, "arguments are key=value")
-        pairs[name] = value
-    args = verbs.parse_args(verb, pairs)
-    verbs.check(verb, args, options.get("node"))
-    plan = options.get("if-plan")
-    if plan is not None and not plan.isdecimal():
-        raise InvalidInputError("--if-plan", f"{plan!r} is not a plan version")
-    return Order(verb, args, options.get("node"), options.get("run"), int(plan) if plan is not None else None)
 
 
 def progress_line(progress: Progress, glyphs: Glyphs) -> Line:

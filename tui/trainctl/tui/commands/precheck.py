@@ -3,12 +3,12 @@
 from collections.abc import Collection
 
 from trainctl.protocol import messages as m
-from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.commands import shares
+from trainctl.tui.commands.command import Order
 from trainctl.tui.state import rank_speed
 from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets.styled_line import clean
+from trainctl.tui.text.styled_line import clean
 
 
 def refusal(order: Order, state: ViewState) -> str:

@@ -6,50 +6,16 @@ is held after the step; where those don't differ, no more is known than that it 
 here is a prediction and is called one.
 """
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
 
-from trainctl.protocol import messages as m
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.styled_line import clean
+from trainctl.tui.commands.shares import Seat
+from trainctl.tui.state.view_state import Tried
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.styled_line import clean
 
-if TYPE_CHECKING:
-    from trainctl.tui.commands.shares import Seat
-
-
-class Trial(NamedTuple):
-    """What was measured of a rank at a micro-batch."""
-
-    rate: float  # samples a second of data, forward and backward
-    peak_bytes: int | None = None  # of a step's memory
-
-
-Tried = Mapping[tuple[int, int], Trial]
-"""By rank and micro-batch."""
-MAX_TRIED = 256
 _LEAST_GROWTH = 0.02
 """A peak over what is held by less than this part says nothing about samples."""
-
-
-def tried_with(tried: Tried, parts: Sequence[m.RankStep]) -> Tried:
-    """What was tried, and what a rank's last steps, all of one micro-batch, say of that."""
-    rates = [part.samples / part.phases.busy for part in parts if part.phases.busy > 0 and part.samples]
-    if not rates or (len(tried) >= MAX_TRIED and (parts[-1].rank, parts[-1].micro_batch) not in tried):
-        return tried
-    last = parts[-1]
-    return {**tried, (last.rank, last.micro_batch): Trial(statistics.median(rates), last.peak_or_held_bytes)}
-
-
-def of_same_processes(tried: Tried, before: m.RunView | None, after: m.RunView) -> Tried:
-    """What was tried of the ranks whose trainer is the same in two views of a run: one may have been replaced because
-    a micro-batch that it had tried took too much memory."""
-    if before is None or before.run != after.run:
-        return {}
-    pids = {view.rank: view.pid for view in before.ranks}
-    same = {view.rank for view in after.ranks if pids.get(view.rank) == view.pid}
-    return {key: trial for key, trial in tried.items() if key[0] in same}
 
 
 def rate_at(tried: Tried, rank: int, micro: int) -> float | None:
@@ -85,7 +51,7 @@ class Memory:
         return f"{bound}{f.gigabytes(self.bytes)}{cap} GB"
 
 
-def memory_at(seat: "Seat", share: int, micro: int) -> Memory | None:
+def memory_at(seat: Seat, share: int, micro: int) -> Memory | None:
     """The peak with `share` samples in passes of `micro`; None where none was measured."""
     wanted, cap = min(share, micro), seat.memory_cap_bytes
     enough = min((size for size in seat.peaks if size >= wanted), default=None)
@@ -101,7 +67,7 @@ def memory_at(seat: "Seat", share: int, micro: int) -> Memory | None:
     return Memory(held + samples * times, cap, at_most=False)
 
 
-def fits(seats: Sequence["Seat"], shares: Sequence[int], micros: Sequence[int]) -> str:
+def fits(seats: Sequence[Seat], shares: Sequence[int], micros: Sequence[int]) -> str:
     """`fits`, or whose memory may not suffice and how much that would be; nothing where no cap is known."""
     found = [
         (seat, memory)
@@ -113,7 +79,7 @@ def fits(seats: Sequence["Seat"], shares: Sequence[int], micros: Sequence[int]) 
     return over[0] if over else "fits" if found else ""
 
 
-def with_micro(seat: "Seat", micro: int, tried: Tried) -> "Seat":
+def with_micro(seat: Seat, micro: int, tried: Tried) -> Seat:
     """The seat at another micro-batch: its speed as far as that is known."""
     if min(seat.share, seat.micro_batch) == min(seat.share, micro):
         return seat

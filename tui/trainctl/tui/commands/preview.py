@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.apportion import apportion
 from trainctl.protocol.messages import verbs
-from trainctl.tui.cli.agent_call import Order
 from trainctl.tui.commands import predictions, shares
+from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.precheck import refusal
 from trainctl.tui.state import series as s
 from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.styled_line import Piece, clean
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Piece, clean
 
 
 def preview(order: Order, state: ViewState, glyphs: Glyphs) -> Piece:

@@ -14,7 +14,8 @@ from trainctl.protocol.batch import share_changes
 from trainctl.protocol.batch.apportion import Speed, quickest
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.state.plan_changes import took_effect
-from trainctl.tui.state.rank_speed import HELD_STATES, live_ranks, paces
+from trainctl.tui.state.rank_speed import HELD_STATES, live_ranks
+from trainctl.tui.state.stragglers import paces
 from trainctl.tui.state.view_state import ViewState
 
 _PAIR = re.compile(r"([a-z0-9][a-z0-9._-]*)=(\d+)")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trainctl.protocol import messages as m
-from trainctl.tui.cli.agent_call import Order
+from trainctl.tui.commands.command import Order
 from trainctl.tui.state import event_text, plan_changes
 from trainctl.tui.state.rank_speed import HELD_STATES, live_ranks
 

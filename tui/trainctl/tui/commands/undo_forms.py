@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from trainctl.tui.app.clock import Clock
-from trainctl.tui.commands import forms, undo
+from trainctl.tui.commands import command_line, forms, undo
 from trainctl.tui.commands.share_editor import Split
 from trainctl.tui.state import event_text
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.styled_line import clean
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import clean
 
 
 def form(inverse: undo.Inverse, state: ViewState) -> forms.Form:
@@ -44,6 +44,6 @@ def _sent(inverse: undo.Inverse) -> str:
     had = event_text.shares_in(inverse.event.after or "")
     shares = inverse.order.args.get("shares")
     if had is None or not isinstance(shares, dict):
-        return forms.spoken(inverse.order)
+        return command_line.spoken(inverse.order)
     other = [f"{node}={share}" for node, share in shares.items() if share != had.get(node)]
     return " ".join([inverse.order.verb, *other])

@@ -19,7 +19,7 @@ GAP_SECONDS = 2.0
 """Whoever looks so late was stopped or asleep itself, and knows nothing of the time between."""
 
 
-class Pulse:
+class HeartbeatWatch:
     """Pure: told of heartbeats and asked at times of a monotonic clock."""
 
     def __init__(self, now: float) -> None:
@@ -44,7 +44,7 @@ async def until_lost(live_address: str, clock: Callable[[], float] = time.monoto
         socket = new_socket(context, zmq.SUB)
         socket.setsockopt(zmq.SUBSCRIBE, m.TOPICS[m.Heartbeat])
         socket.connect(live_address)
-        pulse = Pulse(clock())
+        pulse = HeartbeatWatch(clock())
         while not pulse.is_lost(clock()):
             if _has_beaten(socket):
                 pulse.beat(clock())

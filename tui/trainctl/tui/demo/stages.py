@@ -8,8 +8,6 @@ import time
 from collections.abc import Iterator
 from typing import TextIO
 
-from trainctl.tui.cli import output
-
 TICK_SECONDS = 0.5
 SECONDS_CELLS = 12
 QUIET_SECONDS = 2.0
@@ -18,13 +16,14 @@ QUIET_SECONDS = 2.0
 
 @contextlib.contextmanager
 def stage(text: str, stream: TextIO | None = None) -> Iterator[None]:
-    """Say what is being done as long as it is; off a terminal just once, as it begins."""
+    """Say in one printable line what is being done as long as it is; off a terminal just once, as it begins."""
     stream = stream or sys.stderr
     if not stream.isatty():
-        output.tell(text)
+        stream.write(f"{text}\n")
+        stream.flush()
         yield
         return
-    text = output.one_line(text)[: shutil.get_terminal_size().columns - SECONDS_CELLS]  # what wraps can't be rewritten
+    text = text[: shutil.get_terminal_size().columns - SECONDS_CELLS]  # what wraps can't be rewritten
     done = threading.Event()
     ticking = threading.Thread(target=_tick, args=(text, stream, done), name="stage", daemon=True)
     stream.write(text)

@@ -1,1 +1,1 @@
-"""Dialogs over a screen: command forms, the split editor, help, details."""
+"""Dialogs over a screen: command forms, the split editor, help, details. Imports widgets, charts and what is below."""

@@ -1,74 +1,51 @@
 """Why an alert is: what was at hand when it was raised, and what is so now."""
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
-from textual.screen import ModalScreen
 
 from trainctl.protocol import messages as m
-from trainctl.tui.commands.alert_orders import acknowledge, mute
-from trainctl.tui.screens import alerts_view
-from trainctl.tui.terminal.frame_batching import OneFrame
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.line_view import Lines
-from trainctl.tui.widgets.styled_line import Line, Piece, line
+from trainctl.tui.commands.dispatch import acknowledge, mute
+from trainctl.tui.dialogs import alert_text
+from trainctl.tui.dialogs.popup import Popup
+from trainctl.tui.text.styled_line import Line, Piece, line
 
-if TYPE_CHECKING:
-    from trainctl.tui.app.app import TrainctlApp
-
-_CELLS = 68
 _REFRESH_SECONDS = 0.5
 
 
-class WhyScreen(OneFrame, ModalScreen[None]):
+class WhyScreen(Popup[None]):
     """One alert; it goes on being shown after it has been cleared."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,w,enter", "close", "close"),
+        Binding("w,enter", "close", "close"),
         Binding("A", "acknowledge", "acknowledge"),
         Binding("m", "mute", "mute"),
     ]
+    CELLS = 68
 
-    def __init__(self, alert: m.AlertView, glyphs: Glyphs) -> None:
-        super().__init__()
-        self._alert, self._glyphs = alert, glyphs
-
-    @property
-    def _owner(self) -> "TrainctlApp":
-        return cast("TrainctlApp", self.app)
-
-    def compose(self) -> ComposeResult:
-        box = Vertical(id="why")
-        box.border_title = f"why: {alerts_view.title(self._alert)}"
-        with box:
-            yield Lines(self._glyphs, id="why-text", grow=True)
+    def __init__(self, alert: m.AlertView) -> None:
+        super().__init__(f"why: {alert_text.title(alert)}")
+        self._alert = alert
 
     def on_mount(self) -> None:
-        self.set_class(self._glyphs.ascii_only, "ascii")
-        self._show()
-        self.set_interval(_REFRESH_SECONDS, self._show)
+        self.set_interval(_REFRESH_SECONDS, self.refresh_text)
 
-    def _show(self) -> None:
+    def text(self) -> list[Line]:
         """The alert as it is by now."""
-        state, clock = self._owner.shown, self._owner.clock
+        state, clock = self.owner.shown, self.owner.clock
         found = next((alert for alert in state.open_alerts if alert.id == self._alert.id), None)
         self._alert = found or self._alert
-        made: list[Line] = [(), *alerts_view.detail_lines(self._alert, state, clock, _CELLS), ()]
+        made: list[Line] = [(), *alert_text.detail_lines(self._alert, state, clock, self.CELLS), ()]
         if found is None:
             made.append(line(Piece("it is over by now", "good")))
         keys = [("A", "acknowledges", "screen.acknowledge"), ("m", "mutes an hour", "screen.mute")] if found else []
         keys.append(("esc", "closes", "screen.close"))
         pieces = [piece for key, words, action in keys
                   for piece in (Piece(key, "key", action), Piece(f" {words}  ", "label", action))]  # fmt: skip
-        self.query_one("#why-text", Lines).show([*made, line(*pieces)])
+        return [*made, line(*pieces)]
 
     def action_acknowledge(self) -> None:
-        acknowledge(self._owner, self._alert)
+        acknowledge(self.owner, self._alert)
 
     def action_mute(self) -> None:
-        mute(self._owner, self._alert)
-
-    def action_close(self) -> None:
-        self.dismiss()
+        mute(self.owner, self._alert)

@@ -1,81 +1,101 @@
 """The control dialogs: one modal screen made from a control.Form, which says what changes, checks as you type, and
 follows through."""
 
-from typing import TYPE_CHECKING, ClassVar, cast
+import abc
+from collections.abc import Iterable
+from typing import ClassVar
 
 from textual import events
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
-from textual.screen import ModalScreen
+from textual.containers import Horizontal
+from textual.widget import Widget
 from textual.widgets import Input, Label
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.app.clock import Clock
-from trainctl.tui.cli.agent_call import Order
-from trainctl.tui.commands import forms
+from trainctl.tui.commands import command_line, forms
+from trainctl.tui.commands.command import Order
+from trainctl.tui.commands.context import READ_ONLY, KeyHint
 from trainctl.tui.commands.preview import changes_nothing, preview
+from trainctl.tui.dialogs.popup import Dialog
 from trainctl.tui.state import plan_changes
-from trainctl.tui.terminal.frame_batching import OneFrame
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.command_bar import KeyHint
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.line_view import Choice, Field, Lines
-from trainctl.tui.widgets.styled_line import Line, Piece, folded, line, wrap
+from trainctl.tui.state.clock import Clock
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, folded, line, wrap
+from trainctl.tui.widgets.choice import Choice
+from trainctl.tui.widgets.input_field import InputField
 
-if TYPE_CHECKING:
-    from trainctl.tui.app.app import TrainctlApp
-
-_TEXT_CELLS = 60
-_SIDES = 6
-"""Columns of its border and its padding."""
 _LAST_ROWS = 3
 """Of what its keys do, or why none does."""
 _CLOSES = line(Piece("esc", "key", "screen.close"), Piece(" closes", "label", "screen.close"))
 
 
-class CommandDialog(OneFrame, ModalScreen[None]):
-    """Asks for a verb's arguments, sends the command, and shows how far it has come. Escape closes; the command goes
-    on."""
+class OrderDialog(Dialog[None]):
+    """Sends one command, and shows how far it has come. Escape closes; the command goes on."""
+
+    def __init__(self, form: forms.Form) -> None:
+        super().__init__(form.title)
+        self.form = form
+        self.progress: forms.Progress | None = None
+
+    @property
+    def blocked(self) -> str:
+        """Why nothing can be sent; empty if it can."""
+        return READ_ONLY if self.owner.read_only else self.form.blocked
+
+    @property
+    def watching(self) -> bool:
+        return self._is_there and self.is_mounted and self in self.app.screen_stack
+
+    def follow(self, progress: forms.Progress) -> None:
+        """Shows how far the command has come."""
+        self.progress = progress
+        if self.watching:
+            self.refresh_text()
+
+    def text(self) -> list[Line]:
+        return self.asking() if self.progress is None else self.telling(self.progress)
+
+    @abc.abstractmethod
+    def asking(self) -> list[Line]:
+        """The lines before a command is sent."""
+
+    @abc.abstractmethod
+    def telling(self, progress: forms.Progress) -> list[Line]:
+        """The lines once it is sent."""
+
+
+class CommandDialog(OrderDialog):
+    """Asks for a verb's arguments."""
+
+    DEFAULT_CSS = "CommandDialog #dialog { width: 68; }"
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "close", "close", priority=True),
         Binding("enter", "send", "send"),
         Binding("y", "yes", "yes", show=False),
         Binding("n", "no", "no", show=False),
     ]
 
-    def __init__(self, form: forms.Form, glyphs: Glyphs) -> None:
-        super().__init__()
-        self.form, self._glyphs = form, glyphs
-        self.progress: forms.Progress | None = None
+    CELLS = 60
+
+    def __init__(self, form: forms.Form) -> None:
+        super().__init__(form)
         self.order: Order | None = None
         self.idle = False  # the command would change nothing
+        self._finding = Piece("")
 
-    @property
-    def _owner(self) -> "TrainctlApp":
-        return cast("TrainctlApp", self.app)
-
-    @property
-    def _is_there(self) -> bool:
-        """Whether its fields are: a key can come before them, and after they are gone."""
-        return bool(self.query("#dialog-text"))
-
-    def compose(self) -> ComposeResult:
-        box = Vertical(id="dialog")
-        box.border_title = self.form.title
-        with box:
-            for item in self.form.fields:
-                with Horizontal(classes="field"):
-                    yield Label(item.label, classes="name")
-                    if item.choices:
-                        yield Choice(item.choices, item.value, self._glyphs, id=f"field-{item.name}")
-                    else:
-                        yield Field(item.value, id=f"field-{item.name}", compact=True, select_on_focus=True)
-            yield Lines(self._glyphs, id="dialog-text", grow=True)
+    def content(self) -> Iterable[Widget]:
+        for item in self.form.fields:
+            name = f"field-{item.name}"
+            field = (
+                Choice(item.choices, item.value, self._glyphs, id=name)
+                if item.choices
+                else InputField(item.value, id=name, compact=True, select_on_focus=True)
+            )
+            yield Horizontal(Label(item.label, classes="name"), field, classes="field")
+        yield from super().content()
 
     def on_mount(self) -> None:
-        self.set_class(self._glyphs.ascii_only, "ascii")
         if not self._is_there:  # closed by a key of the same burst
             return
         typed = [item for item in self.form.fields if not item.choices]
@@ -93,16 +113,8 @@ class CommandDialog(OneFrame, ModalScreen[None]):
             event.stop()
             typed.post_message(event)
 
-    @property
-    def cells(self) -> int:
-        """Columns that its text has."""
-        return min(_TEXT_CELLS, self.app.size.width - _SIDES)
-
     def on_resize(self) -> None:
-        if self.progress is not None:
-            self.follow(self.progress)
-        else:
-            self._judge()
+        self._judge()
 
     def on_input_changed(self) -> None:
         self._judge()
@@ -126,7 +138,7 @@ class CommandDialog(OneFrame, ModalScreen[None]):
     def _follow_node(self) -> None:
         """Another node was chosen: its own micro-batch is what the field starts from."""
         node = self.values().get("node")
-        run = self._owner.shown.run
+        run = self.owner.shown.run
         view = next((item for item in run.ranks if item.node == node), None) if run else None
         if view is not None:
             self.query_one("#field-micro", Input).value = str(view.micro_batch)
@@ -141,8 +153,7 @@ class CommandDialog(OneFrame, ModalScreen[None]):
         except InvalidInputError as error:
             self._say(Piece("" if self._is_untouched or self.form.blocked else str(error), "bad"))
             return
-        sends = not self._owner.read_only and not self.form.blocked
-        self.idle = sends and changes_nothing(self.order, self._owner.shown)
+        self.idle = not self.blocked and changes_nothing(self.order, self.owner.shown)
         self._say(Piece("nothing changes: it is so already", "label") if self.idle else self.finding(self.order))
 
     @property
@@ -156,7 +167,7 @@ class CommandDialog(OneFrame, ModalScreen[None]):
     def hints(self) -> list[KeyHint]:
         """What its keys do now, for the bottom line."""
         close = KeyHint("esc", "close", "screen.close", "escape")
-        if self.progress is not None or self.form.blocked or self._owner.read_only:
+        if self.progress is not None or self.blocked:
             return [close]
         if self.form.ask_yes:
             return [KeyHint("y", "yes", "screen.yes", "y"), KeyHint("n", "no", "screen.no", "n"), close]
@@ -168,14 +179,15 @@ class CommandDialog(OneFrame, ModalScreen[None]):
 
     def finding(self, order: Order) -> Piece:
         """What the command would do."""
-        return preview(order, self._owner.shown, self._glyphs)
+        return preview(order, self.owner.shown, self._glyphs)
 
     def _say(self, finding: Piece) -> None:
-        self.query_one("#dialog-text", Lines).show(self._text(finding))
+        self._finding = finding
+        self.refresh_text()
 
-    def _text(self, finding: Piece) -> list[Line]:
+    def asking(self) -> list[Line]:
         form, cells = self.form, self.cells
-        said = [(finding.text, finding.role), *((text, "warning") for text in form.remarks)]
+        said = [(self._finding.text, self._finding.role), *((text, "warning") for text in form.remarks)]
         made: list[Line] = [(), *(line(Piece(row, role)) for text, role in said for row in wrap(text, cells))]
         made += labelled("changes  ", form.changes, cells) + labelled("leaves   ", form.keeps, cells)
         if form.if_plan is not None:
@@ -184,10 +196,8 @@ class CommandDialog(OneFrame, ModalScreen[None]):
         return [*made, (), *folded(self._last_line(), cells, _LAST_ROWS, self._glyphs.ellipsis)]
 
     def _last_line(self) -> Line:
-        if self._owner.read_only:
-            return line(Piece("read-only: commands are off for this screen  ", "warning"), *_CLOSES)
-        if self.form.blocked:
-            return line(Piece(f"{self.form.blocked}  ", "warning"), *_CLOSES)
+        if self.blocked:
+            return line(Piece(f"{self.blocked}  ", "warning"), *_CLOSES)
         if self.form.ask_yes:
             asked = Piece("stop it? " if self.form.verb == "stop" else "do it? ", "strong")
             return line(asked, Piece("y", "key", "screen.yes"), "/", Piece("N", "key", "screen.close"))
@@ -213,32 +223,19 @@ class CommandDialog(OneFrame, ModalScreen[None]):
             self._send()
 
     def _send(self) -> None:
-        if self.order is None or self.form.blocked or self._owner.read_only or self.progress is not None:
+        if self.order is None or self.blocked or self.progress is not None:
             return
         for item in self.form.fields:
             self.query_one(f"#field-{item.name}").disabled = True
-        self._owner.send_order(self.order, self)
+        self.owner.send_order(self.order, self)
 
-    @property
-    def watching(self) -> bool:
-        return self._is_there and self.is_mounted and self in self.app.screen_stack
-
-    def follow(self, progress: forms.Progress) -> None:
-        """Shows how far the command has come."""
-        self.progress = progress
-        if not self.watching:
-            return
-        made = [(), *followed(progress, self._owner.clock, self._glyphs, self.cells)]
-        made += [(), _CLOSES]
-        self.query_one("#dialog-text", Lines).show(made)
-
-    def action_close(self) -> None:
-        self.dismiss()
+    def telling(self, progress: forms.Progress) -> list[Line]:
+        return [(), *followed(progress, self.owner.clock, self._glyphs, self.cells), (), _CLOSES]
 
 
 def followed(progress: forms.Progress, clock: Clock, glyphs: Glyphs, columns: int) -> list[Line]:
     """A command that was sent: what it says, when, and how far it has come, in lines of at most `columns` cells."""
-    made: list[Line] = [line(Piece(text, "strong")) for text in wrap(forms.spoken(progress.order), columns)]
+    made: list[Line] = [line(Piece(text, "strong")) for text in wrap(command_line.spoken(progress.order), columns)]
     made.append(line(Piece(f"{f.clock(progress.sent_at, clock.wall(), clock.zone)} ", "dim")))
     made += [line(Piece(text, role)) for text, role in _rows(forms.progress_line(progress, glyphs), columns)]
     reply = progress.reply
@@ -248,7 +245,7 @@ def followed(progress: forms.Progress, clock: Clock, glyphs: Glyphs, columns: in
     return made
 
 
-def labelled(name: str, text: str, columns: int = _TEXT_CELLS) -> list[Line]:
+def labelled(name: str, text: str, columns: int) -> list[Line]:
     """A text under a name at its left, wrapped."""
     rows = wrap(text, columns - len(name))
     return [line(Piece(name if not index else " " * len(name), "label"), row) for index, row in enumerate(rows)]

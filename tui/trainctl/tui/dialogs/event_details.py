@@ -2,20 +2,17 @@
 
 import datetime
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
-from trainctl.tui.app.clock import Clock
-from trainctl.tui.commands import forms, undo
+from trainctl.tui.commands import command_line, undo
 from trainctl.tui.dialogs.popup import Popup
 from trainctl.tui.state import effects
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.styled_line import Line, Piece, clean, line, wrap
-
-if TYPE_CHECKING:
-    from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.state.clock import Clock
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, line, wrap
 
 _NAME_CELLS = 12
 
@@ -54,7 +51,7 @@ def _labelled(name: str, value: str, columns: int, role: str = "text") -> list[L
 def _undo_lines(undoing: undo.Inverse | str, columns: int) -> list[Line]:
     if isinstance(undoing, str):
         return _labelled("undo", f"none: {undoing}", columns, "dim")
-    made = _labelled("undo", forms.spoken(undoing.order), columns, "strong")
+    made = _labelled("undo", command_line.spoken(undoing.order), columns, "strong")
     for remark in undoing.remarks:
         made += _labelled("", remark, columns, "warning")
     return made
@@ -76,13 +73,9 @@ class EventDetails(Popup[str]):
         Binding("y", "copy", "copy", priority=True),
     ]
 
-    def __init__(self, made: Callable[[int], list[Line]], glyphs: Glyphs) -> None:
-        super().__init__("event", glyphs)
+    def __init__(self, made: Callable[[int], list[Line]]) -> None:
+        super().__init__("event")
         self._made = made
-
-    @property
-    def owner(self) -> "TrainctlApp":
-        return cast("TrainctlApp", self.app)
 
     def text(self) -> list[Line]:
         return self._made(self.cells)

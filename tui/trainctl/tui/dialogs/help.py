@@ -2,19 +2,12 @@
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical, VerticalScroll
-from textual.screen import ModalScreen
 
-from trainctl.tui.terminal.frame_batching import OneFrame
-from trainctl.tui.widgets.line_view import Lines
-from trainctl.tui.widgets.styled_line import Line, Piece, cell_len, fit, folded, line, wrap
-
-if TYPE_CHECKING:
-    from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.dialogs.popup import Popup
+from trainctl.tui.text.styled_line import Line, Piece, cell_len, fit, folded, line, wrap
 
 _HELP_CELLS = 35
 _TEXT_CELLS = 2 * _HELP_CELLS
@@ -44,36 +37,26 @@ def _cell(key: str, what: str, columns: int) -> list[Line]:
     return [fit(row, columns) for row in rows]
 
 
-class HelpScreen(OneFrame, ModalScreen[None]):
+class HelpScreen(Popup[None]):
     """The keys of the screen it was opened from, taken from its live bindings, and what the letters mean."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark", "close", "close")]
+    DEFAULT_CSS = "HelpScreen #dialog { width: 78; }"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("question_mark", "close", "close")]
+    SCROLLS_BY_KEYS = True
 
     def __init__(self, keys: list[tuple[str, str]], address: str) -> None:
-        super().__init__()
+        super().__init__("keys")
         self._keys, self._address = keys, address
 
-    def compose(self) -> ComposeResult:
-        box = Vertical(id="help")
-        box.border_title = "keys"
-        with box, VerticalScroll():
-            yield Lines(cast("TrainctlApp", self.app).glyphs, id="help-text", grow=True)
-
-    def on_mount(self) -> None:
-        self.set_class(cast("TrainctlApp", self.app).glyphs.ascii_only, "ascii")
-
-    def on_resize(self) -> None:
+    def text(self) -> list[Line]:
         columns = min(_TEXT_CELLS, self.app.size.width - _AROUND_CELLS)
         made = key_rows(self._keys, columns)
         words = "trainctl send VERB ... --connect " if "://" in self._address else "trainctl replay "
         made += [(), *(row for meaning in _LEGEND for row in folded(meaning, columns, 2)), ()]
         rows = wrap(words + self._address, columns - len(_SHELL))
-        made += [line(Piece(_SHELL if not at else " " * len(_SHELL), "label"), row) for at, row in enumerate(rows)]
-        for text in self.query("#help-text").results(Lines):  # none where a key of the same burst has closed it
-            text.show(made)
-
-    def action_close(self) -> None:
-        self.dismiss()
+        return made + [
+            line(Piece(_SHELL if not at else " " * len(_SHELL), "label"), row) for at, row in enumerate(rows)
+        ]
 
 
 _LEGEND: tuple[Line, ...] = (

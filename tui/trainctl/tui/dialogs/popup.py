@@ -1,62 +1,83 @@
-"""Small windows over a screen: one that shows lines, and one in which one of a few is chosen."""
+"""What dialogs share: the box of lines over a screen, one that scrolls, and one in which one of a few is chosen."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, TypeVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
+from textual.widget import Widget
 
+from trainctl.tui.commands.context import AppContext, KeyHint, context_of
 from trainctl.tui.terminal.frame_batching import OneFrame
-from trainctl.tui.widgets.command_bar import KeyHint
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, fit, folded, line
 from trainctl.tui.widgets.line_view import Lines
-from trainctl.tui.widgets.styled_line import Line, Piece, fit, folded, line
 
 POPUP_CELLS = 70
 """Of text in a popup of full width."""
-_SIDES = 6
+SIDES = 6
+"""Columns of a dialog's border and its padding."""
 T = TypeVar("T")
 
 
-class Popup(OneFrame, ModalScreen[T]):
-    """A titled box of lines; escape closes it."""
+class Dialog(OneFrame, ModalScreen[T]):
+    """A titled box of lines over a screen; escape closes it."""
 
     DEFAULT_CSS = """
-    Popup { align: center middle; background: $background 55%; }
-    Popup:ansi { background: transparent; }
-    Popup #popup { width: 76; max-width: 100%; height: auto; max-height: 100%; padding: 0 2; border: round $accent;
+    Dialog { align: center middle; background: $background 55%; }
+    Dialog:ansi { background: transparent; }
+    Dialog #dialog { width: 76; max-width: 100%; height: auto; max-height: 100%; padding: 0 2; border: round $accent;
       border-title-color: $accent; border-title-style: bold; background: $surface; }
-    Popup.ascii #popup { border: ascii $accent; }
-    Popup VerticalScroll { height: auto; max-height: 100%; }
+    Dialog.ascii #dialog { border: ascii $accent; }
+    Dialog VerticalScroll { height: auto; max-height: 100%; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "close", "close", priority=True)]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", "close", priority=True)]
+    CELLS = POPUP_CELLS
+    """Columns of text where there is room."""
 
-    def __init__(self, title: str, glyphs: Glyphs) -> None:
+    def __init__(self, title: str) -> None:
         super().__init__()
-        self._box_title, self._glyphs = title, glyphs
+        self._box_title = title
+
+    @property
+    def owner(self) -> AppContext:
+        return context_of(self)
+
+    @property
+    def _glyphs(self) -> Glyphs:
+        return self.owner.glyphs
+
+    @property
+    def cells(self) -> int:
+        """Columns that the text has."""
+        return min(self.CELLS, self.app.size.width - SIDES)
+
+    @property
+    def _is_there(self) -> bool:
+        """Whether its lines are: a key can come before them, and after they are gone."""
+        return bool(self.query("#dialog-text"))
 
     def compose(self) -> ComposeResult:
-        box = Vertical(id="popup")
+        box = Vertical(id="dialog")
         box.border_title = self._box_title
-        with box, VerticalScroll(can_focus=False):
-            yield Lines(self._glyphs, id="popup-text", grow=True)
+        with box:
+            yield from self.content()
+
+    def content(self) -> Iterable[Widget]:
+        """What is in the box."""
+        yield Lines(self._glyphs, id="dialog-text", grow=True)
 
     def on_mount(self) -> None:
         self.set_class(self._glyphs.ascii_only, "ascii")
         self.refresh_text()
 
-    @property
-    def cells(self) -> int:
-        """Columns that the text has."""
-        return min(POPUP_CELLS, self.app.size.width - _SIDES)
-
     def refresh_text(self) -> None:
         """Shows what `text` gives now."""
-        if self.query("#popup-text"):
-            self.query_one("#popup-text", Lines).show(self.text())
+        if self._is_there:
+            self.query_one("#dialog-text", Lines).show(self.text())
 
     @abc.abstractmethod
     def text(self) -> list[Line]:
@@ -67,6 +88,16 @@ class Popup(OneFrame, ModalScreen[T]):
 
     def action_close(self) -> None:
         self.dismiss()
+
+
+class Popup(Dialog[T]):
+    """A dialog that scrolls, for reading; q closes it too."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "close", "close", priority=True)]
+    SCROLLS_BY_KEYS = False
+
+    def content(self) -> Iterable[Widget]:
+        yield VerticalScroll(*super().content(), can_focus=self.SCROLLS_BY_KEYS)
 
 
 class Chooser(Popup[int]):
@@ -82,10 +113,8 @@ class Chooser(Popup[int]):
         *(Binding(digit, f"press({digit!r})", digit, show=False, priority=True) for digit in "123456789"),
     ]
 
-    def __init__(
-        self, title: str, choices: Sequence[str], verb: str, glyphs: Glyphs, keys: Sequence[str] = "123456789"
-    ) -> None:
-        super().__init__(title, glyphs)
+    def __init__(self, title: str, choices: Sequence[str], verb: str, keys: Sequence[str] = "123456789") -> None:
+        super().__init__(title)
         self.choices, self._verb, self.cursor = tuple(choices[:9]), verb, 0
         self._keys = tuple(keys)
 

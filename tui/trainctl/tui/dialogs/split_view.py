@@ -5,10 +5,10 @@ A click on `-`, `+` or a node does what the keys do.
 
 from trainctl.tui.commands.share_editor import Split
 from trainctl.tui.commands.shares import Seat, group_seconds
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, fit, groups, line, pad_left, shorten, width
 from trainctl.tui.widgets.inline_bars import share_bar
-from trainctl.tui.widgets.styled_line import Line, Piece, clean, fit, groups, line, pad_left, shorten, width
 
 CELLS = 70
 """Width of every line, where there is room."""

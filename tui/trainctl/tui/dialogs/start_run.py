@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.cli.agent_call import Order
-from trainctl.tui.cli.targets import is_local, run_file
+from trainctl.tui.commands.command import Order
+from trainctl.tui.commands.targets import is_local, run_file
 from trainctl.tui.dialogs.command_dialog import CommandDialog
-from trainctl.tui.widgets.styled_line import Piece, clean
+from trainctl.tui.text.styled_line import Piece, clean
 
 
 class StartDialog(CommandDialog):
@@ -25,7 +25,7 @@ class StartDialog(CommandDialog):
 
     def _agent_is_here(self) -> bool:
         try:
-            return is_local(self._owner.address)
+            return is_local(self.owner.address)
         except InvalidInputError:
             return False
 

@@ -1,1 +1,1 @@
-"""`trainctl doctor`: what is wrong with the machines of a cluster, and what to do about it."""
+"""`trainctl doctor`: what is wrong with the machines of a cluster, and what to do about it. Imports protocol only."""

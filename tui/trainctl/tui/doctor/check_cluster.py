@@ -6,7 +6,7 @@ from ipaddress import IPv4Interface
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import addresses
 from trainctl.tui.doctor.check_machine import quoted
-from trainctl.tui.doctor.findings import Finding, Level, Look, Scene, Subject, Trouble
+from trainctl.tui.doctor.findings import ClusterFacts, Finding, Level, Look, Subject, Trouble
 
 CLOCK_WARN_SECONDS, CLOCK_FAIL_SECONDS = 0.5, 30.0
 SLOW_SECONDS = 0.05
@@ -65,7 +65,7 @@ def _reasons(look: Look, trouble: Trouble, here: m.Facts, address: str) -> tuple
             return trouble.text, ""
 
 
-def of_versions(scene: Scene) -> Iterator[Finding]:
+def of_versions(scene: ClusterFacts) -> Iterator[Finding]:
     """What all nodes should have alike: the program, and the libraries that compute."""
     for name in ("trainctl", "torch", "mlx", "mlx-lm", "transformers", "numpy"):
         found: dict[str, list[str]] = {}
@@ -103,7 +103,7 @@ def of_clock(look: Look) -> Iterator[Finding]:
                   "turn on network time there (timedatectl set-ntp true; macOS: Set time automatically)")  # fmt: skip
 
 
-def of_interfaces(look: Look, facts: m.Facts, scene: Scene) -> Iterator[Finding]:
+def of_interfaces(look: Look, facts: m.Facts, scene: ClusterFacts) -> Iterator[Finding]:
     """Whether the run's interface for the node is there, up, and inside the networks that are trusted."""
     table = scene.run.nodes.get(look.name) if scene.run is not None else None
     if table is None:
@@ -116,7 +116,7 @@ def of_interfaces(look: Look, facts: m.Facts, scene: Scene) -> Iterator[Finding]
                       f'[nodes.{look.name}] interface = "{name}" in the run file')  # fmt: skip
 
 
-def _interface(look: Look, facts: m.Facts, name: str, scene: Scene) -> Finding:
+def _interface(look: Look, facts: m.Facts, name: str, scene: ClusterFacts) -> Finding:
     found = next((one for one in facts.interfaces if one.name == name), None)
     usable = ", ".join(one.name for one in facts.interfaces if one.is_up and one.addresses)
     if found is None:

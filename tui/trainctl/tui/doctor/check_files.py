@@ -6,12 +6,12 @@ from pathlib import PurePosixPath
 
 from trainctl.protocol.config import addresses
 from trainctl.tui.doctor.check_cluster import shell_copy
-from trainctl.tui.doctor.findings import Finding, Hashed, Scene
+from trainctl.tui.doctor.findings import ClusterFacts, Finding, Hashed
 
 SHOWN_FILES = 3
 
 
-def of_files(scene: Scene) -> Iterator[Finding]:
+def of_files(scene: ClusterFacts) -> Iterator[Finding]:
     """Model and data, of all nodes that were asked. The one that most nodes have counts as right; of two alike, the
     first node's."""
     for what in ("model", "data"):
@@ -33,7 +33,7 @@ def _source(hashed: list[Hashed]) -> Hashed | None:
     return max(whole, key=lambda one: counts[one.digests.digest])  # the first of the best
 
 
-def _compared(scene: Scene, source: Hashed, whole: list[Hashed]) -> Iterator[Finding]:
+def _compared(scene: ClusterFacts, source: Hashed, whole: list[Hashed]) -> Iterator[Finding]:
     alike = [one.node for one in whole if one.digests.digest == source.digests.digest]
     for one in whole:
         if one.digests.digest != source.digests.digest:
@@ -50,7 +50,7 @@ def _difference(source: Hashed, other: Hashed) -> str:
     return ", ".join(changed[:SHOWN_FILES]) + more if changed else "the order of its files"
 
 
-def _mend(scene: Scene, source: Hashed | None, other: Hashed) -> str:
+def _mend(scene: ClusterFacts, source: Hashed | None, other: Hashed) -> str:
     """The rsync line, to be run on the node that is wrong."""
     if source is None or source.node == other.node:
         return "put it there, or name its place in [nodes.X] model_path or data_path"

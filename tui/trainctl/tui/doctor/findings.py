@@ -59,7 +59,7 @@ class Hashed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scene:
+class ClusterFacts:
     """All there is to judge."""
 
     here: m.Facts

@@ -4,12 +4,12 @@ from trainctl.tui.doctor.check_cluster import of_clock, of_interfaces, of_reach,
 from trainctl.tui.doctor.check_environment import of_environment
 from trainctl.tui.doctor.check_files import of_files
 from trainctl.tui.doctor.check_machine import of_machine
-from trainctl.tui.doctor.findings import Finding, Look, Scene
+from trainctl.tui.doctor.findings import ClusterFacts, Finding, Look
 
 HERE, NO_AGENT = "this machine", "tcp://127.0.0.1:0"
 
 
-def findings(scene: Scene) -> tuple[Finding, ...]:
+def findings(scene: ClusterFacts) -> tuple[Finding, ...]:
     """Node by node, then of all together."""
     found: list[Finding] = []
     for look in scene.looks:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 What = Literal["steps", "ranks", "events", "hosts"]
 Row = tuple[Any, ...]
 PAGE = 500
-_PHASES = ("data", "forward", "backward", "sync", "optimizer", "wait")
+_PHASES = m.Phases.__struct_fields__
 
 COLUMNS: dict[str, dict[str, type]] = {
     "steps": {

@@ -12,11 +12,11 @@ from textual.widgets import Input
 
 from trainctl.tui.app import launch
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.replay.replay_source import ReplaySource
 from trainctl.tui.replay.slider import ReplayBar
-from trainctl.tui.screens.base import Bar, BaseScreen
+from trainctl.tui.screens.base import BaseScreen, StatusBar
 from trainctl.tui.screens.overview import OverviewScreen
+from trainctl.tui.state.clock import Clock
 
 _FOR_RUNS = frozenset({"dialog", "command_line", "undo"})
 """Actions that change a run: this one is over."""
@@ -79,8 +79,8 @@ class ReplayApp(TrainctlApp):
     def badge(self) -> str:
         return "REPLAY"
 
-    def above_bottom(self) -> list[Bar]:
-        return [ReplayBar(self.glyphs)]
+    def above_bottom(self) -> list[StatusBar]:
+        return [ReplayBar(self.source, self.go_to, self.glyphs)]
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "replay_arrow":  # other screens' own keys

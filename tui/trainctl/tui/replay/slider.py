@@ -1,20 +1,18 @@
 """The line under a replay's screens: where it is, how fast it goes, and a slider to click on."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Sequence
 
 from textual import events
 
 from trainctl.protocol import messages as m
-from trainctl.tui.app.clock import Clock
+from trainctl.tui.commands.context import context_of
 from trainctl.tui.replay.playhead import Playhead
-from trainctl.tui.screens.base import Bar
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.styled_line import Line, Piece, fit, from_cells, line, width
-
-if TYPE_CHECKING:
-    from trainctl.tui.replay.replay_app import ReplayApp
+from trainctl.tui.replay.replay_source import ReplaySource
+from trainctl.tui.screens.base import StatusBar
+from trainctl.tui.state.clock import Clock
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, fit, from_cells, line, width
 
 _ROLES = {"error": "bad", "warning": "warning"}
 
@@ -55,22 +53,19 @@ def step_of(head: Playhead, cell: int, size: int) -> int:
     return head.first + round(min(max(cell / max(size - 1, 1), 0.0), 1.0) * (head.last - head.first))
 
 
-class ReplayBar(Bar):
+class ReplayBar(StatusBar):
     """The slider; a click, or the mouse drawn along it, goes there."""
 
-    def __init__(self, glyphs: Glyphs) -> None:
+    def __init__(self, source: ReplaySource, go_to: Callable[[int], None], glyphs: Glyphs) -> None:
         super().__init__(glyphs, id="replay")
+        self._source, self._go_to = source, go_to
         self._first_cell, self._cells = 0, 1
 
-    @property
-    def _owner(self) -> "ReplayApp":
-        return cast("ReplayApp", self.app)
-
     def paint(self) -> None:
-        source = self._owner.source
+        source, clock = self._source, context_of(self).clock
         columns = self.app.size.width
         made, self._first_cell, self._cells = bar(
-            source.head, source.at, source.events_known, self._owner.clock, columns, self._glyphs
+            source.head, source.at, source.events_known, clock, columns, self._glyphs
         )
         self.show([made])
 
@@ -86,4 +81,4 @@ class ReplayBar(Bar):
         self.release_mouse()
 
     def _go(self, x: int) -> None:
-        self._owner.go_to(step_of(self._owner.source.head, x - self._first_cell, self._cells))
+        self._go_to(step_of(self._source.head, x - self._first_cell, self._cells))

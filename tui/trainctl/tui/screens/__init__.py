@@ -1,1 +1,2 @@
-"""The screens of the full-screen program, one a file; each makes lines from the app's state."""
+"""The screens, one a file beside the pure file that makes its lines. Imports dialogs, widgets, charts and what is
+below; only app and replay import it."""

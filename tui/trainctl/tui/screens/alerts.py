@@ -5,10 +5,10 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
-from trainctl.tui.commands.alert_orders import acknowledge, mute
+from trainctl.tui.commands.dispatch import acknowledge, mute
 from trainctl.tui.screens import alerts_view, header
 from trainctl.tui.screens.base import BaseScreen
-from trainctl.tui.widgets.styled_line import Line, rule
+from trainctl.tui.text.styled_line import Line, rule
 
 
 class AlertsScreen(BaseScreen):
@@ -44,7 +44,7 @@ class AlertsScreen(BaseScreen):
         count = len(state.open_alerts)
         title = f"{owner.glyphs.horizontal} alerts{f': {count} open' if count else ''} "
         body = alerts_view.panel_lines(
-            state, self.cursor, owner.clock, columns, rows - 2, owner.glyphs, bell=owner.ringer.on
+            state, self.cursor, owner.clock, columns, rows - 2, owner.glyphs, bell=owner.alert_bell.on
         )
         return [*head, rule(columns, owner.glyphs.horizontal, (0, title, "title")), *body]
 
@@ -72,5 +72,5 @@ class AlertsScreen(BaseScreen):
 
     def action_bell(self) -> None:
         """The bell on or off, for this session."""
-        self.owner.ringer.on = not self.owner.ringer.on
+        self.owner.alert_bell.on = not self.owner.alert_bell.on
         self.paint()

@@ -1,25 +1,17 @@
-"""Alerts as lines: at the head of the Overview's events, in the panel with what is known of each, and why one is so."""
+"""Alerts as lines: at the head of the Overview's events, and in the panel with what is known of each."""
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import KINDS
-from trainctl.tui.app.clock import Clock
+from trainctl.tui.dialogs.alert_text import WORDS, detail_lines, held_words, title
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.styled_line import Line, Piece
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece
 
-WORDS = {"warning": ("ALERT", "warning"), "error": ("ERROR", "bad")}
-"""How bad it is, as the screen says it, with its role."""
 _LEAST_DETAIL = 9
 """Rows that what is known of the chosen alert gets at least, where there are so many."""
-
-
-def title(alert: m.AlertView) -> str:
-    """What an alert is about, short: `torch-h lost`, `mbp: clock`, `loss spike`."""
-    node, words = ln.clean(alert.node), alert.kind.removeprefix("node-").replace("-", " ")
-    between = " " if alert.kind.startswith("node-") else ": "
-    return f"{node}{between}{words}" if node else words
 
 
 def overview_lines(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
@@ -103,7 +95,7 @@ def _head(columns: int) -> Line:
 def _row(alert: m.AlertView, index: int, clock: Clock, columns: int, glyphs: Glyphs, *, chosen: bool) -> Line:
     word, role = WORDS[alert.severity]
     node_cells, kind_cells = _sizes(columns)
-    held = _held(alert, short=columns < 100)
+    held = held_words(alert, short=columns < 100)
     quiet = "dim" if held else "text"
     since = f.clock(alert.raised_at, clock.wall(), clock.zone)
     age = f.age(max(clock.wall() - alert.raised_at, 0.0))
@@ -123,13 +115,6 @@ def _row(alert: m.AlertView, index: int, clock: Clock, columns: int, glyphs: Gly
         return made
     # How bad it is keeps its colour; the rest is marked as the chosen line.
     return tuple(piece if place in (0, 2) else piece._replace(role="cursor") for place, piece in enumerate(made))
-
-
-def _held(alert: m.AlertView, *, short: bool = False) -> str:
-    """Why it calls nobody, empty if it does."""
-    if alert.acknowledged_by is not None:
-        return f"{'ack' if short else 'acknowledged by'} {ln.clean(alert.acknowledged_by)}"
-    return "muted" if alert.muted else ""
 
 
 def _nothing(state: ViewState) -> list[Line]:
@@ -158,67 +143,3 @@ def _foot(state: ViewState, clock: Clock, *, bell: bool, any_open: bool, columns
 def _mute_words(mute: m.MuteView, clock: Clock) -> str:
     where = f" on {ln.clean(mute.node)}" if mute.node else ""
     return f"{mute.kind}{where} muted till {f.clock(mute.until_at, clock.wall(), clock.zone)} by {ln.clean(mute.by)}"
-
-
-# ---------------------------------------------------------------- why
-
-
-def detail_lines(alert: m.AlertView, state: ViewState, clock: Clock, columns: int) -> list[Line]:
-    """All that is known of an alert: what it says, what was at hand when it was raised, and what is so now."""
-    _, role = WORDS[alert.severity]
-    made = [ln.line(Piece(text, role)) for text in ln.wrap(ln.clean(f"{alert.node} {alert.text}".strip()), columns)]
-    made += [ln.line(Piece(text, "label")) for text in ln.wrap(_when(alert, clock), columns)]
-    for index, fact in enumerate(alert.facts):
-        made += _labelled("then" if not index else "", fact, columns, "label")
-    for index, fact in enumerate(facts_now(alert, state)):
-        made += _labelled("now" if not index else "", fact, columns, "text")
-    return made
-
-
-def _when(alert: m.AlertView, clock: Clock) -> str:
-    at = f.clock(alert.raised_at, clock.wall(), clock.zone)
-    step = f" after step {alert.step:,}" if alert.step is not None else ""
-    age = f.duration(max(clock.wall() - alert.raised_at, 0.0))
-    held = _held(alert)
-    return f"raised {at}{step}, {age} ago: {KINDS[alert.kind].summary}{f'; {held}' if held else ''}"
-
-
-def _labelled(name: str, text: str, columns: int, role: str) -> list[Line]:
-    rows = ln.wrap(ln.clean(text), max(columns - 6, 10))
-    return [
-        ln.line(Piece(f"{name if not index else '':<6}", "label"), Piece(row, role)) for index, row in enumerate(rows)
-    ]
-
-
-def facts_now(alert: m.AlertView, state: ViewState) -> list[str]:
-    """The phases of the rank's last step and the machine's newest reading."""
-    made = []
-    seen = state.ranks.get(alert.rank) if alert.rank is not None else None
-    if seen is not None:
-        phases = seen.value.phases
-        parts = [f"{name} {f.seconds(getattr(phases, name))}" for name in ("data", "forward", "backward", "sync")]
-        own = seen.value.own_tokens_per_second
-        made.append(f"step {seen.value.step:,}: {', '.join(parts)}" + (f"; own rate {own:,.0f} tok/s" if own else ""))
-        if seen.value.peak_or_held_bytes is not None:
-            used = f.used_of(seen.value.peak_or_held_bytes, seen.value.memory_cap_bytes)
-            made.append(f"memory {used} GB, micro-batch {seen.value.micro_batch} of {seen.value.samples} samples")
-    host = state.hosts.get(alert.node)
-    return made + (_machine(host.value) if host is not None else [])
-
-
-def _machine(host: m.HostReading) -> list[str]:
-    parts = [f"cpu {host.cpu_percent:.0f} %"] if host.cpu_percent is not None else []
-    parts += [f"load {host.load_1min:.1f}"] if host.load_1min is not None else []
-    parts += (
-        [f"disk free {f.used_of(host.disk_free_bytes, host.disk_total_bytes)} GB"]
-        if host.disk_free_bytes is not None
-        else []
-    )
-    made = [", ".join(parts)] if parts else []
-    for gpu in host.gpus:
-        words = [f"{gpu.utilization_percent:.0f} %"] if gpu.utilization_percent is not None else []
-        words += [f"{gpu.clock_mhz / 1000:.2f} GHz"] if gpu.clock_mhz is not None else []
-        words += [f"{gpu.power_watts:.0f} W"] if gpu.power_watts is not None else []
-        words += [f"{gpu.temperature_celsius:.0f} °C"] if gpu.temperature_celsius is not None else []
-        made.append(f"{gpu.name}: {', '.join(words)}")
-    return made

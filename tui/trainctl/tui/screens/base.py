@@ -1,47 +1,32 @@
 """What every screen is: a body of lines over the bottom line."""
 
 import abc
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from textual import events
 from textual.app import ComposeResult
 
-from trainctl.tui.app import clipboard
-from trainctl.tui.app.keymap import named
+from trainctl.tui.commands.context import AppContext, KeyHint, context_of
+from trainctl.tui.dialogs import clipboard
 from trainctl.tui.screens import overview_view
 from trainctl.tui.terminal.frame_batching import OneFrame
-from trainctl.tui.widgets.command_bar import Bottom, KeyHint
+from trainctl.tui.text.styled_line import Line, line
+from trainctl.tui.widgets.command_bar import CommandBar
+from trainctl.tui.widgets.keymap import named
 from trainctl.tui.widgets.line_view import Lines
-from trainctl.tui.widgets.styled_line import Line, line
-
-if TYPE_CHECKING:
-    from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.widgets.repaintable import Repaintable
 
 
-class Painted:
-    """What `paint` of the program brings up to date: screens, and dialogs that show the present state."""
-
-    def paint(self) -> None:
-        """Shows the present state."""
-        raise NotImplementedError
-
-    def painting(self) -> Iterator[None]:
-        """As `paint`, in parts, between which others may have a turn."""
-        self.paint()
-        yield
-
-
-class Bar(Lines):
+class StatusBar(Lines):
     """A line of a program's own between the body and the bottom line."""
 
-    DEFAULT_CSS = "Bar { height: 1; }"
+    DEFAULT_CSS = "StatusBar { height: 1; }"
 
     def paint(self) -> None:
         """Shows the present state."""
 
 
-class BaseScreen(OneFrame, Painted):
+class BaseScreen(OneFrame, Repaintable):
     """A body of lines over the bottom line; `paint` brings both up to date."""
 
     AUTO_FOCUS = ""
@@ -56,8 +41,8 @@ class BaseScreen(OneFrame, Painted):
         super().__init_subclass__(**options)
 
     @property
-    def owner(self) -> "TrainctlApp":
-        return cast("TrainctlApp", self.app)
+    def owner(self) -> AppContext:
+        return context_of(self)
 
     @property
     def own_keys(self) -> frozenset[str]:
@@ -67,7 +52,7 @@ class BaseScreen(OneFrame, Painted):
     def compose(self) -> ComposeResult:
         yield Lines(self.owner.glyphs, id="body")
         yield from self.owner.above_bottom()
-        yield Bottom(self.owner.glyphs)
+        yield CommandBar(self.owner.glyphs)
 
     def on_resize(self, event: events.Resize) -> None:
         self.paint()
@@ -88,18 +73,18 @@ class BaseScreen(OneFrame, Painted):
         self.paints += 1
         body = self.query_one("#body", Lines)
         small = overview_view.too_small(columns, rows)
-        bottom = self.query_one(Bottom)
+        bottom = self.query_one(CommandBar)
         bottom.display = small is None
         if small is not None:
             body.show([line(small)])
         elif rows and columns:
             body.show(self.lines(columns, self._body_rows()))
-            for bar in self.query(Bar):
+            for bar in self.query(StatusBar):
                 bar.paint()
             bottom.paint()
 
     def _body_rows(self) -> int:
-        return self.size.height - self.query_one(Bottom).rows - self.rows_between() - len(self.query(Bar))
+        return self.size.height - self.query_one(CommandBar).rows - self.rows_between() - len(self.query(StatusBar))
 
     def rows_between(self) -> int:
         """Rows that a screen needs between its body and the bottom line."""

@@ -25,9 +25,9 @@ from trainctl.tui.dialogs.chart_picker import ChartPicker
 from trainctl.tui.screens import header
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state.series import Window
-from trainctl.tui.widgets.command_bar import Bottom
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.styled_line import Line, Piece, clean, fit, line
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line
+from trainctl.tui.widgets.command_bar import CommandBar
 
 ASK_AFTER_SECONDS = 0.1
 """A view is asked for when it has stood this long."""
@@ -87,7 +87,7 @@ class ChartsScreen(BaseScreen):
     def compose(self) -> ComposeResult:
         yield ChartArea(self.owner.glyphs, id="body")
         yield from self.owner.above_bottom()
-        yield Bottom(self.owner.glyphs)
+        yield CommandBar(self.owner.glyphs)
 
     def on_screen_resume(self) -> None:
         self._asked = {}  # what came while it wasn't looked at is asked for

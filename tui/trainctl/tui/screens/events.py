@@ -7,18 +7,17 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui.app import clipboard
 from trainctl.tui.charts.marks import numbered
 from trainctl.tui.commands import undo
-from trainctl.tui.dialogs import event_details, undo_picker
+from trainctl.tui.commands.context import KeyHint
+from trainctl.tui.dialogs import clipboard, event_details, undo_picker
 from trainctl.tui.screens import events_table, header
 from trainctl.tui.screens.table_screen import TableScreen
 from trainctl.tui.state import effects, plan_changes, sorting
 from trainctl.tui.state import series as s
 from trainctl.tui.state.table_schemas import EVENTS, EventRow
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.command_bar import KeyHint
-from trainctl.tui.widgets.styled_line import Line, Piece, fit, line, rule
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.styled_line import Line, Piece, fit, line, rule
 
 EVENTS_PAGE = 500
 _MOST_ASKED = 12
@@ -203,7 +202,7 @@ class EventsScreen(TableScreen):
             undid, found = undo.undid(events).get(event.id), self.effect(event, events)
             return event_details.lines(event, found, self.undoing(event), owner.clock, columns, owner.glyphs, undid)
 
-        self.app.push_screen(event_details.EventDetails(made, owner.glyphs), self._after_details)
+        self.app.push_screen(event_details.EventDetails(made), self._after_details)
 
     def _after_details(self, wish: str | None) -> None:
         if wish == "undo":

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainctl.protocol import messages as m
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.commands import undo
 from trainctl.tui.screens import recent_events
 from trainctl.tui.state import event_text, plan_changes, sorting
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.table_schemas import EventRow
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.styled_line import Line, Piece, clean, fit, line, plain, shorten, spread, width
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, plain, shorten, spread, width
+from trainctl.tui.widgets import table_head
 
 WIDE_COLUMNS = 116
 """From here on each part has a column of its own."""
@@ -31,7 +32,7 @@ class Context:
     undid: Mapping[int, m.Event] = field(default_factory=dict)
 
 
-def head(columns: int, rows: Sequence[EventRow], order: sorting.Order, context: Context) -> Line:
+def head(columns: int, rows: Sequence[EventRow], order: sorting.SortOrder, context: Context) -> Line:
     """The titles, to be clicked; the one that the table is sorted by carries an arrow."""
     when = _when_cells(rows, context)
     if columns < WIDE_COLUMNS:
@@ -43,13 +44,7 @@ def head(columns: int, rows: Sequence[EventRow], order: sorting.Order, context: 
         titles = [("age", "WHEN", when + 1), ("by", "WHO", _WHO), ("verb", "WHAT", _WHAT), ("step", "STEP", step + 2),
                   ("", f"BEFORE {context.glyphs.arrow} AFTER", room), ("outcome", "OUTCOME", _OUTCOME + 1),
                   ("effect", "EFFECT", _EFFECT + 1), ("", "MARK", 4)]  # fmt: skip
-    return fit([_title(*title, order, context.glyphs) for title in titles], columns)
-
-
-def _title(name: str, text: str, size: int, order: sorting.Order, glyphs: Glyphs) -> Piece:
-    arrow = order.arrow(name, glyphs.up, glyphs.down)
-    return Piece(f"{text}{arrow}".ljust(size)[:size], "strong" if arrow else "label",
-                 f"screen.sort({name!r})" if name else "")  # fmt: skip
+    return fit([table_head.title(*each, order, context.glyphs) for each in titles], columns)
 
 
 def lines(rows: Sequence[EventRow], shown: range, cursor: int, columns: int, context: Context) -> list[Line]:

@@ -1,11 +1,11 @@
 """The cells of the fleet table, each made from one row: what is unknown is n/a, what is old is dimmed."""
 
-from trainctl.tui.app.clock import Clock
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import Row
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, line, shorten
 from trainctl.tui.widgets.inline_bars import phase_bar, share_bar, sparkline
-from trainctl.tui.widgets.styled_line import Line, Piece, clean, line, shorten
 from trainctl.tui.widgets.theme import SERIES_ROLES
 
 _STATE_ROLES = {"run": "good", "paused": "warning", "drained": "dim"}

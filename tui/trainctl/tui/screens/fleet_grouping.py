@@ -26,7 +26,7 @@ class Arrangement:
     """How a person wants the table: filtered, sorted, and which nodes opened into their ranks."""
 
     filter: Filter[Row] | None = None
-    order: sorting.Order = sorting.Order()  # noqa: RUF009  frozen itself
+    order: sorting.SortOrder = sorting.SortOrder()  # noqa: RUF009  frozen itself
     opened: frozenset[str] = frozenset()
 
 

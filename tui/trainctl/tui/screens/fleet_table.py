@@ -7,22 +7,23 @@ its share. Unknown is n/a; what is old is dimmed and its age says how old; a los
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.screens import fleet_cells as c
 from trainctl.tui.screens.fleet_grouping import Arrangement, arranged
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import BAD_STATES, Row, fleet_rate, rows, sum_of_own_rates
-from trainctl.tui.state.sorting import Order
+from trainctl.tui.state.sorting import SortOrder
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.styled_line import Line, Piece, clean, fit, line, pad_left, plain, width
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, pad_left, plain, width
+from trainctl.tui.widgets import table_head
 
 _NEVER = 10_000
 """More columns than any screen has."""
 
 
 @dataclass(frozen=True)
-class Column:
+class FleetColumn:
     """`least` is the screen width from which it is shown; `right` aligns to the right; `field` is what it is sorted
     by."""
 
@@ -58,7 +59,7 @@ def lines(
 
 
 def _last_lines(
-    state: ViewState, table: list[Row], body: list[Row], shown: list[Column], columns: int, total: bool
+    state: ViewState, table: list[Row], body: list[Row], shown: list[FleetColumn], columns: int, total: bool
 ) -> list[Line]:
     made = [fit((Piece("no rank is left by the filter; esc clears it", "dim"),), columns)] if table and not body else []
     return [*made, fit(_total(state, table, shown), columns)] if total and table else made
@@ -70,28 +71,28 @@ def sortable(state: ViewState, clock: Clock, columns: int) -> list[str]:
     return [column.field for column in layout(columns, has_gpu, "", clock) if column.field]
 
 
-def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock) -> list[Column]:
+def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock) -> list[FleetColumn]:
     """The columns that fit, the step bar stretched over what is left."""
     used_percent = ("GPU", c.gpu_percent) if has_gpu else ("CPU", c.cpu_percent)
     chosen = [
-        Column("NODE", 7, c.node, gap=0, field="node"),
-        Column("STATE", 7, c.state, field="state"),
-        Column("SINCE", 9, lambda row, glyphs, size: c.since(row, clock), least=150),
-        Column("DEVICE", 9, c.device, least=116, field="device"),
-        Column("SHARE", 10, c.share, field="share"),
-        Column("MICRO", 6, c.micro, field="micro"),
-        Column("OWN T/S", 7, c.own, True, field="tok/s"),
-        Column("TREND", 8, c.trend, least=112, gap=2),
-        Column(bar_title, 0, c.bar, gap=2, field="busy"),
-        Column("WAIT", 6, c.wait, True, 100, field="wait"),
-        Column("MEM GB", 7, c.memory, True, 70, gap=2, field="mem"),
-        Column("HELD", 5, c.held, True, 132, field="held"),
-        Column(used_percent[0], 4, used_percent[1], True, 76, field=used_percent[0].lower()),
-        Column("CLK", 5, c.clock_rate, True, 118 if has_gpu else _NEVER, field="clock"),
-        Column("W", 4, c.watts, True, 118 if has_gpu else _NEVER, field="power"),
-        Column("°C", 4, c.celsius, True, 104, field="temp"),
-        Column("LINK", 10, c.link, least=132, gap=2),
-        Column("AGE", 3, c.age, True, field="age"),
+        FleetColumn("NODE", 7, c.node, gap=0, field="node"),
+        FleetColumn("STATE", 7, c.state, field="state"),
+        FleetColumn("SINCE", 9, lambda row, glyphs, size: c.since(row, clock), least=150),
+        FleetColumn("DEVICE", 9, c.device, least=116, field="device"),
+        FleetColumn("SHARE", 10, c.share, field="share"),
+        FleetColumn("MICRO", 6, c.micro, field="micro"),
+        FleetColumn("OWN T/S", 7, c.own, True, field="tok/s"),
+        FleetColumn("TREND", 8, c.trend, least=112, gap=2),
+        FleetColumn(bar_title, 0, c.bar, gap=2, field="busy"),
+        FleetColumn("WAIT", 6, c.wait, True, 100, field="wait"),
+        FleetColumn("MEM GB", 7, c.memory, True, 70, gap=2, field="mem"),
+        FleetColumn("HELD", 5, c.held, True, 132, field="held"),
+        FleetColumn(used_percent[0], 4, used_percent[1], True, 76, field=used_percent[0].lower()),
+        FleetColumn("CLK", 5, c.clock_rate, True, 118 if has_gpu else _NEVER, field="clock"),
+        FleetColumn("W", 4, c.watts, True, 118 if has_gpu else _NEVER, field="power"),
+        FleetColumn("°C", 4, c.celsius, True, 104, field="temp"),
+        FleetColumn("LINK", 10, c.link, least=132, gap=2),
+        FleetColumn("AGE", 3, c.age, True, field="age"),
     ]
     chosen = [column for column in chosen if columns >= column.least]
     used = sum(column.size + column.gap for column in chosen)
@@ -110,20 +111,18 @@ def _seconds_title(state: ViewState) -> str:
     return f"STEP {f.seconds(last.value.step_seconds)}" if last else "STEP"
 
 
-def _head(shown: list[Column], columns: int, order: Order, glyphs: Glyphs) -> Line:
+def _head(shown: list[FleetColumn], columns: int, order: SortOrder, glyphs: Glyphs) -> Line:
     """The titles; that of the column that the table is sorted by with an arrow, in its gap where it has no room."""
     parts: list[Piece] = []
     for column in shown:
-        arrow = order.arrow(column.field, glyphs.up, glyphs.down)
-        title = f"{arrow}{column.title}" if column.right else f"{column.title[: column.size - len(arrow)]}{arrow}"
-        size = column.gap + column.size
-        text = title.rjust(size) if column.right else " " * column.gap + title.ljust(column.size)
-        action = f"screen.sort({column.field!r})" if column.field else ""
-        parts.append(Piece(text[:size], "strong" if arrow else "label", action))
+        gap = 0 if column.right else column.gap
+        size = column.gap + column.size - gap
+        title = table_head.title(column.field, column.title, size, order, glyphs, right=column.right)
+        parts.append(title._replace(text=" " * gap + title.text))
     return fit(parts, columns)
 
 
-def _body(row: Row, shown: list[Column], columns: int, glyphs: Glyphs) -> Line:
+def _body(row: Row, shown: list[FleetColumn], columns: int, glyphs: Glyphs) -> Line:
     parts: list[Piece] = []
     for column in _with_room_for_why(row, shown, glyphs) if row.says_why else shown:
         cell = column.cell(row, glyphs, column.size)
@@ -136,7 +135,7 @@ def _body(row: Row, shown: list[Column], columns: int, glyphs: Glyphs) -> Line:
     ])  # fmt: skip
 
 
-def _with_room_for_why(row: Row, shown: list[Column], glyphs: Glyphs) -> list[Column]:
+def _with_room_for_why(row: Row, shown: list[FleetColumn], glyphs: Glyphs) -> list[FleetColumn]:
     """The columns; where a why is longer than the step's bar, which it stands for, it goes on over those to its right
     that would say n/a."""
     at = next(place for place, column in enumerate(shown) if column.cell is c.bar)
@@ -147,7 +146,7 @@ def _with_room_for_why(row: Row, shown: list[Column], glyphs: Glyphs) -> list[Co
     return [*shown[:at], replace(shown[at], size=size), *shown[end:]]
 
 
-def _total(state: ViewState, table: list[Row], shown: list[Column]) -> Line:
+def _total(state: ViewState, table: list[Row], shown: list[FleetColumn]) -> Line:
     """Sums over the ranks that take part: shares, own rates, peaks of memory."""
     assert state.run is not None
     ranks = state.run.ranks

@@ -5,14 +5,14 @@ import math
 from collections.abc import Mapping
 
 from trainctl.protocol import messages as m
-from trainctl.tui.app.clock import Clock
-from trainctl.tui.state import energy
+from trainctl.tui.screens import energy
 from trainctl.tui.state import series as s
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import efficiency, fleet_rate
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.styled_line import Line, Piece, clean, fit, groups, line, shorten, spread, width
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, fit, groups, line, shorten, spread, width
 
 LOSS_STEPS = 16
 """Steps that the loss in the head is the mean of."""

@@ -15,10 +15,11 @@ from textual.worker import Worker
 from trainctl.tui.screens import log_view as lv
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state import log_query as lq
-from trainctl.tui.state.merged_log import Entry
-from trainctl.tui.widgets.command_bar import Bottom
-from trainctl.tui.widgets.line_view import Field, Lines
-from trainctl.tui.widgets.styled_line import Line, rule, shorten
+from trainctl.tui.state.merged_log import LogEntry
+from trainctl.tui.text.styled_line import Line, rule, shorten
+from trainctl.tui.widgets.command_bar import CommandBar
+from trainctl.tui.widgets.input_field import InputField
+from trainctl.tui.widgets.line_view import Lines
 
 WHEEL_LINES = 3
 
@@ -46,14 +47,14 @@ class LogScreen(BaseScreen):
         super().__init__(name)
         self.view = lv.View()
         self._rows = 1
-        self._kept: tuple[tuple[object, ...], Sequence[Entry], int] = ((), (), 0)
+        self._kept: tuple[tuple[object, ...], Sequence[LogEntry], int] = ((), (), 0)
         self._reading: tuple[str, Mapping[int, str]] | None = None
 
     def compose(self) -> ComposeResult:
         yield Lines(self.owner.glyphs, id="body")
-        yield Field(id="filter", placeholder="text, /pattern/ or node:NAME", compact=True)
+        yield InputField(id="filter", placeholder="text, /pattern/ or node:NAME", compact=True)
         yield from self.owner.above_bottom()
-        yield Bottom(self.owner.glyphs)
+        yield CommandBar(self.owner.glyphs)
 
     def on_mount(self) -> None:
         self.query_one("#filter").display = False
@@ -90,7 +91,7 @@ class LogScreen(BaseScreen):
         """Rows that the search's field takes."""
         return 1 if self.query_one("#filter").display else 0
 
-    def entries(self) -> Sequence[Entry]:
+    def entries(self) -> Sequence[LogEntry]:
         """The lines that are shown, of which `found` have a match."""
         tail, names = self.owner.logs.tail, self.names()
         key = (tail.entries, self.view.query, self.view.only, tuple(names))

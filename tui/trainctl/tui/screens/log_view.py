@@ -6,12 +6,12 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trainctl.tui.app.clock import Clock
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.log_query import Query
-from trainctl.tui.state.merged_log import Entry, Key, LogTail
+from trainctl.tui.state.merged_log import LogEntry, LogKey, LogTail
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.widgets.theme import SERIES_ROLES
 
 LEVELS = {
@@ -29,8 +29,8 @@ class View:
 
     query: Query = Query()  # noqa: RUF009  frozen itself
     only: bool = False  # lines without a match are left out
-    top: Key | None = None
-    at: Key | None = None
+    top: LogKey | None = None
+    at: LogKey | None = None
     shift: int = 0
 
 
@@ -59,7 +59,7 @@ def names_of(state: ViewState) -> dict[int, Named]:
     }
 
 
-def first_shown(view: View, entries: Sequence[Entry], rows: int) -> int:
+def first_shown(view: View, entries: Sequence[LogEntry], rows: int) -> int:
     """The index of the first line on screen."""
     last = max(len(entries) - rows, 0)
     if view.top is None:
@@ -67,20 +67,20 @@ def first_shown(view: View, entries: Sequence[Entry], rows: int) -> int:
     return min(bisect.bisect_left(entries, view.top, key=lambda entry: entry.key), last)
 
 
-def scrolled(view: View, entries: Sequence[Entry], rows: int, by: int) -> View:
+def scrolled(view: View, entries: Sequence[LogEntry], rows: int, by: int) -> View:
     """`by` lines further down; at the end it is followed again."""
     first = max(first_shown(view, entries, rows) + by, 0)
     return replace(view, top=None if first + rows >= len(entries) else entries[first].key)
 
 
-def held(view: View, entries: Sequence[Entry], rows: int) -> View:
+def held(view: View, entries: Sequence[LogEntry], rows: int) -> View:
     """The end followed if it wasn't, else held where it is."""
     if view.top is not None or not entries:
         return replace(view, top=None)
     return replace(view, top=entries[first_shown(view, entries, rows)].key)
 
 
-def jumped(view: View, entries: Sequence[Entry], rows: int, *, back: bool) -> View:
+def jumped(view: View, entries: Sequence[LogEntry], rows: int, *, back: bool) -> View:
     """At the next match, or the one before, round the ends; from the last line on screen where there was none."""
     pattern = view.query.pattern
     if pattern is None or not entries:
@@ -96,7 +96,7 @@ def jumped(view: View, entries: Sequence[Entry], rows: int, *, back: bool) -> Vi
     return view if found is None else _showing(replace(view, at=entries[found].key), entries, rows, found)
 
 
-def _showing(view: View, entries: Sequence[Entry], rows: int, place: int) -> View:
+def _showing(view: View, entries: Sequence[LogEntry], rows: int, place: int) -> View:
     """The same, with a line on screen, in the middle if it wasn't."""
     first = first_shown(view, entries, rows)
     if first <= place < first + rows:
@@ -106,7 +106,7 @@ def _showing(view: View, entries: Sequence[Entry], rows: int, place: int) -> Vie
 
 
 def lines(
-    tail: LogTail, view: View, entries: Sequence[Entry], names: Mapping[int, Named], clock: Clock, columns: int,
+    tail: LogTail, view: View, entries: Sequence[LogEntry], names: Mapping[int, Named], clock: Clock, columns: int,
     rows: int, glyphs: Glyphs,
 ) -> list[ln.Line]:  # fmt: skip
     """The log in exactly `rows` lines; with one rank its name is left out."""
@@ -131,7 +131,7 @@ def _why_empty(tail: LogTail, view: View, names: Mapping[int, Named]) -> str:
 
 
 def _line(
-    entry: Entry, view: View, names: Mapping[int, Named], clock: Clock, columns: int, glyphs: Glyphs, size: int,
+    entry: LogEntry, view: View, names: Mapping[int, Named], clock: Clock, columns: int, glyphs: Glyphs, size: int,
     *, with_day: bool,
 ) -> ln.Line:  # fmt: skip
     name = names.get(entry.key.rank, Named(entry.node, entry.node, "label", "?"))
@@ -150,7 +150,7 @@ def _line(
     return ln.fit((*parts, *ln.ellipsized(body, room, glyphs.ellipsis)), columns)
 
 
-def _marked(entry: Entry, view: View) -> ln.Line:
+def _marked(entry: LogEntry, view: View) -> ln.Line:
     """The text with what was found in it."""
     text, role = ln.clean(entry.text), _TEXT_ROLES.get(entry.level, "dim" if entry.stray else "text")
     if view.query.pattern is None:
@@ -188,7 +188,7 @@ def _when(at: float, clock: Clock, *, with_day: bool) -> str:
     return f"{when:%d %b %H:%M:%S}" if with_day else f"{when:%H:%M:%S}"
 
 
-def title(tail: LogTail, view: View, entries: Sequence[Entry], found: int, names: Mapping[int, Named]) -> str:
+def title(tail: LogTail, view: View, entries: Sequence[LogEntry], found: int, names: Mapping[int, Named]) -> str:
     """What the rule above the log says."""
     who = next(iter(names.values())).label if len(names) == 1 else f"{len(names)} logs"
     words = [

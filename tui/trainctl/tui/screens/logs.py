@@ -8,7 +8,7 @@ from textual.binding import Binding, BindingType
 from trainctl.tui.screens import header
 from trainctl.tui.screens import log_view as lv
 from trainctl.tui.screens.log_screen import LogScreen
-from trainctl.tui.widgets.styled_line import Line
+from trainctl.tui.text.styled_line import Line
 
 SHIFT_CELLS = 20
 

@@ -5,11 +5,12 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol.errors import RefusedError, TrainctlError
-from trainctl.tui.screens import header, node_view, phase_view
+from trainctl.tui.screens import header, node_view
 from trainctl.tui.screens import log_view as lv
 from trainctl.tui.screens.log_screen import LogScreen
+from trainctl.tui.state import step_phases
 from trainctl.tui.state.rank_rows import Row, rows
-from trainctl.tui.widgets.styled_line import Line, Piece, fit, line
+from trainctl.tui.text.styled_line import Line, Piece, fit, line
 
 
 class NodeScreen(LogScreen):
@@ -23,7 +24,7 @@ class NodeScreen(LogScreen):
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
-        self.past = phase_view.Past()
+        self.past = step_phases.RecordedPhases()
 
     def on_screen_resume(self) -> None:
         super().on_screen_resume()
@@ -40,17 +41,17 @@ class NodeScreen(LogScreen):
         client, run = self.owner.client, self.owner.shown.run
         if client is None or run is None or not run.step:
             return
-        steps = phase_view.columns_of(len(run.ranks))
+        steps = step_phases.columns_of(len(run.ranks))
         span = max(run.step - steps + 1, 0), None, steps
         try:
             try:
-                history = await client.history(run.run, phase_view.METRICS, *span)
+                history = await client.history(run.run, step_phases.METRICS, *span)
             except RefusedError:  # an agent of 0.1.0 has no peaks of single steps
-                history = await client.history(run.run, phase_view.METRICS_OF_0_1_0, *span)
+                history = await client.history(run.run, step_phases.METRICS_OF_0_1_0, *span)
         except TrainctlError as error:
             self.app.notify(str(error), severity="error", markup=False)
             return
-        self.past = phase_view.past_of(run.run, history)
+        self.past = step_phases.past_of(run.run, history)
         self.paint()
 
     # ------------------------------------------------------------ what is shown

@@ -2,15 +2,15 @@
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
-from trainctl.tui.app.clock import Clock
+from trainctl.tui.screens import energy
 from trainctl.tui.screens import fleet_cells as c
-from trainctl.tui.state import energy
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, fit, groups, line, plain, shorten
 from trainctl.tui.widgets.inline_bars import share_bar
-from trainctl.tui.widgets.styled_line import Line, Piece, clean, fit, groups, line, plain, shorten
 
 _ROLES = ("trainer", "reducer", "standby", "keeper", "agent", "helper")
 """Of processes, those first that matter most."""

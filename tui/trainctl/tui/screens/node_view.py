@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.charts import marks as mk
 from trainctl.tui.charts import plot as p
 from trainctl.tui.charts.layout import Block, beside, widths
@@ -14,10 +13,12 @@ from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.viewport import page
 from trainctl.tui.screens import node_facts, phase_view
 from trainctl.tui.state import series as s
+from trainctl.tui.state import step_phases
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.widgets.theme import SERIES_ROLES
 
 FACTS = 5
@@ -30,28 +31,28 @@ PHASE_ROWS = 8
 
 
 @dataclass(frozen=True)
-class Layout:
+class NodeLayout:
     """Rows of each part, rules included; the log has the rest. Without rows for both, charts and phases share one."""
 
     charts: int
     phases: int
 
 
-def layout(rows: int) -> Layout:
+def layout(rows: int) -> NodeLayout:
     """How the rows below the facts are shared out."""
     if rows < 24:
-        return Layout(0, min(PHASE_ROWS, max(rows - 4, 0)))
+        return NodeLayout(0, min(PHASE_ROWS, max(rows - 4, 0)))
     charts = min(max(rows // 3, 8), 16)
-    return Layout(charts, min(PHASE_ROWS + (rows - 24) // 6, 14))
+    return NodeLayout(charts, min(PHASE_ROWS + (rows - 24) // 6, 14))
 
 
 def lines(
-    state: ViewState, row: Row, past: phase_view.Past, clock: Clock, columns: int, rows: int, glyphs: Glyphs
+    state: ViewState, row: Row, past: step_phases.RecordedPhases, clock: Clock, columns: int, rows: int, glyphs: Glyphs
 ) -> tuple[list[ln.Line], int]:
     """Everything but the head and the log, and how many of `rows` are left for that."""
     made = [_title(state, row, columns, glyphs), *node_facts.facts(row, state, clock, columns, glyphs)]
     plan = layout(rows - len(made))
-    found = phase_view.laps(state, past, row.view.rank)
+    found = step_phases.laps(state, past, row.view.rank)
     if plan.charts:
         made += beside(_charts(state, row, found, columns, plan.charts - 1, glyphs), columns, plan.charts - 1, glyphs)
     if plan.phases > 1:
@@ -73,7 +74,7 @@ def _title(state: ViewState, row: Row, columns: int, glyphs: Glyphs) -> ln.Line:
 
 
 def _charts(
-    state: ViewState, row: Row, found: Sequence[phase_view.Lap], columns: int, rows: int, glyphs: Glyphs
+    state: ViewState, row: Row, found: Sequence[step_phases.StepPhases], columns: int, rows: int, glyphs: Glyphs
 ) -> list[Block]:
     panels = [busy_panel(state, row), rate_panel(state, row), memory_panel(state, row, found)]
     count = 3 if columns >= _THREE_CHARTS else 2 if columns >= _TWO_CHARTS else 1
@@ -89,7 +90,7 @@ def _drawn(item: p.Plot, columns: int, rows: int, glyphs: Glyphs) -> Block:
 def _phases(
     state: ViewState,
     row: Row,
-    found: Sequence[phase_view.Lap],
+    found: Sequence[step_phases.StepPhases],
     columns: int,
     rows: int,
     glyphs: Glyphs,
@@ -142,7 +143,7 @@ def rate_panel(state: ViewState, row: Row) -> p.Plot:
     return p.panel("own tok/s", (track,), *_span(state), mk.of_run(state), least_span=0.2)
 
 
-def memory_panel(state: ViewState, row: Row, found: Sequence[phase_view.Lap]) -> p.Plot:
+def memory_panel(state: ViewState, row: Row, found: Sequence[step_phases.StepPhases]) -> p.Plot:
     """The peaks of the trainer's memory, in GB."""
     known = [(lap.step, lap.memory_bytes / 1e9) for lap in found if lap.memory_bytes is not None]
     steps = np.array([step for step, _ in known], np.int64)

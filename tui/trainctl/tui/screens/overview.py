@@ -5,12 +5,12 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.tui.app import clipboard
+from trainctl.tui.dialogs import clipboard
 from trainctl.tui.screens import fleet_grouping, fleet_table, overview_view
 from trainctl.tui.screens.table_screen import TableScreen
 from trainctl.tui.state.rank_rows import Row, rows
 from trainctl.tui.state.table_schemas import FLEET
-from trainctl.tui.widgets.styled_line import Line
+from trainctl.tui.text.styled_line import Line
 
 _NOTHING: tuple[tuple[int, int], list[Line]] = (0, 0), []
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trainctl.protocol import messages as m
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.charts import marks as mk
 from trainctl.tui.charts import plot as p
 from trainctl.tui.charts.layout import side_by_side
@@ -14,13 +13,14 @@ from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.viewport import window_end
 from trainctl.tui.screens import fleet_grouping, fleet_table, header, recent_events
 from trainctl.tui.screens.fleet_grouping import Arrangement
-from trainctl.tui.state import rank_speed
+from trainctl.tui.state import rank_speed, stragglers
 from trainctl.tui.state import series as s
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.rank_rows import BAD_STATES
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.widgets.theme import SERIES_ROLES
 
 LEAST_COLUMNS, LEAST_ROWS = 60, 15
@@ -31,7 +31,7 @@ _EVENTS_PART = 0.34
 
 
 @dataclass(frozen=True)
-class Layout:
+class OverviewLayout:
     """Rows of each part, rules included; they add up to the rows given."""
 
     head: int
@@ -60,7 +60,7 @@ class ChartCache:
         return self._drawn
 
 
-def layout(columns: int, rows: int, ranks: int) -> Layout:
+def layout(columns: int, rows: int, ranks: int) -> OverviewLayout:
     """How `rows` are shared out. The fleet gets what it needs up to half; charts and events share the rest 2 : 1."""
     head = 3 if rows >= 29 and columns >= 80 else 2
     table = min(1 + max(ranks, 1) + (1 if _with_total(rows, ranks) else 0), max((rows - head) // 2, 2))
@@ -69,7 +69,7 @@ def layout(columns: int, rows: int, ranks: int) -> Layout:
     charts = rest - events
     if charts < 5:
         charts, events = (rest, 0) if rest < 8 else (5, rest - 5)
-    return Layout(head, table, charts, events)
+    return OverviewLayout(head, table, charts, events)
 
 
 def _with_total(rows: int, ranks: int) -> bool:
@@ -140,7 +140,7 @@ def _why_out(state: ViewState, clock: Clock, selected: int | None) -> tuple[str,
 
 
 def _straggler(state: ViewState, glyphs: Glyphs) -> tuple[str, str] | None:
-    slow = rank_speed.named_straggler(state)
+    slow = stragglers.named_straggler(state)
     if slow is None:
         return None
     node = ln.shorten(ln.clean(slow.node), 20, glyphs.ellipsis)
@@ -211,7 +211,7 @@ def _by_rank(state: ViewState, metric: str, title: str, selected: int | None, mo
     if len(views) > MOST_LINES:
         all_of_them = s.combined([state.window(metric, view.rank) for view in views])
         together = (Trace(all_of_them, "mean", "label", band="band"),)
-        slow = rank_speed.named_straggler(state)
+        slow = stragglers.named_straggler(state)
         lines_of = {selected, slow.rank if slow is not None else None}
     tracks = tuple(_track(state, metric, views, index) for index, view in enumerate(views) if view.rank in lines_of)
     return p.panel(

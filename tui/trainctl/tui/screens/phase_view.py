@@ -1,112 +1,16 @@
-"""Where each of a rank's last steps went: of the record and of what came since as one list, and pictures of it."""
+"""Where each of a rank's last steps went, as a table and as columns of phase letters."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
-from trainctl.protocol import messages as m
 from trainctl.tui.charts.viewport import page
-from trainctl.tui.state import rank_speed
-from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.state.step_phases import MEAN_STEPS, StepPhases, means
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, fit, from_cells, line
 from trainctl.tui.widgets.inline_bars import PHASES, in_cells
-from trainctl.tui.widgets.styled_line import Line, Piece, fit, from_cells, line
-
-PHASE_NAMES = ("data", "forward", "backward", "sync", "optimizer", "wait")
-METRICS_OF_0_1_0 = (*(f"{name}_seconds" for name in PHASE_NAMES), "memory_bytes")
-METRICS = (*METRICS_OF_0_1_0, "memory_peak_bytes")
-"""What of the record this is made from."""
-STEPS = 240
-"""Newest steps that are asked for."""
-MOST_BUCKETS = 16_000
-"""Over all ranks and metrics, so that the answer stays far below the frame limit."""
-MEAN_STEPS = 16
-"""Steps that the means in the table are of."""
 
 
-class Lap(NamedTuple):
-    """One rank's step; in `phases` the wait for slower ranks is told from the sum itself where that is known."""
-
-    step: int
-    phases: m.Phases
-    memory_bytes: float | None  # its peak; where none is known, what was held after it
-
-    @property
-    def seconds(self) -> float:
-        return float(sum(getattr(self.phases, name) for name in PHASE_NAMES))
-
-
-@dataclass(frozen=True)
-class Past:
-    """What the record had of a run's last steps: rank -> step -> lap."""
-
-    run: str = ""
-    laps: Mapping[int, Mapping[int, Lap]] = field(default_factory=lambda: MappingProxyType({}))
-
-
-def columns_of(ranks: int) -> int:
-    """How many steps to ask the record for."""
-    return min(STEPS, MOST_BUCKETS // (len(METRICS) * max(ranks, 1)))
-
-
-def past_of(run: str, history: m.History) -> Past:
-    """The steps of a reply that has them one by one; a bucket of several says nothing of any of them."""
-    values: dict[int, dict[int, dict[str, float]]] = {}
-    for series in history.series:
-        if series.rank is None or series.bucket_steps != 1:
-            continue
-        for step, value in zip(series.steps, series.last, strict=True):
-            values.setdefault(series.rank, {}).setdefault(step, {})[series.metric] = value
-    return Past(run, {rank: _whole(steps) for rank, steps in values.items()})
-
-
-def _whole(steps: Mapping[int, Mapping[str, float]]) -> dict[int, Lap]:
-    """Of the steps all of whose phases are known."""
-    made = {}
-    for step, named in steps.items():
-        phases = {name: named.get(f"{name}_seconds", math.nan) for name in PHASE_NAMES}
-        if all(math.isfinite(value) for value in phases.values()):
-            made[step] = Lap(step, m.Phases(**phases), named.get("memory_peak_bytes", named.get("memory_bytes")))
-    return made
-
-
-def laps(state: ViewState, past: Past, rank: int) -> list[Lap]:
-    """A rank's known last steps, oldest first."""
-    ranks = rank_speed.reporting(state.run) or sorted(state.laps)
-    known = {other: _known(state, past, other) for other in {rank, *ranks}}
-    return [_split(lap, [known[other].get(step) for other in ranks]) for step, lap in sorted(known[rank].items())]
-
-
-def _known(state: ViewState, past: Past, rank: int) -> dict[int, Lap]:
-    run = state.run.run if state.run else ""
-    found = dict(past.laps.get(rank, {})) if past.run == run else {}
-    found |= {part.step: Lap(part.step, part.phases, part.peak_or_held_bytes) for part in state.laps.get(rank, ())}
-    return found
-
-
-def _split(lap: Lap, others: Sequence[Lap | None]) -> Lap:
-    """Of sync, what the least waiting rank didn't spend there is a wait; unknown unless all have told of the step."""
-    syncs = [other.phases.sync for other in others if other is not None]
-    if len(syncs) < 2 or len(syncs) < len(others):
-        return lap
-    own, waited = lap.phases, max(lap.phases.sync - min(syncs), 0.0)
-    return lap._replace(
-        phases=m.Phases(own.data, own.forward, own.backward, own.sync - waited, own.optimizer, own.wait + waited)
-    )
-
-
-def means(found: Sequence[Lap]) -> dict[str, float]:
-    """Mean seconds of each phase over the last steps; empty without one."""
-    newest = found[-MEAN_STEPS:]
-    return {
-        name: sum(getattr(lap.phases, name) for lap in newest) / len(newest) for name, _ in PHASES if newest
-    }  # fmt: skip
-
-
-def table(found: Sequence[Lap], columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def table(found: Sequence[StepPhases], columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
     """Each phase's letter, name, mean and part of the step, in exactly `rows` lines."""
     mean = means(found)
     whole = sum(mean.values())
@@ -128,7 +32,7 @@ def table(found: Sequence[Lap], columns: int, rows: int, glyphs: Glyphs) -> list
     return [fit(pieces, columns) for pieces in (made + [()] * rows)[:rows]]
 
 
-def stacked(found: Sequence[Lap], newest: int, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def stacked(found: Sequence[StepPhases], newest: int, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
     """The last steps as columns of phase letters, seconds up, in exactly `rows` lines; a step that isn't known is a
     gap."""
     plot = rows - 1
@@ -152,13 +56,13 @@ def stacked(found: Sequence[Lap], newest: int, columns: int, rows: int, glyphs: 
     return made
 
 
-def _top(found: Sequence[Lap]) -> float:
+def _top(found: Sequence[StepPhases]) -> float:
     """Seconds at the top: of the longest step, but one far beyond the others runs out of the chart."""
     seconds = sorted(lap.seconds for lap in found)
     return min(seconds[-1], 2 * seconds[len(seconds) // 2]) or 1.0
 
 
-def _bar(lap: Lap | None, top: float, rows: int) -> list[tuple[str, str]]:
+def _bar(lap: StepPhases | None, top: float, rows: int) -> list[tuple[str, str]]:
     """Cells from below: letters in proportion to the seconds of each phase."""
     if lap is None or lap.seconds <= 0:
         return []

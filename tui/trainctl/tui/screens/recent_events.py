@@ -3,15 +3,15 @@
 import math
 
 from trainctl.protocol import messages as m
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.charts.marks import numbered
 from trainctl.tui.screens import alerts_view
 from trainctl.tui.state import effects, plan_changes
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.event_text import words
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.styled_line import Line, Piece, clean, fit, line, shorten, spread, width
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, shorten, spread, width
 
 _WHO_CELLS = 7
 

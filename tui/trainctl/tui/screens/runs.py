@@ -7,14 +7,14 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui.app import clipboard
 from trainctl.tui.commands import forms
+from trainctl.tui.dialogs import clipboard
 from trainctl.tui.dialogs.start_run import StartDialog
 from trainctl.tui.screens import header, runs_view
 from trainctl.tui.screens.table_screen import TableScreen
 from trainctl.tui.state import sorting
 from trainctl.tui.state.table_schemas import RUNS, RunRow
-from trainctl.tui.widgets.styled_line import EMPTY, Line, fit, rule
+from trainctl.tui.text.styled_line import EMPTY, Line, fit, rule
 
 RUNS_REFRESH_SECONDS = 5.0
 _MOST_NODES = 10
@@ -152,7 +152,7 @@ class RunsScreen(TableScreen):
             self.owner.open_dialog("start-run", {"resume": self.chosen.run})
 
     def action_start(self) -> None:
-        self.app.push_screen(StartDialog(forms.start_form(), self.owner.glyphs))
+        self.app.push_screen(StartDialog(forms.start_form()))
 
     def action_mark(self) -> None:
         """Marks the chosen run, or no longer."""

@@ -5,21 +5,22 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from trainctl.protocol import messages as m
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.screens.header import STATE_ROLES
-from trainctl.tui.state.sorting import Order
+from trainctl.tui.state.clock import Clock
+from trainctl.tui.state.sorting import SortOrder
 from trainctl.tui.state.table_schemas import RunRow
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets import styled_line as ln
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text import styled_line as ln
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.widgets import table_head
 
 SORTED_BY = ("name", "state", "step", "loss", "age", "duration", "lead")
 _LEAST_NAME = 12
 
 
 @dataclass(frozen=True)
-class Column:
+class RunsColumn:
     """`field` is what it is sorted by; it is shown from `least` columns on."""
 
     field: str
@@ -30,9 +31,10 @@ class Column:
 
 
 _COLUMNS = (
-    Column("name", "RUN", 0), Column("state", "STATE", 9), Column("step", "STEPS", 16, True),
-    Column("loss", "LOSS", 8, True), Column("age", "STARTED", 14, True), Column("duration", "LASTED", 10, True, 76),
-    Column("lead", "  LEAD", 11, least=100), Column("", "  NODES", 30, least=120),
+    RunsColumn("name", "RUN", 0), RunsColumn("state", "STATE", 9), RunsColumn("step", "STEPS", 16, True),
+    RunsColumn("loss", "LOSS", 8, True), RunsColumn("age", "STARTED", 14, True),
+    RunsColumn("duration", "LASTED", 10, True, 76), RunsColumn("lead", "  LEAD", 11, least=100),
+    RunsColumn("", "  NODES", 30, least=120),
 )  # fmt: skip
 
 
@@ -44,7 +46,7 @@ def row_of(run: m.RunSummary, clock: Clock) -> RunRow:
     return RunRow(run, max(now - run.started_at, 0.0), lasted)
 
 
-def columns_of(columns: int) -> list[tuple[Column, int]]:
+def columns_of(columns: int) -> list[tuple[RunsColumn, int]]:
     """The columns that fit, with their sizes: names get what is left, up to what a name may need."""
     shown = [column for column in _COLUMNS if columns >= column.least]
     left = columns - 3 - sum(column.size + 1 for column in shown)
@@ -52,15 +54,12 @@ def columns_of(columns: int) -> list[tuple[Column, int]]:
     return [(column, column.size or name) for column in shown]
 
 
-def head(columns: int, order: Order, glyphs: Glyphs) -> ln.Line:
+def head(columns: int, order: SortOrder, glyphs: Glyphs) -> ln.Line:
     """The titles, to be clicked; the one that the table is sorted by carries an arrow."""
     made = [ln.Piece("   ")]
     for column, size in columns_of(columns):
-        arrow = order.arrow(column.field, glyphs.up, glyphs.down)
-        text = f"{arrow}{column.title}" if column.right else f"{column.title}{arrow}"
-        text = text.rjust(size) if column.right else text.ljust(size)
-        action = f"screen.sort({column.field!r})" if column.field else ""
-        made += [ln.Piece(text[:size], "strong" if arrow else "label", action), ln.Piece(" ")]
+        title = table_head.title(column.field, column.title, size, order, glyphs, right=column.right)
+        made += [title, ln.Piece(" ")]
     return ln.fit(made, columns)
 
 

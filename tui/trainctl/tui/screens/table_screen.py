@@ -11,7 +11,7 @@ from textual.widgets import Input
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state import sorting
 from trainctl.tui.state.filter_fields import Table
-from trainctl.tui.widgets.command_bar import Bottom
+from trainctl.tui.widgets.command_bar import CommandBar
 from trainctl.tui.widgets.filter_bar import FilterBar
 from trainctl.tui.widgets.line_view import Lines
 
@@ -33,14 +33,14 @@ class TableScreen(BaseScreen):
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
-        self.order = sorting.Order()
+        self.order = sorting.SortOrder()
         self.hidden = self.total = 0
 
     def compose(self) -> ComposeResult:
         yield Lines(self.owner.glyphs, id="body")
         yield FilterBar(self.TABLE, self.owner.glyphs)
         yield from self.owner.above_bottom()
-        yield Bottom(self.owner.glyphs)
+        yield CommandBar(self.owner.glyphs)
 
     @property
     def bar(self) -> FilterBar:

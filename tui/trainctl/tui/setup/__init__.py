@@ -1,1 +1,1 @@
-"""First files, new machines over SSH, and discovery."""
+"""First files, new machines over SSH, and discovery. Imports doctor, commands and protocol."""

@@ -12,9 +12,9 @@ from trainctl.protocol.security import keys
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.wire import sockets
 from trainctl.tui.setup import link_test, wheel
-from trainctl.tui.setup.remote_install import Install, Machine, find
+from trainctl.tui.setup.remote_install import Install, RemoteMachine, find
 from trainctl.tui.setup.remote_side import add_nodes
-from trainctl.tui.setup.ssh import Ssh, Target
+from trainctl.tui.setup.ssh import Ssh, SshTarget
 
 _THERE = "trainctl.tui.setup.remote_side"
 START_SECONDS = 180.0
@@ -29,10 +29,10 @@ class Step(NamedTuple):
     text: str
 
 
-class Wanted(NamedTuple):
+class AddNodeOptions(NamedTuple):
     """As options say; None: by default."""
 
-    target: Target
+    target: SshTarget
     name: str | None = None
     address: str | None = None
     here: str | None = None  # this machine's node
@@ -61,7 +61,7 @@ class Added(NamedTuple):
     remarks: tuple[str, ...]
 
 
-def add(wanted: Wanted, file: Path, known: cluster_file.Cluster, say: Say) -> Added:
+def add(wanted: AddNodeOptions, file: Path, known: cluster_file.Cluster, say: Say) -> Added:
     """Raises TrainctlError naming the step that failed and what was said there. `file`: where the cluster is kept."""
     steps: list[Step] = []
 
@@ -111,7 +111,7 @@ def _called(ssh: Ssh, python: str, what: str, given: dict[str, Any]) -> dict[str
 # ---------------------------------------------------------------- who is who
 
 
-def _pair(wanted: Wanted, machine: Machine, file: Path, known: cluster_file.Cluster) -> Pair:
+def _pair(wanted: AddNodeOptions, machine: RemoteMachine, file: Path, known: cluster_file.Cluster) -> Pair:
     """Names and addresses of both. Raises InvalidInputError where they can't be these."""
     here = wanted.here or names.node_name()
     if wanted.here is not None and wanted.here not in known.nodes:

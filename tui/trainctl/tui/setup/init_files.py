@@ -9,7 +9,7 @@ import tomli_w
 
 from trainctl.protocol.config import addresses
 from trainctl.protocol.errors import installing
-from trainctl.tui.setup.init_probe import Machine, Model
+from trainctl.tui.setup.init_probe import Model, ThisMachine
 
 STEPS, BATCH, LEARNING_RATE = 1000, 32, 3e-4
 SEQUENCE = 512
@@ -44,12 +44,12 @@ def run_name(folder: Path) -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", folder.name.lower()).strip("-._")[:64] or "run"
 
 
-def run_text(answers: Answers, model: Model, machine: Machine, file: Path) -> str:
+def run_text(answers: Answers, model: Model, machine: ThisMachine, file: Path) -> str:
     """A run file that fits the model, data and address."""
     return _RUN_HEAD.format(file=file.name) + "\n" + tomli_w.dumps(run_tables(answers, model, machine))
 
 
-def run_tables(answers: Answers, model: Model, machine: Machine) -> dict[str, Any]:
+def run_tables(answers: Answers, model: Model, machine: ThisMachine) -> dict[str, Any]:
     """The tables of `run_text`. Without a table of nodes all of the cluster take part; the one that names this node's
     interface is needed only off loopback."""
     kind = "samples" if answers.data.suffix in (".jsonl", ".json", ".ndjson") else "text"
@@ -79,7 +79,7 @@ def cluster_text(tables: Mapping[str, Any]) -> str:
     return _CLUSTER_HEAD + "\n" + tomli_w.dumps(tables)
 
 
-def cluster_tables(answers: Answers, machine: Machine, key: str | None) -> dict[str, Any]:
+def cluster_tables(answers: Answers, machine: ThisMachine, key: str | None) -> dict[str, Any]:
     """This machine alone; off loopback with the network that it is in, as one over which gradients may travel."""
     entry = {"address": answers.address} | ({"key": key} if key else {})
     interface = machine.interface_of(addresses.split(answers.address).hostname or "")
@@ -87,7 +87,7 @@ def cluster_tables(answers: Answers, machine: Machine, key: str | None) -> dict[
     return trusted | {"nodes": {machine.node: entry}}
 
 
-def remarks(model: Model, machine: Machine) -> list[str]:
+def remarks(model: Model, machine: ThisMachine) -> list[str]:
     """What a person should know before the run is started, a line each."""
     found = []
     if not machine.backends:
@@ -101,6 +101,6 @@ def remarks(model: Model, machine: Machine) -> list[str]:
     return found
 
 
-def _interface_name(address: str, machine: Machine) -> str:
+def _interface_name(address: str, machine: ThisMachine) -> str:
     found = machine.interface_of(addresses.split(address).hostname or "")
     return "" if found is None or found.is_loopback else found.name

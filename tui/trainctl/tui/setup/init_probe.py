@@ -25,7 +25,7 @@ class Interface(NamedTuple):
     is_loopback: bool
 
 
-class Machine(NamedTuple):
+class ThisMachine(NamedTuple):
     """This machine."""
 
     node: str  # the name it goes by in files
@@ -47,10 +47,10 @@ class Model(NamedTuple):
     has_tokenizer: bool
 
 
-def machine() -> Machine:
+def machine() -> ThisMachine:
     """This one, as it is now."""
     backends = tuple(name for name in BACKENDS if find_spec(name) is not None)
-    return Machine(names.node_name(), backends, psutil.virtual_memory().total, interfaces())
+    return ThisMachine(names.node_name(), backends, psutil.virtual_memory().total, interfaces())
 
 
 def interfaces() -> tuple[Interface, ...]:

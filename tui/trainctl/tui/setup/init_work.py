@@ -9,10 +9,10 @@ from trainctl.protocol.config import cluster_file as cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.security import keys
 from trainctl.protocol.wire import sockets
-from trainctl.tui.cli import targets
+from trainctl.tui.commands import targets
 from trainctl.tui.setup import init_files, init_probe, new_files
 from trainctl.tui.setup.init_files import Answers
-from trainctl.tui.setup.init_probe import Machine
+from trainctl.tui.setup.init_probe import ThisMachine
 
 Ask = Callable[[str, str], str]
 """A question and the answer that Enter gives (empty: none) -> the answer."""
@@ -67,7 +67,7 @@ def _own_key(address: str) -> str | None:
     return folder.agent().public if folder.has("agent") and not addresses.is_near(address) else None
 
 
-def answered(given: Given, machine: Machine, ask: Ask | None, *, has_cluster: bool) -> Answers:
+def answered(given: Given, machine: ThisMachine, ask: Ask | None, *, has_cluster: bool) -> Answers:
     """What is given, what is asked for, and defaults for the rest. Raises InvalidInputError naming the option."""
     model = _folder(given.model, "--model", "Folder of the model (Hugging Face)", ask)
     init_probe.model(model)  # before more is asked
@@ -108,12 +108,12 @@ def _whole(option: str) -> Callable[[str], int]:
     return read
 
 
-def _address_question(machine: Machine) -> str:
+def _address_question(machine: ThisMachine) -> str:
     there = ", ".join(f"{one.address} ({one.name})" for one in machine.interfaces)
     return f"Address of this machine's agent; here are {there}"
 
 
-def _check_address(address: str, machine: Machine) -> None:
+def _check_address(address: str, machine: ThisMachine) -> None:
     host = addresses.split(address).hostname or ""
     if not addresses.is_loopback(host) and machine.interface_of(host) is None:
         there = ", ".join(one.address for one in machine.interfaces)

@@ -35,7 +35,7 @@ _HAS_PIP = "import sys, pip; sys.exit(tuple(int(part) for part in pip.__version_
 _SEND = 'mkdir -p "$1" && cat > "$1/$2.part" && mv "$1/$2.part" "$1/$2"'
 
 
-class Machine(NamedTuple):
+class RemoteMachine(NamedTuple):
     """As it was found."""
 
     python: str
@@ -56,7 +56,7 @@ class Machine(NamedTuple):
         return posixpath.join(self.folder, "venv", "bin", "python")
 
 
-def find(ssh: Ssh, python: str | None) -> Machine:
+def find(ssh: Ssh, python: str | None) -> RemoteMachine:
     """Raises UnreachableError, RefusedError as `Ssh.run` does."""
     out = ssh.run(["sh", "-c", _FIND, "sh", python or "", _ABOUT], seconds=120, step="connect")
     try:
@@ -64,7 +64,7 @@ def find(ssh: Ssh, python: str | None) -> Machine:
         here, _, there, _ = told.pop("connection").split()
     except (ValueError, IndexError, KeyError):
         raise RefusedError(f"connect: not an answer: {out[:200]!r}") from None
-    return Machine(**told, address_here=_plain(here), address_there=_plain(there))
+    return RemoteMachine(**told, address_here=_plain(here), address_there=_plain(there))
 
 
 def _plain(address: str) -> str:
@@ -80,7 +80,7 @@ class Install(NamedTuple):
     pip: tuple[str, ...] = ()  # further words for pip
     system_site_packages: bool = False
 
-    def carry_out(self, ssh: Ssh, machine: Machine, wheel: Wheel) -> tuple[bool, str]:
+    def carry_out(self, ssh: Ssh, machine: RemoteMachine, wheel: Wheel) -> tuple[bool, str]:
         """Whether anything was done, and what there is. Raises RefusedError with what was said."""
         extras = self.extras if self.extras is not None else (("mlx",) if machine.system == "Darwin" else ("torch",))
         _check(extras)
@@ -105,7 +105,7 @@ class Install(NamedTuple):
         ssh.run(["sh", "-c", 'cat > "$1"', "sh", marker], given=mark.encode(), step="install")
         return True, f"{label} in {folder}, {len(wheel.body) / 1e6:.1f} MB sent"
 
-    def _make_environment(self, ssh: Ssh, machine: Machine, *, with_pip: bool) -> bool:
+    def _make_environment(self, ssh: Ssh, machine: RemoteMachine, *, with_pip: bool) -> bool:
         """False if there is one of this kind that works."""
         folder, sees = posixpath.join(machine.folder, "venv"), str(self.system_site_packages).lower()
         status, _, _ = ssh.try_run(["sh", "-c", _WORKS, "sh", folder, sees], step="install (venv)")

@@ -17,7 +17,7 @@ CONNECT_SECONDS = 15
 SAID_LINES = 3
 
 
-class Target(NamedTuple):
+class SshTarget(NamedTuple):
     """Where to log in."""
 
     words: str  # user@host, or a Host of ssh's configuration
@@ -27,7 +27,7 @@ class Target(NamedTuple):
 class Ssh:
     """A connection to a machine; `with` closes what ssh keeps open behind it."""
 
-    def __init__(self, target: Target, *, interactive: bool = True) -> None:
+    def __init__(self, target: SshTarget, *, interactive: bool = True) -> None:
         """`interactive`: ssh may ask for a password, or whether a host's key is right, on the terminal.
 
         Raises InvalidInputError for what ssh would take as an option.

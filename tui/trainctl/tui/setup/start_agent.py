@@ -3,16 +3,17 @@
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from trainctl.protocol.errors import RefusedError
-from trainctl.tui.cli import output, targets
+from trainctl.tui.commands import targets
 
 START_SECONDS = 30.0
 LOOK_SECONDS = 0.05
 
 
-def offer(at: targets.Where, default: str) -> None:
+def offer(at: targets.Where, default: str, tell: Callable[[str], None]) -> None:
     """Ask whether to start an agent if commands would go to the default address, where none is, and do so.
 
     Without a terminal, or a wish, nothing is done. Raises RefusedError if the agent doesn't start.
@@ -25,7 +26,7 @@ def offer(at: targets.Where, default: str) -> None:
 
     if typer.confirm(f"No agent runs at {default}. Start one on this machine?", default=True, err=True):
         process, log = start(default)
-        output.tell(f"an agent runs at {default}, its output is in {log}; stop it with: kill {process.pid}")
+        tell(f"an agent runs at {default}, its output is in {log}; stop it with: kill {process.pid}")
 
 
 def start(listen: str) -> tuple["subprocess.Popen[bytes]", Path]:

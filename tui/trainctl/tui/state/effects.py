@@ -13,8 +13,8 @@ import numpy as np
 from trainctl.protocol import messages as m
 from trainctl.tui.state import plan_changes
 from trainctl.tui.state import series as s
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.glyphs import Glyphs
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import Glyphs
 
 EFFECT_STEPS = 20
 """Steps before and after a change over which its effect is measured."""

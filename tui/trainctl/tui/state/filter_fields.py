@@ -26,7 +26,7 @@ class ValueProblem(ValueError):  # noqa: N818  it is reported as part of another
 
 
 @dataclass(frozen=True)
-class Field(Generic[R]):
+class FilterField(Generic[R]):
     """One field of a table's rows.
 
     A number if it has a `kind`, one of a few words if it has `states` (a row may have several of them), else text.
@@ -55,10 +55,10 @@ class Table(Generic[R]):
     """What the rows of one table are filtered by; `words` is all the text that a bare word is looked for in."""
 
     name: str
-    fields: tuple[Field[R], ...]
+    fields: tuple[FilterField[R], ...]
     words: Callable[[R], str]
 
-    def find(self, name: str) -> Field[R] | None:
+    def find(self, name: str) -> FilterField[R] | None:
         """The field of that name or alias, whatever its case."""
         wanted = name.lower()
         return next((field for field in self.fields if wanted in (field.name, *field.aliases)), None)
@@ -68,7 +68,7 @@ class Table(Generic[R]):
         return " ".join(field.name for field in self.fields)
 
 
-def test_of(field: Field[R], operator: str, text: str) -> Test:
+def test_of(field: FilterField[R], operator: str, text: str) -> Test:
     """What `field operator text` asks of a value. Raises ValueProblem saying what would be right."""
     if text.lower() == q.UNKNOWN and operator in (":", "=", "!="):
         return (lambda value: value is not None) if operator == "!=" else (lambda value: value is None)
@@ -83,7 +83,7 @@ def test_of(field: Field[R], operator: str, text: str) -> Test:
     return _state_test(field, operator, text) if field.states else _text_test(operator, text)
 
 
-def _number_test(field: Field[R], operator: str, text: str) -> Test:
+def _number_test(field: FilterField[R], operator: str, text: str) -> Test:
     assert field.kind is not None
     kind = field.kind.value
     wanted = q.parse(text, kind)
@@ -93,7 +93,7 @@ def _number_test(field: Field[R], operator: str, text: str) -> Test:
     return lambda value: isinstance(value, float | int) and holds(float(value), right)
 
 
-def _state_test(field: Field[R], operator: str, text: str) -> Test:
+def _state_test(field: FilterField[R], operator: str, text: str) -> Test:
     wanted = text.lower()
     if wanted not in field.states:
         raise ValueProblem(f"{text!r} is no {field.name}; one of {' '.join(field.states)}")

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from trainctl.protocol.client.cluster import Item
 
 
+ATTEND_SECONDS = 5.0
+"""How often a viewer says that it is there."""
+
+
 async def conducting(client: "Client") -> "AsyncGenerator[Item, None]":
     """What `Client.attach` gives, of the agent that `client` is connected to until another one conducts, then of that
     one, which a Snapshot begins; not that a line is being made, which says nothing once there was one."""
@@ -33,7 +37,7 @@ async def conducting(client: "Client") -> "AsyncGenerator[Item, None]":
                 yield item
 
 
-class Records:
+class LeadClients:
     """Clients by the node that conducts; as a context, it closes those that it has opened."""
 
     def __init__(self, client: "Client", node: str) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui.app.clock import Clock
-from trainctl.tui.cli.watch import ATTEND_SECONDS
+from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
+from trainctl.tui.state.clock import Clock
+from trainctl.tui.state.lead_client import ATTEND_SECONDS
 from trainctl.tui.state.source import Connect, Source
 
 RETRY_SECONDS = 1.0
@@ -24,7 +25,7 @@ _HISTORY_METRICS = (
 )  # fmt: skip
 
 
-class Feed:
+class LiveFeed:
     """The live state and the client it comes through. `arrived` is called after each snapshot was taken, `told` when
     something else has come.
 
@@ -44,7 +45,7 @@ class Feed:
         """The state after all that has come."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
-            self._live = md.take_all(self._live, waiting)
+            self._live = reducer.take_all(self._live, waiting)
         return self._live
 
     async def keep_up(self) -> None:
@@ -91,4 +92,4 @@ class Feed:
         with contextlib.suppress(TrainctlError):
             first = max(run.step - _HISTORY_STEPS + 1, 0)
             history = await self.client.history(run.run, _HISTORY_METRICS, first_step=first, columns=_HISTORY_STEPS)
-            self._live = md.apply_history(self.live, run.run, history)
+            self._live = reducer.apply_history(self.live, run.run, history)

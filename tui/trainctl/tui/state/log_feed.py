@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui.app.clock import Clock
 from trainctl.tui.state import merged_log as lt
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.source import Source
 
 POLL_SECONDS = 1.0

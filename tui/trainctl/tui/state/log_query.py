@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainctl.tui.state.merged_log import Entry
+from trainctl.tui.state.merged_log import LogEntry
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def parse(text: str) -> Query:
         return Query(text, tuple(nodes), re.compile(r"(?!)"), f"{wanted}: {error}")
 
 
-def kept(entries: Sequence[Entry], query: Query, *, only: bool) -> Sequence[Entry]:
+def kept(entries: Sequence[LogEntry], query: Query, *, only: bool) -> Sequence[LogEntry]:
     """The lines that are shown: of the nodes asked for, and with `only` those with a match."""
     if not query.nodes and (query.pattern is None or not only):
         return entries
@@ -48,6 +48,6 @@ def kept(entries: Sequence[Entry], query: Query, *, only: bool) -> Sequence[Entr
     ]
 
 
-def count_found(entries: Sequence[Entry], query: Query) -> int:
+def count_found(entries: Sequence[LogEntry], query: Query) -> int:
     """How many lines have a match."""
     return sum(1 for entry in entries if query.pattern.search(entry.text)) if query.pattern is not None else 0

@@ -31,7 +31,7 @@ _BAD = re.compile(
 _DOUBTFUL = re.compile(r"warn", re.IGNORECASE)
 
 
-class Key(NamedTuple):
+class LogKey(NamedTuple):
     """Where an entry stands among all."""
 
     at: float  # Unix seconds
@@ -39,10 +39,10 @@ class Key(NamedTuple):
     number: int  # in its file, as read
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """One line; `stray` is one without a time of its own."""
 
-    key: Key
+    key: LogKey
     node: str
     level: str  # "INFO", "WARNING", "ERROR", or empty
     text: str
@@ -50,7 +50,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class File:
+class LogProgress:
     """How far a rank's log has been read."""
 
     offset: int | None = None  # first byte not read; None: nothing was
@@ -65,8 +65,8 @@ class LogTail:
     """The newest lines of a run's logs, oldest first; `problems` names why a rank's log can't be read now."""
 
     run: str = ""
-    entries: tuple[Entry, ...] = ()
-    files: Mapping[int, File] = field(default_factory=lambda: MappingProxyType({}))  # by rank
+    entries: tuple[LogEntry, ...] = ()
+    files: Mapping[int, LogProgress] = field(default_factory=lambda: MappingProxyType({}))  # by rank
     problems: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
     left_out: int = 0  # lines that were dropped for newer ones
     most: int = MAX_LINES
@@ -74,15 +74,15 @@ class LogTail:
 
     def next_offset(self, rank: int) -> int:
         """What to ask for: where the last part ended, or the file's end at first and where too much has come since."""
-        file = self.files.get(rank, File())
+        file = self.files.get(rank, LogProgress())
         return -FIRST_BYTES if file.offset is None or file.behind_bytes > self.most_behind_bytes else file.offset
 
 
 def take(tail: LogTail, node: str, rank: int, part: m.LogPart, asked_bytes: int, now: float) -> LogTail:
     """The tail with a part of a rank's log, asked for with a limit of `asked_bytes`; `now` is Unix seconds."""
-    file = tail.files.get(rank, File())
+    file = tail.files.get(rank, LogProgress())
     if file.offset is not None and part.size_bytes < file.offset:  # its start is asked for next
-        return _kept(tail, rank, File(0, "", None, file.lines), [])
+        return _kept(tail, rank, LogProgress(0, "", None, file.lines), [])
     added: list[str] = []
     text = part.text
     if file.offset is None:
@@ -101,7 +101,7 @@ def take(tail: LogTail, node: str, rank: int, part: m.LogPart, asked_bytes: int,
 def from_start(run: str, ranks: Iterable[int], most: int) -> LogTail:
     """A tail that reads whole logs, and keeps the newest `most` lines."""
     return LogTail(
-        run, files=MappingProxyType({rank: File(0) for rank in ranks}), most=most, most_behind_bytes=math.inf
+        run, files=MappingProxyType({rank: LogProgress(0) for rank in ranks}), most=most, most_behind_bytes=math.inf
     )
 
 
@@ -115,7 +115,7 @@ def grade(text: str) -> str:
     return "ERROR" if _BAD.search(text) else "WARNING" if _DOUBTFUL.search(text) else ""
 
 
-def _entries(texts: list[str], file: File, node: str, rank: int, now: float) -> list[Entry]:
+def _entries(texts: list[str], file: LogProgress, node: str, rank: int, now: float) -> list[LogEntry]:
     read = [log_format.read(_visible(text)) for text in texts]
     at = file.at
     if at is None:
@@ -124,7 +124,7 @@ def _entries(texts: list[str], file: File, node: str, rank: int, now: float) -> 
     for number, line in enumerate(read, file.lines):
         at = line.at if line.at is not None else at
         level = line.level or grade(line.text)
-        made.append(Entry(Key(at, rank, number), node, level, line.text[:MAX_CHARACTERS], line.at is None))
+        made.append(LogEntry(LogKey(at, rank, number), node, level, line.text[:MAX_CHARACTERS], line.at is None))
     return made
 
 
@@ -133,7 +133,7 @@ def _visible(text: str) -> str:
     return _ESCAPES.sub("", text.rstrip("\r").rpartition("\r")[2]).expandtabs(4).rstrip()
 
 
-def _kept(tail: LogTail, rank: int, file: File, made: list[Entry]) -> LogTail:
+def _kept(tail: LogTail, rank: int, file: LogProgress, made: list[LogEntry]) -> LogTail:
     newest = next((entry.key.at for entry in reversed(made) if not entry.stray), file.at)
     file = replace(file, at=newest, lines=file.lines + len(made))
     made = [entry for entry in made if entry.text]
@@ -148,7 +148,7 @@ def _kept(tail: LogTail, rank: int, file: File, made: list[Entry]) -> LogTail:
     )  # fmt: skip
 
 
-def _merged(entries: tuple[Entry, ...], made: list[Entry]) -> tuple[Entry, ...]:
+def _merged(entries: tuple[LogEntry, ...], made: list[LogEntry]) -> tuple[LogEntry, ...]:
     made = sorted(made, key=lambda entry: entry.key)
     if not entries or entries[-1].key < made[0].key:
         return (*entries, *made)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from trainctl.protocol import messages as m
-from trainctl.tui.app.clock import Clock
-from trainctl.tui.state import rank_speed
+from trainctl.tui.state import rank_speed, stragglers
 from trainctl.tui.state import series as s
+from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.view_state import Seen, ViewState
 
 BAD_STATES = ("hung", "lost", "failed")
@@ -87,7 +87,7 @@ def rows(state: ViewState, clock: Clock, selected: int | None = None) -> list[Ro
     run = state.run
     if run is None:
         return []
-    common, slow = rank_speed.common_parts(state), rank_speed.named_straggler(state)
+    common, slow = stragglers.common_parts(state), stragglers.named_straggler(state)
     due = set(rank_speed.reporting(run))
     known = {rank: common.get(rank, seen.value) for rank, seen in state.ranks.items() if rank in due}
     slowest = max((step.step_seconds for step in known.values()), default=None)

@@ -10,7 +10,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Order:
+class SortOrder:
     """`field` is empty for the table's own order."""
 
     field: str = ""
@@ -21,24 +21,24 @@ class Order:
         return "" if not field or field != self.field else down if self.falling else up
 
 
-def turned(order: Order, fields: Sequence[str]) -> Order:
+def turned(order: SortOrder, fields: Sequence[str]) -> SortOrder:
     """By the next of `fields`, and after the last one in the table's own order."""
     at = fields.index(order.field) + 1 if order.field in fields else 0
-    return Order(fields[at]) if at < len(fields) else Order()
+    return SortOrder(fields[at]) if at < len(fields) else SortOrder()
 
 
-def reversed_(order: Order) -> Order:
-    return Order(order.field, not order.falling)
+def reversed_(order: SortOrder) -> SortOrder:
+    return SortOrder(order.field, not order.falling)
 
 
-def picked(order: Order, field: str) -> Order:
+def picked(order: SortOrder, field: str) -> SortOrder:
     """By a column's head: first rising, then falling, then the table's own order again."""
     if order.field != field:
-        return Order(field)
-    return Order() if order.falling else Order(field, falling=True)
+        return SortOrder(field)
+    return SortOrder() if order.falling else SortOrder(field, falling=True)
 
 
-def in_order(rows: Sequence[R], order: Order, table: Table[R]) -> list[R]:
+def in_order(rows: Sequence[R], order: SortOrder, table: Table[R]) -> list[R]:
     """The rows in that order; equal ones keep theirs, and what is unknown comes last either way."""
     field = table.find(order.field) if order.field else None
     if field is None:

@@ -6,7 +6,7 @@ from typing import get_args
 
 from trainctl.protocol import messages as m
 from trainctl.tui.state import event_text
-from trainctl.tui.state.filter_fields import Field, Table
+from trainctl.tui.state.filter_fields import FilterField, Table
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.units import Kinds
 
@@ -66,43 +66,45 @@ def _celsius(row: Row) -> float | None:
 FLEET: Table[Row] = Table(
     "fleet",
     (
-        Field("node", "name of the machine", lambda row: row.view.node),
-        Field(
+        FilterField("node", "name of the machine", lambda row: row.view.node),
+        FilterField(
             "state", "of the rank; slow: waited for, stale: its figures are old, out: takes no part now", _states,
             states=_RANK_STATES,
         ),
-        Field("rank", "its number in the run", lambda row: row.view.rank, Kinds.COUNT),
-        Field("device", "such as cpu or cuda:0", lambda row: row.view.device),
-        Field("backend", "torch or mlx", lambda row: row.view.backend),
-        Field("share", "samples of the global batch", lambda row: row.view.share, Kinds.COUNT),
-        Field("share%", "in percent", lambda row: _percent_of(row.view.share, row.global_batch), Kinds.PERCENT),
-        Field("micro", "micro-batch, samples", lambda row: row.view.micro_batch, Kinds.COUNT),
-        Field("tok/s", "own rate, tokens a second", lambda row: row.own_rate, Kinds.COUNT, aliases=("own",)),
-        Field("step", "its last step", _of_step(lambda step: step.step_seconds), Kinds.SECONDS),
-        Field("busy", "data, forward and backward of it", _of_step(lambda step: step.phases.busy), Kinds.SECONDS),
-        Field("wait", "for slower ranks and for the plan", lambda row: row.wait, Kinds.SECONDS),
-        Field("phase", "that makes it slow", lambda row: row.slow_phase or None),
-        Field(
+        FilterField("rank", "its number in the run", lambda row: row.view.rank, Kinds.COUNT),
+        FilterField("device", "such as cpu or cuda:0", lambda row: row.view.device),
+        FilterField("backend", "torch or mlx", lambda row: row.view.backend),
+        FilterField("share", "samples of the global batch", lambda row: row.view.share, Kinds.COUNT),
+        FilterField("share%", "in percent", lambda row: _percent_of(row.view.share, row.global_batch), Kinds.PERCENT),
+        FilterField("micro", "micro-batch, samples", lambda row: row.view.micro_batch, Kinds.COUNT),
+        FilterField("tok/s", "own rate, tokens a second", lambda row: row.own_rate, Kinds.COUNT, aliases=("own",)),
+        FilterField("step", "its last step", _of_step(lambda step: step.step_seconds), Kinds.SECONDS),
+        FilterField("busy", "data, forward and backward of it", _of_step(lambda step: step.phases.busy), Kinds.SECONDS),
+        FilterField("wait", "for slower ranks and for the plan", lambda row: row.wait, Kinds.SECONDS),
+        FilterField("phase", "that makes it slow", lambda row: row.slow_phase or None),
+        FilterField(
             "mem", "most held on its device in its last step", _of_step(lambda step: step.peak_or_held_bytes),
             Kinds.BYTES, aliases=("peak",),
         ),
-        Field(
+        FilterField(
             "mem%", "of what it may hold",
             _of_step(lambda step: _percent_of(step.peak_or_held_bytes, step.memory_cap_bytes)), Kinds.PERCENT,
         ),
-        Field("held", "held on its device after that step", _of_step(lambda step: step.memory_bytes), Kinds.BYTES),
-        Field("gpu", "use of its GPU", _of_gpu(lambda gpu: gpu.utilization_percent), Kinds.PERCENT),
-        Field("cpu", "use of its machine's CPUs", _of_host(lambda host: host.cpu_percent), Kinds.PERCENT),
-        Field(
+        FilterField(
+            "held", "held on its device after that step", _of_step(lambda step: step.memory_bytes), Kinds.BYTES
+        ),
+        FilterField("gpu", "use of its GPU", _of_gpu(lambda gpu: gpu.utilization_percent), Kinds.PERCENT),
+        FilterField("cpu", "use of its machine's CPUs", _of_host(lambda host: host.cpu_percent), Kinds.PERCENT),
+        FilterField(
             "clock", "of its GPU", _of_gpu(lambda gpu: gpu.clock_mhz * 1e6 if gpu.clock_mhz is not None else None),
             Kinds.HERTZ,
         ),
-        Field("power", "of its GPU", _of_gpu(lambda gpu: gpu.power_watts), Kinds.WATTS),
-        Field("temp", "of its GPU, or else of its CPU", _celsius, Kinds.CELSIUS),
-        Field("disk", "free on its machine", _of_host(lambda host: host.disk_free_bytes), Kinds.BYTES),
-        Field("age", "since its last report, or since it is out", lambda row: row.age, Kinds.SECONDS),
-        Field("link", "to its node's agent", lambda row: (row.link,) if row.link else None, states=_LINK_STATES),
-        Field("why", "of a state that is not run", lambda row: row.view.why or None),
+        FilterField("power", "of its GPU", _of_gpu(lambda gpu: gpu.power_watts), Kinds.WATTS),
+        FilterField("temp", "of its GPU, or else of its CPU", _celsius, Kinds.CELSIUS),
+        FilterField("disk", "free on its machine", _of_host(lambda host: host.disk_free_bytes), Kinds.BYTES),
+        FilterField("age", "since its last report, or since it is out", lambda row: row.age, Kinds.SECONDS),
+        FilterField("link", "to its node's agent", lambda row: (row.link,) if row.link else None, states=_LINK_STATES),
+        FilterField("why", "of a state that is not run", lambda row: row.view.why or None),
     ),
     lambda row: " ".join((row.view.node, *_states(row), row.view.backend or "", row.view.device or "", row.view.why)),
 )  # fmt: skip
@@ -110,27 +112,29 @@ FLEET: Table[Row] = Table(
 EVENTS: Table[EventRow] = Table(
     "events",
     (
-        Field("by", "who caused it", lambda row: row.event.by or None),
-        Field("kind", "command, run, rank, checkpoint, evaluation, probe, agent, alert", lambda row: row.event.kind),
-        Field("verb", "of a command, or of what happened by itself", lambda row: row.event.verb),
-        Field("text", "what it says", lambda row: row.event.text or None),
-        Field("node", "a node that it names", lambda row: " ".join(row.nodes) or None),
-        Field("step", "at which it took effect", lambda row: row.event.step, Kinds.COUNT),
-        Field(
+        FilterField("by", "who caused it", lambda row: row.event.by or None),
+        FilterField(
+            "kind", "command, run, rank, checkpoint, evaluation, probe, agent, alert", lambda row: row.event.kind
+        ),
+        FilterField("verb", "of a command, or of what happened by itself", lambda row: row.event.verb),
+        FilterField("text", "what it says", lambda row: row.event.text or None),
+        FilterField("node", "a node that it names", lambda row: " ".join(row.nodes) or None),
+        FilterField("step", "at which it took effect", lambda row: row.event.step, Kinds.COUNT),
+        FilterField(
             "severity", "how bad it is", lambda row: (row.event.severity,), states=get_args(m.Severity),
         ),
-        Field(
+        FilterField(
             "outcome", "of a command", lambda row: (row.event.outcome,) if row.event.outcome else None,
             states=get_args(m.CommandState),
         ),
-        Field("before", "what it changed", lambda row: row.event.before),
-        Field("after", "what it changed it to", lambda row: row.event.after),
-        Field(
+        FilterField("before", "what it changed", lambda row: row.event.before),
+        FilterField("after", "what it changed it to", lambda row: row.event.after),
+        FilterField(
             "effect", "measured change of tokens a second",
             lambda row: 100 * row.effect if row.effect is not None else None, Kinds.PERCENT,
         ),
-        Field("age", "how long ago", lambda row: row.age_seconds, Kinds.SECONDS),
-        Field(
+        FilterField("age", "how long ago", lambda row: row.age_seconds, Kinds.SECONDS),
+        FilterField(
             "is", "undone: by a later command", lambda row: ("undone",) if row.undone else (), states=("undone",),
         ),
     ),
@@ -140,17 +144,17 @@ EVENTS: Table[EventRow] = Table(
 RUNS: Table[RunRow] = Table(
     "runs",
     (
-        Field("name", "as in its run file", lambda row: row.run.name),
-        Field("run", "its id", lambda row: row.run.run),
-        Field("state", "running, finished ...", lambda row: (row.run.state,), states=get_args(m.RunState)),
-        Field("step", "last committed", lambda row: row.run.step, Kinds.COUNT),
-        Field("steps", "in all", lambda row: row.run.steps, Kinds.COUNT),
-        Field("done", "of its steps", lambda row: _percent_of(row.run.step, row.run.steps), Kinds.PERCENT),
-        Field("loss", "last one", lambda row: row.run.last_loss, Kinds.COUNT),
-        Field("age", "since it began", lambda row: row.age_seconds, Kinds.SECONDS),
-        Field("duration", "from its beginning to its end", lambda row: row.duration_seconds, Kinds.SECONDS),
-        Field("lead", "node that conducts it", lambda row: row.run.lead or None),
-        Field("node", "nodes of it", lambda row: " ".join(row.run.nodes) or None),
+        FilterField("name", "as in its run file", lambda row: row.run.name),
+        FilterField("run", "its id", lambda row: row.run.run),
+        FilterField("state", "running, finished ...", lambda row: (row.run.state,), states=get_args(m.RunState)),
+        FilterField("step", "last committed", lambda row: row.run.step, Kinds.COUNT),
+        FilterField("steps", "in all", lambda row: row.run.steps, Kinds.COUNT),
+        FilterField("done", "of its steps", lambda row: _percent_of(row.run.step, row.run.steps), Kinds.PERCENT),
+        FilterField("loss", "last one", lambda row: row.run.last_loss, Kinds.COUNT),
+        FilterField("age", "since it began", lambda row: row.age_seconds, Kinds.SECONDS),
+        FilterField("duration", "from its beginning to its end", lambda row: row.duration_seconds, Kinds.SECONDS),
+        FilterField("lead", "node that conducts it", lambda row: row.run.lead or None),
+        FilterField("node", "nodes of it", lambda row: " ".join(row.run.nodes) or None),
     ),
     lambda row: " ".join((row.run.name, row.run.run, row.run.state, row.run.lead, *row.run.nodes)),
 )

@@ -5,7 +5,7 @@ from rich.segment import Segment
 from textual.color import Color
 from textual.filter import LineFilter
 
-from trainctl.tui.widgets.glyphs import in_same_cells
+from trainctl.tui.text.glyphs import in_same_cells
 
 
 class AsciiFilter(LineFilter):

@@ -1,1 +1,2 @@
-"""Styled lines and the thin Textual widgets that draw them."""
+"""The thin Textual widgets that draw styled lines, the fields, and the bars at a screen's bottom. Imports commands,
+state and text."""

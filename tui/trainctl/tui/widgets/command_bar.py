@@ -1,7 +1,5 @@
 """The bottom of every screen: what the keys do, or the `:` line with what it would do and how its command fares."""
 
-from typing import TYPE_CHECKING, NamedTuple, cast
-
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -10,29 +8,18 @@ from textual.widgets import Input
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
-from trainctl.tui.cli import arguments
-from trainctl.tui.commands import forms
+from trainctl.tui.commands import arguments, command_line, forms
+from trainctl.tui.commands.context import READ_ONLY, AppContext, KeyHint, context_of
 from trainctl.tui.commands.preview import preview
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.line_view import Field, Lines
-from trainctl.tui.widgets.styled_line import Line, Piece, fit, folded, groups, line, spread, width
-
-if TYPE_CHECKING:
-    from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, fit, folded, groups, line, spread, width
+from trainctl.tui.widgets.input_field import InputField
+from trainctl.tui.widgets.line_view import Lines
 
 _LAST = ("command_line", "filter", "search", "help", "detach")
 """Actions that stay at the right end whatever else fits."""
 _MOST_SAID = 3
 """Rows of what is said of a command."""
-
-
-class KeyHint(NamedTuple):
-    """A key as it is printed, what it does in a word, its action, and the key's name."""
-
-    display: str
-    words: str
-    action: str
-    key: str
 
 
 def keys_line(keys: list[KeyHint], columns: int) -> Line:
@@ -55,10 +42,10 @@ def _key(hint: KeyHint, words: str) -> Line:
     return line(Piece(hint.display, "key", press), Piece(words, "label", press))
 
 
-class Bottom(Vertical):
+class CommandBar(Vertical):
     """One line of keys; while a command is typed or awaited its line, under what there is to say of it."""
 
-    DEFAULT_CSS = "Bottom { height: auto; dock: bottom; } Bottom Lines { height: 1; }"
+    DEFAULT_CSS = "CommandBar { height: auto; dock: bottom; } CommandBar Lines { height: 1; }"
 
     def __init__(self, glyphs: Glyphs) -> None:
         super().__init__()
@@ -68,8 +55,8 @@ class Bottom(Vertical):
         self._hinted: tuple[list[KeyHint], int] | None = None  # what the keys were last made from, while they show
 
     @property
-    def _owner(self) -> "TrainctlApp":
-        return cast("TrainctlApp", self.app)
+    def _owner(self) -> AppContext:
+        return context_of(self)
 
     @property
     def open(self) -> bool:
@@ -83,7 +70,9 @@ class Bottom(Vertical):
     def compose(self) -> ComposeResult:
         yield Lines(self._glyphs, id="keys", grow=True)
         suggester = SuggestFromList(_starts(), case_sensitive=False)
-        yield Field(id="command", placeholder="verb key=value ... [--node NAME]", compact=True, suggester=suggester)
+        yield InputField(
+            id="command", placeholder="verb key=value ... [--node NAME]", compact=True, suggester=suggester
+        )
 
     def on_mount(self) -> None:
         self.query_one("#command").display = False
@@ -146,7 +135,7 @@ class Bottom(Vertical):
         if begun and word not in verbs.VERBS and not complete:
             return line(Piece("; ".join(arguments.signature(verb) for verb in begun), "dim"))
         try:
-            order = forms.parse(text)
+            order = command_line.parse(text)
         except InvalidInputError as error:
             return line(Piece(str(error), "dim" if begun and not complete else "bad"))
         return line(preview(order, self._owner.shown, self._glyphs))
@@ -158,12 +147,12 @@ class Bottom(Vertical):
             self.close()
             return
         try:
-            order = forms.parse(text)
+            order = command_line.parse(text)
         except InvalidInputError as error:
             self._say(line(Piece(str(error), "bad")))
             return
         if self._owner.read_only:
-            self._say(line(Piece("read-only: commands are off for this screen", "warning")))
+            self._say(line(Piece(READ_ONLY, "warning")))
             return
         event.input.value = ""
         self._owner.send_order(order, self)

@@ -1,6 +1,6 @@
 """The `/` line: a filter as it is typed, what is wrong with it, and how many rows the one in effect hides."""
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from textual import events
 from textual.app import ComposeResult
@@ -8,14 +8,13 @@ from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import Input
 
+from trainctl.tui.commands.context import context_of
 from trainctl.tui.state import filter_language
 from trainctl.tui.state.filter_fields import Table
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.line_view import Field, Lines
-from trainctl.tui.widgets.styled_line import Line, Piece, clean, ellipsized, fit, folded, line, spread, width
-
-if TYPE_CHECKING:
-    from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, clean, ellipsized, fit, folded, line, spread, width
+from trainctl.tui.widgets.input_field import InputField
+from trainctl.tui.widgets.line_view import Lines
 
 _MOST_SAID = 3
 """Rows of what is said of a filter."""
@@ -26,8 +25,8 @@ class FilterBar(Vertical):
     can't be understood says why, and the last filter that could stays in effect."""
 
     DEFAULT_CSS = """
-    FilterBar { height: auto; display: none; } FilterBar Lines, FilterBar Field { height: 1; }
-    FilterBar Field { background: $panel; }
+    FilterBar { height: auto; display: none; } FilterBar Lines, FilterBar InputField { height: 1; }
+    FilterBar InputField { background: $panel; }
     """
 
     class Changed(Message):
@@ -46,7 +45,9 @@ class FilterBar(Vertical):
 
     def compose(self) -> ComposeResult:
         yield Lines(self._glyphs, id="filter-note", grow=True)
-        yield Field(id="filter", placeholder="a word, or field<value: the line above says which fields", compact=True)
+        yield InputField(
+            id="filter", placeholder="a word, or field<value: the line above says which fields", compact=True
+        )
 
     def on_mount(self) -> None:
         self.query_one("#filter").display = False
@@ -101,7 +102,7 @@ class FilterBar(Vertical):
 
     def _note(self, hidden: str) -> list[Line]:
         """What is to be said, in as many rows as it takes."""
-        columns = self.size.width or cast("TrainctlApp", self.app).size.width
+        columns = self.size.width or context_of(self).size.width
         if self.problem:
             said = line(Piece(clean(self.problem), "bad"))
         elif not self.filter.text:

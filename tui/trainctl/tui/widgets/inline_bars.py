@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from trainctl.protocol import messages as m
 from trainctl.tui.state import series as s
-from trainctl.tui.widgets import formatting as f
-from trainctl.tui.widgets.glyphs import Glyphs
-from trainctl.tui.widgets.styled_line import Line, Piece, line
+from trainctl.tui.text import formatting as f
+from trainctl.tui.text.glyphs import Glyphs
+from trainctl.tui.text.styled_line import Line, Piece, line
 
 PHASES = (("data", "d"), ("forward", "f"), ("backward", "b"), ("wait", "."), ("sync", "s"), ("optimizer", "o"))
 """Phases in the order of the bar, with their letters. A wait, for slower ranks or for the plan, is `.`."""

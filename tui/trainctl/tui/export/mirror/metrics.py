@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from trainctl.protocol import messages as m
 
-PHASES = ("data", "forward", "backward", "sync", "optimizer", "wait")
+PHASES = m.Phases.__struct_fields__
 EVALUATION = "eval/loss"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
@@ -67,11 +67,10 @@ def table() -> str:
 
 def of_step(step: m.StepCommitted, parts: Sequence[Part], prefixes: Mapping[int, str]) -> Point:
     """A step with its ranks' parts, each under its prefix; a part without one is left out."""
-    rate = step.weight / step.step_seconds if step.step_seconds > 0 else None
     own: dict[str, float | None] = {
         "loss": step.loss, "grad_norm": step.grad_norm, "learning_rate": step.learning_rate,
-        "step_seconds": step.step_seconds, "tokens_per_second": rate, "tokens_total": step.tokens_total,
-        "global_batch": step.global_batch, "generation": step.generation.n,
+        "step_seconds": step.step_seconds, "tokens_per_second": step.tokens_per_second,
+        "tokens_total": step.tokens_total, "global_batch": step.global_batch, "generation": step.generation.n,
     }  # fmt: skip
     values = {f"train/{name}": float(value) for name, value in own.items() if value is not None}
     for part in parts:

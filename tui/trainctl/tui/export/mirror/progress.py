@@ -31,7 +31,7 @@ class Told(msgspec.Struct, frozen=True):
     step: int
 
 
-class Place(msgspec.Struct, frozen=True):
+class MirrorProgress(msgspec.Struct, frozen=True):
     """All that a mirror must know to go on."""
 
     run: str
@@ -54,13 +54,13 @@ class Place(msgspec.Struct, frozen=True):
         """In which a step was committed when it was mirrored."""
         return next((span.generation for span in reversed(self.spans) if span.first <= step), None)
 
-    def stepped(self, step: int, generation: m.Generation) -> "Place":
+    def stepped(self, step: int, generation: m.Generation) -> "MirrorProgress":
         """After one more step."""
         new = not self.spans or self.spans[-1].generation != generation
         spans = (*self.spans, Span(step, generation)) if new else self.spans
         return msgspec.structs.replace(self, step=step, spans=spans, rows=self.rows + 1)
 
-    def evaluated(self, step: int, loss: float) -> "Place":
+    def evaluated(self, step: int, loss: float) -> "MirrorProgress":
         known = {**self.evaluations, step: loss if math.isfinite(loss) else None}
         return msgspec.structs.replace(self, evaluations=known, rows=self.rows + 1)
 
@@ -68,51 +68,51 @@ class Place(msgspec.Struct, frozen=True):
         """Whether just this loss was mirrored."""
         return step in self.evaluations and self.evaluations[step] == (loss if math.isfinite(loss) else None)
 
-    def texted(self, step: int, events: Sequence[m.Event]) -> "Place":
+    def texted(self, step: int, events: Sequence[m.Event]) -> "MirrorProgress":
         """After a text of these events."""
         told = (*self.events, *(Told(event.id, event.at, step) for event in events))[-EVENTS_KEPT:]
         return msgspec.structs.replace(self, events=told, text_step=step, rows=self.rows + 1)
 
-    def back_to(self, step: int) -> "Place":
+    def back_to(self, step: int) -> "MirrorProgress":
         """Before the steps after `step`, which were retracted."""
         return msgspec.structs.replace(
             self, step=step, spans=tuple(span for span in self.spans if span.first <= step), attempt=self.attempt + 1,
             evaluations={at: loss for at, loss in self.evaluations.items() if at <= step},
         )  # fmt: skip
 
-    def without_later_texts(self) -> "Place":
+    def without_later_texts(self) -> "MirrorProgress":
         """For a target that has dropped what was written after the last step: those events are told again."""
         kept = tuple(told for told in self.events if told.step <= self.step)
         return msgspec.structs.replace(self, events=kept, text_step=min(self.text_step, self.step))
 
-    def finished(self, session: str) -> "Place":
+    def finished(self, session: str) -> "MirrorProgress":
         """With one more session that is whole, if it has a name."""
         return msgspec.structs.replace(self, sessions=(*self.sessions, session)) if session else self
 
-    def without_events_after(self, id: int) -> "Place":
+    def without_events_after(self, id: int) -> "MirrorProgress":
         """With the events above `id` to be told again: others have taken their numbers."""
         return msgspec.structs.replace(self, events=tuple(told for told in self.events if told.id <= id))
 
 
-class PlaceFile:
+class MirrorProgressFile:
     """The place on disk, of one mirror at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def load(self, run: str, target: str) -> Place:
+    def load(self, run: str, target: str) -> MirrorProgress:
         """A place at the run's beginning if there is none. Raises InvalidInputError for a file that is none."""
         if not self.path.is_file():
-            return Place(run, target)
+            return MirrorProgress(run, target)
         try:
-            found = msgspec.json.decode(self.path.read_bytes(), type=Place)
+            found = msgspec.json.decode(self.path.read_bytes(), type=MirrorProgress)
         except (OSError, msgspec.MsgspecError) as error:
             raise InvalidInputError(str(self.path), f"not the place of a mirror: {error}") from None
         if (found.run, found.target) != (run, target):
             raise InvalidInputError(str(self.path), f"the place of {found.run} in {found.target}; use another --output")
         return found
 
-    def save(self, place: Place) -> None:
+    def save(self, place: MirrorProgress) -> None:
         """Whole or not at all."""
         with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=".mirror.", delete=False) as made:
             made.write(msgspec.json.encode(place))

@@ -31,7 +31,7 @@ class Evaluated(NamedTuple):
     at: float | None
 
 
-class Source(Protocol):
+class RunSource(Protocol):
     """One run. Every method raises as its reader or client does."""
 
     run: str

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from trainctl.protocol.errors import UnreachableError
-from trainctl.tui.cli import output
-from trainctl.tui.export.mirror.progress import Place, PlaceFile
-from trainctl.tui.export.mirror.run_source import Source
-from trainctl.tui.export.mirror.sync import Mirror, Target
+from trainctl.tui.export.mirror.progress import MirrorProgress, MirrorProgressFile
+from trainctl.tui.export.mirror.run_source import RunSource
+from trainctl.tui.export.mirror.sync import Mirror, MirrorTarget
 
 To = Literal["tensorboard", "wandb"]
 POLL_SECONDS = 2.0
 
 
-class Wanted(NamedTuple):
+class MirrorOptions(NamedTuple):
     """What is asked for."""
 
     to: To
@@ -26,22 +25,23 @@ class Wanted(NamedTuple):
     follow: bool = False
     project: str = "trainctl"
     offline: bool = False
+    tell: Callable[[str], object] = print  # how a remark reaches the person
 
 
 class Open(NamedTuple):
     """A target that is written to. `close` is told whether the run failed, and gives the session's name, if it has
     one; a target `at_end` has all that it was told only then."""
 
-    target: Target
+    target: MirrorTarget
     close: Callable[[bool], str]
     at_end: bool
 
 
-def run(source: Source, wanted: Wanted) -> Place:
+def run(source: RunSource, wanted: MirrorOptions) -> MirrorProgress:
     """Mirror what there is, and with `follow` what comes, to the run's end. Raises InvalidInputError, and
     UnreachableError for an agent that does not answer at first."""
     _library(wanted)
-    kept = PlaceFile(wanted.folder / f"{wanted.to}.place.json")
+    kept = MirrorProgressFile(wanted.folder / f"{wanted.to}.place.json")
     with kept.held(), _stopped() as stop:
         place = kept.load(source.run, wanted.to)
         opened = _open(source, wanted, place)
@@ -58,7 +58,7 @@ def run(source: Source, wanted: Wanted) -> Place:
         return mirror.place
 
 
-def _mirror(mirror: Mirror, wanted: Wanted, stop: threading.Event, *, whole: bool) -> bool:
+def _mirror(mirror: Mirror, wanted: MirrorOptions, stop: threading.Event, *, whole: bool) -> bool:
     """Whether the run has failed. `whole`: nothing is waited for."""
     state = mirror.catch_up(whole=whole)
     away = False
@@ -67,23 +67,22 @@ def _mirror(mirror: Mirror, wanted: Wanted, stop: threading.Event, *, whole: boo
             state = mirror.catch_up(whole=False)
         except UnreachableError as error:
             if not away:
-                output.tell(f"{error}; waiting for it")
+                wanted.tell(f"{error}; waiting for it")
             away = True
         else:
             away = False
     return state == "failed"
 
 
-def _library(wanted: Wanted) -> None:
+def _library(wanted: MirrorOptions) -> None:
     """Load what writes the target, before anything is made. Raises InvalidInputError if it isn't installed, or can't
     be used."""
-    module = "tensorboard" if wanted.to == "tensorboard" else "weights_biases"
-    loaded = importlib.import_module(f"trainctl.tui.export.mirror.{module}")
+    loaded = importlib.import_module(f"trainctl.tui.export.mirror.{wanted.to}")
     if wanted.to == "wandb" and not wanted.offline:
         loaded.check_key()
 
 
-def _open(source: Source, wanted: Wanted, place: Place) -> Open:
+def _open(source: RunSource, wanted: MirrorOptions, place: MirrorProgress) -> Open:
     view, config = source.view(), dict(source.config())
     config |= {"trainctl": {"run": source.run}}
     if wanted.to == "tensorboard":
@@ -105,7 +104,7 @@ def _open(source: Source, wanted: Wanted, place: Place) -> Open:
     )  # fmt: skip
 
     if made.url is not None:
-        output.tell(f"wandb: {made.url}")
+        wanted.tell(f"wandb: {made.url}")
 
     def close(failed: bool) -> str:
         session = made.session

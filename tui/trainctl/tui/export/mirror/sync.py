@@ -11,8 +11,8 @@ from typing import Protocol
 
 from trainctl.protocol import messages as m
 from trainctl.tui.export.mirror.metrics import Point, Text, line, of_step, prefixes
-from trainctl.tui.export.mirror.progress import Place
-from trainctl.tui.export.mirror.run_source import PAGE, Source
+from trainctl.tui.export.mirror.progress import MirrorProgress
+from trainctl.tui.export.mirror.run_source import PAGE, RunSource
 
 SETTLED_SECONDS = 5.0
 """After so long a step that none follows is mirrored too."""
@@ -20,7 +20,7 @@ LATE_EVALUATION_STEPS = 2000
 """How far behind the last step an evaluation is still looked for."""
 
 
-class Target(Protocol):
+class MirrorTarget(Protocol):
     """What a run is mirrored to. `number` counts everything that was written, over all sessions."""
 
     name: str
@@ -37,7 +37,7 @@ class Mirror:
     """One run and one target; `place` is how far it has come."""
 
     def __init__(
-        self, source: Source, target: Target, place: Place, *, keep: Callable[[Place], None],
+        self, source: RunSource, target: MirrorTarget, place: MirrorProgress, *, keep: Callable[[MirrorProgress], None],
         stop: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         """`keep` is told each place once the target was flushed; `stop` is asked between pages. `clock`: Unix
@@ -125,7 +125,7 @@ class Mirror:
         return len(ready) == PAGE
 
 
-def standing(source: Source, place: Place) -> int:
+def standing(source: RunSource, place: MirrorProgress) -> int:
     """The newest step that was mirrored and still stands as it was; 0 if none does."""
     newest, _ = source.steps(place.step - 1, 1) if place.step else ((), False)
     if newest and (newest[0].step, newest[0].generation) == (place.step, place.generation_of(place.step)):

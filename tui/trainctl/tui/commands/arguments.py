@@ -8,7 +8,7 @@ import msgspec
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
-from trainctl.tui.cli.targets import run_file
+from trainctl.tui.commands.targets import run_file
 
 
 def verb_args(verb: str, words: Sequence[str], *, local: bool) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError, installing
-from trainctl.tui.cli import agent_call, output, watch
+from trainctl.tui.cli import agent_call, output, tables, watch
+from trainctl.tui.commands import command
 from trainctl.tui.demo.folder import Session, default_folder, run_config, write_run_file
 from trainctl.tui.demo.stages import stage
 
@@ -31,7 +32,7 @@ WATCH_SECONDS = 2.0
 NEEDED = {"torch": ("torch", "transformers"), "mlx": ("mlx", "mlx_lm")}
 
 
-class Wanted(NamedTuple):
+class DemoOptions(NamedTuple):
     """What was asked for on the command line."""
 
     steps: int
@@ -49,7 +50,7 @@ class Demo(NamedTuple):
     config: dict[str, Any]
 
 
-def headless(wanted: Wanted) -> int:
+def headless(wanted: DemoOptions) -> int:
     """Train to the end, progress on standard error, and print one JSON object; its exit code."""
     with _supervised(wanted) as (demo, supervisor):
         try:
@@ -67,7 +68,7 @@ def headless(wanted: Wanted) -> int:
     return 0
 
 
-def on_screen(wanted: Wanted) -> int:
+def on_screen(wanted: DemoOptions) -> int:
     """Train with the full screen in front; leaving it leaves the run going."""
     from trainctl.protocol.config.names import user_name
     from trainctl.tui.app.launch import run_app  # Textual: only for the full screen
@@ -129,7 +130,7 @@ def summary(view: m.RunView) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _supervised(wanted: Wanted) -> Iterator[tuple[Demo, "subprocess.Popen[bytes]"]]:
+def _supervised(wanted: DemoOptions) -> Iterator[tuple[Demo, "subprocess.Popen[bytes]"]]:
     """A demo that is ready for its run. Closing our end of the supervisor's input tells it that nobody watches."""
     nodes = ranks_of(wanted)
     root = (wanted.folder or default_folder()).absolute()
@@ -163,20 +164,21 @@ def _until_ready(supervisor: "subprocess.Popen[bytes]", session: Session) -> str
                 return address
             if said["state"] == "failed":
                 raise InvalidInputError("demo", said["error"])
-            shown.enter_context(stage(f"demo: {said['state']} {said['what']}"))
+            text = output.one_line(f"demo: {said['state']} {said['what']}")
+            shown.enter_context(stage(text))
     raise RefusedError(f"the demo's supervisor ended at once; see {session.supervisor_log}")
 
 
 def _start(demo: Demo) -> str:
     """Start the run; its id once the agent has taken it. Raises RefusedError if it doesn't."""
-    order = agent_call.make_order("start-run", {"config": demo.config})
+    order = command.make_order("start-run", {"config": demo.config})
 
     async def begin(client: Any) -> tuple[m.CommandReply, m.Snapshot]:
-        return await agent_call.send(client, order, "accepted", agent_call.ANSWER_SECONDS), await client.snapshot(0)
+        return await command.send(client, order, "accepted", agent_call.ANSWER_SECONDS), await client.snapshot(0)
 
     reply, snapshot = agent_call.call(demo.address, begin)
-    if agent_call.exit_code(reply) or snapshot.run is None:
-        raise RefusedError(output.reply_line("start-run", reply))
+    if command.exit_code(reply) or snapshot.run is None:
+        raise RefusedError(tables.reply_line("start-run", reply))
     output.tell(f"demo: {snapshot.run.run} at {demo.address}, in {snapshot.run.directory}")
     return snapshot.run.run
 
@@ -205,9 +207,9 @@ async def _progress(client: Any, run: str, steps: int) -> m.RunView:
     view: m.RunView | None = None
     async for item in watch.lines(client, run=run, from_start=True, until_end=True):
         if isinstance(item, m.StepCommitted) and (item.step % every == 0 or item.step in (1, steps)):
-            sys.stderr.write(f"{output.step_line(item)}\n")
+            sys.stderr.write(f"{tables.step_line(item)}\n")
         elif isinstance(item, m.Event):
-            sys.stderr.write(f"{output.event_line(item)}\n")
+            sys.stderr.write(f"{tables.event_line(item)}\n")
         elif isinstance(item, m.RunView):
             view = item
     with contextlib.suppress(UnreachableError):  # an agent whose supervisor was killed leaves with the run
@@ -236,7 +238,7 @@ def _close(supervisor: "subprocess.Popen[bytes]") -> None:
 # ---------------------------------------------------------------- this machine
 
 
-def ranks_of(wanted: Wanted) -> dict[str, str]:
+def ranks_of(wanted: DemoOptions) -> dict[str, str]:
     """The demo's nodes in the order of their ranks, with what computes on each. Raises InvalidInputError.
 
     Of several with both backends installed the last is an MLX rank: on a Linux CPU the slower by far.

@@ -3,7 +3,7 @@
 from trainctl.tui.state.view_state import ViewState
 
 
-class Ringer:
+class AlertBell:
     """`on` is the switch; alerts raised while it is off don't ring later."""
 
     def __init__(self, *, on: bool = True) -> None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from trainctl.protocol.config.cluster_file import Cluster
 
 
+DEFAULT_ADDRESS = "tcp://127.0.0.1:7474"
+"""Where an agent listens by default: `sockets.DEFAULT_PORT`, without loading ZeroMQ to say so."""
 LISTENS_SECONDS = 1.0
 """How long an address of this machine may take to take a connection."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from trainctl.protocol import messages as m
-from trainctl.tui.widgets import formatting as f
+from trainctl.tui.text import formatting as f
 
 JOULES_PER_WATT_HOUR = 3600.0
 GAP_PART = 0.01

@@ -17,7 +17,7 @@ _RESERVED = {"ctrl+c": "always leaves", "escape": "always closes what is open"}
 _BY_ARGUMENT = re.compile(r"(?:show|dialog)\('([a-z0-9-]+)'\)")
 
 
-class Key(NamedTuple):
+class KeyRow(NamedTuple):
     """One row of the table of keys: the action's name, its keys as they are typed, what it does, and where."""
 
     name: str
@@ -68,14 +68,14 @@ def checked(wanted: Mapping[str, str], tables: Tables) -> tuple[dict[str, str], 
     return good, bad
 
 
-def table(tables: Tables, keymap: Mapping[str, str]) -> list[Key]:
+def table(tables: Tables, keymap: Mapping[str, str]) -> list[KeyRow]:
     """Every action that has a name, with the keys it has after `keymap`."""
     made = []
     for where, bindings in tables.items():
         for binding in bindings:
             if binding.id:
                 keys = keymap.get(binding.id, binding.key)
-                made.append(Key(binding.id, spoken(keys), binding.tooltip or binding.description, where))
+                made.append(KeyRow(binding.id, spoken(keys), binding.tooltip or binding.description, where))
     return made
 
 

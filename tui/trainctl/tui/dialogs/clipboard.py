@@ -6,7 +6,7 @@ from trainctl.protocol import messages as m
 from trainctl.tui.state import event_text
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.widgets import formatting as f
+from trainctl.tui.text import formatting as f
 
 Values = tuple[tuple[str, str], ...]
 

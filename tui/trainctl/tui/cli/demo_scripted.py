@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.tui.cli import agent_call, output, watch
-from trainctl.tui.demo.demo import summary
+from trainctl.tui.cli import agent_call, output, tables, watch
+from trainctl.tui.cli.demo import summary
 
 if TYPE_CHECKING:
     from trainctl.tui.state.view_state import ViewState
@@ -26,7 +26,7 @@ BEGIN_STEPS = 40
 END_SECONDS = 10.0
 
 
-class Wanted(NamedTuple):
+class ScriptedOptions(NamedTuple):
     """What was asked for on the command line."""
 
     nodes: int = NODES
@@ -34,7 +34,7 @@ class Wanted(NamedTuple):
     speed: float | None = None  # times as fast as recorded; None: as recorded, far faster without a screen
 
 
-def on_screen(wanted: Wanted) -> int:
+def on_screen(wanted: ScriptedOptions) -> int:
     """The full screen over the recording, which ends with it."""
     from trainctl.protocol.config.names import user_name
     from trainctl.tui.app.launch import run_app  # Textual: only for the full screen
@@ -43,7 +43,7 @@ def on_screen(wanted: Wanted) -> int:
         return run_app(address, by=user_name(), say=_farewell)
 
 
-def headless(wanted: Wanted) -> int:
+def headless(wanted: ScriptedOptions) -> int:
     """Play to the end, the events on standard error, and print one JSON object; its exit code."""
     with _player(wanted, wanted.speed or HEADLESS_SPEED, 0) as address:
         view = agent_call.call(address, _followed)
@@ -60,7 +60,7 @@ async def _followed(client: Any) -> m.RunView:
     view: m.RunView | None = None
     async for item in watch.lines(client, from_start=True, until_end=True):
         if isinstance(item, m.Event):
-            sys.stderr.write(f"{output.event_line(item)}\n")
+            sys.stderr.write(f"{tables.event_line(item)}\n")
         elif isinstance(item, m.RunView):
             view = item
     view = (await client.snapshot(0)).run or view
@@ -78,7 +78,7 @@ def _farewell(state: "ViewState", address: str) -> str:
 
 
 @contextlib.contextmanager
-def _player(wanted: Wanted, speed: float, begin: int) -> Iterator[str]:
+def _player(wanted: ScriptedOptions, speed: float, begin: int) -> Iterator[str]:
     """The address of the first node of a player that lives as long as this."""
     command = [sys.executable, "-m", "trainctl.node_agent.cli", "play", "--leash", f"--nodes={wanted.nodes}"]
     command += [f"--speed={speed}", f"--begin={begin}"]

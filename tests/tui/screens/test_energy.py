@@ -4,10 +4,9 @@ import msgspec
 import pytest
 
 from trainctl.protocol import messages as m
-from trainctl.tui.screens import node_facts
-from trainctl.tui.state import energy
-from trainctl.tui.widgets.glyphs import UNICODE
-from trainctl.tui.widgets.styled_line import plain
+from trainctl.tui.screens import energy, node_facts
+from trainctl.tui.text.glyphs import UNICODE
+from trainctl.tui.text.styled_line import plain
 
 HOST = m.HostReading(
     node="a", read_at=4600.0, cpu_percent=None, memory_used_bytes=None, memory_total_bytes=None, disk_free_bytes=None,

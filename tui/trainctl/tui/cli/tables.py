@@ -1,0 +1,228 @@
+"""What subcommands say of runs, ranks, alerts, steps, events and replies: tables and lines, safe to show."""
+
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+
+from trainctl.protocol import messages as m
+from trainctl.tui.cli.output import arrowed, one_line
+from trainctl.tui.state import event_text, rank_speed
+from trainctl.tui.text import formatting as fmt
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> str:
+    """Columns two spaces apart; names in `right` (separated by spaces) are set flush right."""
+    cells = [list(header), *([one_line(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    flush_right = [name in right.split() for name in header]
+    lines = []
+    for row in cells:
+        parts = [
+            cell.rjust(width) if flush else cell.ljust(width)
+            for cell, width, flush in zip(row, widths, flush_right, strict=True)
+        ]
+        lines.append("  ".join(parts).rstrip())
+    return "\n".join(lines)
+
+
+def time_of_day(at: float) -> str:
+    """Local 14:31:07 of a Unix second; dashes for a time that is none."""
+    try:
+        return datetime.datetime.fromtimestamp(at, datetime.UTC).astimezone().strftime("%H:%M:%S")
+    except (OverflowError, OSError, ValueError):
+        return "--:--:--"
+
+
+def date_and_time(at: float) -> str:
+    """Local 2026-11-20 14:31 of a Unix second."""
+    try:
+        return datetime.datetime.fromtimestamp(at, datetime.UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, OSError, ValueError):
+        return fmt.NA
+
+
+def runs_table(runs: Sequence[m.RunSummary]) -> str:
+    """`trainctl ls`."""
+    rows = [
+        (
+            run.run,
+            f"{run.state}?" if run.stale else run.state,
+            f"{run.step:,}/{run.steps:,}",
+            fmt.loss(run.last_loss),
+            run.lead or fmt.NA,
+            date_and_time(run.started_at),
+            run.directory,
+        )
+        for run in runs
+    ]
+    return table(("RUN", "STATE", "STEP", "LOSS", "LEAD", "STARTED", "DIRECTORY"), rows, right="STEP LOSS")
+
+
+def status_text(
+    snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading] | None = None, viewers: Sequence[m.Viewer] = ()
+) -> str:
+    """`trainctl status`: the run, what its last step was, its ranks, the machines, and who is attached; `hosts` are the
+    other nodes'."""
+    run = snapshot.run
+    machines = [*_host_lines(snapshot.node.host), *_peer_lines(snapshot.peers, hosts or {}), *_viewer_lines(viewers)]
+    if run is None:
+        told = [event_line(event) for event in snapshot.events if event.severity == "error"]  # its record is damaged
+        return "\n".join([*(told or [f"no run on {snapshot.node.node} yet"]), *machines])
+    why = f": {one_line(run.reason)}" if run.reason else ""
+    lines = [
+        f"run        {run.run}  {run.state.upper()}{'  RECORDING' if run.recording else ''}{why}",
+        f"step       {run.step:,}/{run.steps:,} ({fmt.percent(run.step / run.steps if run.steps else None)})"
+        f"  lead {run.lead}  engine {run.engine}{' (mixed)' if run.mixed else ''}  {run.generation}",
+        f"training   {_training(run, snapshot.last_step)}",
+        f"plan       version {run.plan_version}  global batch {run.global_batch:,}  "
+        f"learning rate {fmt.scientific(run.learning_rate)}",
+        f"directory  {run.directory}",
+        *machines,
+        *_alert_lines(snapshot.alerts),
+        "",
+        ranks_table(run.ranks, snapshot.rank_steps, run.global_batch),
+        *_straggler_lines(run, snapshot.rank_steps),
+    ]
+    return "\n".join(lines)
+
+
+def alerts_table(alerts: Sequence[m.AlertView]) -> str:
+    """`trainctl alerts`: those that call for somebody first, the newest first among them."""
+
+    def held(alert: m.AlertView) -> str:
+        by = alert.acknowledged_by
+        return f"acknowledged by {by}" if by is not None else "muted" if alert.muted else "open"
+
+    ordered = sorted(alerts, key=lambda alert: (held(alert) != "open", -alert.raised_at))
+    rows = [
+        (alert.id, alert.severity, date_and_time(alert.raised_at), held(alert), arrowed(f"{alert.node} {alert.text}"))
+        for alert in ordered
+    ]
+    return table(("ID", "SEVERITY", "SINCE", "STATE", "WHAT"), rows)
+
+
+def _alert_lines(told: m.Alerts | None) -> list[str]:
+    """The alerts that call for somebody, a line each."""
+    return [
+        arrowed(f"alert      since {time_of_day(alert.raised_at)}  {one_line(f'{alert.node} {alert.text}')}")
+        for alert in (told.alerts if told is not None else ())
+        if alert.acknowledged_by is None and not alert.muted
+    ]
+
+
+def ranks_table(ranks: Sequence[m.RankView], parts: Sequence[m.RankStep], global_batch: int) -> str:
+    """A row a rank: its share, its own rate, its wait for slower ones and for the plan, and since when it is out."""
+    newest = {part.rank: part for part in parts}
+    waited = rank_speed.waits(rank_speed.same_step(ranks, parts))
+    rows = [_rank_row(rank, newest.get(rank.rank), waited.get(rank.rank), global_batch) for rank in ranks]
+    header = ("RANK", "NODE", "STATE", "SHARE", "PART", "MICRO", "OWN T/S", "STEP", "WAIT", "MEM GB", "BACKEND", "WHY")
+    return table(header, rows, right="RANK SHARE PART MICRO STEP WAIT")
+
+
+def step_line(step: m.StepCommitted) -> str:
+    """A committed step as a line of `trainctl watch`."""
+    skipped = f"  skipped: {one_line(step.skipped)}" if step.skipped else ""
+    return (
+        f"{time_of_day(step.committed_at)}  step {step.step:,}  loss {fmt.loss(step.loss)}  "
+        f"|g| {fmt.loss(step.grad_norm)}  lr {fmt.learning_rate(step.learning_rate)}  "
+        f"{fmt.seconds(step.step_seconds)}  {fmt.rate(step.tokens_per_second)} tok/s{skipped}"
+    )
+
+
+def event_line(event: m.Event) -> str:
+    """An event as a line: when, who, and what in words."""
+    mark = f"{event.severity.upper()} " if event.severity in ("warning", "error") else ""
+    return one_line_keeping_gaps(
+        f"{time_of_day(event.at)}  {mark}{event.by or 'auto'}  {arrowed(event_text.words(event))}"
+    )
+
+
+def one_line_keeping_gaps(text: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in text).rstrip()
+
+
+def reply_line(verb: str, reply: m.CommandReply, node: str | None = None) -> str:
+    """How a command ended, naming the step it took effect at, and the node it was for, or why it didn't."""
+    if reply.state == "applied":
+        at = f" at step {reply.step:,}" if reply.step is not None else ""
+        change = f": {reply.before} → {reply.after}" if reply.before is not None and reply.after is not None else ""
+        change = f": {reply.after}, as it was" if change and reply.before == reply.after else change
+        if node and change and f"{node}=" not in change:
+            change = change.replace(": ", f": {node} ", 1)
+        return arrowed(one_line(f"{verb} applied{at}{change}"))
+    if reply.state == "accepted":
+        return f"{verb} accepted, id {reply.id}"
+    field = f"{reply.field}: " if reply.field and not reply.reason.startswith(f"{reply.field}:") else ""
+    return one_line(f"{verb} {reply.state}: {field}{reply.reason or 'no reason given'}")
+
+
+def _rank_row(rank: m.RankView, part: m.RankStep | None, waited: float | None, global_batch: int) -> tuple[str, ...]:
+    backend = " ".join(word for word in (rank.backend, rank.device) if word)
+    accumulation = -(-rank.share // rank.micro_batch) if rank.micro_batch else 0
+    micro = f"{rank.micro_batch}x{accumulation}" if accumulation else fmt.NA
+    share = fmt.percent(rank.share / global_batch if global_batch else None)
+    head = (str(rank.rank), rank.node, rank.state, f"{rank.share:,}", share, micro)
+    out = rank.state in rank_speed.SILENT_STATES
+    why = f"since {time_of_day(rank.since_at)}{f': {rank.why}' if rank.why else ''}" if rank.why or out else ""
+    if part is None or out:
+        return (*head, fmt.NA, fmt.NA, fmt.NA, fmt.NA, backend or fmt.NA, why)
+    return (
+        *head,
+        fmt.count(part.own_tokens_per_second),
+        fmt.seconds(part.step_seconds),
+        fmt.seconds(None if waited is None else part.phases.wait + waited),
+        fmt.used_of(part.peak_or_held_bytes, part.memory_cap_bytes),
+        backend or fmt.NA,
+        why,
+    )
+
+
+def _straggler_lines(run: m.RunView, parts: Sequence[m.RankStep]) -> list[str]:
+    """Who the others waited for in the last step, and why."""
+    slow = rank_speed.straggler_of_step(rank_speed.same_step(run.ranks, parts)) if run.state == "running" else None
+    if slow is None:
+        return []
+    waited, excess = fmt.seconds(slow.waited_seconds), fmt.seconds(slow.excess_seconds)
+    return ["", f"straggler  {slow.node}: the others waited {waited} for it; +{excess} in {slow.phase} (last step)"]
+
+
+def _training(run: m.RunView, last: m.StepCommitted | None) -> str:
+    if last is None:
+        return "no step committed yet"
+    at = f" @{run.eval_step:,}" if run.eval_step is not None else ""
+    return (
+        f"loss {fmt.loss(last.loss)}  eval {fmt.loss(run.eval_loss)}{at}  |g| {fmt.loss(last.grad_norm)}  "
+        f"{fmt.seconds(last.step_seconds)} a step  {fmt.rate(last.tokens_per_second)} tok/s"
+    )
+
+
+def _host_lines(host: m.HostReading | None) -> list[str]:
+    if host is None:
+        return []
+    cpu = fmt.NA if host.cpu_percent is None else f"{host.cpu_percent:.0f}%"
+    memory = fmt.used_of(host.memory_used_bytes, host.memory_total_bytes)
+    disk = fmt.used_of(host.disk_free_bytes, host.disk_total_bytes)
+    return [f"host       {host.node}  cpu {cpu}  memory {memory} GB  disk free {disk} GB"]
+
+
+def _viewer_lines(viewers: Sequence[m.Viewer]) -> list[str]:
+    """`attached   anna since 14:02, cron since 14:20 (read-only)`; no line where nobody is."""
+    told = [
+        f"{one_line(viewer.by) or '?'} since {time_of_day(viewer.since_at)}{' (read-only)' if viewer.read_only else ''}"
+        for viewer in viewers
+    ]
+    return [f"attached   {', '.join(told)}"] if told else []
+
+
+def _peer_lines(peers: Sequence[m.PeerView], hosts: Mapping[str, m.HostReading]) -> list[str]:
+    """The other nodes: their machines, or since when and why their agents aren't heard."""
+    made = []
+    for peer in peers:
+        if peer.node in hosts:
+            made += _host_lines(hosts[peer.node])
+        elif peer.state == "connected":
+            made.append(f"host       {peer.node}  its agent doesn't answer at {peer.address}")
+        else:
+            why = f": {one_line(peer.why)}" if peer.why else ""
+            since = f" since {time_of_day(peer.since_at)}" if peer.since_at > 0 else ""
+            made.append(f"host       {peer.node}  {peer.state}{since}{why}")
+    return made

@@ -1,0 +1,109 @@
+"""A command as it goes to an agent: checked, sent, and awaited as far as its sender wants."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.errors import ExpiredError, InvalidInputError, RefusedError
+from trainctl.protocol.messages import verbs
+
+if TYPE_CHECKING:
+    from trainctl.protocol.client.client import Client
+
+Wait = Literal["applied", "accepted", "none"]
+
+
+class Commanded(Protocol):
+    """What takes commands: an agent's client, or what the full screen follows."""
+
+    def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]: ...
+
+
+@dataclass(frozen=True)
+class Order:
+    """A command ready to be sent, checked as far as that can be done here."""
+
+    verb: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    node: str | None = None
+    run: str | None = None
+    if_plan: int | None = None
+    id: str | None = None  # None: the client makes one
+    ttl_seconds: float = 60.0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All but the verb and its arguments, as the client takes them."""
+        names = ("node", "run", "if_plan", "id", "ttl_seconds")
+        return {name: getattr(self, name) for name in names}
+
+
+def make_order(verb: str, args: dict[str, Any], *, id: str | None = None, **options: Any) -> Order:
+    """An order with an id of its own unless one is given. Raises InvalidInputError naming what is wrong."""
+    verbs.check(verb, args, options.get("node"))
+    if (options.get("if_plan") or 0) >= 2**63:
+        raise InvalidInputError("--if-plan", "no plan version is that large")
+    return Order(verb, args, id=_checked_id(id) if id is not None else str(uuid.uuid4()), **options)
+
+
+def replies(client: Commanded, order: Order) -> Any:
+    """Sends an order; its replies as they come. Raises as the client does."""
+    return client.command(order.verb, dict(order.args), **order.options)
+
+
+async def send(client: "Client", order: Order, wait: Wait, timeout_seconds: float) -> m.CommandReply:
+    """The last reply that `wait` asks for.
+
+    Raises ExpiredError when an accepted command hasn't ended within the timeout, UnreachableError when nothing answers.
+    """
+    if wait == "none":
+        return await _hand_over(client, order)
+    async with contextlib.aclosing(replies(client, order)) as told:
+        first: m.CommandReply = await anext(told)
+        if wait == "accepted" or first.state in m.FINAL_COMMAND_STATES:
+            return first
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                last: m.CommandReply = await anext(told)
+                return last
+        except TimeoutError:
+            raise ExpiredError(
+                f"{order.verb}: accepted, not applied within {timeout_seconds:g} s; "
+                f"the same call with --id {order.id} asks for its outcome"
+            ) from None
+
+
+async def _hand_over(client: "Client", order: Order) -> m.CommandReply:
+    """Nobody waits to be told that another agent should be asked: that is found out first."""
+    elsewhere = _receiver(await client.snapshot(0), order)
+    if elsewhere is None:
+        return await client.send(order.verb, dict(order.args), wait="none", **order.options)
+    async with type(client)(elsewhere, by=client.by, timeout_seconds=client.timeout_seconds, keys=client.keys) as other:
+        return await other.send(order.verb, dict(order.args), wait="none", **order.options)
+
+
+def _receiver(seen: m.Snapshot, order: Order) -> str | None:
+    """The address of the agent that takes an order, if that isn't the one that was asked."""
+    from trainctl.protocol.client.lead import lead_address  # ZeroMQ: not for `--help`
+
+    if order.verb == "promote":
+        return next((peer.address for peer in seen.peers if peer.node == order.node), None)
+    return lead_address(seen)
+
+
+def exit_code(reply: m.CommandReply) -> int:
+    """What a script is told of a command's end: 0, 3 or 4."""
+    if reply.state in ("applied", "accepted"):
+        return 0
+    return ExpiredError.exit_code if reply.state == "expired" else RefusedError.exit_code
+
+
+def _checked_id(text: str) -> str:
+    try:
+        return str(uuid.UUID(text))
+    except ValueError:
+        raise InvalidInputError("--id", f"{text!r} is not a UUID") from None

@@ -1,0 +1,53 @@
+"""The grammar of the `:` line, the same as that of `trainctl send`: a command from words, and back."""
+
+import shlex
+
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import verbs
+from trainctl.tui.commands.command import Order
+
+
+def spoken(order: Order) -> str:
+    """The command as the command line takes it."""
+    args = dict(order.args)
+    shares = args.pop("shares", {})
+    words = [order.verb, *(f"{name}={_typed(value)}" for name, value in [*args.items(), *shares.items()])]
+    return " ".join(words + ([f"--node {order.node}"] if order.node else []))
+
+
+def _typed(value: object) -> str:
+    """A value as it is typed: `true`, and of a number what tells it apart."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:.7g}" if isinstance(value, float) else str(value)
+
+
+def parse(text: str) -> Order:
+    """`resize-batch micro=4 --node studio` as a command. Raises InvalidInputError naming what is wrong with it."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise InvalidInputError("command", str(error).lower()) from None
+    if not words:
+        raise InvalidInputError("command", "type a verb, such as `resize-batch micro=4`")
+    verb, rest = words[0], words[1:]
+    pairs: dict[str, str] = {}
+    options: dict[str, str] = {}
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("--"):
+            name, found, value = word[2:].partition("=")
+            if name not in ("node", "run", "if-plan"):
+                raise InvalidInputError(word, "the options are --node, --run and --if-plan")
+            if not found and not rest:
+                raise InvalidInputError(word, "needs a value")
+            options[name] = value if found else rest.pop(0)
+            continue
+        name, found, value = word.partition("=")
+        if not found:
+            raise InvalidInputError(word, "arguments are key=value")
+        pairs[name] = value
+    args = verbs.parse_args(verb, pairs)
+    verbs.check(verb, args, options.get("node"))
+    plan = options.get("if-plan")
+    if plan is not None and not plan.isdecimal():
+        raise InvalidInputError("--if-plan", f"{plan!r} is not a plan version")
+    return Order(verb, args, options.get("node"), options.get("run"), int(plan) if plan is not None else None)

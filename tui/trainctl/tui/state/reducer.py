@@ -1,0 +1,325 @@
+"""The pure reducer of what the screens show: the next state from one message.
+
+`apply(state, message, now)` is the whole of it: `now` is a reading of the monotonic clock, and everything kept is
+bounded.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TypeVar
+
+import msgspec
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.client.client import Connection
+from trainctl.tui.state import series as s
+from trainctl.tui.state import stragglers
+from trainctl.tui.state.plan_changes import changed_step
+from trainctl.tui.state.view_state import AgentLine, Arrived, Incoming, Seen, SeriesKey, Trial, Tried, ViewState
+
+MAX_EVENTS = 500
+MAX_SERIES = 256
+RECENT_STEPS = 512
+"""Steps of full resolution kept beside the whole run's windows."""
+RECENT_PARTS = 16
+"""Newest steps of which each rank's phases are kept."""
+RECENT_LAPS = 120
+"""Newest steps of which each rank's parts are kept whatever changes."""
+MAX_AGENTS = 64
+MAX_TRIED = 256
+K = TypeVar("K")
+V = TypeVar("V")
+_MAPPINGS = ("ranks", "parts", "laps", "tried", "agents", "hosts", "alerts", "windows", "recent")
+"""Of a state."""
+
+
+def apply(state: ViewState, message: Incoming, now: float) -> ViewState:
+    """The state after a message. One that is already in it (same boot, seq at or below) or of another run changes
+    nothing."""
+    if isinstance(message, Connection):
+        return replace(state, connection=message)
+    if isinstance(message, m.Snapshot):
+        return _open(state, message, now)
+    if isinstance(message, m.NodeView):  # of one that is not another's any more: its snapshot follows
+        return state
+    if isinstance(message, m.Heartbeat):
+        return _with(
+            state, heard_at=now, heartbeat=Seen(message, now) if message.boot == state.boot else state.heartbeat
+        )
+    if message.boot != state.boot or message.seq <= state.seq:
+        return _with(state, heard_at=now)
+    return _live(_with(state, heard_at=now, seq=message.seq), message, now)
+
+
+def _with(state: ViewState, **changes: object) -> ViewState:
+    """As `dataclasses.replace`, which for each of many messages would go through all fields."""
+    made = object.__new__(ViewState)
+    made.__dict__.update(state.__dict__, **changes)
+    return made
+
+
+def take(state: ViewState, node: str, message: Incoming, now: float) -> ViewState:
+    """The state after a message of `node`'s agent, be it the one that conducts or another; an empty name is the one
+    asked first. A snapshot says who conducts from here on."""
+    main = state.node.node if state.node is not None else node
+    if isinstance(message, m.Snapshot) or node in ("", main):
+        return apply(state, message, now)
+    return apply_other(state, node, message, now)
+
+
+def take_all(state: ViewState, arrived: Iterable[Arrived]) -> ViewState:
+    """As `take` one after another. Each mapping is copied once, not once for each message: of many nodes' messages
+    most of the work would be that."""
+    state = _with(state, **{name: _Draft(getattr(state, name)) for name in _MAPPINGS})
+    for node, message, now in arrived:
+        state = take(state, node, message, now)
+    mappings = {name: getattr(state, name) for name in _MAPPINGS}
+    return _with(state, **{name: _frozen(value) for name, value in mappings.items() if isinstance(value, _Draft)})
+
+
+class _Draft(dict[K, V]):
+    """A mapping that nobody else sees yet, so that it may be changed."""
+
+
+def _set(mapping: Mapping[K, V], changes: Mapping[K, V]) -> Mapping[K, V]:
+    """The mapping with other values of some keys: a draft itself, of any other a changed copy."""
+    if isinstance(mapping, _Draft):
+        mapping.update(changes)
+        return mapping
+    return _frozen({**mapping, **changes})
+
+
+def apply_other(state: ViewState, node: str, message: Incoming, now: float) -> ViewState:
+    """The state after a message of another node's agent: how its line is, and its machine. The run is the lead's to
+    tell of."""
+    line = state.agents.get(node)
+    if line is None and len(state.agents) >= MAX_AGENTS:
+        return state
+    if isinstance(message, Connection):
+        line = replace(line, connection=message) if line is not None else AgentLine(message)
+    else:
+        line = replace(line or AgentLine(Connection("connected", now)), heard_at=now)
+    if isinstance(message, m.NodeView):
+        line = replace(line, node=message)
+    elif isinstance(message, m.Heartbeat):
+        line = replace(line, lag_seconds=message.loop_lag_seconds)
+    state = _with(state, agents=_set(state.agents, {node: line}))
+    if isinstance(message, m.HostReading):
+        return _with(state, hosts=_set(state.hosts, {node: Seen(message, now)}))
+    if isinstance(message, m.Alerts) and (state.node is None or message.node != state.node.node):
+        # What the agent that conducts has raised is its own to tell, and to end.
+        return _with(state, alerts=_set(state.alerts, {message.node: message}))
+    return state
+
+
+def apply_history(state: ViewState, run: str, history: m.History) -> ViewState:
+    """The state with the recent windows of `run` taken from a ranged reply, where they are finer than those it has."""
+    if state.run is None or state.run.run != run:
+        return state
+    recent = dict(state.recent)
+    for series in history.series:
+        key = (series.metric, series.rank)
+        made = _keep_recent(s.from_series(series, state.run.step, RECENT_STEPS))
+        had = recent.get(key)
+        if had is None or made.bucket_steps < had.bucket_steps:
+            recent[key] = _with_newer(made, had)
+    return replace(state, recent=_frozen(recent), values=object())
+
+
+def _with_newer(made: s.Window, had: s.Window | None) -> s.Window:
+    """Steps that came live while the history was on its way go after it."""
+    if had is None:
+        return made
+    newer = s.tail(had, made.newest_step + 1)
+    for step, value in zip(newer.first.tolist(), newer.last.tolist(), strict=True):
+        made = s.add(made, step, value)
+    return made
+
+
+def _open(state: ViewState, snapshot: m.Snapshot, now: float) -> ViewState:
+    """A snapshot replaces everything but the lines to agents and what others said; ages come from the agent's own
+    clock."""
+
+    def seen_at(at: float) -> float:
+        return now - max(snapshot.at - at, 0.0)
+
+    last = snapshot.last_step
+    committed = now if last is None else seen_at(last.committed_at)
+    newest = snapshot.run.step if snapshot.run else 0
+    windows = {(item.metric, item.rank): s.from_series(item, newest) for item in snapshot.series[:MAX_SERIES]}
+    host, main = snapshot.node.host, snapshot.node.node
+    hosts = {node: seen for node, seen in state.hosts.items() if node in state.agents}
+    own = state.agents.get(main)  # it was another's until now
+    return replace(
+        state,
+        connection=own.connection if own is not None else state.connection,
+        agents=_frozen({node: line for node, line in state.agents.items() if node != main}),
+        heard_at=now,
+        boot=snapshot.boot,
+        seq=snapshot.seq,
+        node=snapshot.node,
+        run=snapshot.run,
+        last_step=Seen(last, committed) if last else None,
+        ranks=_frozen({step.rank: Seen(step, committed) for step in snapshot.rank_steps}),
+        parts=_frozen({step.rank: (step,) for step in snapshot.rank_steps}),
+        laps=_frozen({step.rank: (step,) for step in snapshot.rank_steps}),
+        peers=snapshot.peers,
+        tried=_tried_by(state, snapshot.run) if snapshot.run else _frozen({}),
+        plan_step=changed_step(snapshot.events, snapshot.run.run if snapshot.run else ""),
+        slow=None,
+        hosts=_frozen({**hosts, host.node: Seen(host, seen_at(host.read_at))} if host else hosts),
+        heartbeat=None,
+        events=snapshot.events[-MAX_EVENTS:],
+        alerts=_frozen(_alerts_after(state, snapshot)),
+        windows=_frozen(windows),
+        recent=_frozen({key: _keep_recent(s.tail(own, newest - RECENT_STEPS + 1)) for key, own in windows.items()}),
+        values=object(),
+    )
+
+
+def _alerts_after(state: ViewState, snapshot: m.Snapshot) -> dict[str, m.Alerts]:
+    """What other agents have raised stays; of the one that tells of all there is what it says now."""
+    main = snapshot.node.node
+    others = {node: told for node, told in state.alerts.items() if node in state.agents and node != main}
+    return {**others, main: snapshot.alerts} if snapshot.alerts is not None else others
+
+
+def _tried_by(state: ViewState, view: m.RunView) -> Tried:
+    """What was tried on the trainers that the run has now: one may have been replaced because a micro-batch that it had
+    tried took too much memory."""
+    before = state.run
+    if before is None or before.run != view.run:
+        return _frozen({})
+    pids = {rank.rank: rank.pid for rank in before.ranks}
+    same = {rank.rank for rank in view.ranks if pids.get(rank.rank) == rank.pid}
+    return _frozen({key: trial for key, trial in state.tried.items() if key[0] in same})
+
+
+def _live(state: ViewState, message: m.Live, now: float) -> ViewState:
+    match message:
+        case m.RunView():
+            return _run_changed(state, message)
+        case m.HostReading():
+            return _with(state, hosts=_set(state.hosts, {message.node: Seen(message, now)}))
+        case m.Alerts():
+            return _with(state, alerts=_set(state.alerts, {message.node: message}))
+        case m.Event():
+            return replace(state, events=(*state.events, message)[-MAX_EVENTS:])
+        case m.StepCommitted() if _ours(state, message.run):
+            return _step(state, message, now)
+        case m.RankStep() if _ours(state, message.run):
+            return _rank_step(state, message, now)
+    return state
+
+
+def _ours(state: ViewState, run: str) -> bool:
+    return state.run is not None and state.run.run == run
+
+
+def _run_changed(state: ViewState, view: m.RunView) -> ViewState:
+    """Another run that starts takes the screen; one that has ended elsewhere doesn't."""
+    if state.run is None or (view.run != state.run.run and view.state in m.ACTIVE_RUN_STATES):
+        nothing: Mapping[SeriesKey, s.Window] = MappingProxyType({})
+        return replace(
+            state, run=view, last_step=None, ranks=_frozen({}), parts=_frozen({}), laps=_frozen({}), plan_step=0,
+            slow=None, tried=_frozen({}), windows=nothing, recent=nothing,
+            values=object(),
+        )  # fmt: skip
+    if view.run != state.run.run:
+        return state
+    state = replace(state, run=view, tried=_tried_by(state, view))
+    if view.eval_loss is not None and view.eval_step is not None:
+        known = state.windows.get(("eval_loss", None))
+        bucket = view.eval_step // known.bucket_steps * known.bucket_steps if known is not None else -1
+        if known is None or bucket not in known.first:
+            return _record(state, view.eval_step, {("eval_loss", None): view.eval_loss})
+    return state
+
+
+def _step(state: ViewState, step: m.StepCommitted, now: float) -> ViewState:
+    assert state.run is not None
+    run = state.run
+    if step.generation >= run.generation:
+        run = _with_step(run, step)
+    values: dict[SeriesKey, float] = {
+        ("loss", None): step.loss,
+        ("grad_norm", None): step.grad_norm,
+        ("learning_rate", None): step.learning_rate,
+        ("step_seconds", None): step.step_seconds,
+    }
+    if (rate := step.tokens_per_second) is not None:
+        values["tokens_per_second", None] = rate
+    if (last := state.last_step) is not None and _made_by(last.value) != _made_by(step):
+        state = replace(state, plan_step=step.step)
+    return _record(_with(state, run=run, last_step=Seen(step, now)), step.step, values)
+
+
+def _made_by(step: m.StepCommitted) -> tuple[int, m.Generation]:
+    return step.plan_version, step.generation
+
+
+def _with_step(run: m.RunView, step: m.StepCommitted) -> m.RunView:
+    """A RunView isn't published at each step, so the step moves it on."""
+    return msgspec.structs.replace(
+        run,
+        step=step.step,
+        cursor=step.cursor,
+        learning_rate=step.learning_rate,
+        global_batch=step.global_batch,
+        plan_version=max(run.plan_version, step.plan_version),
+        generation=step.generation,
+    )
+
+
+def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:
+    values: dict[SeriesKey, float] = {("busy_seconds", step.rank): step.phases.busy}
+    own = step.own_tokens_per_second
+    if own is not None:
+        values["own_tokens_per_second", step.rank] = own
+    ranks = _set(state.ranks, {step.rank: Seen(step, now)})
+    known = state.parts.get(step.rank, ())
+    if known and known[-1].micro_batch != step.micro_batch:
+        state = replace(state, tried=_frozen(dict(tried_with(state.tried, known))))
+        known = ()  # another micro-batch, another speed
+    parts = _set(state.parts, {step.rank: (*known, step)[-RECENT_PARTS:]})
+    laps = _set(state.laps, {step.rank: (*state.laps.get(step.rank, ()), step)[-RECENT_LAPS:]})
+    state = _with(state, ranks=ranks, parts=parts, laps=laps)
+    if not stragglers.awaited(state, step.step) and all(
+        part.step >= step.step for part in stragglers.common_parts(state).values()
+    ):
+        state = _with(state, slow=stragglers.straggler(state, state.slow))
+    return _record(state, step.step, values)
+
+
+def tried_with(tried: Tried, parts: Sequence[m.RankStep]) -> Tried:
+    """What was tried, and what a rank's last steps, all of one micro-batch, say of that."""
+    rates = [part.samples / part.phases.busy for part in parts if part.phases.busy > 0 and part.samples]
+    if not rates or (len(tried) >= MAX_TRIED and (parts[-1].rank, parts[-1].micro_batch) not in tried):
+        return tried
+    last = parts[-1]
+    return {**tried, (last.rank, last.micro_batch): Trial(statistics.median(rates), last.peak_or_held_bytes)}
+
+
+def _record(state: ViewState, step: int, values: Mapping[SeriesKey, float]) -> ViewState:
+    windows: dict[SeriesKey, s.Window] = {}
+    recent: dict[SeriesKey, s.Window] = {}
+    for key, value in values.items():
+        known = state.windows.get(key)
+        if known is None and len(state.windows.keys() | windows.keys()) >= MAX_SERIES:
+            continue
+        windows[key] = s.add(known or s.empty(), step, value)
+        recent[key] = _keep_recent(s.add(state.recent.get(key) or s.empty(2 * RECENT_STEPS), step, value))
+    return _with(state, windows=_set(state.windows, windows), recent=_set(state.recent, recent), values=object())
+
+
+def _keep_recent(window: s.Window) -> s.Window:
+    """Drops the oldest in pages, so that what is drawn from it doesn't scroll with each step."""
+    if window.capacity != 2 * RECENT_STEPS:
+        window = replace(window, capacity=2 * RECENT_STEPS)
+    return s.tail(window, window.newest_step - RECENT_STEPS + 1) if len(window) >= 2 * RECENT_STEPS else window
+
+
+def _frozen(mapping: dict[K, V]) -> Mapping[K, V]:
+    return MappingProxyType(mapping)

@@ -1,0 +1,103 @@
+"""Where each of a rank's last steps went: of the record and of what came since as one list. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+from trainctl.protocol import messages as m
+from trainctl.tui.state import rank_speed
+from trainctl.tui.state.view_state import ViewState
+
+PHASE_NAMES = m.Phases.__struct_fields__
+METRICS_OF_0_1_0 = (*(f"{name}_seconds" for name in PHASE_NAMES), "memory_bytes")
+METRICS = (*METRICS_OF_0_1_0, "memory_peak_bytes")
+"""What of the record this is made from."""
+STEPS = 240
+"""Newest steps that are asked for."""
+MOST_BUCKETS = 16_000
+"""Over all ranks and metrics, so that the answer stays far below the frame limit."""
+MEAN_STEPS = 16
+"""Steps that the means in the table are of."""
+
+
+class StepPhases(NamedTuple):
+    """One rank's step; in `phases` the wait for slower ranks is told from the sum itself where that is known."""
+
+    step: int
+    phases: m.Phases
+    memory_bytes: float | None  # its peak; where none is known, what was held after it
+
+    @property
+    def seconds(self) -> float:
+        return float(sum(getattr(self.phases, name) for name in PHASE_NAMES))
+
+
+@dataclass(frozen=True)
+class RecordedPhases:
+    """What the record had of a run's last steps: rank -> step -> lap."""
+
+    run: str = ""
+    laps: Mapping[int, Mapping[int, StepPhases]] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def columns_of(ranks: int) -> int:
+    """How many steps to ask the record for."""
+    return min(STEPS, MOST_BUCKETS // (len(METRICS) * max(ranks, 1)))
+
+
+def past_of(run: str, history: m.History) -> RecordedPhases:
+    """The steps of a reply that has them one by one; a bucket of several says nothing of any of them."""
+    values: dict[int, dict[int, dict[str, float]]] = {}
+    for series in history.series:
+        if series.rank is None or series.bucket_steps != 1:
+            continue
+        for step, value in zip(series.steps, series.last, strict=True):
+            values.setdefault(series.rank, {}).setdefault(step, {})[series.metric] = value
+    return RecordedPhases(run, {rank: _whole(steps) for rank, steps in values.items()})
+
+
+def _whole(steps: Mapping[int, Mapping[str, float]]) -> dict[int, StepPhases]:
+    """Of the steps all of whose phases are known."""
+    made = {}
+    for step, named in steps.items():
+        phases = {name: named.get(f"{name}_seconds", math.nan) for name in PHASE_NAMES}
+        if all(math.isfinite(value) for value in phases.values()):
+            made[step] = StepPhases(step, m.Phases(**phases), named.get("memory_peak_bytes", named.get("memory_bytes")))
+    return made
+
+
+def laps(state: ViewState, past: RecordedPhases, rank: int) -> list[StepPhases]:
+    """A rank's known last steps, oldest first."""
+    ranks = rank_speed.reporting(state.run) or sorted(state.laps)
+    known = {other: _known(state, past, other) for other in {rank, *ranks}}
+    return [_split(lap, [known[other].get(step) for other in ranks]) for step, lap in sorted(known[rank].items())]
+
+
+def _known(state: ViewState, past: RecordedPhases, rank: int) -> dict[int, StepPhases]:
+    run = state.run.run if state.run else ""
+    found = dict(past.laps.get(rank, {})) if past.run == run else {}
+    found |= {
+        part.step: StepPhases(part.step, part.phases, part.peak_or_held_bytes) for part in state.laps.get(rank, ())
+    }
+    return found
+
+
+def _split(lap: StepPhases, others: Sequence[StepPhases | None]) -> StepPhases:
+    """Of sync, what the least waiting rank didn't spend there is a wait; unknown unless all have told of the step."""
+    syncs = [other.phases.sync for other in others if other is not None]
+    if len(syncs) < 2 or len(syncs) < len(others):
+        return lap
+    own, waited = lap.phases, max(lap.phases.sync - min(syncs), 0.0)
+    return lap._replace(
+        phases=m.Phases(own.data, own.forward, own.backward, own.sync - waited, own.optimizer, own.wait + waited)
+    )
+
+
+def means(found: Sequence[StepPhases]) -> dict[str, float]:
+    """Mean seconds of each phase over the last steps; empty without one."""
+    newest = found[-MEAN_STEPS:]
+    return {
+        name: sum(getattr(lap.phases, name) for lap in newest) / len(newest) for name in PHASE_NAMES if newest
+    }  # fmt: skip

@@ -1,0 +1,19 @@
+"""A field that is typed into."""
+
+from textual import events
+from textual.widgets import Input
+
+
+class InputField(Input):
+    """An Input that takes keys strictly in the order they came.
+
+    A plain Input inserts a character at once and a binding's key (backspace, enter) only after the whole batch, so
+    that what a slow line delivers in one packet arrives shuffled.
+    """
+
+    async def on_key(self, event: events.Key) -> None:
+        found = None if event.is_printable else self.screen.active_bindings.get(event.key)
+        if found is not None and found.node is self:
+            event.stop()
+            event.prevent_default()
+            await self.run_action(found.binding.action)
