@@ -114,7 +114,7 @@ def test_a_trainer_lives_through_restarts_and_stalls_of_its_agents_service(unit:
         unit._reap()
         log = (unit.directory / "logs" / "agent.log").read_text()
         assert f"CRITICAL the event loop has stood still for {STALL_SECONDS}" in log
-        assert "ledger.py" in log and " ERROR " not in log
+        assert "agent_db.py" in log and " ERROR " not in log
         assert log.count(" INFO started: ") == 2 and log.count(" INFO stopped: ") == 1
         unit.start()
         step = until(lambda: client.snapshot(0).run).step

@@ -1,5 +1,6 @@
 """What a process says that it holds of the machine's memory, and that each step's peak is its own."""
 
+import gc
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -63,11 +64,13 @@ def test_the_allocator_of_mlx_which_a_gpu_is_asked_for_gives_each_step_s_own_pea
     new_rig: NewRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(MlxBackend, "device", "gpu")  # a CPU's allocator counts as well
+    gc.collect()  # other tests' models are in the same process
     rig = new_rig("mlx")
     first, large, small = rig.train(1, 2), rig.train(2, 12), rig.train(3, 2)
     assert large.memory_peak_bytes > large.memory_bytes > 0
     assert small.memory_peak_bytes == pytest.approx(first.memory_peak_bytes, rel=0.2)
-    assert small.memory_peak_bytes < large.memory_peak_bytes / 2
+    held = small.memory_bytes
+    assert small.memory_peak_bytes - held < (large.memory_peak_bytes - held) / 2
 
 
 @pytest.mark.parametrize("kernel", [True, False], ids=["kept by the kernel", "sampled"])

@@ -57,7 +57,7 @@ class Added(NamedTuple):
     node: str
     address: str
     steps: tuple[Step, ...]
-    link_test: link_test.Link
+    link: link_test.Link
     remarks: tuple[str, ...]
 
 
