@@ -224,7 +224,7 @@ def _say(text: str, said: list[str], *, json: bool, **fields: Any) -> None:
 
 
 class _Told:
-    """RunsSource a command: with --json a failure is one object on standard output too."""
+    """Runs a command: with --json a failure is one object on standard output too."""
 
     def __init__(self, json: bool) -> None:
         self._json = json

@@ -36,7 +36,7 @@ class Working(Protocol):
 
 @contextlib.asynccontextmanager
 async def at_work(agent: Working, stall_seconds: float) -> AsyncIterator[None]:
-    """RunsSource an agent's serving. Raises TrainctlError, its one line naming the log, for what must not happen."""
+    """Runs an agent's serving. Raises TrainctlError, its one line naming the log, for what must not happen."""
     notifier = from_environment(os.environ)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     with contextlib.closing(notifier), agent_log.kept(agent.directory) as traces:
