@@ -62,7 +62,7 @@ def on_this_machine(default: str) -> Where:
     if found and default not in known and listens(default):
         named.append(f"another at {default}")
     if len(named) > 1:
-        raise InvalidInputError("--connect", f"several agents run here, name one by its address: {'; '.join(named)}")
+        raise InvalidInputError("--connect", f"several agents run here; choose one: {'; '.join(named)}")
     return Where(tuple(agent.address for agent in found[0])) if found else Where((default,))
 
 
