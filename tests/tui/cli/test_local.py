@@ -323,8 +323,9 @@ def test_a_short_timeout_does_not_make_an_absent_agent_a_slow_one() -> None:
     ],
 )
 def test_which_agent_is_meant(
-    main: Main, monkeypatch: pytest.MonkeyPatch, words: list[str], env: str | None, wanted: str
+    main: Main, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str], env: str | None, wanted: str
 ) -> None:
+    monkeypatch.setenv("TRAINCTL_STATE", str(tmp_path))  # an agent that runs on this machine would be found
     asked: list[str] = []
 
     def note(address: str, work: Any, **options: Any) -> None:
