@@ -126,9 +126,10 @@ def test_ranks_that_come_back_and_runs_taken_up_again_are_probed(cluster, run_co
         ]
         assert view.ranks[2].why.startswith("probe: gamma differs from ")
 
-        # Put right, it is admitted, and has passed before its next step.
+        # Put right, it is admitted once its process has ended, and has passed before its next step.
         wish("")
-        assert client.send("admit", {}, node="gamma", timeout_seconds=120).state == "applied"
+        admit = lambda: client.send("admit", {}, node="gamma", timeout_seconds=120).state == "applied"  # noqa: E731
+        until(admit, 60, "an admission, which is rejected as long as the refused process lives")
         until(lambda: client.snapshot(0).run.ranks[2].state == "run", 120, "gamma's return")
         assert probes_of(cluster, run)[0].step == 0
         assert len(probes_of(cluster, run)) == 3 and len(events_of(client, "probe passed")) == 2
