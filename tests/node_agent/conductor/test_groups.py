@@ -334,7 +334,7 @@ def begun_with(*given: int | None, first_shares: str = "timed") -> Simulation:
     """After step 1 of a batch of 28, with these shares in the run file of nodes of falling speed."""
     tables = {node: {} if share is None else {"share": share} for node, share in zip("abcd", given, strict=False)}
     made = config(batch=28, nodes=tables, group={"first_shares": first_shares})
-    simulation = Simulation(made, Durable(restore._first_settings(made), m.Generation(1, 0), 0))
+    simulation = Simulation(made, Durable(restore._first_settings(made), m.Generation(1, 0), 0, probed=()))
     for number, rank in enumerate(simulation.ranks.values()):
         rank.speed = 100.0 / 2**number
     return simulation.begin().until_step(1)

@@ -8,6 +8,7 @@ import random
 import shutil
 import tempfile
 import uuid
+from contextlib import closing
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -195,6 +196,18 @@ def test_killed_between_journal_and_apply_nothing_is_applied_twice_or_stuck():
         sent.finish()
         sent.agent.close()
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("moments", range(0, 40, 3))
+def test_ranks_are_probed_before_their_first_step_wherever_the_agent_was_killed(moments):
+    """Ranks refuse a step before a probe."""
+    folder = in_memory()
+    with closing(JournaledAgent(folder, 2, moments)) as agent:
+        agent.doom(moments)
+        agent.until(lambda: agent.kills)
+        agent.until(lambda: agent.step() >= 1)
+        assert agent.session.conductor.durable.probed == (0, 1)
+    shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("moments", [4, 13, 16])

@@ -77,6 +77,17 @@ def test_ranks_that_outlive_an_agent_of_a_version_without_probes_need_none(paths
     assert opening.conductor.durable.probed == after
 
 
+def test_a_new_run_survives_an_agent_that_ended_before_its_first_generation_unprobed(tmp_path: Path) -> None:
+    """Its members are kept as soon as their ranks are ready."""
+    made = config(100, 24, nodes={"a": {"backend": "torch"}, "b": {"backend": "torch"}})
+    opening = restore.new_run(made, "c", tmp_path, "id-1", "anna")
+    restore._keep(opening.recorder, msgspec.structs.replace(opening.conductor.durable, members=(0, 1)))
+    opening.recorder.close()
+    again = restore.surviving_run(opening.paths, frozenset())
+    again.recorder.close()
+    assert again.conductor.durable.probed == ()
+
+
 def test_a_run_that_is_taken_up_again_is_probed_again(paths: RunPaths) -> None:
     with restore.RunDb(paths) as recorder:
         restore._keep(recorder, Durable(BACK, m.Generation(1, 2), 204, members=(0, 1), probed=(0, 1)))

@@ -47,7 +47,7 @@ def config(steps: int = 20, batch: int = 8, **tables: dict) -> run_file.RunFile:
 def durable(nodes: tuple[str, ...] = ("a",), batch: int = 8) -> Durable:
     counts = apportion(batch, dict.fromkeys(range(len(nodes)), 1.0))
     ranks = {rank: RankSetting(node, counts[rank], 4) for rank, node in enumerate(nodes)}
-    return Durable(Settings(1, batch, ranks), m.Generation(1, 0), 0)
+    return Durable(Settings(1, batch, ranks), m.Generation(1, 0), 0, probed=())
 
 
 class Copy(NamedTuple):

@@ -59,7 +59,7 @@ def new_run(
     run = f"{config.run.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     paths = RunPaths(runs_directory(node_dir) / run)
     carried = {starter: Carried("start-run", by, 1, "", "", settings.plan_version)}
-    durable = Durable(settings, max(FIRST_GENERATION, m.Generation(term, 0)), 0, carried=carried)
+    durable = Durable(settings, max(FIRST_GENERATION, m.Generation(term, 0)), 0, carried=carried, probed=())
     recorder = make_directory(paths, config)
     _keep(recorder, durable)
     return Opening(Conductor(run, config, durable, Progress()), paths, recorder, None)
