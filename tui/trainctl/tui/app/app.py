@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.dom import DOMNode
 from textual.filter import LineFilter
 from textual.screen import Screen
 from textual.widgets import Input
@@ -23,7 +22,7 @@ from textual.worker import Worker
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.tui.app import config as settings
 from trainctl.tui.app.command_palette import EverythingProvider
-from trainctl.tui.app.keybindings import EVERYWHERE, LOOK, OWN_ACTIONS, bindings_of, tables
+from trainctl.tui.app.keybindings import EVERYWHERE, LOOK, OWN_ACTIONS, bindings_of, declared_order, tables
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import KeyHint, ProgressView
 from trainctl.tui.commands.targets import DEFAULT_ADDRESS
@@ -48,7 +47,7 @@ from trainctl.tui.widgets.command_bar import CommandBar
 from trainctl.tui.widgets.repaintable import Repaintable
 from trainctl.tui.widgets.theme import THEMES
 
-COLLECT_SECONDS = 30.0
+COLLECT_SECONDS = 60.0
 """How often what screens and dialogs left behind is given back: as they are cycles, it would grow for many minutes."""
 WORD_KEYS = {"alt+b": "ctrl+left", "alt+f": "ctrl+right", "alt+backspace": "ctrl+w"}
 """In a text alt with these goes by words."""
@@ -166,9 +165,8 @@ class TrainctlApp(TerminalApp):
     def _active(self) -> list[Binding]:
         """The live bindings as they are declared, whatever keys they have."""
         found = [binding for _, binding, enabled, _ in self.screen.active_bindings.values() if enabled]
-        kinds = [kind for last in (type(self.screen), type(self)) for kind in last.__mro__ if issubclass(kind, DOMNode)]
-        order = [binding.action for kind in kinds for binding in bindings_of(kind)]
-        return sorted(found, key=lambda binding: order.index(binding.action) if binding.action in order else len(order))
+        order = declared_order(type(self.screen), type(self))
+        return sorted(found, key=lambda binding: order.get(binding.action, len(order)))
 
     # ------------------------------------------------------------ following the agent
 

@@ -1,5 +1,6 @@
 """The keys that work everywhere, those of each screen, and how what lies over the screens is laid out."""
 
+import functools
 from typing import Any, Final
 
 from textual.binding import Binding, BindingType
@@ -79,3 +80,11 @@ def _own_bindings(kind: type[DOMNode]) -> list[Binding]:
 def bindings_of(kind: type[DOMNode]) -> list[Binding]:
     """Those that a kind declares, or inherits whole."""
     return [binding for binding in kind.BINDINGS if isinstance(binding, Binding)]
+
+
+@functools.cache
+def declared_order(*kinds: type[DOMNode]) -> dict[str, int]:
+    """Where each action is first declared, by these kinds and those they inherit from."""
+    bases = [base for kind in kinds for base in kind.__mro__ if issubclass(base, DOMNode)]
+    actions = dict.fromkeys(binding.action for base in bases for binding in bindings_of(base))
+    return {action: at for at, action in enumerate(actions)}

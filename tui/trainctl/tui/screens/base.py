@@ -63,7 +63,7 @@ class BaseScreen(OneFrame, Repaintable):
     @property
     def is_whole(self) -> bool:
         """Whether all of it is there: a tick can come while it is made or taken down, which is done child by child."""
-        return all(self.query(needed) for needed in self.NEEDED)
+        return all(self.query_one_optional(needed) for needed in self.NEEDED)
 
     def paint(self) -> None:
         """Draws the present state; below the least size one line says so."""
