@@ -38,7 +38,7 @@ class Failures:
         admitted, which starts them again."""
         for rank, why in refused.items():
             for id, carried in list(self._state.durable.carried.items()):
-                if carried.verb == "admit" and f"{self._state.node(rank)}=0" in carried.before.split():
+                if carried.verb == "admit" and carried.node == self._state.node(rank):
                     self._state.end(id, "failed", reason=why)
             self._regroup.without(rank, why, now, out="failed")
             self._state.decide(d.Kill(rank))

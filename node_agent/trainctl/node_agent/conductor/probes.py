@@ -68,8 +68,8 @@ def difference(probes: Mapping[int, Probed], rank: int, other: int) -> Differenc
     return Difference(rank, other, max(gaps, default=0.0), len(gaps), _weights_apart(own, its))
 
 
-def likely_cause(own: Probed, other: Probed) -> str:
-    """What most probably makes two ranks differ, and what to look at."""
+def likely_cause(own: Probed, other: Probed, names: tuple[str, str]) -> str:
+    """What most probably makes two ranks, whose `names` are given, differ, and what to look at."""
     gaps = _gaps(own, other)
     largest = max(gaps, default=0.0)
     if (own.tokens_digest, own.lengths) != (other.tokens_digest, other.lengths):
@@ -78,7 +78,8 @@ def likely_cause(own: Probed, other: Probed) -> str:
     if not apart <= WEIGHTS_APART:
         return f"the weights: a parameter's norm differs by {apart:.1g} of it; compare the model's files"
     if (own.tf32 or other.tf32) and largest <= TF32_DIFFERENCE:
-        return "TF32, which is on; set NVIDIA_TF32_OVERRIDE=0 (torch) or MLX_ENABLE_TF32=0 (MLX) on that node"
+        on = " and ".join(name for name, probed in zip(names, (own, other), strict=True) if probed.tf32)
+        return f"TF32, which is on; set NVIDIA_TF32_OVERRIDE=0 (torch) or MLX_ENABLE_TF32=0 (MLX) on {on}"
     first = [gaps[start] for start in itertools.accumulate(own.lengths[:-1], initial=0)]
     if math.isfinite(largest) and max(first) <= FIRST_TOKENS_PART * largest:
         return (

@@ -39,18 +39,21 @@ class Restarts:
         return any(not ranks[other].ended for other in others)
 
     def lose(self, rank: int, why: str, out: Literal["lost", "failed"] = "lost") -> None:
-        """Its samples go to the others, and nothing that it says of this generation counts. "failed": it does not come
-        back by itself."""
+        """Its samples go to the others, and nothing that it says of this generation counts. "failed": its probe
+        refused it, and it does not come back by itself."""
         state, label = self._state, self._state.settings.label(rank)
         edit = share_edits.lose(state.settings, rank)
         settings = share_edits.give_up(edit.settings, rank) if out == "failed" else edit.settings
-        state.persist(settings=settings, members=tuple(other for other in state.durable.members if other != rank))
+        members, probed = state.durable.members, state.durable.probed
+        state.persist(
+            settings=settings, members=tuple(other for other in members if other != rank),
+            probed=None if probed is None else tuple(other for other in probed if other != rank),
+        )  # fmt: skip
         self._rendezvous.ranks[rank].forget()
         self._rendezvous.ranks[rank].why = why
-        text = f"{label} is {'refused' if out == 'failed' else 'lost'}: {why}; {edit.before} → {edit.after}"
-        state.decide(
-            d.Happened("rank", "error", "auto", text, state.progress.step, "rebalance", edit.before, edit.after)
-        )
+        kind, outcome = ("probe", "refused") if out == "failed" else ("rank", "lost")
+        text, step = f"{label} is {outcome}: {why}; {edit.before} → {edit.after}", state.progress.step
+        state.decide(d.Happened(kind, "error", "auto", text, step, "rebalance", edit.before, edit.after))
 
     def halve(self, rank: int, memory: str) -> None:
         """It died for want of memory, and comes back with half its micro-batch. `memory`: what says so."""

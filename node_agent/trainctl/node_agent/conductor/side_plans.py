@@ -107,11 +107,10 @@ def probe(state: ConductorState, plan: m.StepPlan, reports: Reports) -> dict[int
 
 
 def _refusal(state: ConductorState, each: Difference, found: Mapping[int, m.Probed], limit: float) -> str:
-    rank, other = state.settings.label(each.rank), state.settings.label(each.other)
-    text = (
-        f"probe: {rank} differs from {other} by {each.largest:.2g} in a token's log-probability (tolerance {limit:g})"
-    )
-    return f"{text}; likely cause: {probes.likely_cause(found[each.rank], found[each.other])}"
+    names = rank, other = state.settings.label(each.rank), state.settings.label(each.other)
+    cause = probes.likely_cause(found[each.rank], found[each.other], names)
+    text = f"probe: {rank} differs from {other} by {each.largest:.2g} in a token's log-probability"
+    return f"{text} (tolerance {limit:g}); likely cause: {cause}"
 
 
 def checkpoint(state: ConductorState, plan: m.StepPlan, reports: Reports) -> str:

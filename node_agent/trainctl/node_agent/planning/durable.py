@@ -56,6 +56,7 @@ class Carried(msgspec.Struct, frozen=True):
     before: str
     after: str
     plan_version: int  # that it made, or that it left alone
+    node: str | None = None  # the one it is about
 
 
 class Durable(msgspec.Struct, frozen=True):
