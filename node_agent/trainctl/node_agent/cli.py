@@ -221,20 +221,6 @@ def play(
         asyncio.run(serve(directory))
 
 
-@app.command()
-def record(
-    run_directory: Annotated[Path, typer.Argument(help="A finished run's, on the node that conducted it.")],
-    output: Annotated[Path, typer.Argument(help="The recording to write.")],
-) -> None:
-    """Make a recording, which `play` plays, from a finished run."""
-    from trainctl.node_agent.replay import format as recordings
-    from trainctl.node_agent.replay.capture import of_run
-
-    body = recordings.packed(of_run(run_directory))
-    output.write_bytes(body)
-    print(f"{output}: {len(body):,} bytes")
-
-
 commands.register(app)
 
 

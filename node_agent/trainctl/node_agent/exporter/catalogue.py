@@ -92,15 +92,3 @@ RANK_SPECS = (
     Spec("trainctl_rank_phase_seconds_total", "counter", PHASE, "Seconds in each phase of its steps."),
 )  # fmt: skip
 SPECS: dict[str, Spec] = {spec.name: spec for spec in (*AGENT_SPECS, *HOST_SPECS, *RUN_SPECS, *RANK_SPECS)}
-
-
-def series_names() -> frozenset[str]:
-    """The names that queries can use: those above, and of a histogram its three."""
-    ends = {"histogram": ("_bucket", "_sum", "_count")}
-    return frozenset(f"{spec.name}{end}" for spec in SPECS.values() for end in ends.get(spec.kind, ("",)))
-
-
-def table() -> str:
-    """The metrics as a table in Markdown."""
-    rows = [f"| `{s.name}` | {s.kind} | {', '.join(s.labels)} | {s.help} |" for s in SPECS.values()]
-    return "\n".join(["| metric | type | labels | meaning |", "| --- | --- | --- | --- |", *rows, ""])
