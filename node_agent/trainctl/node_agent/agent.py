@@ -75,14 +75,9 @@ class Agent:
     """
 
     def __init__(
-        self,
-        node: str,
-        listen: str,
-        live: str | None = None,
-        state_root: Path | None = None,
-        cluster: Cluster = Cluster(),  # noqa: B008  frozen
-        options: Options = Options(),
-    ) -> None:
+        self, node: str, listen: str, live: str | None = None, state_root: Path | None = None,
+        cluster: Cluster = Cluster(), options: Options = Options(),  # noqa: B008  frozen
+    ) -> None:  # fmt: skip
         """Raises InvalidInputError for what can't be had, and then nothing is made."""
         if not re.fullmatch(names.NAME_PATTERN, node):
             raise InvalidInputError("--name", f"{node!r} is no node name: lower-case letters, digits, '.', '_' and '-'")

@@ -563,4 +563,4 @@ def test_the_view_names_engine_and_mixture():
     assert (view.engine, view.mixed, view.lead) == ("gloo", True, "b")
     simulation.command("drain", node="c")
     simulation.until_step(6)
-    assert views.run_view(simulation.conductor, 0.0, "/run", ()).mixed is False
+    assert views.run_view(simulation.conductor, 0.0, "/run", (), "b").mixed is False

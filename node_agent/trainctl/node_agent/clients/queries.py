@@ -141,16 +141,10 @@ async def _as_ended(kept: m.RunView | None, source: QuerySource) -> m.RunView | 
 
 
 def _snapshot_of(
-    request: m.SnapshotRequest,
-    source: QuerySource,
-    boot: str,
-    seq: int,
-    view: m.RunView | None,
-    last: m.StepCommitted | None,
-    parts: tuple[m.RankStep, ...],
-    events: tuple[m.Event, ...],
+    request: m.SnapshotRequest, source: QuerySource, boot: str, seq: int, view: m.RunView | None,
+    last: m.StepCommitted | None, parts: tuple[m.RankStep, ...], events: tuple[m.Event, ...],
     series: tuple[m.Series, ...],
-) -> m.Snapshot:
+) -> m.Snapshot:  # fmt: skip
     return m.Snapshot(
         rid=request.rid, boot=boot, seq=seq, at=source.now(), node=source.node_view(), run=view, last_step=last,
         rank_steps=parts, events=events, series=series, peers=source.peer_views(),

@@ -59,7 +59,7 @@ class Commits:
         progress.step, progress.cursor = report.step, plan.cursor + plan.global_batch
         progress.tokens_total += report.weight
         progress.weight = report.weight
-        row = rows.step_committed(report, plan, plan.learning_rate, progress.cursor, progress.tokens_total)
+        row = rows.step_committed(report, plan, progress.cursor, progress.tokens_total)
         self._rows[report.step] = row
         self._state.decide(d.Commit(row, part))
         if report.skipped:

@@ -64,23 +64,8 @@ class Ticked:
     """Time has passed."""
 
 
-Input = (
-    m.Ready
-    | m.Alive
-    | m.Soon
-    | m.Report
-    | m.Fenced
-    | m.Offered
-    | m.Formed
-    | m.GroupFailed
-    | m.TrainerFailed
-    | Commanded
-    | RankEnded
-    | RankSilent
-    | RankReturned
-    | Quorum
-    | Ticked
-)
+Said = m.Ready | m.Alive | m.Soon | m.Report | m.Fenced | m.Offered | m.Formed | m.GroupFailed | m.TrainerFailed
+Input = Said | Commanded | RankEnded | RankSilent | RankReturned | Quorum | Ticked
 
 # ---------------------------------------------------------------- decisions out
 
@@ -204,18 +189,6 @@ class Ended:
     reason: str
 
 
-Decision = (
-    Tell
-    | Start
-    | Kill
-    | Issue
-    | Persist
-    | Commit
-    | Retract
-    | RankDone
-    | Evaluated
-    | Drifted
-    | CommandEnded
-    | Happened
-    | Ended
-)
+ToRanks = Tell | Start | Kill | Issue
+ToRecord = Persist | Commit | Retract | RankDone | Evaluated | Drifted | CommandEnded | Happened
+Decision = ToRanks | ToRecord | Ended

@@ -5,44 +5,22 @@ import math
 from trainctl.protocol import messages as m
 
 
-def step_committed(
-    report: m.Report, plan: m.StepPlan, learning_rate: float, cursor: int, tokens_total: float
-) -> m.StepCommitted:
+def step_committed(report: m.Report, plan: m.StepPlan, cursor: int, tokens_total: float) -> m.StepCommitted:
     """The run's row of a step, from the first report of it; `cursor` and `tokens_total` are those after it."""
     return m.StepCommitted(
-        run=report.run,
-        generation=report.generation,
-        step=report.step,
-        committed_at=report.finished_at,
-        loss=report.loss_sum / report.weight if report.weight else math.nan,
-        weight=report.weight,
-        samples=plan.global_batch,
-        learning_rate=learning_rate,
-        grad_norm=report.grad_norm,
-        cursor=cursor,
-        global_batch=plan.global_batch,
-        plan_version=plan.plan_version,
-        step_seconds=report.step_seconds,
-        tokens_total=tokens_total,
-        skipped=report.skipped,
-    )
+        run=report.run, generation=report.generation, step=report.step, committed_at=report.finished_at,
+        loss=report.loss_sum / report.weight if report.weight else math.nan, weight=report.weight,
+        samples=plan.global_batch, learning_rate=plan.learning_rate, grad_norm=report.grad_norm, cursor=cursor,
+        global_batch=plan.global_batch, plan_version=plan.plan_version, step_seconds=report.step_seconds,
+        tokens_total=tokens_total, skipped=report.skipped,
+    )  # fmt: skip
 
 
 def rank_step(report: m.Report, node: str) -> m.RankStep:
     """One rank's row of the step it reports."""
     return m.RankStep(
-        run=report.run,
-        generation=report.generation,
-        step=report.step,
-        rank=report.rank,
-        node=node,
-        tokens=report.own_weight,
-        samples=report.own_samples,
-        micro_batch=report.micro_batch,
-        replays=report.replays,
-        step_seconds=report.step_seconds,
-        phases=report.phases,
-        memory_bytes=report.memory_bytes,
-        memory_peak_bytes=report.memory_peak_bytes,
-        memory_cap_bytes=report.memory_cap_bytes,
-    )
+        run=report.run, generation=report.generation, step=report.step, rank=report.rank, node=node,
+        tokens=report.own_weight, samples=report.own_samples, micro_batch=report.micro_batch, replays=report.replays,
+        step_seconds=report.step_seconds, phases=report.phases, memory_bytes=report.memory_bytes,
+        memory_peak_bytes=report.memory_peak_bytes, memory_cap_bytes=report.memory_cap_bytes,
+    )  # fmt: skip

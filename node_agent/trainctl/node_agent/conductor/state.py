@@ -96,15 +96,9 @@ class ConductorState:
                 self.end(id, "applied", carried.step, before=carried.before, after=carried.after)
 
     def end(
-        self,
-        id: str,
-        state: Literal["applied", "rejected", "expired", "failed"],
-        step: int | None = None,
-        reason: str = "",
-        field: str | None = None,
-        before: str | None = None,
-        after: str | None = None,
-    ) -> None:
+        self, id: str, state: Literal["applied", "rejected", "expired", "failed"], step: int | None = None,
+        reason: str = "", field: str | None = None, before: str | None = None, after: str | None = None,
+    ) -> None:  # fmt: skip
         """A command's outcome, final."""
         known = self.durable.carried.get(id)
         version = known.plan_version if known is not None else self.durable.settings.plan_version

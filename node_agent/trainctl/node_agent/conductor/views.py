@@ -7,54 +7,34 @@ from trainctl.protocol import messages as m
 
 
 def run_view(
-    conductor: Conductor, started_at: float, directory: str, ranks: tuple[m.RankView, ...], lead: str | None = None
+    conductor: Conductor, started_at: float, directory: str, ranks: tuple[m.RankView, ...], lead: str
 ) -> m.RunView:
-    """The whole view. `lead`: the node that conducts; None: that of the lowest rank."""
-    config, durable = conductor.config, conductor.durable
-    ready = [conductor.ready(rank) for rank in conductor.ranks]
+    """The whole view. `lead`: the node that conducts."""
+    config, durable, settings = conductor.config, conductor.durable, conductor.durable.settings
+    ready = [at.ready for at in conductor.ranks.values()]
     return m.RunView(
-        run=conductor.run,
-        name=config.run.name,
-        state=conductor.state,
-        lead=lead or durable.settings.ranks[min(durable.settings.ranks)].node,
-        engine=conductor.engine,
-        generation=durable.generation,
-        step=conductor.progress.step,
-        steps=config.run.steps,
-        plan_version=durable.settings.plan_version,
-        global_batch=durable.settings.global_batch,
+        run=conductor.run, name=config.run.name, state=conductor.state, lead=lead, engine=conductor.engine,
+        generation=durable.generation, step=conductor.progress.step, steps=config.run.steps,
+        plan_version=settings.plan_version, global_batch=settings.global_batch,
         samples=next((answer.samples for answer in ready if answer is not None), None),
-        cursor=conductor.progress.cursor,
-        learning_rate=conductor.learning_rate,
-        started_at=started_at,
-        ranks=ranks,
-        directory=directory,
-        eval_loss=durable.eval_loss,
-        eval_step=durable.eval_step,
-        reason=conductor.reason,
+        cursor=conductor.progress.cursor, learning_rate=conductor.learning_rate, started_at=started_at, ranks=ranks,
+        directory=directory, eval_loss=durable.eval_loss, eval_step=durable.eval_step, reason=conductor.reason,
         mixed=conductor.is_mixed,
-    )
+    )  # fmt: skip
 
 
 def rank_view(
     conductor: Conductor, rank: int, pid: int | None, away: str, before: m.RankView | None, at: float
 ) -> m.RankView:
-    """One rank; `away` says where it was when it fell silent, else it is empty; `since_at` stays while the state
-    does."""
-    setting, ready = conductor.durable.settings.ranks[rank], conductor.ready(rank)
+    """One rank; `away`: where it was when it fell silent, else empty. `since_at` stays while the state does."""
+    setting, ready = conductor.durable.settings.ranks[rank], conductor.ranks[rank].ready
     state = _rank_state(conductor, rank, away)
+    since_at = before.since_at if before is not None and before.state == state else at
     return m.RankView(
-        rank=rank,
-        node=setting.node,
-        state=state,
-        since_at=before.since_at if before is not None and before.state == state else at,
-        share=setting.share,
-        micro_batch=setting.micro_in_force,
-        why=_why(conductor, rank, state, away),
-        backend=ready.backend if ready else None,
-        device=ready.device if ready else None,
-        pid=pid,
-    )
+        rank=rank, node=setting.node, state=state, since_at=since_at, share=setting.share,
+        micro_batch=setting.micro_in_force, why=_why(conductor, rank, state, away),
+        backend=ready.backend if ready else None, device=ready.device if ready else None, pid=pid,
+    )  # fmt: skip
 
 
 def same_but_progress(one: m.RunView, other: m.RunView) -> bool:
@@ -77,7 +57,7 @@ def _rank_state(conductor: Conductor, rank: int, away: str) -> m.RankState:
     if at.ended:
         return "failed" if conductor.final == "failed" else "done"
     if out == "lost":
-        return "rejoining" if at.ready is not None or conductor.is_starting(rank) else "lost"
+        return "rejoining" if at.ready is not None or conductor.restarts.is_starting(rank) else "lost"
     if at.ready is None:
         return "starting"
     if away or rank in conductor.hangs.hung:

@@ -16,12 +16,9 @@ def train(run: str, durable: Durable, config: RunFile, step: int, cursor: int, c
     """The plan that commits `step`, whose global batch begins at position `cursor`."""
     settings = durable.settings
     dealt = shares.deal(cursor, {rank: setting.share for rank, setting in settings.live.items()})
-    return _plan(
-        run, durable, "train", step, cursor,
-        _work(durable, dealt),
-        learning_rate=rate(settings.lr, config.optimizer, config.run.steps, step),
-        commands=tuple(commands),
-    )  # fmt: skip
+    learning_rate = rate(settings.lr, config.optimizer, config.run.steps, step)
+    work = _work(durable, dealt)
+    return _plan(run, durable, "train", step, cursor, work, learning_rate=learning_rate, commands=tuple(commands))
 
 
 def finishing(plan: StepPlan, durable: Durable, held: dict[int, tuple[Range, ...]], held_from: Generation) -> StepPlan:
@@ -32,14 +29,8 @@ def finishing(plan: StepPlan, durable: Durable, held: dict[int, tuple[Range, ...
     done = [piece for ranges in held.values() for piece in ranges]
     left = shares.subtract((piece for work in plan.work for piece in work.ranges), done)
     count = sum(piece.count for piece in left)
-    counts = spread(count, _weights(durable))
-    return msgspec.structs.replace(
-        plan,
-        generation=durable.generation,
-        seq=durable.seq,
-        work=_work(durable, shares.cut(left, counts)),
-        finishes=held_from,
-    )
+    work = _work(durable, shares.cut(left, spread(count, _weights(durable))))
+    return msgspec.structs.replace(plan, generation=durable.generation, seq=durable.seq, work=work, finishes=held_from)
 
 
 def again(plan: StepPlan, durable: Durable) -> StepPlan:
@@ -84,17 +75,9 @@ def probe(run: str, durable: Durable, step: int, cursor: int) -> StepPlan:
 
 
 def _plan(
-    run: str,
-    durable: Durable,
-    kind: PlanKind,
-    step: int,
-    cursor: int,
-    work: tuple[RankWork, ...],
-    *,
-    learning_rate: float = 0.0,
-    writers: tuple[int, ...] = (),
-    commands: tuple[str, ...] = (),
-) -> StepPlan:
+    run: str, durable: Durable, kind: PlanKind, step: int, cursor: int, work: tuple[RankWork, ...], *,
+    learning_rate: float = 0.0, writers: tuple[int, ...] = (), commands: tuple[str, ...] = (),
+) -> StepPlan:  # fmt: skip
     return StepPlan(
         run=run, generation=durable.generation, seq=durable.seq, kind=kind, step=step,
         plan_version=durable.settings.plan_version, cursor=cursor, global_batch=durable.settings.global_batch,

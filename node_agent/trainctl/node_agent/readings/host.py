@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -48,9 +47,7 @@ class HostReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def read(self, at: float) -> HostReading:
@@ -94,17 +91,10 @@ def read_host(node: str, at: float, path: Path, meter: CpuMeter, devices: Sequen
     readings = [watch.latest for watch in devices]
     temperatures = [one.temperature_celsius for one in readings if one.temperature_celsius is not None]
     return HostReading(
-        node=node,
-        read_at=at,
-        cpu_percent=meter.percent(),
-        memory_used_bytes=memory.total - memory.available,
-        memory_total_bytes=memory.total,
-        disk_free_bytes=free,
-        disk_total_bytes=total,
-        load_1min=_load(),
-        temperature_celsius=max(temperatures, default=None),
-        gpus=tuple(gpu for one in readings for gpu in one.gpus),
-    )
+        node=node, read_at=at, cpu_percent=meter.percent(), memory_used_bytes=memory.total - memory.available,
+        memory_total_bytes=memory.total, disk_free_bytes=free, disk_total_bytes=total, load_1min=_load(),
+        temperature_celsius=max(temperatures, default=None), gpus=tuple(gpu for one in readings for gpu in one.gpus),
+    )  # fmt: skip
 
 
 def _cpu_times() -> tuple[float, float]:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -130,9 +129,7 @@ class AgentDb:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -151,18 +148,10 @@ class AgentDb:
         return self._write_now("command not journaled", _ACCEPT, row)
 
     def outcome(
-        self,
-        command_id: str,
-        state: m.CommandState,
-        step: int | None = None,
-        reason: str = "",
-        field: str | None = None,
-        before: str | None = None,
-        after: str | None = None,
-        at: float | None = None,
-        run: str | None = None,
-        plan_version: int | None = None,
-    ) -> None:
+        self, command_id: str, state: m.CommandState, step: int | None = None, reason: str = "",
+        field: str | None = None, before: str | None = None, after: str | None = None, at: float | None = None,
+        run: str | None = None, plan_version: int | None = None,
+    ) -> None:  # fmt: skip
         """Keep how a command ended `at` (Unix seconds; None: now); `run` is the one it turned out to be about.
 
         The first outcome stays, whatever comes after it.

@@ -1,7 +1,6 @@
 """A run that has ended, by this node's record of it: how far that goes, and what it has that another node's hasn't."""
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from trainctl.node_agent.records import replication
@@ -23,9 +22,7 @@ class EndedRun:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._recorder.close()
 
     @property

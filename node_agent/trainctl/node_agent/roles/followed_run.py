@@ -25,19 +25,10 @@ class FollowedRank:
     """Passes orders down and keeps them; it decides nothing, and never conducts."""
 
     def __init__(
-        self,
-        known: FollowedRun,
-        config: RunFile,
-        paths: RunPaths,
-        recorder: RunDb,
-        port: RankPort,
-        node: str,
-        started_at: float,
-        *,
-        adopted: bool = False,
-    ) -> None:
-        """`adopted`: its trainer was started by an agent before this one. Raises InvalidInputError if a plan in the
-        record cannot be read."""
+        self, known: FollowedRun, config: RunFile, paths: RunPaths, recorder: RunDb, port: RankPort, node: str,
+        started_at: float, *, adopted: bool = False,
+    ) -> None:  # fmt: skip
+        """`adopted`: an agent before this one started its trainer. Raises InvalidInputError if a plan can't be read."""
         self.known, self.config, self.paths, self.recorder, self.port = known, config, paths, recorder, port
         self.since_monotonic = time.monotonic()
         self.wanted: tuple[m.RunState, str] | None = None  # what it is to end as, and why

@@ -13,7 +13,7 @@ import msgspec
 
 from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
 from trainctl.node_agent.roles.followed_run import FollowedRank
-from trainctl.node_agent.roles.inbound_links import Answer, InboundLinks, Order, Say
+from trainctl.node_agent.roles.inbound_links import Answer, InboundLinks, Say
 from trainctl.node_agent.roles.rank_hosting import NO_RANK, RankHosting
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.roles.transfer import Released
@@ -21,6 +21,7 @@ from trainctl.node_agent.roles.votes import Votes
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.trainers.rank_ports import Ending
+from trainctl.node_agent.transport.sequencing import Order
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError
 from trainctl.protocol.record.paths import RunPaths, runs_directory
@@ -289,18 +290,8 @@ class Follower:
         )
 
     async def _tell_exit(self, lead: str, hosted: m.HostedRank, ending: Ending) -> bool:
-        return await self._links.answer(
-            lead,
-            lambda link, seq: m.PeerExit(
-                link=link,
-                seq=seq,
-                run=hosted.run,
-                rank=hosted.rank,
-                clean=ending.clean,
-                why=ending.why,
-                memory=ending.memory,
-            ),
-        )
+        said = m.PeerExit(link="", seq=0, run=hosted.run, rank=hosted.rank, **ending._asdict())
+        return await self._links.answer(lead, lambda link, seq: msgspec.structs.replace(said, link=link, seq=seq))
 
     def lead_silent_seconds(self, followed: FollowedRank) -> float:
         """How long its lead has said nothing, as far as it was listened for."""

@@ -5,14 +5,13 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
-from trainctl.node_agent.transport.sequencing import Numbers
+from trainctl.node_agent.transport.sequencing import Numbers, Order
 from trainctl.protocol import messages as m
 
 Say = Callable[[bytes, m.FromPeer], Awaitable[None]]
 """Send a message to the address of a lead's socket; one that has gone loses it, and notices by the numbers."""
 Answer = Callable[[str, int], m.FromPeer]
 """A message from the conversation's name and its number in it."""
-Order = m.PeerHost | m.PeerRelay | m.PeerEnd | m.PeerTrainer | m.PeerKeep | m.PeerClaim
 RefusalCode = Literal["unknown-link", "older-term", "busy"]
 
 

@@ -53,13 +53,8 @@ class Transfer:
         term = await self._consented(followed, args.old_lead_is_off)
         step = await self._take_over(followed, term)
         self._context.db.set_run(command.id, followed.run)
-        return d.CommandEnded(
-            command.id,
-            "applied",
-            step,
-            before=f"{before} conducts",
-            after=f"{self._context.node} conducts, term {term}",
-        )
+        after = f"{self._context.node} conducts, term {term}"
+        return d.CommandEnded(command.id, "applied", step, before=f"{before} conducts", after=after)
 
     async def reclaim(self, term: int) -> None:
         """Conduct again the run that is followed and was handed over in `term`, for its claimant has not greeted this

@@ -45,15 +45,9 @@ class Launch:
         """Raises InvalidInputError or RefusedError; leaves nothing then, on any node."""
         config = preflight.with_nodes(config, self._context.node, tuple(self._context.cluster.nodes))
         opening = await asyncio.to_thread(
-            restore.new_run,
-            config,
-            self._context.node,
-            self._context.directory,
-            command.id,
-            command.by,
-            max(1, self._db.term),
-            self._context.grounds,
-        )
+            restore.new_run, config, self._context.node, self._context.directory, command.id, command.by,
+            max(1, self._db.term), self._context.grounds,
+        )  # fmt: skip
         durable, run = opening.conductor.durable, opening.conductor.run
         ranks = {rank: setting.node for rank, setting in durable.settings.ranks.items()}
         try:
@@ -87,17 +81,9 @@ class Launch:
         await self._host(run, hosted, config, generation, source, call_off=known.state)
         try:
             return await asyncio.to_thread(
-                restore.old_run,
-                paths,
-                self._context.node,
-                cluster,
-                source,
-                starter,
-                by,
-                without=without,
-                term=term,
+                restore.old_run, paths, self._context.node, cluster, source, starter, by, without=without, term=term,
                 grounds=self._context.grounds,
-            )
+            )  # fmt: skip
         except InvalidInputError as error:
             await self._call_off(known, hosted, str(error))
             raise

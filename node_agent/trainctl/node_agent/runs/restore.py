@@ -252,7 +252,7 @@ def _complete(recorder: RunDb, paths: RunPaths) -> None:
             continue
         progress.step, progress.cursor = report.step, plan.cursor + plan.global_batch
         progress.tokens_total, progress.weight = progress.tokens_total + report.weight, report.weight
-        row = results.step_committed(report, plan, plan.learning_rate, progress.cursor, progress.tokens_total)
+        row = results.step_committed(report, plan, progress.cursor, progress.tokens_total)
         node = _kept_node(recorder, report.rank)
         recorder.commit(row, [results.rank_step(report, node)], report.finished_at)
 

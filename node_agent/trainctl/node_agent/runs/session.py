@@ -1,6 +1,7 @@
 """One run that this agent conducts: carries the conductor's decisions out to the record, the ranks and the clients."""
 
 import asyncio
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -33,24 +34,15 @@ class Session:
     """The thin edge around one Conductor. Everything happens on the agent's event loop, one event at a time."""
 
     def __init__(
-        self,
-        conductor: Conductor,
-        paths: RunPaths,
-        recorder: RunDb,
-        lead: str,
-        ports: Mapping[int, RankPort],
-        publisher: Publisher,
-        started_at: float,
-        on_command_end: CommandEnding,
-        saw: Callable[[m.Generation], object],
-        copies: Copies,
-        on_end: Callable[[], object] = lambda: None,
-    ) -> None:
+        self, conductor: Conductor, paths: RunPaths, recorder: RunDb, lead: str, ports: Mapping[int, RankPort],
+        publisher: Publisher, started_at: float, on_command_end: CommandEnding,
+        saw: Callable[[m.Generation], object], copies: Copies, on_end: Callable[[], object] = lambda: None,
+    ) -> None:  # fmt: skip
         """`lead` is this node, `ports` leads to every rank, `saw` is told each generation before it is used,
         `on_command_end` each command's outcome and `on_end` that the run has ended; `copies` are the record's on the
         run's other nodes."""
         self.conductor, self.paths, self.recorder, self.started_at = conductor, paths, recorder, started_at
-        self.copies, recorder.on_kept = copies, copies.add
+        self.run, self.copies, recorder.on_kept = conductor.run, copies, copies.add
         self.ports, self._lead = ports, lead
         self._publisher, self._on_command_end, self._on_end = publisher, on_command_end, on_end
         state = recorder.last_state()
@@ -63,7 +55,7 @@ class Session:
         self._kept_durable: Durable | None = None
         self._problem: str | None = None
         self._saw = saw
-        self._turn, self._closed = asyncio.Lock(), False
+        self._turn, self.is_closed = asyncio.Lock(), False
         self._taker: asyncio.Task[None] | None = None  # whose turn it is
         self._pids: dict[int, int | None] = {}
         self._watched_monotonic = self._watching_since = time.monotonic()
@@ -72,10 +64,6 @@ class Session:
         self._away: dict[int, str] = {}  # why, for ranks that have not been heard of lately
         self.view = self._look({})
         self._keep_view()
-
-    @property
-    def run(self) -> str:
-        return self.conductor.run
 
     # ------------------------------------------------------------ ranks
 
@@ -114,7 +102,7 @@ class Session:
         heard = self.conductor.ranks[rank].heard or 0.0
         # An agent that has just come back gives its trainers as long again: they are still to attach to it.
         silent_seconds = time.monotonic() - max(heard, self._watching_since, self.ports[rank].reached_monotonic)
-        if silent_seconds < self.conductor.silence_limit_seconds(rank):
+        if silent_seconds < self.conductor.restarts.silence_limit_seconds(rank):
             self._away.pop(rank, None)
             return 0.0
         if rank not in self._away:
@@ -152,11 +140,11 @@ class Session:
             self._taker = asyncio.current_task()
             try:
                 for decision in self.conductor.handle(event, time.monotonic()):
-                    if not self._closed or isinstance(decision, d.CommandEnded):
+                    if not self.is_closed or isinstance(decision, d.CommandEnded):
                         await self._carry_out(decision)
             finally:
                 self._taker = None
-            if not self._closed:
+            if not self.is_closed:
                 self._show(event)
                 await self.copies.flush()
         if self.ended is not None:
@@ -242,18 +230,7 @@ class Session:
     def note(self, happened: d.Happened) -> None:
         """Keep and publish an event of this run."""
         event = self.recorder.event(
-            time.time(),
-            happened.kind,
-            happened.severity,
-            happened.by,
-            happened.text,
-            step=happened.step,
-            generation=self.conductor.durable.generation,
-            command=happened.command,
-            verb=happened.verb,
-            before=happened.before,
-            after=happened.after,
-            outcome=happened.outcome,
+            time.time(), **dataclasses.asdict(happened), generation=self.conductor.durable.generation
         )
         self._publisher.publish(event)
 
@@ -279,8 +256,7 @@ class Session:
             )
             for rank in sorted(self.conductor.ranks)
         )
-        view = views.run_view(self.conductor, self.started_at, str(self.paths.directory), ranks)
-        return msgspec.structs.replace(view, lead=self._lead)
+        return views.run_view(self.conductor, self.started_at, str(self.paths.directory), ranks, self._lead)
 
     def _publish_view(self) -> None:
         before, self.view = self.view, self._look({view.rank: view for view in self.view.ranks})
@@ -301,13 +277,9 @@ class Session:
             text = problem or "the record is being written again"
             self.note(d.Happened("record", severity, "auto", text, self.conductor.progress.step))
 
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
-
     def close(self) -> None:
         """Of what waits for its turn, commands still end; the record takes nothing any more."""
-        if not self._closed:
-            self._closed = True
+        if not self.is_closed:
+            self.is_closed = True
             self._keep_view()
             self.recorder.close()

@@ -1,25 +1,18 @@
 """`trainctl-agent install`, `uninstall` and `status`: the agent as a service of this machine."""
 
+import contextlib
 import json as json_text
 import os
 import pwd
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from trainctl.node_agent.services import arguments, launchd, output
-from trainctl.node_agent.services.manager import (
-    SETTLE_SECONDS,
-    Found,
-    Machine,
-    ManagerError,
-    NoManagerError,
-    carry_out,
-    home_of,
-    own_command,
-)
+from trainctl.node_agent.services.manager import Found, Machine, ManagerError, NoManagerError, carry_out, own_command
 from trainctl.node_agent.services.model import Call, Manager, Scope, Service, State, Step
 from trainctl.protocol.config import env_policy
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, TrainctlError
@@ -65,7 +58,7 @@ def install(
     Exit codes: 0 it runs (or did so already), 1 the service manager or the agent failed, 2 usage, 6 root is needed,
     7 no service manager.
     """
-    with _Told(json):
+    with _told(json):
         arguments.judged(context)  # before the machine is: what is typed wrongly is wrong everywhere
         _variables(env or [])
         machine = _machine(user, manager)
@@ -87,7 +80,7 @@ def _install(machine: Machine, service: Service, *, dry_run: bool, json: bool) -
     failed = _begin(machine, service, steps)
     said += [step.else_say for step in failed if isinstance(step, Call)]
     done = [output.step_line(step) for step in steps if step not in failed]
-    found = machine.settled(SETTLE_SECONDS if steps else 0.0)
+    found = machine.settled() if steps else machine.look()
     fields = output.status_fields(machine, found)
     if not fields["running"]:
         raise ManagerError(f"installed, but not running ({found.state.detail}); see {_where_it_says(machine, service)}")
@@ -119,7 +112,7 @@ def uninstall(user: User = False, manager: Named = "", dry_run: Dry = False, jso
 
     Exit codes: 0 it is gone (or was not there), 1 the service manager failed, 6 root is needed, 7 no service manager.
     """
-    with _Told(json):
+    with _told(json):
         machine = _machine(user, manager)
         found = machine.look()
         steps, own = machine.uninstall_steps(found), found.own(machine.manager)
@@ -142,7 +135,7 @@ def status(user: User = False, manager: Named = "", json: Json = False) -> None:
 
     Exit codes: 0 it runs, 3 it doesn't, 4 it isn't installed, 1 the service manager failed, 7 no service manager.
     """
-    with _Told(json):
+    with _told(json):
         machine = _machine(user, manager)
         fields = output.status_fields(machine, machine.look())
         other = Machine("system" if user else "user", machine.manager)
@@ -172,6 +165,14 @@ def _caller() -> str:
         raise InvalidInputError("--run-as", f"this user, {os.geteuid()}, has no name here: name another") from None
 
 
+def _home_of(user: str) -> Path:
+    """Raises InvalidInputError for a user that this machine hasn't."""
+    try:
+        return Path(pwd.getpwnam(user).pw_dir)
+    except KeyError:
+        raise InvalidInputError("--run-as", f"no user {user!r} on this machine") from None
+
+
 def _owner(scope: Scope, run_as: str) -> str:
     here = _caller()
     if scope == "user":
@@ -179,13 +180,13 @@ def _owner(scope: Scope, run_as: str) -> str:
             raise InvalidInputError("--run-as", f"a user's service is that user's own; call this as {run_as}")
         return here
     chosen = run_as or (os.environ.get("SUDO_USER", "") if os.geteuid() == 0 else "") or here
-    home_of(chosen)
+    _home_of(chosen)
     return chosen
 
 
 def _service(context: typer.Context, machine: Machine, owner: str, nice: int | None, env: list[str]) -> Service:
     own = owner == _caller()
-    given = arguments.of_run(context, machine.manager, None if own else home_of(owner))
+    given = arguments.of_run(context, machine.manager, None if own else _home_of(owner))
     variables = {name: os.environ[name] for name in CARRIED if own and os.environ.get(name)} | _variables(env)
     return Service(
         node=given.node, command=(*own_command(), "run", *given.words), scope=machine.scope, user=owner,
@@ -223,17 +224,14 @@ def _say(text: str, said: list[str], *, json: bool, **fields: Any) -> None:
         print(f"note: {remark}")
 
 
-class _Told:
+@contextlib.contextmanager
+def _told(json: bool) -> Iterator[None]:
     """Runs a command: with --json a failure is one object on standard output too."""
-
-    def __init__(self, json: bool) -> None:
-        self._json = json
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if not (self._json and isinstance(error, TrainctlError)):
-            return
+    try:
+        yield
+    except TrainctlError as error:
+        if not json:
+            raise
         code = next((code for kind, code in _CODES if isinstance(error, kind)), "failed")
         print(json_text.dumps({"ok": False, "error": {"code": code, "text": str(error)}}))
         sys.exit(error.exit_code)

@@ -6,27 +6,15 @@ import pwd
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
 from trainctl.node_agent.services import launchd, systemd
-from trainctl.node_agent.services.model import (
-    Call,
-    Folder,
-    Installed,
-    Manager,
-    Remove,
-    Scope,
-    Service,
-    State,
-    Step,
-    UntilFails,
-    Write,
-)
-from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, TrainctlError
+from trainctl.node_agent.services import model as s
+from trainctl.protocol.errors import NotAuthorisedError, TrainctlError
 
 SETTLE_SECONDS = 15.0
 """How long a service that was begun is waited for before it is said not to run."""
@@ -51,10 +39,10 @@ class Found(NamedTuple):
 
     file: Path
     data: bytes | None  # of the file; None: there is none
-    state: State
+    state: s.State
     since: float | None  # Unix seconds at which the agent's process began
 
-    def own(self, manager: Manager) -> Installed | None:
+    def own(self, manager: s.Manager) -> s.Installed | None:
         """What the file says of itself."""
         if self.data is None:
             return None
@@ -64,7 +52,7 @@ class Found(NamedTuple):
 class Machine:
     """A machine as its manager and one scope see it. `root`: where its files begin."""
 
-    def __init__(self, scope: Scope, manager: Manager | None = None, root: Path = Path("/")) -> None:
+    def __init__(self, scope: s.Scope, manager: s.Manager | None = None, root: Path = Path("/")) -> None:
         """`manager`: None finds it. Raises NoManagerError."""
         self.scope, self.manager, self._root = scope, manager or _manager_here(), root
 
@@ -100,7 +88,7 @@ class Machine:
                 since = psutil.Process(state.pid).create_time()
         return Found(self.file, data, state, since)
 
-    def _state(self) -> State:
+    def _state(self) -> s.State:
         if self.manager == "systemd":
             done = _run(systemd.question(self.scope))
             if done.returncode:
@@ -110,14 +98,14 @@ class Machine:
         disabled = _run(launchd.disabled_question(self.scope, os.getuid())).stdout
         return launchd.state(done.stdout if done.returncode == 0 else None, disabled)
 
-    def install_steps(self, service: Service, found: Found) -> tuple[Step, ...]:
+    def install_steps(self, service: s.Service, found: Found) -> tuple[s.Step, ...]:
         """What is to be done for `service` to run here."""
         if self.manager == "systemd":
             lingering = self.scope == "system" or systemd.lingers(_answer(systemd.linger_question(service.user)))
             return systemd.install_steps(service, found.file, found.data, found.state, lingering=lingering)
         return launchd.install_steps(service, found.file, found.data, found.state, os.getuid())
 
-    def uninstall_steps(self, found: Found) -> tuple[Step, ...]:
+    def uninstall_steps(self, found: Found) -> tuple[s.Step, ...]:
         """What is to be done for nothing of the service to be here but what it has made."""
         if self.manager == "systemd":
             return systemd.uninstall_steps(self.scope, found.file, found.data, found.state)
@@ -144,15 +132,7 @@ def own_command() -> tuple[str, str, str, str]:
     return sys.executable, "-P", "-m", "trainctl.node_agent.cli"
 
 
-def home_of(user: str) -> Path:
-    """Raises InvalidInputError for a user that this machine hasn't."""
-    try:
-        return Path(pwd.getpwnam(user).pw_dir)
-    except KeyError:
-        raise InvalidInputError("--run-as", f"no user {user!r} on this machine") from None
-
-
-def carry_out(steps: Iterable[Step]) -> tuple[Step, ...]:
+def carry_out(steps: Iterable[s.Step]) -> tuple[s.Step, ...]:
     """All steps in turn; gives those that failed and may. Raises ManagerError for another."""
     failed = []
     for step in steps:
@@ -164,22 +144,22 @@ def carry_out(steps: Iterable[Step]) -> tuple[Step, ...]:
     return tuple(failed)
 
 
-def _carry_out(step: Step) -> bool:
+def _carry_out(step: s.Step) -> bool:
     match step:
-        case Write():
+        case s.Write():
             _write(step.path, step.data)
-        case Folder():
+        case s.Folder():
             _make_folder(step.path, step.user)
-        case Remove():
+        case s.Remove():
             step.path.unlink(missing_ok=True)
-        case Call():
+        case s.Call():
             done = _run(step.words)
             if done.returncode:
                 if not step.else_say:
                     raise ManagerError(_failure(step.words, done))
                 return False
-        case UntilFails():
-            _until(lambda: _run(step.words).returncode != 0, step)
+        case s.UntilFails():
+            _until_fails(step)
     return True
 
 
@@ -203,9 +183,9 @@ def _make_folder(path: Path, user: str) -> None:
             os.chown(folder, known.pw_uid, known.pw_gid)
 
 
-def _until(true: Callable[[], bool], step: UntilFails) -> None:
+def _until_fails(step: s.UntilFails) -> None:
     due = time.monotonic() + step.seconds
-    while not true():
+    while _run(step.words).returncode == 0:
         if time.monotonic() > due:
             raise ManagerError(f"{' '.join(step.words)}: still there after {step.seconds:g} s")
         time.sleep(_LOOK_SECONDS)
@@ -239,7 +219,7 @@ def _failure(words: tuple[str, ...], done: "subprocess.CompletedProcess[str]") -
     return f"{' '.join(words)}: {said[0] if said else f'exit status {done.returncode}'}"
 
 
-def _manager_here() -> Manager:
+def _manager_here() -> s.Manager:
     if sys.platform == "darwin":
         return "launchd"
     if BOOTED.is_dir():

@@ -78,16 +78,9 @@ class Peers:
         """
         raw = run_file.to_dict(config)
         asked = {rank: node for rank, node in ranks.items() if node in self.links}
+        made = m.PeerHost(link="0" * 16, seq=1, run=run, rank=0, config=raw, generation=generation)
         orders = {
-            node: m.PeerHost(
-                link="0" * 16,
-                seq=1,
-                run=run,
-                rank=rank,
-                config=raw,
-                generation=generation,
-                resume_step=resume_step(node),
-            )
+            node: msgspec.structs.replace(made, rank=rank, resume_step=resume_step(node))
             for rank, node in asked.items()
         }
         answers = await asyncio.gather(*(self._ask(node, order) for node, order in orders.items()))

@@ -13,20 +13,8 @@ SILENT_AFTER_SECONDS = 3.5
 """A follower answers a ping each second; after this long without a word its agent counts as silent."""
 
 Judgement = Literal["take", "drop", "gap", "stranger"]
-Spoken = (
-    m.PeerHost
-    | m.PeerRelay
-    | m.PeerEnd
-    | m.PeerTrainer
-    | m.PeerKeep
-    | m.PeerClaim
-    | m.PeerHosted
-    | m.PeerConsent
-    | m.PeerAnswer
-    | m.PeerExit
-    | m.PeerPing
-    | m.PeerBeat
-)
+Order = m.PeerHost | m.PeerRelay | m.PeerEnd | m.PeerTrainer | m.PeerKeep | m.PeerClaim
+Spoken = Order | m.PeerHosted | m.PeerConsent | m.PeerAnswer | m.PeerExit | m.PeerPing | m.PeerBeat
 """What is numbered, or tells the number of what came before it."""
 
 
