@@ -4,7 +4,7 @@ full."""
 import math
 import mmap
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ _ROOM = 1025
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 _COLUMNS = ("minimum", "maximum", "total", "count", "last")
+_ARRAYS = ("first", *_COLUMNS, "broken")
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,8 @@ class Store:
 
     def window(self, like: Window) -> Window:
         """All that is written, with the buckets and the capacity of another window."""
-        minimum, maximum, total, count, last = self._floats[:, : self.used]
-        first, ends = self._whole[:, : self.used]
-        return Window(like.bucket_steps, first, minimum, maximum, total, count, last, ends, like.capacity, self)
+        first, broken = self._whole[:, : self.used]
+        return _like(like, (first, *self._floats[:, : self.used], broken), self)
 
 
 def empty(capacity: int = CAPACITY, bucket_steps: int = 1) -> Window:
@@ -115,25 +115,24 @@ def empty(capacity: int = CAPACITY, bucket_steps: int = 1) -> Window:
 
 def add(window: Window, step: int, value: float) -> Window:
     """The window with one more value; a step seen before adds to its bucket, for a redo must not hide what it redid."""
-    start = _bucket(step, window.bucket_steps)
+    start = step // window.bucket_steps * window.bucket_steps
     finite = math.isfinite(value)
     if not len(window) or start > window.first[-1]:  # as nearly always
         return _stored(fold(_appended(window, start, value, finite)))
     place = int(np.searchsorted(window.first, start))
     if place < len(window) and window.first[place] == start:
-        return _merged(window, place, value, finite)
-    made = Window(
-        bucket_steps=window.bucket_steps,
-        first=np.insert(window.first, place, start),
-        minimum=np.insert(window.minimum, place, value if finite else np.nan),
-        maximum=np.insert(window.maximum, place, value if finite else np.nan),
-        total=np.insert(window.total, place, value if finite else 0.0),
-        count=np.insert(window.count, place, 1.0 if finite else 0.0),
-        last=np.insert(window.last, place, value if finite else np.nan),
-        broken=np.insert(window.broken, place, 0 if finite else 1),
-        capacity=window.capacity,
-    )
-    return _stored(fold(made))
+        store = Store(window)
+        store.merge(place, value, finite)
+        return store.window(window)
+    bucket = (start, *_single(value, finite), int(not finite))
+    made = [np.insert(getattr(window, name), place, new) for name, new in zip(_ARRAYS, bucket, strict=True)]
+    return _stored(fold(_like(window, made)))
+
+
+def _single(value: float, finite: bool) -> tuple[float, ...]:
+    """The columns of a bucket with one value."""
+    shown = value if finite else math.nan
+    return shown, shown, value if finite else 0.0, float(finite), shown
 
 
 def _stored(window: Window) -> Window:
@@ -143,11 +142,10 @@ def _stored(window: Window) -> Window:
 
 def _appended(window: Window, start: int, value: float, finite: bool) -> Window:
     """With a bucket after the last: what nearly every value is, so it takes no general insertion."""
-    shown = value if finite else math.nan
     store = window.store
     if store is None or not store.takes(window):
         store = Store(window)
-    return store.grown(window, start, (shown, shown, value if finite else 0.0, float(finite), shown), int(not finite))
+    return store.grown(window, start, _single(value, finite), int(not finite))
 
 
 def from_series(series: m.Series, newest_step: int, capacity: int = CAPACITY) -> Window:
@@ -182,10 +180,8 @@ def appended(window: Window, newer: Window, after: int) -> Window:
     more = tail(newer, after + 1)
     if not len(more):
         return window
-    both: dict[str, Any] = {
-        name: np.concatenate([getattr(window, name), getattr(more, name)]) for name in ("first", "broken", *_COLUMNS)
-    }
-    return _rebucket(replace(window, **both, store=None), window.bucket_steps)
+    both = [np.concatenate([getattr(window, name), getattr(more, name)]) for name in _ARRAYS]
+    return _rebucket(_like(window, both), window.bucket_steps)
 
 
 def combined(windows: Sequence[Window]) -> Window:
@@ -237,17 +233,13 @@ def fold(window: Window) -> Window:
 def tail(window: Window, first_step: int) -> Window:
     """The part from `first_step` on; a bucket is kept when it begins there or later."""
     place = int(np.searchsorted(window.first, first_step))
-    return Window(
-        bucket_steps=window.bucket_steps,
-        first=window.first[place:],
-        minimum=window.minimum[place:],
-        maximum=window.maximum[place:],
-        total=window.total[place:],
-        count=window.count[place:],
-        last=window.last[place:],
-        broken=window.broken[place:],
-        capacity=window.capacity,
-    )
+    return _like(window, [getattr(window, name)[place:] for name in _ARRAYS])
+
+
+def _like(window: Window, arrays: Iterable[Any], store: Store | None = None) -> Window:
+    """Other buckets of the same size, with the same capacity; `arrays` in the order of the fields."""
+    columns = dict(zip(_ARRAYS, arrays, strict=True))
+    return Window(window.bucket_steps, **columns, capacity=window.capacity, store=store)
 
 
 def typical(window: Window, newest: int = 8) -> float | None:
@@ -285,16 +277,6 @@ def _mean_of(window: Window, first_step: int, last_step: int) -> float | None:
     return float(np.sum(window.total[within])) / count if count else None
 
 
-def _bucket(step: int, bucket_steps: int) -> int:
-    return step // bucket_steps * bucket_steps
-
-
-def _merged(window: Window, place: int, value: float, finite: bool) -> Window:
-    store = Store(window)
-    store.merge(place, value, finite)
-    return store.window(window)
-
-
 def _rebucket(window: Window, bucket_steps: int) -> Window:
     """Buckets of another size, a multiple of the present one; those that fall together are merged."""
     starts, place = np.unique(window.first // bucket_steps * bucket_steps, return_inverse=True)
@@ -303,15 +285,9 @@ def _rebucket(window: Window, bucket_steps: int) -> Window:
         return replace(window, bucket_steps=bucket_steps)
     known = np.where(np.isfinite(window.last), np.arange(len(window)), -1)
     newest = np.maximum.reduceat(known, heads)
-    return replace(
-        window,
-        bucket_steps=bucket_steps,
-        first=starts.astype(np.int64),
-        minimum=np.fmin.reduceat(window.minimum, heads),
-        maximum=np.fmax.reduceat(window.maximum, heads),
-        total=np.add.reduceat(window.total, heads),
-        count=np.add.reduceat(window.count, heads),
-        last=np.where(newest >= 0, window.last[np.maximum(newest, 0)], np.nan),
-        broken=np.add.reduceat(window.broken, heads),
-        store=None,
-    )
+    return Window(
+        bucket_steps, starts.astype(np.int64), np.fmin.reduceat(window.minimum, heads),
+        np.fmax.reduceat(window.maximum, heads), np.add.reduceat(window.total, heads),
+        np.add.reduceat(window.count, heads), np.where(newest >= 0, window.last[np.maximum(newest, 0)], np.nan),
+        np.add.reduceat(window.broken, heads), window.capacity,
+    )  # fmt: skip
