@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -73,7 +72,8 @@ class ReplayApp(TrainctlApp):
     def __init__(self, source: ReplaySource, **options: Any) -> None:
         self.source = source
         options.setdefault("clock", ReplayClock(source=source))
-        super().__init__(lambda: source, read_only=True, address=str(source.paths.directory), **options)
+        address = str(source.paths.directory)
+        super().__init__(lambda: contextlib.nullcontext(source), read_only=True, address=address, **options)
 
     @property
     def badge(self) -> str:
@@ -123,20 +123,8 @@ class ReplayApp(TrainctlApp):
 
 def run_replay(directory: Path, speed: float) -> int:
     """The full screen until it is left; its exit status. Raises InvalidInputError for what can't be replayed."""
-    with _opened(directory, speed) as source:
+    with contextlib.closing(ReplaySource(directory, speed)) as source:
         found = launch.configuration()
         app = ReplayApp(source, **launch.options(found))
-        return launch.run(
-            app,
-            found,
-            lambda: f"left the replay of {source.paths.directory.resolve().name} at step {source.head.step:,}",
-        )
-
-
-@contextlib.contextmanager
-def _opened(directory: Path, speed: float) -> Iterator[ReplaySource]:
-    source = ReplaySource(directory, speed)
-    try:
-        yield source
-    finally:
-        source.close()
+        name = source.paths.directory.resolve().name
+        return launch.run(app, found, lambda: f"left the replay of {name} at step {source.head.step:,}")

@@ -8,19 +8,18 @@ import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
+from trainctl.protocol.client.cluster import Item
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import RANK_SERIES, RUN_SERIES
 from trainctl.tui.replay.playhead import Playhead
-from trainctl.tui.state.source import Item
 
 BOOT = "replay"
 TICK_SECONDS = 0.2
@@ -53,14 +52,6 @@ class ReplaySource:
 
     def close(self) -> None:
         self._reader.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
 
     # ------------------------------------------------------------ the place
 
@@ -209,11 +200,6 @@ class ReplaySource:
         found = [event for event in self.events_known if event.id > after_id and event.at <= self._shown_to]
         page = found[-limit:] if newest else found[:limit]
         return m.Events(rid="", run=self._view.run, events=tuple(page), more=len(page) < len(found))
-
-    async def steps(self, run: str | None = None, after_step: int = 0, limit: int = 500) -> m.Steps:
-        steps, more = self._reader.steps(after_step, limit)
-        kept = tuple(step for step in steps if step.step <= self.head.step)
-        return m.Steps(rid="", run=self._view.run, steps=kept, more=more and len(kept) == len(steps))
 
     async def log(
         self, node: str, run: str, rank: int, offset_bytes: int = -65536, limit_bytes: int = 65536

@@ -4,6 +4,8 @@ import re
 
 from trainctl.protocol import messages as m
 
+_SHARE = re.compile(r"([^=\s]+)=(\d+)")
+
 
 def words(event: m.Event, arrow: str = "→") -> str:
     """The event's text, with its before and after, step and outcome, and a command's verb, where the text doesn't say
@@ -44,6 +46,3 @@ def shares_in(text: str) -> dict[str, int] | None:
     """Shares by node of `studio=16 mbp=8`; None for anything else."""
     found = [_SHARE.fullmatch(word) for word in text.split()]
     return {match[1]: int(match[2]) for match in found if match is not None} if found and all(found) else None
-
-
-_SHARE = re.compile(r"([^=\s]+)=(\d+)")

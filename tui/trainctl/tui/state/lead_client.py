@@ -3,7 +3,6 @@
 import contextlib
 import time
 from collections.abc import AsyncGenerator
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from trainctl.protocol import messages as m
@@ -60,7 +59,5 @@ class LeadClients:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()

@@ -19,20 +19,16 @@ class Query:
 
 def parse(text: str) -> Query:
     """What was typed as a query; a regular expression that is none is named, and finds nothing."""
-    nodes, words = [], []
-    for word in text.split(" "):
-        if word.startswith("node:") and len(word) > 5:
-            nodes.append(word[5:])
-        else:
-            words.append(word)
-    wanted = " ".join(words).strip()
+    words = text.split(" ")
+    nodes = tuple(word[5:] for word in words if word.startswith("node:") and len(word) > 5)
+    wanted = " ".join(word for word in words if not word.startswith("node:") or len(word) == 5).strip()
     if not wanted:
-        return Query(text, tuple(nodes))
+        return Query(text, nodes)
     is_pattern = len(wanted) > 2 and wanted.startswith("/") and wanted.endswith("/")
     try:
-        return Query(text, tuple(nodes), re.compile(wanted[1:-1] if is_pattern else re.escape(wanted), re.IGNORECASE))
+        return Query(text, nodes, re.compile(wanted[1:-1] if is_pattern else re.escape(wanted), re.IGNORECASE))
     except re.error as error:
-        return Query(text, tuple(nodes), re.compile(r"(?!)"), f"{wanted}: {error}")
+        return Query(text, nodes, re.compile(r"(?!)"), f"{wanted}: {error}")
 
 
 def kept(entries: Sequence[LogEntry], query: Query, *, only: bool) -> Sequence[LogEntry]:

@@ -143,9 +143,7 @@ def _kept(tail: LogTail, rank: int, file: LogProgress, made: list[LogEntry]) -> 
         return replace(tail, files=files, problems=problems)
     entries = _merged(tail.entries, made)
     over = max(len(entries) - tail.most, 0)
-    return replace(
-        tail, files=files, problems=problems, entries=entries[over:], left_out=tail.left_out + over
-    )  # fmt: skip
+    return replace(tail, files=files, problems=problems, entries=entries[over:], left_out=tail.left_out + over)
 
 
 def _merged(entries: tuple[LogEntry, ...], made: list[LogEntry]) -> tuple[LogEntry, ...]:

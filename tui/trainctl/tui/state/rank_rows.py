@@ -146,20 +146,19 @@ def own_rate(state: ViewState, rank: int, seen: Seen[m.RankStep] | None) -> floa
     return s.typical(state.lately("own_tokens_per_second", rank), _OWN_RATE_STEPS) or seen.value.own_tokens_per_second
 
 
-def live_rates(state: ViewState) -> list[float | None]:
-    """Own rates of the ranks that take part; of one that hangs it is unknown."""
+def _taking_part(state: ViewState) -> list[m.RankView]:
+    """The ranks that take part, or did to the run's end."""
     ranks = state.run.ranks if state.run else ()
-    return [
-        None if view.state == "hung" else own_rate(state, view.rank, state.ranks.get(view.rank))
-        for view in ranks
-        if view.state not in rank_speed.OUT_STATES or view.state == "done"
-    ]
+    return [view for view in ranks if view.state == "done" or view.state not in rank_speed.OUT_STATES]
 
 
 def sum_of_own_rates(state: ViewState) -> float | None:
-    """What the live ranks would do together if none waited for another; None unless all are known."""
-    rates = live_rates(state)
-    return sum(rate for rate in rates if rate is not None) if rates and None not in rates else None
+    """What the live ranks would do together if none waited for another; None unless all are known, which that of a
+    rank that hangs is not."""
+    live = _taking_part(state)
+    rates = [own_rate(state, view.rank, state.ranks.get(view.rank)) for view in live if view.state != "hung"]
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) if known and len(known) == len(live) else None
 
 
 def fleet_rate(state: ViewState) -> float | None:
@@ -174,7 +173,7 @@ def efficiency(state: ViewState) -> float | None:
     ranks = state.run.ranks if state.run else ()
     if state.run is None or sum(view.share for view in ranks) < state.run.global_batch:
         return None
-    live = [view for view in ranks if view.state == "done" or view.state not in rank_speed.OUT_STATES]
+    live = _taking_part(state)
     own = [_by_plan(state, "own_tokens_per_second", view.rank) for view in live if view.state != "hung"]
     fleet, known = _by_plan(state, "tokens_per_second"), [rate for rate in own if rate]
     return fleet / sum(known) if fleet and known and len(known) == len(live) else None

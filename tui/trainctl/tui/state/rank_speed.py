@@ -5,8 +5,8 @@ waiting rank spends there is the transfer itself, and what the others spend abov
 over steps that all of them reported, for reports of one step don't come all at once.
 """
 
-import statistics
 from collections.abc import Iterable, Mapping
+from statistics import median
 from typing import NamedTuple
 
 from trainctl.protocol import messages as m
@@ -59,17 +59,11 @@ def reporting(run: m.RunView | None) -> list[int]:
     return sorted(view.rank for view in (run.ranks if run else ()) if view.state not in SILENT_STATES)
 
 
-def transfer_seconds(steps: Iterable[m.RankStep]) -> float:
-    """Of one step's ranks: what the one that waits least spends in sync; none where a rank is alone."""
-    seconds = [step.phases.sync for step in steps]
-    return min(seconds, default=0.0)
-
-
 def waits(steps: Mapping[int, m.RankStep]) -> dict[int, float]:
     """Seconds each rank spent in sync waiting for slower ones; none are known unless all report the same step."""
     if len({step.step for step in steps.values()}) != 1:
         return {}
-    transfer = transfer_seconds(steps.values()) if len(steps) > 1 else max(s.phases.sync for s in steps.values())
+    transfer = min(step.phases.sync for step in steps.values())  # what the one that waits least spends there
     return {rank: max(step.phases.sync - transfer, 0.0) for rank, step in steps.items()}
 
 
@@ -102,11 +96,11 @@ def _judged(
     rank: int, typical: Mapping[int, Typical], node_of: Mapping[int, str], part: float, seconds: float, *, slack: float
 ) -> Straggler | None:
     mine, others = typical[rank], [item for other, item in typical.items() if other != rank]
-    waited = mine.own - _median(item.own for item in others)
+    waited = mine.own - median(item.own for item in others)
     least = min(item.waiting for item in typical.values())
     if waited < max(part * mine.own, seconds) or mine.waiting > least + slack * mine.own:
         return None
-    excess = {name: mine.busy[name] - _median(item.busy[name] for item in others) for name in BUSY_PHASES}
+    excess = {name: mine.busy[name] - median(item.busy[name] for item in others) for name in BUSY_PHASES}
     phase = max(excess, key=lambda name: excess[name])
     return Straggler(rank, node_of[rank], phase, excess[phase], waited)
 
@@ -114,9 +108,5 @@ def _judged(
 def typical(steps: Iterable[m.RankStep]) -> Typical:
     """The medians of a rank's steps."""
     steps = list(steps)
-    busy = {name: _median(getattr(step.phases, name) for step in steps) for name in BUSY_PHASES}
-    return Typical(busy, _median(step.phases.sync + step.phases.wait for step in steps))
-
-
-def _median(values: Iterable[float]) -> float:
-    return statistics.median(values)
+    busy = {name: median(getattr(step.phases, name) for step in steps) for name in BUSY_PHASES}
+    return Typical(busy, median(step.phases.sync + step.phases.wait for step in steps))

@@ -45,9 +45,8 @@ def apply(state: ViewState, message: Incoming, now: float) -> ViewState:
     if isinstance(message, m.NodeView):  # of one that is not another's any more: its snapshot follows
         return state
     if isinstance(message, m.Heartbeat):
-        return _with(
-            state, heard_at=now, heartbeat=Seen(message, now) if message.boot == state.boot else state.heartbeat
-        )
+        heartbeat = Seen(message, now) if message.boot == state.boot else state.heartbeat
+        return _with(state, heard_at=now, heartbeat=heartbeat)
     if message.boot != state.boot or message.seq <= state.seq:
         return _with(state, heard_at=now)
     return _live(_with(state, heard_at=now, seq=message.seq), message, now)
@@ -152,31 +151,20 @@ def _open(state: ViewState, snapshot: m.Snapshot, now: float) -> ViewState:
     host, main = snapshot.node.host, snapshot.node.node
     hosts = {node: seen for node, seen in state.hosts.items() if node in state.agents}
     own = state.agents.get(main)  # it was another's until now
+    steps = _frozen({step.rank: (step,) for step in snapshot.rank_steps})
     return replace(
-        state,
-        connection=own.connection if own is not None else state.connection,
-        agents=_frozen({node: line for node, line in state.agents.items() if node != main}),
-        heard_at=now,
-        boot=snapshot.boot,
-        seq=snapshot.seq,
-        node=snapshot.node,
-        run=snapshot.run,
+        state, connection=own.connection if own is not None else state.connection,
+        agents=_frozen({node: line for node, line in state.agents.items() if node != main}), heard_at=now,
+        boot=snapshot.boot, seq=snapshot.seq, node=snapshot.node, run=snapshot.run,
         last_step=Seen(last, committed) if last else None,
-        ranks=_frozen({step.rank: Seen(step, committed) for step in snapshot.rank_steps}),
-        parts=_frozen({step.rank: (step,) for step in snapshot.rank_steps}),
-        laps=_frozen({step.rank: (step,) for step in snapshot.rank_steps}),
-        peers=snapshot.peers,
-        tried=_tried_by(state, snapshot.run) if snapshot.run else _frozen({}),
-        plan_step=changed_step(snapshot.events, snapshot.run.run if snapshot.run else ""),
-        slow=None,
-        hosts=_frozen({**hosts, host.node: Seen(host, seen_at(host.read_at))} if host else hosts),
-        heartbeat=None,
-        events=snapshot.events[-MAX_EVENTS:],
-        alerts=_frozen(_alerts_after(state, snapshot)),
-        windows=_frozen(windows),
+        ranks=_frozen({step.rank: Seen(step, committed) for step in snapshot.rank_steps}), parts=steps, laps=steps,
+        peers=snapshot.peers, tried=_tried_by(state, snapshot.run) if snapshot.run else _frozen({}),
+        plan_step=changed_step(snapshot.events, snapshot.run.run if snapshot.run else ""), slow=None,
+        hosts=_frozen({**hosts, host.node: Seen(host, seen_at(host.read_at))} if host else hosts), heartbeat=None,
+        events=snapshot.events[-MAX_EVENTS:], alerts=_frozen(_alerts_after(state, snapshot)), windows=_frozen(windows),
         recent=_frozen({key: _keep_recent(s.tail(own, newest - RECENT_STEPS + 1)) for key, own in windows.items()}),
         values=object(),
-    )
+    )  # fmt: skip
 
 
 def _alerts_after(state: ViewState, snapshot: m.Snapshot) -> dict[str, m.Alerts]:
@@ -221,11 +209,9 @@ def _ours(state: ViewState, run: str) -> bool:
 def _run_changed(state: ViewState, view: m.RunView) -> ViewState:
     """Another run that starts takes the screen; one that has ended elsewhere doesn't."""
     if state.run is None or (view.run != state.run.run and view.state in m.ACTIVE_RUN_STATES):
-        nothing: Mapping[SeriesKey, s.Window] = MappingProxyType({})
         return replace(
             state, run=view, last_step=None, ranks=_frozen({}), parts=_frozen({}), laps=_frozen({}), plan_step=0,
-            slow=None, tried=_frozen({}), windows=nothing, recent=nothing,
-            values=object(),
+            slow=None, tried=_frozen({}), windows=_frozen({}), recent=_frozen({}), values=object(),
         )  # fmt: skip
     if view.run != state.run.run:
         return state
@@ -243,12 +229,8 @@ def _step(state: ViewState, step: m.StepCommitted, now: float) -> ViewState:
     run = state.run
     if step.generation >= run.generation:
         run = _with_step(run, step)
-    values: dict[SeriesKey, float] = {
-        ("loss", None): step.loss,
-        ("grad_norm", None): step.grad_norm,
-        ("learning_rate", None): step.learning_rate,
-        ("step_seconds", None): step.step_seconds,
-    }
+    names = ("loss", "grad_norm", "learning_rate", "step_seconds")
+    values: dict[SeriesKey, float] = {(name, None): getattr(step, name) for name in names}
     if (rate := step.tokens_per_second) is not None:
         values["tokens_per_second", None] = rate
     if (last := state.last_step) is not None and _made_by(last.value) != _made_by(step):
@@ -263,14 +245,9 @@ def _made_by(step: m.StepCommitted) -> tuple[int, m.Generation]:
 def _with_step(run: m.RunView, step: m.StepCommitted) -> m.RunView:
     """A RunView isn't published at each step, so the step moves it on."""
     return msgspec.structs.replace(
-        run,
-        step=step.step,
-        cursor=step.cursor,
-        learning_rate=step.learning_rate,
-        global_batch=step.global_batch,
-        plan_version=max(run.plan_version, step.plan_version),
-        generation=step.generation,
-    )
+        run, step=step.step, cursor=step.cursor, learning_rate=step.learning_rate, global_batch=step.global_batch,
+        plan_version=max(run.plan_version, step.plan_version), generation=step.generation,
+    )  # fmt: skip
 
 
 def _rank_step(state: ViewState, step: m.RankStep, now: float) -> ViewState:

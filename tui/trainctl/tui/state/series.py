@@ -160,17 +160,10 @@ def from_series(series: m.Series, newest_step: int, capacity: int = CAPACITY) ->
     finite = np.isfinite(columns[0]) & np.isfinite(columns[1]) & np.isfinite(columns[2])
     covered = np.clip(newest_step - first + 1, 1, series.bucket_steps)
     count = np.where(np.isfinite(columns[2]), covered, 0).astype(np.float64)
-    window = Window(
-        bucket_steps=series.bucket_steps,
-        first=first,
-        minimum=np.where(np.isfinite(columns[0]), columns[0], np.nan),
-        maximum=np.where(np.isfinite(columns[1]), columns[1], np.nan),
-        total=np.where(count > 0, columns[2], 0.0) * count,
-        count=count,
-        last=np.where(np.isfinite(columns[3]), columns[3], np.nan),
-        broken=np.where(finite, 0, 1).astype(np.int64),
-        capacity=capacity,
-    )
+    minimum, maximum, last = (np.where(np.isfinite(columns[at]), columns[at], np.nan) for at in (0, 1, 3))
+    total = np.where(count > 0, columns[2], 0.0) * count
+    broken = np.where(finite, 0, 1).astype(np.int64)
+    window = Window(series.bucket_steps, first, minimum, maximum, total, count, last, broken, capacity)
     return fold(_rebucket(window, series.bucket_steps))
 
 
@@ -205,16 +198,10 @@ def combined(windows: Sequence[Window]) -> Window:
     with np.errstate(invalid="ignore"):
         mean_last = np.where(known, last, 0.0).sum(axis=0) / known.sum(axis=0)
     return Window(
-        bucket_steps=size,
-        first=first,
-        minimum=np.fmin.reduce(laid("minimum", np.nan)),
-        maximum=np.fmax.reduce(laid("maximum", np.nan)),
-        total=laid("total", 0.0).sum(axis=0),
-        count=laid("count", 0.0).sum(axis=0),
-        last=mean_last,
-        broken=laid("broken", 0.0).sum(axis=0).astype(np.int64),
-        capacity=max(window.capacity for window in windows),
-    )
+        size, first, np.fmin.reduce(laid("minimum", np.nan)), np.fmax.reduce(laid("maximum", np.nan)),
+        laid("total", 0.0).sum(axis=0), laid("count", 0.0).sum(axis=0), mean_last,
+        laid("broken", 0.0).sum(axis=0).astype(np.int64), max(window.capacity for window in windows),
+    )  # fmt: skip
 
 
 def means(window: Window) -> Window:

@@ -6,25 +6,16 @@ The screens see it as a `Source`, so that a recorded one can stand in for the ne
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client.client import Client, Connection
-from trainctl.protocol.client.cluster import attach_cluster
+from trainctl.protocol.client.client import Client
+from trainctl.protocol.client.cluster import Item, attach_cluster
 from trainctl.protocol.errors import RefusedError, TrainctlError, UnreachableError
-
-Item = m.Snapshot | m.NodeView | m.Live | m.Heartbeat | Connection
 
 
 class Source(Protocol):
     """The part of an agent's client that the full-screen program uses; errors are that client's."""
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
     def follow(self, columns: int = 120) -> AsyncGenerator[tuple[str, Item], None]: ...
 
@@ -47,9 +38,7 @@ class Source(Protocol):
     async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers: ...
 
 
-Connect = Callable[[], Source]
-
-
+Connect = Callable[[], contextlib.AbstractAsyncContextManager[Source]]
 LOG_SECONDS = 3.0
 """How long a node's agent may take to give a part of a log."""
 UNREACHED_SECONDS = 60.0
@@ -73,9 +62,7 @@ class ClusterSource:
         self._first = self._client = await self._clients.enter_async_context(Client(self.address, by=self._by))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._clients.aclose()
 
     async def follow(self, columns: int = 120) -> AsyncGenerator[tuple[str, Item], None]:

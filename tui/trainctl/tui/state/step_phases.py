@@ -98,6 +98,4 @@ def _split(lap: StepPhases, others: Sequence[StepPhases | None]) -> StepPhases:
 def means(found: Sequence[StepPhases]) -> dict[str, float]:
     """Mean seconds of each phase over the last steps; empty without one."""
     newest = found[-MEAN_STEPS:]
-    return {
-        name: sum(getattr(lap.phases, name) for lap in newest) / len(newest) for name in PHASE_NAMES if newest
-    }  # fmt: skip
+    return {name: sum(getattr(lap.phases, name) for lap in newest) / len(newest) for name in PHASE_NAMES if newest}

@@ -120,9 +120,7 @@ EVENTS: Table[EventRow] = Table(
         FilterField("text", "what it says", lambda row: row.event.text or None),
         FilterField("node", "a node that it names", lambda row: " ".join(row.nodes) or None),
         FilterField("step", "at which it took effect", lambda row: row.event.step, Kinds.COUNT),
-        FilterField(
-            "severity", "how bad it is", lambda row: (row.event.severity,), states=get_args(m.Severity),
-        ),
+        FilterField("severity", "how bad it is", lambda row: (row.event.severity,), states=get_args(m.Severity)),
         FilterField(
             "outcome", "of a command", lambda row: (row.event.outcome,) if row.event.outcome else None,
             states=get_args(m.CommandState),
@@ -134,9 +132,7 @@ EVENTS: Table[EventRow] = Table(
             lambda row: 100 * row.effect if row.effect is not None else None, Kinds.PERCENT,
         ),
         FilterField("age", "how long ago", lambda row: row.age_seconds, Kinds.SECONDS),
-        FilterField(
-            "is", "undone: by a later command", lambda row: ("undone",) if row.undone else (), states=("undone",),
-        ),
+        FilterField("is", "undone: by a later command", lambda row: ("undone",) * row.undone, states=("undone",)),
     ),
     lambda row: f"{row.event.by} {row.event.kind} {row.event.verb or ''} {event_text.words(row.event)}",
 )  # fmt: skip
@@ -158,4 +154,3 @@ RUNS: Table[RunRow] = Table(
     ),
     lambda row: " ".join((row.run.name, row.run.run, row.run.state, row.run.lead, *row.run.nodes)),
 )
-TABLES = (FLEET, EVENTS, RUNS)

@@ -76,12 +76,8 @@ def equal(value: float, wanted: Quantity) -> bool:
 
 
 ORDERED: Mapping[str, Callable[[float, Quantity], bool]] = {
-    "<": lambda value, wanted: value < wanted.value,
-    "<=": lambda value, wanted: value <= wanted.value,
-    ">": lambda value, wanted: value > wanted.value,
-    ">=": lambda value, wanted: value >= wanted.value,
-    "=": equal,
-    ":": equal,
-    "!=": lambda value, wanted: not equal(value, wanted),
-}
+    "<": lambda value, wanted: value < wanted.value, "<=": lambda value, wanted: value <= wanted.value,
+    ">": lambda value, wanted: value > wanted.value, ">=": lambda value, wanted: value >= wanted.value,
+    "=": equal, ":": equal, "!=": lambda value, wanted: not equal(value, wanted),
+}  # fmt: skip
 """What each comparison asks of a known value."""

@@ -54,8 +54,7 @@ class AgentLine:
     def silent_for(self, now: float) -> float | None:
         """Seconds since it was last heard, or since it is being tried; None while the line is good."""
         since = self.heard_at if self.heard_at is not None else self.connection.since_monotonic
-        quiet = max(now - since, 0.0)
-        return quiet if self.connection.state != "connected" or quiet > SILENT_AFTER_SECONDS else None
+        return _silent_for(self.connection, since, now)
 
 
 @dataclass(frozen=True)
@@ -88,10 +87,7 @@ class ViewState:
 
     def silent_for(self, now: float) -> float | None:
         """Seconds since the agent was last heard, or None while the line is good."""
-        if self.heard_at is None:
-            return None
-        quiet = max(now - self.heard_at, 0.0)
-        return quiet if self.connection.state != "connected" or quiet > SILENT_AFTER_SECONDS else None
+        return _silent_for(self.connection, self.heard_at, now) if self.heard_at is not None else None
 
     def silent_agents(self, now: float) -> dict[str, float]:
         """The other nodes whose agents aren't heard, with the seconds since they were."""
@@ -127,6 +123,11 @@ class ViewState:
     def lately(self, metric: str, rank: int | None = None) -> s.Window:
         """The metric's last steps at the finest resolution there is."""
         return self.recent.get((metric, rank)) or s.empty()
+
+
+def _silent_for(connection: Connection, heard_at: float, now: float) -> float | None:
+    quiet = max(now - heard_at, 0.0)
+    return quiet if connection.state != "connected" or quiet > SILENT_AFTER_SECONDS else None
 
 
 def calls(alert: m.AlertView) -> bool:
