@@ -34,19 +34,12 @@ def root(
 ) -> None:
     """The node agent: hosts this machine's trainer, conducts, records and publishes."""
     if version:
-        print(f"trainctl-agent {_program_version()}")
+        from trainctl.protocol.machine.facts import installed_version
+
+        print(f"trainctl-agent {installed_version('trainctl') or '(not installed)'}")
         raise typer.Exit
     if ctx.invoked_subcommand is None:
         raise InvalidInputError("command", f"give one of {', '.join(ctx.command.commands)} (see --help)")  # type: ignore[attr-defined]
-
-
-def _program_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("trainctl")
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 @app.command(short_help="Run the agent in the foreground until SIGTERM.")

@@ -38,9 +38,9 @@ def gather(node: str, keys_folder: Path, state_folder: Path, rid: str = "") -> m
     """This machine's, now. Takes some 50 ms."""
     received_at, disk, battery = time.time(), _disk(state_folder), _battery()
     return m.Facts(
-        rid=rid, node=node, received_at=received_at, version=_version("trainctl") or "", system=platform.system(),
-        python=platform.python_version(), release=platform.release(), machine=platform.machine(),
-        libraries={name: found for name in LIBRARIES if (found := _version(name))},
+        rid=rid, node=node, received_at=received_at, version=installed_version("trainctl") or "",
+        system=platform.system(), python=platform.python_version(), release=platform.release(),
+        machine=platform.machine(), libraries={name: found for name in LIBRARIES if (found := installed_version(name))},
         environment={name: os.environ[name][:_VALUE_CHARACTERS] for name in VARIABLES if name in os.environ},
         keys_folder=str(keys_folder), key_files=tuple(_key_files(keys_folder)), state_folder=str(state_folder),
         disk_free_bytes=disk and disk[0], disk_total_bytes=disk and disk[1],
@@ -138,7 +138,8 @@ def _open_files() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """Of an installed package; None where it isn't."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -100,9 +100,8 @@ def summary(view: m.RunView) -> dict[str, Any]:
     with RecordReader(Path(view.directory)) as record:
         (first, *_), last, sums = record.steps(limit=1)[0] or (None,), record.last_step(), record.totals()
     tokens_per_second = None
-    if (
-        first is not None and sums.step_seconds > first.step_seconds
-    ):  # the first one's seconds hold the model's warming up
+    # The first step's seconds hold the model's warming up.
+    if first is not None and sums.step_seconds > first.step_seconds:
         tokens_per_second = (sums.weight - first.weight) / (sums.step_seconds - first.step_seconds)
     nodes = [
         {
@@ -112,18 +111,12 @@ def summary(view: m.RunView) -> dict[str, Any]:
         for rank in sorted(view.ranks, key=lambda item: item.rank)
     ]  # fmt: skip
     return {
-        "run": view.run,
-        "state": view.state,
-        "steps": view.step,
-        "first_loss": round(first.loss, 3) if first else None,
-        "last_loss": round(last.loss, 3) if last else None,
-        "tokens_per_second": round(tokens_per_second, 1) if tokens_per_second else None,
-        "nodes": nodes,
-        "generation": str(view.generation),
-        "engine": view.engine,
-        "mixed": len({node["backend"] for node in nodes if node["tokens"]}) > 1,
-        "run_directory": view.directory,
-    }
+        "run": view.run, "state": view.state, "steps": view.step,
+        "first_loss": round(first.loss, 3) if first else None, "last_loss": round(last.loss, 3) if last else None,
+        "tokens_per_second": round(tokens_per_second, 1) if tokens_per_second else None, "nodes": nodes,
+        "generation": str(view.generation), "engine": view.engine,
+        "mixed": len({node["backend"] for node in nodes if node["tokens"]}) > 1, "run_directory": view.directory,
+    }  # fmt: skip
 
 
 # ---------------------------------------------------------------- start and end
@@ -150,7 +143,7 @@ def _supervised(wanted: DemoOptions) -> Iterator[tuple[Demo, "subprocess.Popen[b
         write_run_file(session, config)
         yield Demo(address, session, config), supervisor
     finally:
-        _close(supervisor)
+        close_pipes(supervisor)
 
 
 def _until_ready(supervisor: "subprocess.Popen[bytes]", session: Session) -> str:
@@ -221,15 +214,16 @@ async def _progress(client: Any, run: str, steps: int) -> m.RunView:
 
 def _let_end(supervisor: "subprocess.Popen[bytes]") -> None:
     """Tell the supervisor that nobody watches and wait until it has taken its agent down."""
-    _close(supervisor)
+    close_pipes(supervisor)
     try:
         supervisor.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
         output.tell(f"demo: its supervisor, process {supervisor.pid}, is still ending")
 
 
-def _close(supervisor: "subprocess.Popen[bytes]") -> None:
-    for stream in (supervisor.stdin, supervisor.stdout):
+def close_pipes(process: "subprocess.Popen[bytes]") -> None:
+    """Close our ends of its standard input and output."""
+    for stream in (process.stdin, process.stdout):
         if stream is not None:
             with contextlib.suppress(BrokenPipeError):
                 stream.close()

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.tui.cli import agent_call, output, tables, watch
-from trainctl.tui.cli.demo import summary
+from trainctl.tui.cli.demo import close_pipes, summary
 
 if TYPE_CHECKING:
     from trainctl.tui.state.view_state import ViewState
@@ -108,10 +108,7 @@ def _address(process: "subprocess.Popen[bytes]", said: IO[bytes]) -> str:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
+    close_pipes(process)
     try:
         process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:

@@ -39,17 +39,6 @@ async def rank_of(client: "Client", run: str | None, node: str) -> int:
     return found
 
 
-async def whole_log(client: "Client", run: str | None, rank: int) -> AsyncIterator[m.LogPart]:
-    """The log as it is now, in parts."""
-    offset = 0
-    while True:
-        part = await client.log(run, rank, offset, LOG_CHUNK_BYTES)
-        yield part
-        offset = end_of(part, offset)
-        if offset >= part.size_bytes:
-            return
-
-
 async def log_tail(client: "Client", run: str | None, rank: int, last_lines: int) -> m.LogPart:
     """The last lines of the log as one part that reaches to its end."""
     part = await client.log(run, rank, -LOG_CHUNK_BYTES, LOG_CHUNK_BYTES)
@@ -62,22 +51,29 @@ async def log_tail(client: "Client", run: str | None, rank: int, last_lines: int
     return msgspec.structs.replace(part, text=kept, offset_bytes=max(0, size - len(kept.encode())), size_bytes=size)
 
 
-async def follow_log(client: "Client", run: str | None, rank: int, offset: int) -> AsyncIterator[m.LogPart]:
-    """What is written to the log past `offset`, as it comes; a shorter file than before is read from its start."""
+async def parts_of(
+    client: "Client", run: str | None, rank: int, offset: int = 0, *, follow: bool = False
+) -> AsyncIterator[m.LogPart]:
+    """The log past `offset` as it is now; with `follow` also what comes, and a shorter file than before is read from
+    its start."""
     while True:
         try:
             part = await client.log(run, rank, offset, LOG_CHUNK_BYTES)
         except UnreachableError as error:
+            if not follow:
+                raise
             output.tell(f"{error}; waiting for it")
             await asyncio.sleep(RETRY_SECONDS)
             continue
-        if part.size_bytes < offset:
+        if follow and part.size_bytes < offset:
             offset = 0
             continue
-        if part.text:
+        if part.text or not follow:
             yield part
         offset = end_of(part, offset)
         if offset >= part.size_bytes:
+            if not follow:
+                return
             await asyncio.sleep(POLL_SECONDS)
 
 
@@ -95,7 +91,7 @@ async def show_logs(
     """The log, or its last lines, and what is written after that if asked; JSON is one object, or one a part."""
     end = 0
     if last_lines is None and not (json and not follow):
-        async for part in whole_log(client, run, rank):
+        async for part in parts_of(client, run, rank):
             show_log(part, json=json)
             end = end_of(part, end)
     else:
@@ -109,7 +105,7 @@ async def show_logs(
     if not end and not json:
         output.tell(f"{await _name_of(client, run, rank)} has written nothing")
     if follow:
-        async for part in follow_log(client, run, rank, end):
+        async for part in parts_of(client, run, rank, end, follow=True):
             show_log(part, json=json)
     return 0
 

@@ -18,16 +18,7 @@ from trainctl.protocol.errors import InvalidInputError, SeveralInvalidError, Tra
 from trainctl.tui.cli import agent_call, output
 from trainctl.tui.cli.command_result import INTERRUPTED
 from trainctl.tui.cli.lazy_commands import LateCommands, refuse_changes
-from trainctl.tui.cli.options import (
-    ClusterFile,
-    Config,
-    Connect,
-    ReadOnly,
-    ServerKey,
-    config_of,
-    share_server_key,
-    where,
-)
+from trainctl.tui.cli.options import ClusterFile, Config, Connect, ReadOnly, ServerKey, config_of, share_key, where
 from trainctl.tui.commands import targets
 
 BROKEN_PIPE = 141
@@ -45,7 +36,7 @@ class _Group(TyperGroup):
         self.commands = cast("MutableMapping[str, Any]", LateCommands(self.commands, self._complete))
 
     def _complete(self, command: Any) -> None:
-        share_server_key(next(option for option in self.params if option.name == "server_key"), command)
+        share_key(next(option for option in self.params if option.name == "server_key"), command)
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         with _quiet_pipe():  # --help prints here
@@ -95,7 +86,9 @@ def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> int:
     if version:
-        output.say(f"trainctl {_program_version()}")
+        from trainctl.protocol.machine.facts import installed_version
+
+        output.say(f"trainctl {installed_version('trainctl') or '(not installed)'}")
         raise typer.Exit
     if ctx.invoked_subcommand is not None:
         return 0
@@ -263,15 +256,6 @@ def _one_line_fault(
     where = f" in {trace.tb_frame.f_code.co_qualname}, line {trace.tb_lineno}" if trace is not None else ""
     text = f"internal fault: {kind.__name__}: {error}{where} (TRAINCTL_DEBUG=1 shows all of it)"
     _fail("internal", text, 1, json=json)
-
-
-def _program_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("trainctl")
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 if __name__ == "__main__":

@@ -20,35 +20,19 @@ def _checked_key(key: str | None) -> str | None:
     return addresses.check_public(key)
 
 
-Connect = Annotated[
-    str | None,
-    typer.Option(
-        "--connect",
-        metavar="ADDRESS",
-        help=f"The agent, tcp://host:port (else $TRAINCTL_CONNECT, else the only one on this "
-        f"machine, else {targets.DEFAULT_ADDRESS}).",
-        show_default=False,
-    ),
-]
-ClusterFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--cluster",
-        metavar="FILE",
-        help="A cluster file: its agents are tried in order (else $TRAINCTL_CLUSTER, else the user's cluster.toml).",
-        show_default=False,
-    ),
-]
-ServerKey = Annotated[
-    str | None,
-    typer.Option(
-        "--server-key",
-        callback=_checked_key,
-        metavar="KEY",
-        help="The public key of the agent, where the cluster file names none for it (else $TRAINCTL_SERVER_KEY).",
-        show_default=False,
-    ),
-]
+Connect = Annotated[str | None, typer.Option(
+    "--connect", metavar="ADDRESS", show_default=False,
+    help="The agent, tcp://host:port (else $TRAINCTL_CONNECT, else the only one on this machine, else "
+    f"{targets.DEFAULT_ADDRESS}).",
+)]  # fmt: skip
+ClusterFile = Annotated[Path | None, typer.Option(
+    "--cluster", metavar="FILE", show_default=False,
+    help="A cluster file: its agents are tried in order (else $TRAINCTL_CLUSTER, else the user's cluster.toml).",
+)]  # fmt: skip
+ServerKey = Annotated[str | None, typer.Option(
+    "--server-key", metavar="KEY", callback=_checked_key, show_default=False,
+    help="The public key of the agent, where the cluster file names none for it (else $TRAINCTL_SERVER_KEY).",
+)]  # fmt: skip
 Config = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Keys and looks of the full screen (else the user's config.toml)."),
@@ -78,11 +62,11 @@ def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> targ
     return targets.Where((given,)) if given else targets.on_this_machine(targets.DEFAULT_ADDRESS)
 
 
-def share_server_key(given: Any, command: Any) -> None:
+def share_key(given: Any, command: Any) -> None:
     """Have a command that takes --connect, or each below it that does, take the option `given` too, as `where` finds
     it."""
     for below in getattr(command, "commands", {}).values():
-        share_server_key(given, below)
+        share_key(given, below)
     if any(option.name == "connect" for option in command.params):
         shared = copy.copy(given)
         shared.expose_value, shared.callback = False, _keep_key

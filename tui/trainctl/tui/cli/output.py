@@ -7,28 +7,13 @@ from typing import Any
 
 import msgspec
 
-from trainctl.protocol.errors import (
-    ExpiredError,
-    InvalidInputError,
-    NotAuthorisedError,
-    ProtocolError,
-    RefusedError,
-    SeveralInvalidError,
-    TrainctlError,
-    UnreachableError,
-    VersionError,
-)
+from trainctl.protocol import errors
 
-ERROR_CODES: tuple[tuple[type[TrainctlError], str], ...] = (
-    (SeveralInvalidError, "invalid-input"),
-    (InvalidInputError, "invalid-input"),
-    (RefusedError, "refused"),
-    (ExpiredError, "expired"),
-    (UnreachableError, "unreachable"),
-    (NotAuthorisedError, "not-authorised"),
-    (VersionError, "version"),
-    (ProtocolError, "protocol"),
-)
+ERROR_CODES: tuple[tuple[type[errors.TrainctlError], str], ...] = (
+    (errors.SeveralInvalidError, "invalid-input"), (errors.InvalidInputError, "invalid-input"),
+    (errors.RefusedError, "refused"), (errors.ExpiredError, "expired"), (errors.UnreachableError, "unreachable"),
+    (errors.NotAuthorisedError, "not-authorised"), (errors.VersionError, "version"), (errors.ProtocolError, "protocol"),
+)  # fmt: skip
 """The `error.code` of each exception, first match."""
 
 
@@ -71,7 +56,7 @@ def complain(text: str) -> None:
     tell(f"trainctl: {text}")
 
 
-def error_code(error: TrainctlError) -> str:
+def error_code(error: errors.TrainctlError) -> str:
     return next((code for kind, code in ERROR_CODES if isinstance(error, kind)), "failed")
 
 

@@ -7,53 +7,38 @@ from trainctl.protocol import messages as m
 from trainctl.tui.cli.output import arrowed, one_line
 from trainctl.tui.state import event_text, rank_speed
 from trainctl.tui.text import formatting as fmt
+from trainctl.tui.text.styled_line import clean
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> str:
     """Columns two spaces apart; names in `right` (separated by spaces) are set flush right."""
     cells = [list(header), *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    flush_right = [name in right.split() for name in header]
-    lines = []
-    for row in cells:
-        parts = [
-            cell.rjust(width) if flush else cell.ljust(width)
-            for cell, width, flush in zip(row, widths, flush_right, strict=True)
-        ]
-        lines.append("  ".join(parts).rstrip())
-    return "\n".join(lines)
+    laid = [str.rjust if name in right.split() else str.ljust for name in header]
+    rows_of_parts = ([lay(cell, width) for lay, cell, width in zip(laid, row, widths, strict=True)] for row in cells)
+    return "\n".join("  ".join(parts).rstrip() for parts in rows_of_parts)
 
 
-def time_of_day(at: float) -> str:
-    """Local 14:31:07 of a Unix second; dashes for a time that is none."""
+def time_of_day(at: float, form: str = "%H:%M:%S", none: str = "--:--:--") -> str:
+    """Local 14:31:07 of a Unix second; `none` for a time that is none."""
     try:
-        return datetime.datetime.fromtimestamp(at, datetime.UTC).astimezone().strftime("%H:%M:%S")
+        return datetime.datetime.fromtimestamp(at, datetime.UTC).astimezone().strftime(form)
     except (OverflowError, OSError, ValueError):
-        return "--:--:--"
+        return none
 
 
 def date_and_time(at: float) -> str:
     """Local 2026-11-20 14:31 of a Unix second."""
-    try:
-        return datetime.datetime.fromtimestamp(at, datetime.UTC).astimezone().strftime("%Y-%m-%d %H:%M")
-    except (OverflowError, OSError, ValueError):
-        return fmt.NA
+    return time_of_day(at, "%Y-%m-%d %H:%M", fmt.NA)
 
 
 def runs_table(runs: Sequence[m.RunSummary]) -> str:
     """`trainctl ls`."""
     rows = [
-        (
-            run.run,
-            f"{run.state}?" if run.stale else run.state,
-            f"{run.step:,}/{run.steps:,}",
-            fmt.loss(run.last_loss),
-            run.lead or fmt.NA,
-            date_and_time(run.started_at),
-            run.directory,
-        )
+        (run.run, f"{run.state}?" if run.stale else run.state, f"{run.step:,}/{run.steps:,}", fmt.loss(run.last_loss),
+         run.lead or fmt.NA, date_and_time(run.started_at), run.directory)
         for run in runs
-    ]
+    ]  # fmt: skip
     return table(("RUN", "STATE", "STEP", "LOSS", "LEAD", "STARTED", "DIRECTORY"), rows, right="STEP LOSS")
 
 
@@ -131,13 +116,7 @@ def step_line(step: m.StepCommitted) -> str:
 def event_line(event: m.Event) -> str:
     """An event as a line: when, who, and what in words."""
     mark = f"{event.severity.upper()} " if event.severity in ("warning", "error") else ""
-    return one_line_keeping_gaps(
-        f"{time_of_day(event.at)}  {mark}{event.by or 'auto'}  {arrowed(event_text.words(event))}"
-    )
-
-
-def one_line_keeping_gaps(text: str) -> str:
-    return "".join(char if char.isprintable() else " " for char in text).rstrip()
+    return clean(f"{time_of_day(event.at)}  {mark}{event.by or 'auto'}  {arrowed(event_text.words(event))}").rstrip()
 
 
 def reply_line(verb: str, reply: m.CommandReply, node: str | None = None) -> str:
@@ -165,15 +144,10 @@ def _rank_row(rank: m.RankView, part: m.RankStep | None, waited: float | None, g
     why = f"since {time_of_day(rank.since_at)}{f': {rank.why}' if rank.why else ''}" if rank.why or out else ""
     if part is None or out:
         return (*head, fmt.NA, fmt.NA, fmt.NA, fmt.NA, backend or fmt.NA, why)
-    return (
-        *head,
-        fmt.count(part.own_tokens_per_second),
-        fmt.seconds(part.step_seconds),
-        fmt.seconds(None if waited is None else part.phases.wait + waited),
-        fmt.used_of(part.peak_or_held_bytes, part.memory_cap_bytes),
-        backend or fmt.NA,
-        why,
-    )
+    wait = fmt.seconds(None if waited is None else part.phases.wait + waited)
+    memory = fmt.used_of(part.peak_or_held_bytes, part.memory_cap_bytes)
+    own, step = fmt.count(part.own_tokens_per_second), fmt.seconds(part.step_seconds)
+    return (*head, own, step, wait, memory, backend or fmt.NA, why)
 
 
 def _straggler_lines(run: m.RunView, parts: Sequence[m.RankStep]) -> list[str]:

@@ -129,29 +129,19 @@ async def missed(client: "Client", place: RunCursor) -> list[Line]:
         return []
     found: list[tuple[float, Line]] = []
     with contextlib.suppress(UnreachableError):
-        async for steps in _step_pages(client, place.run, place.step):
-            found += [(step.committed_at, step) for step in steps if place.passes(step)]
-        async for events in _event_pages(client, place.run, place.event):
-            found += [(event.at, event) for event in events if place.passes(event)]
+        more, last = True, place.step
+        while more:
+            steps = await client.steps(place.run, last, STEPS_PAGE)
+            found += [(step.committed_at, step) for step in steps.steps if place.passes(step)]
+            more = steps.more and bool(steps.steps)
+            last = steps.steps[-1].step if steps.steps else last
+        more, last = True, place.event
+        while more:
+            events = await client.events(place.run, last, EVENTS_PAGE)
+            found += [(event.at, event) for event in events.events if place.passes(event)]
+            more = events.more and bool(events.events)
+            last = events.events[-1].id if events.events else last
     return [item for _, item in sorted(found, key=lambda pair: pair[0])]
-
-
-async def _step_pages(client: "Client", run: str, step: int) -> AsyncIterator[tuple[m.StepCommitted, ...]]:
-    while True:
-        page = await client.steps(run, step, STEPS_PAGE)
-        yield page.steps
-        if not page.more or not page.steps:
-            return
-        step = page.steps[-1].step
-
-
-async def _event_pages(client: "Client", run: str, event_id: int) -> AsyncIterator[tuple[m.Event, ...]]:
-    while True:
-        page = await client.events(run, event_id, EVENTS_PAGE)
-        yield page.events
-        if not page.more or not page.events:
-            return
-        event_id = page.events[-1].id
 
 
 async def show(client: "Client", keep: Callable[[Line], bool], *, json: bool, **options: Any) -> m.RunView | None:

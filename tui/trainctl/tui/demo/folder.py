@@ -115,22 +115,16 @@ def run_config(assets: Path, nodes: Mapping[str, str], steps: int) -> dict[str, 
         "run": {"name": "demo", "steps": steps, "orphan_seconds": 30.0},
         "model": {"path": str(assets / "model")},
         "data": {
-            "path": str(assets / "data"),
-            "kind": "text",
-            "tokenizer": "bytes",
-            "sequence_length": BYTES_PER_SAMPLE,
+            "path": str(assets / "data"), "kind": "text", "tokenizer": "bytes", "sequence_length": BYTES_PER_SAMPLE,
             "held_out": 0.001,
         },
         "batch": {"global": SAMPLES_PER_STEP, "micro": MICRO_BATCH},
         "optimizer": {
-            "learning_rate": 4e-3,
-            "schedule": "cosine",
-            "warmup_steps": min(WARMUP_STEPS, steps - 1),
-            "clip_norm": 1.0,
+            "learning_rate": 4e-3, "schedule": "cosine", "warmup_steps": min(WARMUP_STEPS, steps - 1), "clip_norm": 1.0,
         },
         "evaluate": {"every_steps": EVALUATE_EVERY},
         "nodes": {name: {"backend": backend, **table} for name, backend in nodes.items()},
-    }
+    }  # fmt: skip
     return run_file.to_dict(run_file.parse(raw, "demo"))
 
 

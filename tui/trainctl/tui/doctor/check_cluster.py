@@ -110,7 +110,7 @@ def of_interfaces(look: Look, facts: m.Facts, scene: ClusterFacts) -> Iterator[F
         return
     if table.interface:
         yield _interface(look, facts, table.interface, scene)
-    elif scene.run is not None and len(scene.run.nodes) > 1 and not _on_loopback(look):
+    elif scene.run is not None and len(scene.run.nodes) > 1 and not addresses.is_near(look.address):
         name = _likely(look, facts) or "NAME"
         yield Finding("fail", look.name, "interface", "the run file names none: it would sum on loopback alone",
                       f'[nodes.{look.name}] interface = "{name}" in the run file')  # fmt: skip
@@ -139,10 +139,6 @@ def _likely(look: Look, facts: m.Facts) -> str:
     return next(
         (one.name for one in facts.interfaces for address in one.addresses if address.split("/")[0] == host), ""
     )
-
-
-def _on_loopback(look: Look) -> bool:
-    return addresses.is_loopback(addresses.split(look.address).hostname or "")
 
 
 def shell_copy(source: str, target: str, *, is_folder: bool) -> str:

@@ -1,11 +1,12 @@
 """`trainctl export`: a table of a run as CSV, JSON lines or Parquet, to standard output or a file that is whole or not
 there."""
 
+import codecs
 import contextlib
 import csv
 import os
+import secrets
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
@@ -36,31 +37,16 @@ class _Csv:
     """A header and a line a row; what isn't known is empty, and no number is `nan`, `inf` or `-inf`."""
 
     def __init__(self, columns: dict[str, type], stream: IO[bytes]) -> None:
-        self._text, self._head = _Text(stream), tuple(columns)
-        self._csv = csv.writer(self._text, lineterminator="\n")
+        self._head = tuple(columns)
+        self._csv = csv.writer(codecs.getwriter("utf-8")(stream, "replace"), lineterminator="\n")
 
     def write(self, rows: list[Row]) -> None:
-        self._begin()
-        self._csv.writerows(rows)
+        """The header first, once there is something to write: a run that isn't there leaves nothing."""
+        self._csv.writerows([self._head, *rows] if self._head else rows)
+        self._head = ()
 
     def close(self) -> None:
-        self._begin()
-
-    def _begin(self) -> None:
-        """The header, once there is something to write: a run that isn't there leaves nothing."""
-        if self._head:
-            self._csv.writerow(self._head)
-            self._head = ()
-
-
-class _Text:
-    """What the csv module writes to, in UTF-8."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        return self._stream.write(text.encode("utf-8", "replace"))
+        self.write([])
 
 
 class _JsonLines:
@@ -116,25 +102,15 @@ def destination(path: Path | None) -> Iterator[IO[bytes]]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
+    passing = path.parent / f".{path.name}.{secrets.token_hex(4)}"
     try:
-        made = tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False)  # noqa: SIM115
-    except OSError as error:
-        raise InvalidInputError("--output", f"{path}: {error.strerror}") from None
-    passing = Path(made.name)
-    try:
-        with made:
+        with passing.open("xb") as made:
             yield made
             made.flush()
             os.fsync(made.fileno())
-        passing.chmod(0o666 & ~_umask())
         passing.replace(path)
     except OSError as error:
         raise InvalidInputError("--output", f"{path}: {error.strerror}") from None
     finally:
-        passing.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+        with contextlib.suppress(OSError):
+            passing.unlink(missing_ok=True)

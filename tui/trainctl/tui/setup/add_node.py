@@ -126,7 +126,7 @@ def _pair(wanted: AddNodeOptions, machine: RemoteMachine, file: Path, known: clu
     here_address = entry.address if entry is not None else _address(machine.address_here)
     for address in (there_address, here_address):
         addresses.split(address)
-    if _is_loopback(here_address) and not _is_loopback(there_address):
+    if addresses.is_near(here_address) and not addresses.is_near(there_address):
         raise InvalidInputError(
             f"{file}: nodes.{here}.address", f"{here_address} is loopback, where {there} can't reach this machine; it "
             f"sees it as {machine.address_here}: use {_address(machine.address_here)}",
@@ -136,10 +136,6 @@ def _pair(wanted: AddNodeOptions, machine: RemoteMachine, file: Path, known: clu
 
 def _address(host: str) -> str:
     return f"tcp://{f'[{host}]' if ':' in host else host}:{sockets.DEFAULT_PORT}"
-
-
-def _is_loopback(address: str) -> bool:
-    return addresses.is_loopback(addresses.split(address).hostname or "")
 
 
 def _join_words(pair: Pair) -> dict[str, Any]:

@@ -105,12 +105,8 @@ def start(given: dict[str, Any]) -> dict[str, Any]:
     if status != NO_MANAGER:  # what was begun would start a second agent some day
         _call(agent, ["uninstall", "--user", "--json"])
     why = said.get("error", {}).get("text", "") or "no service manager"
-    return {
-        "how": "detached",
-        "changed": _start_detached(agent, given["name"], anew=given["anew"]),
-        "why": why,
-        "remarks": [],
-    }
+    changed = _start_detached(agent, given["name"], anew=given["anew"])
+    return {"how": "detached", "changed": changed, "why": why, "remarks": []}
 
 
 def _call(agent: Path, words: list[str]) -> tuple[int, dict[str, Any]]:
