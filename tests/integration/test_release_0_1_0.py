@@ -18,9 +18,9 @@ import pytest
 from tests.integration.conftest import until
 from tests.integration.support.release import EXPECTED, FOLDER, RUNS, Frozen, run_named, unpack
 from tests.tui.support.cli_calls import call, call_json
+from tools.protocol_docs.conversations import DECODERS
 
 from trainctl.protocol.wire import codec
-from trainctl.protocol.wire.codec import DECODERS
 from trainctl.tui.replay.replay_app import ReplayApp
 from trainctl.tui.replay.replay_source import ReplaySource
 

@@ -17,10 +17,12 @@ from typing import Any
 import msgspec
 from msgspec import inspect as shape
 from tools.protocol_docs import examples, generated, meanings, prose
+from tools.protocol_docs.conversations import UNIONS, types_of
+from tools.protocol_docs.history import HISTORY
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import base, kept, peers, replies, requests, telemetry, trainer, verbs
-from trainctl.protocol.messages.version import HISTORY, PROTOCOL_VERSION
+from trainctl.protocol.messages.version import PROTOCOL_VERSION
 from trainctl.protocol.wire import codec
 
 DEFAULT_PATH = Path("docs/protocol.md")
@@ -43,7 +45,7 @@ def page() -> str:
         prose.CONVERSATIONS,
         prose.LEADS,
         prose.ATTACHING,
-        "## Messages\n\n" + prose.MESSAGES + "\n\n" + "\n\n".join(_conversation(talk, comments) for talk in m.UNIONS),
+        "## Messages\n\n" + prose.MESSAGES + "\n\n" + "\n\n".join(_conversation(talk, comments) for talk in UNIONS),
         "## Parts of messages\n\n" + "\n\n".join(_type(kind, comments) for kind in part_types()),
         _metrics(),
         _verbs(field_comments(verbs)),
@@ -183,7 +185,7 @@ def _default(field: shape.Field) -> str:
 
 
 def _conversation(talk: str, comments: Comments) -> str:
-    kinds = m.types_of(talk)
+    kinds = types_of(talk)
     return f"### {talk[0].upper()}{talk[1:]}\n\n" + "\n\n".join(_type(kind, comments) for kind in kinds)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from tools.protocol_docs import docs, generated
+from tools.protocol_docs.conversations import UNIONS, types_of
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
@@ -28,7 +29,7 @@ Schema = dict[str, Any]
 
 def schema() -> Schema:
     """The whole document."""
-    unions = {conversation_name(talk): union for talk, union in m.UNIONS.items()}
+    unions = {conversation_name(talk): union for talk, union in UNIONS.items()}
     arguments = [verb.args for verb in verbs.VERBS.values()]
     _, types = msgspec.json.schema_components([*unions.values(), *arguments], ref_template=REFERENCE)
     comments = docs.field_comments(*docs.SOURCES, verbs)
@@ -61,7 +62,7 @@ def conversation_name(talk: str) -> str:
 def _structs() -> list[type[msgspec.Struct]]:
     """Every struct that has a schema of its own: the parts of messages, and messages with a tag."""
     parts = docs.part_types()
-    return [*parts, *(kind for talk in m.UNIONS for kind in m.types_of(talk))]
+    return [*parts, *(kind for talk in UNIONS for kind in types_of(talk))]
 
 
 def _describe(found: Schema, kind: type[msgspec.Struct], comments: docs.Comments) -> None:

@@ -118,7 +118,7 @@ async def test_a_lead_begins_anew_with_a_follower_that_talks_nonsense(context):
         async with asyncio.timeout(HANG_SECONDS):
             while not lead.welcomes:
                 identity, frame = await server.recv_multipart()
-                message = codec.decode_to_peer(frame)
+                message = codec.decode_control(frame)
                 if not isinstance(message, m.PeerHello):
                     continue
                 greeted += 1

@@ -51,7 +51,7 @@ class Node:
             return False
         message = make("link", 1)
         assert len(codec.encode(message)) <= codec.CONTROL_FRAME_BYTES
-        for item in codec.decode_to_peer(codec.encode(message)).items:
+        for item in codec.decode_control(codec.encode(message)).items:
             kept = codec.decode_kept(item)
             replication.keep(self.recorder, kept)
             self.commands += [kept] if isinstance(kept, m.KeptCommand) else []

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tools.protocol_docs import docs, examples
+from tools.protocol_docs import conversations, docs, examples
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
@@ -29,23 +29,23 @@ def without_nulls_for_nan(plain: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if not (name.endswith("-nan") and key == "loss")}
 
 
-@pytest.mark.parametrize("talk", m.UNIONS)
+@pytest.mark.parametrize("talk", conversations.UNIONS)
 def test_every_message_type_has_an_example_under_its_tag(talk: str) -> None:
     kinds = {type(message) for message in examples.EXAMPLES[talk].values()}
-    assert kinds == set(m.types_of(talk))
+    assert kinds == set(conversations.types_of(talk))
     for name, message in examples.EXAMPLES[talk].items():
-        assert name.startswith(m.tag_of(type(message)))
+        assert name.startswith(conversations.tag_of(type(message)))
 
 
 def test_every_concrete_message_is_in_a_conversation() -> None:
-    spoken = {kind for talk in m.UNIONS for kind in m.types_of(talk)}
+    spoken = {kind for talk in conversations.UNIONS for kind in conversations.types_of(talk)}
     roots = {m.Message, m.Request, m.Reply}
     defined = {kind for kind in vars(m).values() if isinstance(kind, type) and issubclass(kind, m.Message)}
     assert defined - roots == spoken
 
 
 def test_tags_are_unique() -> None:
-    tags = [m.tag_of(kind) for talk in m.UNIONS for kind in m.types_of(talk)]
+    tags = [conversations.tag_of(kind) for talk in conversations.UNIONS for kind in conversations.types_of(talk)]
     assert len(set(tags)) == len(tags)
 
 
@@ -59,7 +59,7 @@ def test_bytes_are_those_of_the_vector(talk: str, name: str) -> None:
 @pytest.mark.parametrize(("talk", "name"), NAMES)
 def test_vector_decodes_to_the_message_beside_it(talk: str, name: str) -> None:
     kept = vector(name)
-    message = codec.DECODERS[talk](bytes.fromhex(kept["frame"]))
+    message = conversations.DECODERS[talk](bytes.fromhex(kept["frame"]))
     plain = msgspec.json.decode(msgspec.json.encode(message))
     assert without_nulls_for_nan(plain, name) == without_nulls_for_nan(kept["message"], name)
     assert codec.encode(message).hex() == kept["frame"]
@@ -68,7 +68,7 @@ def test_vector_decodes_to_the_message_beside_it(talk: str, name: str) -> None:
 @pytest.mark.parametrize(("talk", "name"), NAMES)
 def test_other_conversations_refuse_it(talk: str, name: str) -> None:
     frame = bytes.fromhex(vector(name)["frame"])
-    for other, decode in codec.DECODERS.items():
+    for other, decode in conversations.DECODERS.items():
         if other != talk:
             with pytest.raises(codec.ProtocolError):
                 decode(frame)
@@ -102,9 +102,9 @@ def test_page_is_up_to_date() -> None:
 
 def test_page_names_every_type_field_verb_and_version() -> None:
     page = docs.page()
-    for talk in m.UNIONS:
-        for kind in m.types_of(talk):
-            assert f"#### {kind.__name__}\n\n`type` is `{m.tag_of(kind)}`" in page
+    for talk in conversations.UNIONS:
+        for kind in conversations.types_of(talk):
+            assert f"#### {kind.__name__}\n\n`type` is `{conversations.tag_of(kind)}`" in page
             for field in msgspec.structs.fields(kind):
                 assert field.name == "v" or f"| `{field.encode_name}` |" in page
     for verb in verbs.VERBS:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from tests.protocol.support import strategies
-from tools.protocol_docs import docs, examples, meanings, schema
+from tools.protocol_docs import conversations, docs, examples, meanings, schema
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 DOCUMENT: dict[str, Any] = schema.schema()
 VALIDATORS = {
     talk: Draft202012Validator({**DOCUMENT, "anyOf": [{"$ref": f"#/$defs/{schema.conversation_name(talk)}"}]})
-    for talk in m.UNIONS
+    for talk in conversations.UNIONS
 }
 VECTORS = sorted((ROOT / "tests" / "golden" / "wire").glob("*.json"))
 COMMANDS = VALIDATORS["client to agent"]
@@ -64,7 +64,7 @@ def test_every_golden_vector_is_a_message_of_its_conversation_and_of_no_type_els
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_whatever_this_program_says_is_valid(talk: str, data: st.DataObject) -> None:
-    kind = data.draw(st.sampled_from([kind for kind in m.types_of(talk) if kind.__name__ != "Command"]))
+    kind = data.draw(st.sampled_from([kind for kind in conversations.types_of(talk) if kind.__name__ != "Command"]))
     message = data.draw(strategies.of(kind, finite=False))
     VALIDATORS[talk].validate(as_json(msgpack.unpackb(codec.encode(message))))
 
@@ -128,7 +128,7 @@ def test_every_field_that_the_source_explains_is_explained_and_no_name_of_this_l
 
 def test_no_meaning_is_kept_of_a_field_that_is_gone_or_explained_where_it_stands() -> None:
     said = docs.field_comments(m)
-    kinds = [*docs.part_types(), *(kind for talk in m.UNIONS for kind in m.types_of(talk))]
+    kinds = [*docs.part_types(), *(kind for talk in conversations.UNIONS for kind in conversations.types_of(talk))]
     bare = {
         name
         for kind in kinds

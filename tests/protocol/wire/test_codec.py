@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.protocol.support import strategies
-from tools.protocol_docs import examples
+from tools.protocol_docs import conversations, examples
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError, VersionError
 from trainctl.protocol.wire import codec
 
-KINDS = [(talk, kind) for talk in m.UNIONS for kind in m.types_of(talk)]
-ALL = list(codec.DECODERS.values())
+KINDS = [(talk, kind) for talk in conversations.UNIONS for kind in conversations.types_of(talk)]
+ALL = list(conversations.DECODERS.values())
 OFTEN = settings(max_examples=40, deadline=None)
 EACH = settings(max_examples=15, deadline=None)
 """For what is done to every one of the messages' types."""
@@ -43,7 +43,7 @@ def refused(frame: bytes, why: str, decode: Callable[[bytes], Any] = codec.decod
 @given(data=st.data())
 def test_round_trip(talk: str, kind: type[m.Message], data: st.DataObject) -> None:
     message = data.draw(strategies.of(kind, finite=talk in ("client to agent", "lead to follower")))
-    assert codec.DECODERS[talk](codec.encode(message)) == message
+    assert conversations.DECODERS[talk](codec.encode(message)) == message
 
 
 @pytest.mark.parametrize("decode", ALL)
@@ -66,7 +66,7 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.parametrize("talk", codec.DECODERS)
+@pytest.mark.parametrize("talk", conversations.DECODERS)
 @OFTEN
 @given(data=st.data())
 def test_a_message_with_one_field_replaced_is_read_or_refused(talk: str, data: st.DataObject) -> None:
@@ -74,14 +74,14 @@ def test_a_message_with_one_field_replaced_is_read_or_refused(talk: str, data: s
     fields = msgspec.to_builtins(message)
     fields[data.draw(st.sampled_from(sorted(fields)))] = data.draw(JSON)
     try:
-        read = codec.DECODERS[talk](packed(fields))
+        read = conversations.DECODERS[talk](packed(fields))
     except ProtocolError as error:
         assert str(error) and "\n" not in str(error)
     else:
         assert isinstance(read, m.Message)
 
 
-@pytest.mark.parametrize("talk", codec.DECODERS)
+@pytest.mark.parametrize("talk", conversations.DECODERS)
 @OFTEN
 @given(data=st.data())
 def test_a_frame_cut_or_flipped_is_read_or_refused(talk: str, data: st.DataObject) -> None:
@@ -92,7 +92,7 @@ def test_a_frame_cut_or_flipped_is_read_or_refused(talk: str, data: st.DataObjec
     frame[place] ^= data.draw(st.integers(1, 255))
     for broken in (bytes(frame), bytes(frame[:place])):
         try:
-            codec.DECODERS[talk](broken)
+            conversations.DECODERS[talk](broken)
         except ProtocolError:
             continue
 
@@ -193,7 +193,7 @@ def test_unknown_fields_are_ignored_in_what_an_agent_says() -> None:
     for talk in ("agent to client", "published by an agent", "agent to trainer", "trainer to agent"):
         for message in examples.EXAMPLES[talk].values():
             fields = {**msgspec.to_builtins(message), "added_later": [1]}
-            assert codec.encode(codec.DECODERS[talk](packed(fields))) == codec.encode(message)
+            assert codec.encode(conversations.DECODERS[talk](packed(fields))) == codec.encode(message)
 
 
 @pytest.mark.parametrize("version", [0, 2, -1, "1", None, True, 1.5, [1]])

@@ -9,6 +9,7 @@ import tracemalloc
 
 import pytest
 from tests.protocol.support.mutations import Mutator
+from tools.protocol_docs import conversations
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError
@@ -18,9 +19,9 @@ FRAMES = int(os.environ.get("TRAINCTL_FRAMES", "2500"))
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("talk", codec.DECODERS)
+@pytest.mark.parametrize("talk", conversations.DECODERS)
 def test_a_mutated_frame_is_read_or_refused_in_a_line(talk: str) -> None:
-    decode, read = codec.DECODERS[talk], 0
+    decode, read = conversations.DECODERS[talk], 0
     for number, frame in enumerate(Mutator(talk, 1).frames(FRAMES)):
         try:
             message = decode(frame)

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -415,6 +415,3 @@ def _rid() -> str:
 
 def _so_far(reply: m.CommandReply | None) -> str:
     return f"{reply.state}, not applied" if reply is not None else "no answer"
-
-
-ClientFactory = Callable[[], Client]

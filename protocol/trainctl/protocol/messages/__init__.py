@@ -6,7 +6,6 @@ other duration is in seconds by a monotonic clock.
 """
 
 from trainctl.protocol.messages.base import *
-from trainctl.protocol.messages.conversations import *
 from trainctl.protocol.messages.kept import *
 from trainctl.protocol.messages.metrics import *
 from trainctl.protocol.messages.peers import *

@@ -1,25 +1,7 @@
-"""The protocol's one integer version and the dated history of what each number added."""
+"""The protocol's one integer version."""
 
 from typing import Final
 
 PROTOCOL_VERSION: Final = 1
-"""Grows when a message changes in a way that a peer must know of; peers of unlike versions refuse each other."""
-
-HISTORY: Final[tuple[tuple[int, str, str], ...]] = (
-    (1, "2026-11-20", "Attach (snapshot, live messages, gap filling), commands, plans and reports, groups, peers."),
-    (1, "2026-11-22", "facts-request and digests-request, for the doctor."),
-    (
-        1,
-        "2026-11-22",
-        "Keys: not-authorised refusals, keys of other agents (PeerView.key, Refusal.lead_key), the audit.",
-    ),
-    (
-        1,
-        "2026-11-22",
-        "Another node takes a run up again: start-run takes a node and old_lead_is_off, PeerClaim.resume and term 0,"
-        " PeerConsent.takes_part; RunSummary.stale.",
-    ),
-    (1, "2026-11-22", "HostReading: the size of its disk, and the energy that its devices have drawn."),
-    (1, "2026-11-23", "Plans of kind probe, and Probed, their report: ranks are compared before their first step."),
-)
-"""(version, date, what it added), oldest first."""
+"""Grows when a message changes in a way that a peer must know of; peers of unlike versions refuse each other. What each
+number added is told, with its date, in tools/protocol_docs/history.py."""

@@ -53,12 +53,6 @@ def decode_request(frame: bytes) -> m.ClientRequest:
     return message
 
 
-def decode_to_peer(frame: bytes) -> m.ToPeer:
-    """What a lead's agent told a follower's, under the same limits. Raises ProtocolError."""
-    message: m.ToPeer = _control(frame, m.ToPeer)
-    return message
-
-
 def decode_control(frame: bytes) -> m.ClientRequest | m.ToPeer:
     """What comes to an agent's socket for requests, from a client or from another agent. Raises ProtocolError."""
     message: m.ClientRequest | m.ToPeer = _control(frame, m.ClientRequest | m.ToPeer)
@@ -174,16 +168,3 @@ def _check_finite(value: Any) -> None:
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     for item in items:
         _check_finite(item)
-
-
-DECODERS: dict[str, Any] = {
-    "client to agent": decode_request,
-    "agent to client": decode_reply,
-    "published by an agent": decode_live,
-    "agent to trainer": decode_order,
-    "trainer to agent": decode_answer,
-    "lead to follower": decode_to_peer,
-    "follower to lead": decode_peer,
-    "kept by followers": decode_kept,
-}
-"""The decoder of each conversation in `messages.UNIONS`."""

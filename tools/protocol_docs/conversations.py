@@ -1,0 +1,42 @@
+"""Who speaks with whom, the message types that each conversation takes, and how its frames are decoded."""
+
+import functools
+import typing
+from typing import Any
+
+from trainctl.protocol import messages as m
+from trainctl.protocol.wire import codec
+
+UNIONS: dict[str, Any] = {
+    "client to agent": m.ClientRequest,
+    "agent to client": m.AgentReply,
+    "published by an agent": m.Live | m.Heartbeat,
+    "agent to trainer": m.ToTrainer,
+    "trainer to agent": m.FromTrainer,
+    "lead to follower": m.ToPeer,
+    "follower to lead": m.FromPeer,
+    "kept by followers": m.Kept,
+}
+"""The seven conversations and the types each takes, and what followers keep of a run."""
+
+DECODERS: dict[str, Any] = {
+    "client to agent": codec.decode_request,
+    "agent to client": codec.decode_reply,
+    "published by an agent": codec.decode_live,
+    "agent to trainer": codec.decode_order,
+    "trainer to agent": codec.decode_answer,
+    "lead to follower": functools.partial(codec._control, union=m.ToPeer),
+    "follower to lead": codec.decode_peer,
+    "kept by followers": codec.decode_kept,
+}
+"""What reads each conversation's frames. An agent has one socket for its clients and the lead's agent."""
+
+
+def types_of(conversation: str) -> tuple[type[m.Message], ...]:
+    """The message types of a conversation, in the order of its union."""
+    return typing.get_args(UNIONS[conversation])
+
+
+def tag_of(kind: type[m.Message]) -> str:
+    """The value of a message's `type`."""
+    return str(kind.__struct_config__.tag)
