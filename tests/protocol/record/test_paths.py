@@ -1,5 +1,6 @@
 """Where a node keeps things."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -46,15 +47,20 @@ def test_the_runtime_folder_is_short_private_and_its_node_s_own(
         made.rmdir()
 
 
-def test_the_hash_is_the_same_in_every_process() -> None:
-    code = "from trainctl.protocol.record.paths import hash_text; print(hash_text('studio'))"
+def test_the_sockets_folder_is_the_same_in_every_process_and_version(tmp_path: Path) -> None:
+    """A trainer that outlives its agent, or an update, looks for the socket where it was."""
+    code = "import sys, pathlib; from trainctl.protocol.record import paths; "
+    code += "print(paths.runtime_directory(pathlib.Path(sys.argv[1])))"
     found = {
         subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-c", code, str(tmp_path / "studio")],
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True, text=True, timeout=HANG_SECONDS, check=True,
-        ).stdout
+        ).stdout.strip()
         for seed in ("1", "2")
     }  # fmt: skip
-    assert found == {f"{paths.hash_text('studio')}\n"}
-    assert paths.hash_text("studio") != paths.hash_text("mbp")
+    folder = paths.runtime_directory(tmp_path / "studio")
+    folder.rmdir()
+    assert found == {str(folder)}
+    digest = hashlib.sha256(str((tmp_path / "studio").resolve()).encode()).digest()
+    assert folder.name == f"trainctl-{os.getuid()}-{int.from_bytes(digest[:8], 'big') % 16**8:08x}", "as 0.1.0 has it"

@@ -5,15 +5,28 @@ with BlockingClient("tcp://127.0.0.1:7474") as client:
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import DEFAULT_TIMEOUT_SECONDS, Client, Connection
 from trainctl.protocol.security.keyring import Keyring
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def _blocking(
+    ask: Callable[Concatenate[Client, P], Coroutine[Any, Any, T]],
+) -> "Callable[Concatenate[BlockingClient, P], T]":
+    """A method of `Client` that is waited for."""
+
+    @functools.wraps(ask)
+    def wait(self: "BlockingClient", /, *args: P.args, **options: P.kwargs) -> T:
+        return self._run(ask(self._client, *args, **options))
+
+    return wait
 
 
 class BlockingClient:
@@ -35,42 +48,19 @@ class BlockingClient:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._run(self._client.__aexit__(kind, error, trace))
+    def __exit__(self, *error: Any) -> None:
+        self._run(self._client.__aexit__(*error))
         self._runner.close()
 
-    def snapshot(self, columns: int = 120, run: str | None = None) -> m.Snapshot:
-        return self._run(self._client.snapshot(columns, run))
-
-    def history(
-        self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
-    ) -> m.History:
-        return self._run(self._client.history(run, metrics, first_step, last_step, columns))
-
-    def runs(self) -> m.Runs:
-        return self._run(self._client.runs())
-
-    def events(self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False) -> m.Events:
-        return self._run(self._client.events(run, after_id, limit, newest))
-
-    def steps(self, run: str | None = None, after_step: int = 0, limit: int = 500) -> m.Steps:
-        return self._run(self._client.steps(run, after_step, limit))
-
-    def log(
-        self, run: str | None = None, rank: int = 0, offset_bytes: int = -65536, limit_bytes: int = 65536
-    ) -> m.LogPart:
-        return self._run(self._client.log(run, rank, offset_bytes, limit_bytes))
-
-    def facts(self) -> m.Facts:
-        return self._run(self._client.facts())
-
-    def digests(self, what: Literal["model", "data"], path: str) -> m.Digests:
-        return self._run(self._client.digests(what, path))
-
-    def audit(self, limit: int = 100) -> m.Audit:
-        return self._run(self._client.audit(limit))
+    snapshot = _blocking(Client.snapshot)
+    history = _blocking(Client.history)
+    runs = _blocking(Client.runs)
+    events = _blocking(Client.events)
+    steps = _blocking(Client.steps)
+    log = _blocking(Client.log)
+    facts = _blocking(Client.facts)
+    digests = _blocking(Client.digests)
+    audit = _blocking(Client.audit)
 
     def send(self, verb: str, args: dict[str, Any], **options: Any) -> m.CommandReply:
         """As `Client.send`: the last reply; raises ExpiredError, UnreachableError, RefusedError."""

@@ -11,7 +11,6 @@ import dataclasses
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
-from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 import zmq
@@ -123,9 +122,7 @@ class Client:
         self._watch.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._receiver.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._receiver

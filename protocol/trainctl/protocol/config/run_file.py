@@ -38,12 +38,8 @@ class ModelTable(_Table, frozen=True):
 
 class DataTable(_Table, frozen=True):
     path: PathText  # text: a file or a folder of *.txt; samples: a JSON-lines file
-    kind: Literal["text", "samples"] = (
-        "text"  # text is packed into blocks; a sample is {"tokens": [...], "mask": [...]}
-    )
-    tokenizer: Literal["bytes", "model"] = (
-        "model"  # bytes: 256 values and specials; model: tokenizer.json in model.path
-    )
+    kind: Literal["text", "samples"] = "text"  # text: packed into blocks; samples: {"tokens": [...], "mask": [...]}
+    tokenizer: Literal["bytes", "model"] = "model"  # bytes: 256 and specials; model: tokenizer.json in model.path
     sequence_length: Annotated[int, Meta(ge=2, le=1_048_576)] = 512  # tokens a sample has at most
     held_out: Annotated[float, Meta(ge=0, le=0.5)] = 0.01  # fraction of samples kept for evaluation
 
@@ -223,17 +219,15 @@ def _check_data(config: RunFile, where: str) -> None:
 def _check_sense(config: RunFile, where: str) -> None:
     """What no single field shows. Raises InvalidInputError with all of it."""
     wrong = Collected()
-    for check in (_check_alerts, _check_lengths, _check_shares):
+    with wrong.going_on():
+        check_thresholds(config.alerts, where)
+    for check in (_check_lengths, _check_shares):
         with wrong.going_on():
             check(config, where)
     for name in config.nodes:
         with wrong.going_on():
             _check_node(config, name, where)
     wrong.raise_any()
-
-
-def _check_alerts(config: RunFile, where: str) -> None:
-    check_thresholds(config.alerts, where)
 
 
 def _check_lengths(config: RunFile, where: str) -> None:

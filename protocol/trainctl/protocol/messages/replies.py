@@ -228,17 +228,6 @@ class Refusal(Reply, tag="refusal", frozen=True):
 
 
 AgentReply = (
-    Snapshot
-    | History
-    | GapFill
-    | Runs
-    | Events
-    | Steps
-    | LogPart
-    | Viewers
-    | Facts
-    | Digests
-    | Audit
-    | CommandReply
+    Snapshot | History | GapFill | Runs | Events | Steps | LogPart | Viewers | Facts | Digests | Audit | CommandReply
     | Refusal
-)
+)  # fmt: skip

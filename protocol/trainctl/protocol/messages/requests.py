@@ -110,16 +110,6 @@ class Command(Request, tag="command", frozen=True, forbid_unknown_fields=True):
 
 
 ClientRequest = (
-    SnapshotRequest
-    | HistoryRequest
-    | GapRequest
-    | RunsRequest
-    | EventsRequest
-    | StepsRequest
-    | LogRequest
-    | AttendRequest
-    | FactsRequest
-    | DigestsRequest
-    | AuditRequest
-    | Command
-)
+    SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | LogRequest
+    | AttendRequest | FactsRequest | DigestsRequest | AuditRequest | Command
+)  # fmt: skip

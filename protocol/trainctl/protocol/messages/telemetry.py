@@ -236,12 +236,7 @@ Live = RunView | StepCommitted | RankStep | HostReading | Event | Alerts
 """What is published with a sequence number of its own."""
 
 TOPICS: dict[type[Message], bytes] = {
-    RunView: b"run",
-    StepCommitted: b"step",
-    RankStep: b"rank",
-    HostReading: b"host",
-    Event: b"event",
-    Alerts: b"alert",
-    Heartbeat: b"beat",
-}
+    RunView: b"run", StepCommitted: b"step", RankStep: b"rank", HostReading: b"host", Event: b"event",
+    Alerts: b"alert", Heartbeat: b"beat",
+}  # fmt: skip
 """The first frame of what is published, by the type of the second."""

@@ -20,7 +20,6 @@ MANIFEST_FORMAT: Final = 1
 _STEP_FOLDER = re.compile(r"^step-(\d+)$")
 SET_ASIDE: Final = re.compile(r"^\.(step-(\d+))\.(\d+)\.old$")
 """What `step-N` is called while process PID puts another in its place: `.step-N.PID.old`."""
-_CHUNK_BYTES = 1 << 20
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -125,8 +124,5 @@ def supersede(checkpoints: Path, after_step: int) -> None:
 
 def digest_of(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

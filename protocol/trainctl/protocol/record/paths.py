@@ -1,5 +1,6 @@
 """Where a node keeps its runs and its sockets."""
 
+import hashlib
 import os
 import tempfile
 from pathlib import Path
@@ -26,19 +27,12 @@ def runtime_directory(node_dir: Path) -> Path:
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     if len(base) > 40 or not os.access(base, os.W_OK):
         base = "/tmp"  # noqa: S108  the sockets' own folder below is private
-    digest = format(abs(hash_text(str(node_dir.resolve()))) % 16**8, "08x")
+    digest = hashlib.sha256(str(node_dir.resolve()).encode()).hexdigest()[8:16]
     folder = Path(base) / f"trainctl-{os.getuid()}-{digest}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
     return folder
-
-
-def hash_text(text: str) -> int:
-    """A hash that is the same in every process, unlike `hash`."""
-    import hashlib
-
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 class RunPaths:

@@ -10,7 +10,6 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -79,9 +78,7 @@ class RecordReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -150,8 +147,7 @@ class RecordReader:
 
     def rank_steps(self, step: int) -> tuple[m.RankStep, ...]:
         """Each rank's part of a committed step, by rank; empty if the step is not in the record."""
-        rows = self._rows(f"SELECT {_RANK_COLUMNS} FROM {LIVE_RANK_STEPS} WHERE r.step = ? ORDER BY r.rank", (step,))  # noqa: S608
-        return tuple(self._rank_step(row) for row in rows)
+        return self.parts_between(step, step)
 
     def parts_between(self, first: int, last: int) -> tuple[m.RankStep, ...]:
         """The ranks' parts of the committed steps first..last, by step and rank."""

@@ -4,10 +4,12 @@
 transaction longer than a query.
 """
 
+import contextlib
 import sqlite3
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trainctl.protocol.errors import InvalidInputError
 
@@ -118,12 +120,7 @@ def open_for_writing(path: Path, schema: str, *, durable: bool = False) -> sqlit
     With `durable` each commit survives a power cut (synchronous=FULL); without, it survives the process.
     Raises InvalidInputError if the file is of a newer schema or is no database.
     """
-    try:
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
-    except sqlite3.OperationalError as error:
-        raise InvalidInputError(str(path), f"cannot be opened: {error}") from None
-    try:
-        _check_version(connection, path)
+    with _opened(path, str(path), timeout=10) as connection:
         connection.execute("PRAGMA journal_mode=WAL")
         if sys.platform == "darwin":
             connection.execute("PRAGMA fullfsync=1")
@@ -131,13 +128,7 @@ def open_for_writing(path: Path, schema: str, *, durable: bool = False) -> sqlit
         set_durable(connection, durable)
         connection.executescript(schema)
         connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-    except sqlite3.DatabaseError as error:
-        connection.close()
-        raise InvalidInputError(str(path), f"not a usable record: {error}") from None
-    except InvalidInputError:
-        connection.close()
-        raise
-    return connection
+        return connection
 
 
 def set_durable(connection: sqlite3.Connection, durable: bool) -> None:
@@ -150,23 +141,25 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     it is of a newer schema."""
     if not path.is_file():
         raise InvalidInputError(str(path), "no such record")
-    address = f"{path.resolve().as_uri()}?mode=ro"
+    with _opened(path, f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=5) as connection:
+        return connection
+
+
+@contextlib.contextmanager
+def _opened(path: Path, address: str, **options: Any) -> Iterator[sqlite3.Connection]:
+    """A connection in autocommit to a database that is not of a newer schema. It stays open unless the block fails,
+    whose DatabaseError becomes an InvalidInputError."""
     try:
-        connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False, timeout=5)
+        connection = sqlite3.connect(address, isolation_level=None, check_same_thread=False, **options)
     except sqlite3.OperationalError as error:
         raise InvalidInputError(str(path), f"cannot be opened: {error}") from None
-    try:
-        _check_version(connection, path)
-    except sqlite3.DatabaseError as error:
-        connection.close()
-        raise InvalidInputError(str(path), f"not a usable record: {error}") from None
-    except InvalidInputError:
-        connection.close()
-        raise
-    return connection
-
-
-def _check_version(connection: sqlite3.Connection, path: Path) -> None:
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > SCHEMA_VERSION:
-        raise InvalidInputError(str(path), f"schema {version} is newer than this program's {SCHEMA_VERSION}")
+    with contextlib.ExitStack() as unless_usable:
+        unless_usable.callback(connection.close)
+        try:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version > SCHEMA_VERSION:
+                raise InvalidInputError(str(path), f"schema {version} is newer than this program's {SCHEMA_VERSION}")
+            yield connection
+        except sqlite3.DatabaseError as error:
+            raise InvalidInputError(str(path), f"not a usable record: {error}") from None
+        unless_usable.pop_all()

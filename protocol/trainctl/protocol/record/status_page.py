@@ -48,17 +48,8 @@ class StatusWriter:
         self.phase = phase
         _COUNTER.pack_into(self._page, 0, self._counter + 1)
         self._counter += 2
-        _LAYOUT.pack_into(
-            self._page,
-            0,
-            self._counter - 1,
-            self._pid,
-            self._term,
-            self._n,
-            self._step,
-            PHASES.index(phase),
-            time.time(),
-        )
+        where = (self._term, self._n, self._step, PHASES.index(phase))
+        _LAYOUT.pack_into(self._page, 0, self._counter - 1, self._pid, *where, time.time())
         _COUNTER.pack_into(self._page, 0, self._counter)
 
     @property
