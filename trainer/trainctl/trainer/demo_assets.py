@@ -30,39 +30,19 @@ _LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "
 
 
 def llama_config(
-    *,
-    hidden: int = 128,
-    layers: int = 4,
-    heads: int = 4,
-    intermediate: int = 344,
-    vocabulary: int = 264,
+    *, hidden: int = 128, layers: int = 4, heads: int = 4, intermediate: int = 344, vocabulary: int = 264,
     tied: bool = True,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """config.json of a Llama for byte tokens; the defaults give 0.83 M parameters."""
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "head_dim": hidden // heads,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "attention_dropout": 0.0,
-        "tie_word_embeddings": tied,
-        "bos_token_id": BYTES_BEGIN,
-        "eos_token_id": BYTES_END,
-        "pad_token_id": BYTES_PAD,
-        "initializer_range": _SPREAD,
-        "dtype": "float32",
-    }
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,
+        "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": heads, "head_dim": hidden // heads, "vocab_size": vocabulary,
+        "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+        "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": tied,
+        "bos_token_id": BYTES_BEGIN, "eos_token_id": BYTES_END, "pad_token_id": BYTES_PAD,
+        "initializer_range": _SPREAD, "dtype": "float32",
+    }  # fmt: skip
 
 
 def llama_weights(config: dict[str, Any], seed: int = _SEED) -> dict[str, NDArray[np.float32]]:

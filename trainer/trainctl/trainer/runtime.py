@@ -38,17 +38,9 @@ class Trainer:
     """A loaded rank. Its parts are made by `load_trainer`; `serve` returns when the process is to end with status 0."""
 
     def __init__(
-        self,
-        who: Identity,
-        config: run_file.RunFile,
-        paths: RunPaths,
-        backend: Backend,
-        dataset: Dataset,
-        progress: Progress,
-        status: StatusWriter,
-        control: Control,
-        standby: Standby | None = None,
-    ) -> None:
+        self, who: Identity, config: run_file.RunFile, paths: RunPaths, backend: Backend, dataset: Dataset,
+        progress: Progress, status: StatusWriter, control: Control, standby: Standby | None = None,
+    ) -> None:  # fmt: skip
         self._who, self._config, self._backend, self._dataset = who, config, backend, dataset
         self._progress, self._status, self._control = progress, status, control
         self._layout = Layout(backend.shapes, layout_digest(backend.shapes))
@@ -73,27 +65,15 @@ class Trainer:
     def announce(self, pid: int) -> m.Ready:
         """Tell the agent what has been loaded; heartbeats repeat it from here on."""
         model = file_digests.model_digests(Path(self._config.model.path))
+        backend, data, progress = self._backend, self._dataset, self._progress
         ready = m.Ready(
-            run=self._who.run,
-            rank=self._who.rank,
-            pid=pid,
-            backend=self._backend.name,
-            device=self._backend.device,
-            parameters=self._layout.elements,
-            samples=self._dataset.samples,
-            held_out=self._dataset.held_out,
-            mean_weight=self._dataset.mean_weight,
-            layout_digest=self._layout.digest,
-            model_digest=model.whole,
-            data_digest=self._dataset.digest,
-            last_step=self._progress.last_step,
-            cursor=self._progress.cursor,
-            memory_cap_bytes=self._backend.memory().cap_bytes,
-            system=platform.system(),
-            engines=engines.installed(),
-            model_files=model.files,
-            data_files=self._dataset.files,
-        )
+            run=self._who.run, rank=self._who.rank, pid=pid, backend=backend.name, device=backend.device,
+            parameters=self._layout.elements, samples=data.samples, held_out=data.held_out,
+            mean_weight=data.mean_weight, layout_digest=self._layout.digest, model_digest=model.whole,
+            data_digest=data.digest, last_step=progress.last_step, cursor=progress.cursor,
+            memory_cap_bytes=backend.memory().cap_bytes, system=platform.system(), engines=engines.installed(),
+            model_files=model.files, data_files=data.files,
+        )  # fmt: skip
         self._stand_by()
         self._control.groups.membership = self._membership
         self._control.send(ready)
@@ -232,13 +212,9 @@ class Trainer:
 
 
 def load_trainer(
-    who: Identity,
-    paths: RunPaths,
-    progress: Progress,
-    status: StatusWriter,
-    control: Control,
+    who: Identity, paths: RunPaths, progress: Progress, status: StatusWriter, control: Control,
     standby: Standby | None = None,
-) -> Trainer:
+) -> Trainer:  # fmt: skip
     """Read the run file, the data and the model. Raises InvalidInputError naming what is wrong and where."""
     where = str(paths.run_file)
     config = run_file.on_node(run_file.read(paths.run_file), who.node)

@@ -97,19 +97,15 @@ def read(folder: Path) -> Checkpoint:
     return Checkpoint(loop, state)
 
 
-def check_fits(loop: LoopState, *, seed: int, samples: int, layout_digest: str, data_digest: str, where: str) -> None:
-    """Whether a checkpoint continues this run: same model layout, data and seed, else its cursor means nothing.
-
-    Raises InvalidInputError naming `where` and the first difference.
-    """
-    ours = {"layout_digest": layout_digest, "data_digest": data_digest, "samples": samples, "seed": seed}
+def check_fits(loop: LoopState, own: LoopState, where: str) -> None:
+    """Whether a checkpoint continues the run of `own`: same model layout, data and seed, else its cursor means nothing.
+    Raises InvalidInputError naming `where` and the first difference."""
     names = {"layout_digest": "model layout", "data_digest": "data", "samples": "number of samples", "seed": "seed"}
-    for key, value in ours.items():
-        if getattr(loop, key) != value:
-            theirs = str(getattr(loop, key))[:16]
-            raise InvalidInputError(
-                where, f"was written with another {names[key]} ({theirs}, this run has {str(value)[:16]})"
-            )
+    for key, name in names.items():
+        theirs, ours = getattr(loop, key), getattr(own, key)
+        if theirs != ours:
+            problem = f"was written with another {name} ({str(theirs)[:16]}, this run has {str(ours)[:16]})"
+            raise InvalidInputError(where, problem)
 
 
 def prune(checkpoints: Path, keep_last: int, written: Path) -> None:

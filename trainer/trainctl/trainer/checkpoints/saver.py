@@ -17,16 +17,9 @@ class Saver:
     """Moves the loop's whole state to and from folders of a run directory."""
 
     def __init__(
-        self,
-        run: str,
-        config: RunFile,
-        paths: RunPaths,
-        backend: Backend,
-        dataset: Dataset,
-        progress: Progress,
-        scale: LossScale,
-        layout_digest: str,
-    ) -> None:
+        self, run: str, config: RunFile, paths: RunPaths, backend: Backend, dataset: Dataset, progress: Progress,
+        scale: LossScale, layout_digest: str,
+    ) -> None:  # fmt: skip
         self._run, self._config, self._paths = run, config, paths
         self._backend, self._dataset, self._progress, self._scale = backend, dataset, progress, scale
         self._layout_digest = layout_digest
@@ -53,14 +46,7 @@ class Saver:
 
     def _take_up(self, folder: Path) -> None:
         found = files.read(folder)
-        files.check_fits(
-            found.loop,
-            seed=self._config.run.seed,
-            samples=self._dataset.samples,
-            layout_digest=self._layout_digest,
-            data_digest=self._dataset.digest,
-            where=str(folder),
-        )
+        files.check_fits(found.loop, self._loop_state(0), str(folder))
         self._backend.import_state(found.state)
         self._scale.value = found.loop.loss_scale
         self._scale.good_steps = found.loop.loss_scale_good_steps
@@ -68,13 +54,7 @@ class Saver:
 
     def _loop_state(self, updates: int) -> files.LoopState:
         return files.LoopState(
-            step=self._progress.last_step,
-            cursor=self._progress.cursor,
-            updates=updates,
-            loss_scale=self._scale.value,
-            loss_scale_good_steps=self._scale.good_steps,
-            seed=self._config.run.seed,
-            samples=self._dataset.samples,
-            layout_digest=self._layout_digest,
-            data_digest=self._dataset.digest,
-        )
+            step=self._progress.last_step, cursor=self._progress.cursor, updates=updates, loss_scale=self._scale.value,
+            loss_scale_good_steps=self._scale.good_steps, seed=self._config.run.seed, samples=self._dataset.samples,
+            layout_digest=self._layout_digest, data_digest=self._dataset.digest,
+        )  # fmt: skip

@@ -9,7 +9,6 @@ group; a fork takes milliseconds and shares the memory. It stays single-threaded
 along. A child is reaped only when its trainer lets go of it, so its process id means no other until then.
 """
 
-import argparse
 import contextlib
 import gc
 import os
@@ -21,7 +20,17 @@ from typing import NoReturn
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.messages import Engine
 from trainctl.trainer.collective import engines, reducer
-from trainctl.trainer.collective.channel import Born, Channel, Fork, Gone, Order, Prepare, Release, close_all
+from trainctl.trainer.collective.channel import (
+    Born,
+    Channel,
+    Fork,
+    Gone,
+    Order,
+    Prepare,
+    Release,
+    close_all,
+    started_with,
+)
 
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """To be started with: libraries that make threads as they are imported make none."""
@@ -86,13 +95,7 @@ class ForkServer:
 
 def main() -> NoReturn:
     """Serve until the trainer lets go, or ends."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trainctl.trainer.collective.forkserver", description="Forks reducers."
-    )
-    parser.add_argument("--channel", type=int, required=True, metavar="FD", help="of a connected socket")
-    parser.add_argument("--whose", metavar="TEXT", help="shown in the process's title")
-    arguments = parser.parse_args()
-    serve(Channel(socket.socket(fileno=arguments.channel)), whose=arguments.whose)
+    serve(**started_with("forkserver", "Forks reducers."))
 
 
 def serve(channel: Channel, trainer: int | None = None, whose: str | None = None) -> NoReturn:

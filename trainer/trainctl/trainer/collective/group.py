@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -47,12 +46,14 @@ class Tail:
     bad_losses: int  # ranks whose loss sum is not finite
 
 
-class Group(Protocol):
-    """The live ranks of one generation. All but `abort` belongs to the main thread."""
+class Group:
+    """The live ranks of one generation: as it stands, a single one, whose sums are the totals. All but `abort` belongs
+    to the main thread."""
 
     def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
         """Sum the backend's accumulators and the tails over all ranks; returns the sum of the tails, and leaves the
         accumulators alone. Raises GroupError, or AbandonedError if the group was aborted."""
+        return tail
 
     def deliver(self, backend: Backend) -> None:
         """Replace the backend's accumulators by the sum that `all_reduce` made."""
@@ -60,12 +61,15 @@ class Group(Protocol):
     def share(self, source: int | None, fill: Callable[[Mapping[str, Array]], None]) -> Mapping[str, Array] | None:
         """What the rank `source` (None: the lowest) fills in, one array for each parameter; read-only, and until the
         next call. None if this rank is the only one. Raises as `all_reduce`."""
+        return None
 
     def share_numbers(self, source: int | None, numbers: Sequence[float]) -> list[float]:
         """The rank `source`'s numbers, to the bit. Raises as `all_reduce`."""
+        return [*numbers]
 
     def is_source(self, source: int | None) -> bool:
         """Whether `source` is this rank."""
+        return True
 
     def abort(self) -> None:
         """From any thread: make whoever waits for the others give up, at once."""
@@ -74,32 +78,7 @@ class Group(Protocol):
         """`abort`, and let go of everything."""
 
 
-class Solo:
-    """A group of one rank: its sums are the totals."""
-
-    def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
-        return tail
-
-    def deliver(self, backend: Backend) -> None:
-        return
-
-    def share(self, source: int | None, fill: Callable[[Mapping[str, Array]], None]) -> Mapping[str, Array] | None:
-        return None
-
-    def share_numbers(self, source: int | None, numbers: Sequence[float]) -> list[float]:
-        return [*numbers]
-
-    def is_source(self, source: int | None) -> bool:
-        return True
-
-    def abort(self) -> None:
-        return
-
-    def close(self) -> None:
-        return
-
-
-class ReducerGroup:
+class ReducerGroup(Group):
     """A group by way of reducer processes, one for each link to a neighbour, which belong to it from here on."""
 
     def __init__(
@@ -128,17 +107,11 @@ class ReducerGroup:
         assert form.engine != "none"
         joins = [
             Join(
-                engine=form.engine,
-                index=self._index,
-                endpoints=tuple((endpoint,) for endpoint in link),
-                interface=interface,
-                deadline_seconds=form.deadline_seconds,
-                size_bytes=self._buffer.size_bytes,
-                chunk_words=max(1, chunk_words // len(self._reducers)),
-                generation=str(form.generation),
+                form.engine, self._index, tuple((endpoint,) for endpoint in link), interface, form.deadline_seconds,
+                self._buffer.size_bytes, max(1, chunk_words // len(self._reducers)), str(form.generation),
             )
             for link in zip(*form.endpoints, strict=False)
-        ]
+        ]  # fmt: skip
         is_host = form.engine == "gloo" and self._index == 0
         listener = [endpoints[0].fileno()] if is_host else []
         try:

@@ -13,7 +13,7 @@ import psutil
 
 from trainctl.protocol.config.run_file import GroupTable
 from trainctl.protocol.messages import Engine, Form, Generation, Offer
-from trainctl.trainer.collective.group import Group, ReducerGroup, Solo
+from trainctl.trainer.collective.group import Group, ReducerGroup
 from trainctl.trainer.collective.shared_buffer import WORD_BYTES, Layout
 from trainctl.trainer.collective.standby import Standby, standby_here
 from trainctl.trainer.common.errors import GroupError
@@ -43,15 +43,9 @@ class Membership:
     """Used by the control thread, but for `stand_by` and `close` (main thread) and `abort` (any)."""
 
     def __init__(
-        self,
-        rank: int,
-        layout: Layout,
-        table: GroupTable,
-        interface: str,
-        likely: Engine | None,
-        standby: Standby | None = None,
-        nodes: Sequence[str] = (),
-    ) -> None:
+        self, rank: int, layout: Layout, table: GroupTable, interface: str, likely: Engine | None,
+        standby: Standby | None = None, nodes: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         """`interface` is the one to sum over, empty for loopback; `likely` is the engine to keep ready, if any, by a
         `standby` that may be at it already."""
         self._rank, self._layout, self._table, self._interface = rank, layout, table, interface
@@ -86,7 +80,7 @@ class Membership:
             if order.ranks != (self._rank,):
                 raise GroupError(f"ranks {list(order.ranks)} cannot be formed without an engine")
             self._withdraw()
-            return Solo()
+            return Group()
         offered, self._offered = self._offered, None
         if offered is None:
             raise GroupError(f"rank {self._rank} has no endpoints open for {order.generation}")

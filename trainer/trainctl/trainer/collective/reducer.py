@@ -6,11 +6,9 @@ look right to the others. Where the engine lets no thread run (see engines.py), 
 death on Linux, after the deadline elsewhere.
 """
 
-import argparse
 import ctypes
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Mapping
@@ -31,6 +29,7 @@ from trainctl.trainer.collective.channel import (
     Prepare,
     Reduce,
     Release,
+    started_with,
 )
 from trainctl.trainer.collective.engine_errors import lost_peer
 from trainctl.trainer.collective.shared_buffer import SharedBuffer
@@ -96,13 +95,7 @@ class Reducer:
 
 def main() -> int:
     """Serve one trainer until it ends, or until something fails."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trainctl.trainer.collective.reducer", description="Sums for one trainer."
-    )
-    parser.add_argument("--channel", type=int, required=True, metavar="FD", help="of a connected socket")
-    parser.add_argument("--whose", metavar="TEXT", help="shown in the process's title")
-    arguments = parser.parse_args()
-    serve(Channel(socket.socket(fileno=arguments.channel)), whose=arguments.whose)
+    serve(**started_with("reducer", "Sums for one trainer."))
 
 
 def serve(

@@ -67,7 +67,7 @@ class ReducerProcess:
             if time.monotonic() >= due:
                 raise TimeoutError
             if is_stopped(self.life.pid):
-                raise self._problem("the reducer hangs: it is stopped")
+                raise AbandonedError() if self.killed else GroupError("the reducer hangs: it is stopped")
         try:
             answer = self._channel.next_answer(REAP_SECONDS)
         except EOFError:
@@ -94,9 +94,6 @@ class ReducerProcess:
 
     def _ended(self) -> Exception:
         return AbandonedError() if self.killed else GroupError(f"the reducer ended {_how(self._reap())}")
-
-    def _problem(self, reason: str) -> Exception:
-        return AbandonedError() if self.killed else GroupError(reason)
 
 
 def is_stopped(pid: int | None) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from trainctl.protocol import messages as m
-from trainctl.trainer.collective.group import ReducerGroup, Solo
+from trainctl.trainer.collective.group import Group, ReducerGroup
 from trainctl.trainer.collective.membership import Membership
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import GroupError, first_line
@@ -64,18 +64,15 @@ class GroupOrders:
 
     def formed(self, generation: m.Generation, join_seconds: float = 0.0, level_seconds: float = 0.0) -> m.Formed:
         return m.Formed(
-            run=self._who.run,
-            rank=self._who.rank,
-            generation=generation,
-            join_seconds=join_seconds,
+            run=self._who.run, rank=self._who.rank, generation=generation, join_seconds=join_seconds,
             level_seconds=level_seconds,
-        )
+        )  # fmt: skip
 
     def _stay_out(self, order: m.Form) -> None:
         if self._progress.form(order, takes_part=False):
             if self.membership is not None:
                 self.membership.leave()
-            self._orders.put(Joined(order.generation, Solo()))
+            self._orders.put(Joined(order.generation, Group()))
 
     def _join(self, order: m.Form) -> None:
         try:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ from trainctl.protocol.config.addresses import split
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, TrainctlError
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire import codec
-from trainctl.protocol.wire.sockets import new_socket
+from trainctl.protocol.wire.sockets import check_frames, new_socket
 from trainctl.trainer.common.errors import OutdatedError, first_line
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.control.group_handler import GroupOrders
@@ -68,15 +67,10 @@ class Control:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and not isinstance(error, SystemExit):
-            reason = (
-                first_line(error)
-                if isinstance(error, TrainctlError)
-                else f"{type(error).__name__}: {first_line(error)}"
-            )
+            prefix = "" if isinstance(error, TrainctlError) else f"{type(error).__name__}: "
+            reason = prefix + first_line(error)
             self.send(m.TrainerFailed(run=self._who.run, rank=self._who.rank, reason=reason))
         self._outbox.finish()
         self._closing = time.monotonic() + _FLUSH_SECONDS
@@ -154,9 +148,7 @@ class Control:
     def _receive(self) -> None:
         frames = self._socket.recv_multipart()
         try:
-            if len(frames) != 1:
-                raise ProtocolError(f"a message of {len(frames)} frames where 1 is spoken")
-            order = codec.decode_order(frames[0])
+            order = codec.decode_order(check_frames(frames, 1)[0])
         except ProtocolError as error:
             log.warning("dropped a message of the agent: %s", error)
             return
@@ -197,17 +189,7 @@ class Control:
             return
         self._pending_fence = None
         self.orders.put(fence)
-        self._say(
-            m.Fenced(
-                run=self._who.run,
-                rank=self._who.rank,
-                generation=fence.generation,
-                last_step=answer.last_step,
-                held_from=answer.held_from,
-                held=answer.held,
-                reports=answer.reports,
-            )
-        )
+        self._say(m.Fenced(run=self._who.run, rank=self._who.rank, generation=fence.generation, **answer._asdict()))
         self._flush()
 
     def _look_for_orphanhood(self) -> None:
@@ -222,14 +204,9 @@ class Control:
         if ready is not None:
             ready = msgspec.structs.replace(ready, last_step=self._progress.last_step, cursor=self._progress.cursor)
         return m.Alive(
-            run=self._who.run,
-            rank=self._who.rank,
-            generation=self._progress.highest,
-            step=self._status.step,
-            phase=self._status.phase,
-            progress=self._signs_of_life(),
-            ready=ready,
-        )
+            run=self._who.run, rank=self._who.rank, generation=self._progress.highest, step=self._status.step,
+            phase=self._status.phase, progress=self._signs_of_life(), ready=ready,
+        )  # fmt: skip
 
     def _signs_of_life(self) -> int:
         """What the status page was shown; in phases that show nothing for long, also the seconds that all threads but

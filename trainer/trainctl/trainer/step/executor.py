@@ -18,7 +18,7 @@ from trainctl.protocol.messages import FromTrainer, Probed, Range, RankWork, Rep
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.loss_scale import LossScale
 from trainctl.trainer.backends.protocol import Array, Backend
-from trainctl.trainer.collective.group import Group, Solo, Tail
+from trainctl.trainer.collective.group import Group, Tail
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices, samples_at
@@ -54,18 +54,12 @@ class Executor:
     """Runs one plan at a time on the main thread; `send` passes a message to the agent without waiting."""
 
     def __init__(
-        self,
-        who: Identity,
-        settings: Settings,
-        backend: Backend,
-        dataset: Dataset,
-        progress: Progress,
-        status: StatusWriter,
-        send: Callable[[FromTrainer], None],
-    ) -> None:
+        self, who: Identity, settings: Settings, backend: Backend, dataset: Dataset, progress: Progress,
+        status: StatusWriter, send: Callable[[FromTrainer], None],
+    ) -> None:  # fmt: skip
         self._who, self._settings, self._backend, self._dataset = who, settings, backend, dataset
         self._progress, self._status, self._send = progress, status, send
-        self.group: Group = Solo()
+        self.group: Group = Group()
         self.loss_scale = LossScale.of(settings.dtype)
         self._micro_batches = MicroBatches()
 
@@ -210,40 +204,17 @@ class Executor:
         return next(mine, RankWork(self._who.rank, (), 1))
 
     def _report(
-        self,
-        plan: StepPlan,
-        sums: Sums,
-        watch: Stopwatch,
-        own_weight: float,
-        *,
-        grad_norm: float = 0.0,
-        clip_scale: float = 1.0,
-        skipped: str | None = None,
-    ) -> Report:
+        self, plan: StepPlan, sums: Sums, watch: Stopwatch, own_weight: float, *, grad_norm: float = 0.0,
+        clip_scale: float = 1.0, skipped: str | None = None,
+    ) -> Report:  # fmt: skip
         memory = self._backend.memory()
         return Report(
-            run=self._who.run,
-            rank=self._who.rank,
-            generation=plan.generation,
-            seq=plan.seq,
-            kind=plan.kind,
-            step=plan.step,
-            loss_sum=sums.loss_sum,
-            weight=sums.weight,
-            own_weight=own_weight,
-            own_samples=sums.samples,
-            grad_norm=grad_norm,
-            clip_scale=clip_scale,
-            skipped=skipped,
-            micro_batch=sums.micro_batch,
-            replays=sums.replays,
-            phases=watch.phases(),
-            step_seconds=watch.seconds(),
-            finished_at=time.time(),
-            memory_bytes=memory.used_bytes,
-            memory_peak_bytes=memory.peak_bytes,
-            memory_cap_bytes=memory.cap_bytes,
-        )
+            run=self._who.run, rank=self._who.rank, generation=plan.generation, seq=plan.seq, kind=plan.kind,
+            step=plan.step, loss_sum=sums.loss_sum, weight=sums.weight, own_weight=own_weight, own_samples=sums.samples,
+            grad_norm=grad_norm, clip_scale=clip_scale, skipped=skipped, micro_batch=sums.micro_batch,
+            replays=sums.replays, phases=watch.phases(), step_seconds=watch.seconds(), finished_at=time.time(),
+            memory_bytes=memory.used_bytes, memory_peak_bytes=memory.peak_bytes, memory_cap_bytes=memory.cap_bytes,
+        )  # fmt: skip
 
 
 def _skip_reason(tail: Tail, norm: float) -> str | None:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,8 +46,7 @@ class HalfBatch:
         return ranges_of(np.concatenate(self.positions)) if self.positions else ()
 
 
-@dataclass(frozen=True)
-class FenceAnswer:
+class FenceAnswer(NamedTuple):
     """What a `Fenced` message is made from."""
 
     last_step: int

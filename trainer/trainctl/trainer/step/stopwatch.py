@@ -1,7 +1,6 @@
 """Where a plan's time goes, phase by phase, shown on the status page while it goes."""
 
 import time
-from types import TracebackType
 
 from trainctl.protocol.messages import Phases
 from trainctl.protocol.record.status_page import StatusWriter
@@ -44,7 +43,5 @@ class Phase:
         self._status.show(self._name)
         self._begun = time.perf_counter()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._spent[self._name] = self._spent.get(self._name, 0.0) + time.perf_counter() - self._begun
