@@ -240,7 +240,7 @@ def line(tmp_path: Path, progress: Progress, fork_servers: ForkServers) -> Itera
             made.hear(m.Alive)
             yield made
             control.groups.membership.close()
-        socket.close()
+        made.close()
     context.term()
     status.close()
 

@@ -77,6 +77,25 @@ def test_a_title_longer_than_the_command_line_is_cut_and_the_environment_whole(r
     assert mark == os.environ[MARK]
 
 
+def test_a_process_that_is_started_has_the_environment_as_it_was(run: Callable[..., Any]) -> None:
+    before, after, title = run(
+        """
+        import json, psutil, subprocess, sys
+        from trainctl.protocol.machine.process_title import set_title
+        def of_a_child():
+            code = "import json, os; print(json.dumps(dict(os.environ)))"
+            return json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True).stdout)
+        before = of_a_child()
+        set_title("trainer", "rank 1 of r-1")
+        set_title("reducer")
+        print(json.dumps([before, of_a_child(), " ".join(psutil.Process().cmdline()).strip()]))
+        """,
+        LONG,
+    )
+    assert title == "trainctl: reducer rank 1 of r-1"
+    assert after == before
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads this process's memory as Linux shows it")
 @pytest.mark.parametrize("whose", ["rank 1 of r", "z" * 5000])
 def test_on_macos_as_many_zero_bytes_are_left_before_the_environment_as_there_were_arguments(

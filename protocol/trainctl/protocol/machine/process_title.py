@@ -21,10 +21,13 @@ def set_title(role: str, whose: str | None = None, more: str = "") -> None:
         # The environment is found from outside by counting zero bytes: leave as many as there were arguments.
         room = sum(len(os.fsencode(word)) for word in sys.orig_argv)
         title = title[:room].ljust(room)
+    before = os.environ.get("SPT_NOENV")
     os.environ["SPT_NOENV"] = "1"  # read at the first call: the environment must stay readable from outside
     import setproctitle
 
     setproctitle.setproctitle(title)
+    if before is None:
+        del os.environ["SPT_NOENV"]  # not for what this process starts
 
 
 def whose() -> str:
