@@ -22,8 +22,8 @@ def _checked_key(key: str | None) -> str | None:
 
 Connect = Annotated[str | None, typer.Option(
     "--connect", metavar="ADDRESS", show_default=False,
-    help="The agent, tcp://host:port (else $TRAINCTL_CONNECT, else the only one on this machine, else "
-    f"{targets.DEFAULT_ADDRESS}).",
+    help="Address of the agent, tcp://host:port. Default: $TRAINCTL_CONNECT, or the agent that runs here, "
+    f"or {targets.DEFAULT_ADDRESS}.",
 )]  # fmt: skip
 ClusterFile = Annotated[Path | None, typer.Option(
     "--cluster", metavar="FILE", show_default=False,
