@@ -6,7 +6,7 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.tui.commands.dispatch import acknowledge, mute
-from trainctl.tui.screens import alerts_view, header
+from trainctl.tui.screens import alerts_view
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.text.styled_line import Line, rule
 
@@ -40,13 +40,12 @@ class AlertsScreen(BaseScreen):
     def lines(self, columns: int, rows: int) -> list[Line]:
         owner = self.owner
         state = owner.shown
-        head = header.lines(state, owner.clock, columns, owner.glyphs, rows=2, badge=owner.badge)[:1]
         count = len(state.open_alerts)
         title = f"{owner.glyphs.horizontal} alerts{f': {count} open' if count else ''} "
         body = alerts_view.panel_lines(
             state, self.cursor, owner.clock, columns, rows - 2, owner.glyphs, bell=owner.alert_bell.on
         )
-        return [*head, rule(columns, owner.glyphs.horizontal, (0, title, "title")), *body]
+        return [self.head(columns), rule(columns, owner.glyphs.horizontal, (0, title, "title")), *body]
 
     def action_move(self, by: int) -> None:
         self.action_choose_at(self.cursor + by)

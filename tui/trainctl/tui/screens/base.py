@@ -1,14 +1,16 @@
 """What every screen is: a body of lines over the bottom line."""
 
 import abc
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, ClassVar
 
-from textual import events
 from textual.app import ComposeResult
+from textual.widget import Widget
 
 from trainctl.tui.commands.context import AppContext, KeyHint, context_of
 from trainctl.tui.dialogs import clipboard
-from trainctl.tui.screens import overview_view
+from trainctl.tui.screens import header, overview_view
+from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.text.styled_line import Line, line
 from trainctl.tui.widgets.command_bar import CommandBar
@@ -30,6 +32,7 @@ class BaseScreen(OneFrame, Repaintable):
     """A body of lines over the bottom line; `paint` brings both up to date."""
 
     AUTO_FOCUS = ""
+    BODY: ClassVar[type[Lines]] = Lines
     NEEDED: tuple[str, ...] = ("#body", "#keys")
     """What has to be there for it to be painted."""
     paints = 0
@@ -50,11 +53,16 @@ class BaseScreen(OneFrame, Repaintable):
         return frozenset()
 
     def compose(self) -> ComposeResult:
-        yield Lines(self.owner.glyphs, id="body")
+        yield self.BODY(self.owner.glyphs, id="body")
+        yield from self.between()
         yield from self.owner.above_bottom()
         yield CommandBar(self.owner.glyphs)
 
-    def on_resize(self, event: events.Resize) -> None:
+    def between(self) -> Iterable[Widget]:
+        """What a screen has between its body and the bottom line."""
+        return ()
+
+    def on_resize(self) -> None:
         self.paint()
 
     def on_screen_resume(self) -> None:
@@ -87,8 +95,13 @@ class BaseScreen(OneFrame, Repaintable):
         return self.size.height - self.query_one(CommandBar).rows - self.rows_between() - len(self.query(StatusBar))
 
     def rows_between(self) -> int:
-        """Rows that a screen needs between its body and the bottom line."""
+        """Rows that those between take."""
         return 0
+
+    def head(self, columns: int, state: ViewState | None = None) -> Line:
+        """The first line: of the run shown, or of another state."""
+        owner = self.owner
+        return header.lines(state or owner.shown, owner.clock, columns, owner.glyphs, rows=2, badge=owner.badge)[0]
 
     def values(self) -> clipboard.Values:
         """What `y` copies: the likeliest first."""

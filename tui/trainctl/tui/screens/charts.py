@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import ClassVar
 
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.timer import Timer
 from textual.widgets import Input
@@ -22,12 +21,10 @@ from trainctl.tui.charts.plots import RunData, Sources
 from trainctl.tui.charts.viewport import ChartView, Ground, Pick
 from trainctl.tui.charts.widget import ChartArea
 from trainctl.tui.dialogs.chart_picker import ChartPicker
-from trainctl.tui.screens import header
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state.series import Window
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line
-from trainctl.tui.widgets.command_bar import CommandBar
 
 ASK_AFTER_SECONDS = 0.1
 """A view is asked for when it has stood this long."""
@@ -50,6 +47,7 @@ class ChartsScreen(BaseScreen):
     """Charts above each other over one x axis. What is drawn follows the view at once; finer data come when the record
     has answered, and until then the old picture stays."""
 
+    BODY = ChartArea
     BINDINGS: ClassVar[list[BindingType]] = [
         _key("plus,equals_sign", "view('zoom_in')", "zoom in", "zoom in at the crosshair"),
         _key("minus", "view('zoom_out')", "zoom out"),
@@ -84,11 +82,6 @@ class ChartsScreen(BaseScreen):
         self._timer: Timer | None = None
         self._problem = ""
 
-    def compose(self) -> ComposeResult:
-        yield ChartArea(self.owner.glyphs, id="body")
-        yield from self.owner.above_bottom()
-        yield CommandBar(self.owner.glyphs)
-
     def on_screen_resume(self) -> None:
         self._asked = {}  # what came while it wasn't looked at is asked for
         super().on_screen_resume()
@@ -108,14 +101,14 @@ class ChartsScreen(BaseScreen):
         owner, state = self.owner, self.owner.shown
         self._turn_to(state.run)
         self._compare()
-        head = header.lines(state, owner.clock, columns, owner.glyphs, rows=2, badge=owner.badge)[:_HEAD_ROWS]
+        head = self.head(columns)
         if state.run is None:
             words = line(Piece("no run yet: trainctl run RUN.toml starts one", "dim"))
-            return [*head, *[fit(words if row == 0 else (), columns) for row in range(rows - _HEAD_ROWS)]]
+            return [head, *[fit(words if row == 0 else (), columns) for row in range(rows - _HEAD_ROWS)]]
         self._tails = history.collected(self._tails, state)
         self._draw(columns, rows - _HEAD_ROWS, owner.glyphs)
         self._want()
-        return [*head, *self._drawn.lines]
+        return [head, *self._drawn.lines]
 
     def _turn_to(self, run: m.RunView | None) -> None:
         """Another run begins with nothing known and all of it in view."""

@@ -11,9 +11,9 @@ from trainctl.tui.charts.marks import numbered
 from trainctl.tui.commands import undo
 from trainctl.tui.commands.context import KeyHint
 from trainctl.tui.dialogs import clipboard, event_details, undo_picker
-from trainctl.tui.screens import events_table, header
-from trainctl.tui.screens.table_screen import TableScreen
-from trainctl.tui.state import effects, plan_changes, sorting
+from trainctl.tui.screens import events_table
+from trainctl.tui.screens.table_screen import RowsScreen
+from trainctl.tui.state import effects, plan_changes
 from trainctl.tui.state import series as s
 from trainctl.tui.state.table_schemas import EVENTS, EventRow
 from trainctl.tui.text import formatting as f
@@ -26,7 +26,7 @@ _FIRST = ("details", "undo")
 """Keys that come first at the bottom."""
 
 
-class EventsScreen(TableScreen):
+class EventsScreen(RowsScreen[EventRow]):
     """Every event of the run, newest first, as the record has them; one is always chosen."""
 
     TABLE = EVENTS
@@ -43,9 +43,8 @@ class EventsScreen(TableScreen):
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
         self.older: tuple[m.Event, ...] = ()
-        self.first, self.chosen_id = 0, -1
+        self.first = 0
         self.undoable = False  # the chosen event, as last drawn
-        self.rows: list[EventRow] = []
         self._measured: dict[tuple[str, int], effects.Effect] = {}  # by run and event id
 
     def on_screen_resume(self) -> None:
@@ -114,15 +113,10 @@ class EventsScreen(TableScreen):
         nodes = tuple(dict.fromkeys(view.node for view in run.ranks)) if run else ()
         found = {event.id: self.effect(event, events) for event in events if plan_changes.changes_speed(event)}
         shares = {id: effect.change for id, effect in found.items() if effect is not None}
-        every = events_table.rows_of(events, self.owner.clock, nodes, shares)[::-1]
-        kept = self.bar.filter.kept(every)
-        self.total, self.hidden = len(every), len(every) - len(kept)
-        self.rows = sorting.in_order(kept, self.order, EVENTS)
+        self.arrange_rows(events_table.rows_of(events, self.owner.clock, nodes, shares)[::-1])
 
-    @property
-    def cursor(self) -> int:
-        """Where the chosen event is among the rows; the first one where it isn't among them."""
-        return next((at for at, row in enumerate(self.rows) if row.event.id == self.chosen_id), 0)
+    def row_key(self, row: EventRow) -> int:
+        return row.event.id
 
     @property
     def chosen(self) -> m.Event | None:
@@ -136,12 +130,11 @@ class EventsScreen(TableScreen):
         room = max(rows - 3, 1)
         self.first = min(max(self.first, self.cursor - room + 1), self.cursor, max(len(self.rows) - room, 0))
         shown = range(self.first, min(self.first + room, len(self.rows)))
-        top = header.lines(owner.shown, owner.clock, columns, owner.glyphs, rows=2, badge=owner.badge)[:1]
         part = f"{min(self.first + 1, len(self.rows))}-{shown.stop} of {len(self.rows)}" if self.rows else "none"
         title = (0, f"{owner.glyphs.horizontal} events: {part} ", "title")
         events = self.events()
         context = events_table.Context(owner.clock, owner.glyphs, numbered(owner.shown), undo.undid(events))
-        made = [*top, rule(columns, owner.glyphs.horizontal, title)]
+        made = [self.head(columns), rule(columns, owner.glyphs.horizontal, title)]
         made.append(events_table.head(columns, self.rows, self.order, context))
         table = events_table.lines(self.rows, shown, self.cursor, columns, context)
         self.undoable = self.chosen is not None and isinstance(self.undoing(self.chosen), undo.Inverse)
@@ -164,19 +157,8 @@ class EventsScreen(TableScreen):
         found = [hint for hint in hints if hint.action != "undo" or self.undoable]
         return sorted(found, key=lambda hint: _FIRST.index(hint.action) if hint.action in _FIRST else len(_FIRST))
 
-    def action_move(self, by: int) -> None:
-        if self.rows:
-            self.action_pick(min(max(self.cursor + by, 0), len(self.rows) - 1))
-
     def action_move_pages(self, by: int) -> None:
         self.action_move(by * max(self.size.height - 5, 1))
-
-    def action_pick(self, index: int) -> None:
-        """A click on a row; on the chosen one it opens it."""
-        if not 0 <= index < len(self.rows):
-            return
-        self.chosen_id = self.rows[index].event.id
-        self.paint()
 
     def on_mouse_scroll_down(self) -> None:
         self.action_move(3)

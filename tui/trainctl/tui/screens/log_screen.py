@@ -1,14 +1,13 @@
 """What the screens with a log on them share: it is read while they are shown, and searched as one types."""
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
-from textual import events
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.widget import Widget
 from textual.widgets import Input
 from textual.worker import Worker
 
@@ -17,9 +16,7 @@ from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state import log_query as lq
 from trainctl.tui.state.merged_log import LogEntry
 from trainctl.tui.text.styled_line import Line, rule, shorten
-from trainctl.tui.widgets.command_bar import CommandBar
 from trainctl.tui.widgets.input_field import InputField
-from trainctl.tui.widgets.line_view import Lines
 
 WHEEL_LINES = 3
 
@@ -50,11 +47,8 @@ class LogScreen(BaseScreen):
         self._kept: tuple[tuple[object, ...], Sequence[LogEntry], int] = ((), (), 0)
         self._reading: tuple[str, Mapping[int, str]] | None = None
 
-    def compose(self) -> ComposeResult:
-        yield Lines(self.owner.glyphs, id="body")
+    def between(self) -> Iterable[Widget]:
         yield InputField(id="filter", placeholder="text, /pattern/ or node:NAME", compact=True)
-        yield from self.owner.above_bottom()
-        yield CommandBar(self.owner.glyphs)
 
     def on_mount(self) -> None:
         self.query_one("#filter").display = False
@@ -86,20 +80,14 @@ class LogScreen(BaseScreen):
 
     # ------------------------------------------------------------ drawing
 
-    @property
-    def typing_rows(self) -> int:
-        """Rows that the search's field takes."""
+    def rows_between(self) -> int:
         return 1 if self.query_one("#filter").display else 0
 
     def entries(self) -> Sequence[LogEntry]:
         """The lines that are shown, of which `found` have a match."""
         tail, names = self.owner.logs.tail, self.names()
         key = (tail.entries, self.view.query, self.view.only, tuple(names))
-        same = len(key) == len(self._kept[0]) and all(
-            a is b or (not isinstance(a, tuple) and a == b) or (index == 3 and a == b)
-            for index, (a, b) in enumerate(zip(key, self._kept[0], strict=True))
-        )
-        if not same:
+        if not self._kept[0] or key[0] is not self._kept[0][0] or key[1:] != self._kept[0][1:]:
             mine = [entry for entry in tail.entries if entry.key.rank in names]
             kept = lq.kept(mine, self.view.query, only=self.view.only)
             self._kept = (key, kept, lq.count_found(kept, self.view.query))
@@ -132,7 +120,6 @@ class LogScreen(BaseScreen):
 
     @property
     def own_keys(self) -> frozenset[str]:
-        """Dialogs whose keys mean something else here."""
         return frozenset({"note"}) if self.view.query.pattern is not None else frozenset()
 
     def action_search(self) -> None:
@@ -188,8 +175,8 @@ class LogScreen(BaseScreen):
         entries = self.entries()
         self.action_scroll_log(-len(entries) if oldest else len(entries))
 
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+    def on_mouse_scroll_down(self) -> None:
         self.action_scroll_log(WHEEL_LINES)
 
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+    def on_mouse_scroll_up(self) -> None:
         self.action_scroll_log(-WHEEL_LINES)

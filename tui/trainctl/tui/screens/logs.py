@@ -5,7 +5,6 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.tui.screens import header
 from trainctl.tui.screens import log_view as lv
 from trainctl.tui.screens.log_screen import LogScreen
 from trainctl.tui.text.styled_line import Line
@@ -25,10 +24,7 @@ class LogsScreen(LogScreen):
         return lv.names_of(self.owner.shown)
 
     def lines(self, columns: int, rows: int) -> list[Line]:
-        owner = self.owner
-        rows -= self.typing_rows
-        head = header.lines(owner.shown, owner.clock, columns, owner.glyphs, rows=2, badge=owner.badge)[:1]
-        return [*head, *self.log_lines(columns, rows - 1)]
+        return [self.head(columns), *self.log_lines(columns, rows - 1)]
 
     def action_shift(self, by: int) -> None:
         """Moves along lines that are longer than the screen."""

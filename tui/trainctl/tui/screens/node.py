@@ -5,8 +5,8 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol.errors import RefusedError, TrainctlError
-from trainctl.tui.screens import header, node_view
 from trainctl.tui.screens import log_view as lv
+from trainctl.tui.screens import node_view
 from trainctl.tui.screens.log_screen import LogScreen
 from trainctl.tui.state import step_phases
 from trainctl.tui.state.rank_rows import Row, rows
@@ -69,14 +69,11 @@ class NodeScreen(LogScreen):
 
     def lines(self, columns: int, rows: int) -> list[Line]:
         owner, row = self.owner, self.row
-        rows -= self.typing_rows
-        made = header.lines(owner.shown, owner.clock, columns, owner.glyphs, rows=2, badge=owner.badge)[:1]
+        made = [self.head(columns)]
         if row is None:
             made.append(fit(line(Piece("no run, so no nodes: trainctl run RUN.toml starts one", "dim")), columns))
             return (made + [fit((), columns)] * rows)[:rows]
-        body, left = node_view.lines(
-            owner.shown, row, self.past, owner.clock, columns, rows - len(made), owner.glyphs
-        )  # fmt: skip
+        body, left = node_view.lines(owner.shown, row, self.past, owner.clock, columns, rows - 1, owner.glyphs)
         return [*made, *body, *(self.log_lines(columns, left) if left else [])][:rows]
 
     # ------------------------------------------------------------ keys
@@ -92,7 +89,7 @@ class NodeScreen(LogScreen):
         self.paint()
 
     def action_back(self) -> None:
-        if self.view.query.text or self.typing_rows:
+        if self.view.query.text or self.rows_between():
             self.action_end_search()
         else:
             self.owner.action_show("overview")

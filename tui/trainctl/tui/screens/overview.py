@@ -62,20 +62,11 @@ class OverviewScreen(TableScreen):
 
     def _parts(self, columns: int, rows: int) -> Iterator[list[Line]]:
         owner = self.owner
-        known = self._rows() if self.bar.rows else []
-        self.total, self.hidden = len(known), len(known) - len(self.bar.filter.kept(known))
+        self.filter_rows(self._rows() if self.bar.rows else [])
         return overview_view.parts(
-            owner.shown,
-            owner.clock,
-            columns,
-            rows,
-            owner.glyphs,
-            selected=owner.selected,
-            badge=owner.badge,
-            address=owner.address,
-            cache=self._charts,
-            wanted=self.wanted,
-        )
+            owner.shown, owner.clock, columns, rows, owner.glyphs, selected=owner.selected, badge=owner.badge,
+            address=owner.address, cache=self._charts, wanted=self.wanted,
+        )  # fmt: skip
 
     def _rows(self) -> list[Row]:
         return rows(self.owner.shown, self.owner.clock, self.owner.selected)

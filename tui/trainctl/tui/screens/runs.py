@@ -10,9 +10,8 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.tui.commands import forms
 from trainctl.tui.dialogs import clipboard
 from trainctl.tui.dialogs.start_run import StartDialog
-from trainctl.tui.screens import header, runs_view
-from trainctl.tui.screens.table_screen import TableScreen
-from trainctl.tui.state import sorting
+from trainctl.tui.screens import runs_view
+from trainctl.tui.screens.table_screen import RowsScreen
 from trainctl.tui.state.table_schemas import RUNS, RunRow
 from trainctl.tui.text.styled_line import EMPTY, Line, fit, rule
 
@@ -21,7 +20,7 @@ _MOST_NODES = 10
 """Rows for nodes at most, their rule included."""
 
 
-class RunsScreen(TableScreen):
+class RunsScreen(RowsScreen[RunRow]):
     """The runs the agent knows, newest first; one is always chosen."""
 
     TABLE = RUNS
@@ -40,8 +39,6 @@ class RunsScreen(TableScreen):
         super().__init__(name)
         self.runs: tuple[m.RunSummary, ...] | None = None
         self.problem = ""
-        self.rows: list[RunRow] = []
-        self.chosen_run = ""
         self.marked: frozenset[str] = frozenset()
 
     @property
@@ -60,21 +57,14 @@ class RunsScreen(TableScreen):
 
     def lines(self, columns: int, rows: int) -> list[Line]:
         owner = self.owner
-        self._arrange()
-        head = header.lines(owner.live, owner.clock, columns, owner.glyphs, rows=2, badge=owner.badge)[:1]
+        self.arrange_rows([runs_view.row_of(run, owner.clock) for run in self.runs or ()])
         title = f"{owner.glyphs.horizontal} runs: {len(self.rows)} " if self.runs is not None else ""
-        made = [*head, rule(columns, owner.glyphs.horizontal, (0, title, "title"))]
+        made = [self.head(columns, owner.live), rule(columns, owner.glyphs.horizontal, (0, title, "title"))]
         made.append(runs_view.head(columns, self.order, owner.glyphs))
         low = self._low(columns, rows)
         room = max(rows - len(made) - len(low), 1)
         body = self._body(columns, room)
         return [fit(line, columns) for line in [*made, *body, *([EMPTY] * (room - len(body))), *low][:rows]]
-
-    def _arrange(self) -> None:
-        every = [runs_view.row_of(run, self.owner.clock) for run in self.runs or ()]
-        kept = self.bar.filter.kept(every)
-        self.total, self.hidden = len(every), len(every) - len(kept)
-        self.rows = sorting.in_order(kept, self.order, RUNS)
 
     def _body(self, columns: int, room: int) -> list[Line]:
         if self.problem or not self.rows:
@@ -100,10 +90,8 @@ class RunsScreen(TableScreen):
 
     # ------------------------------------------------------------ what there is
 
-    @property
-    def cursor(self) -> int:
-        """Where the chosen run is among the rows; the first one where it isn't among them."""
-        return next((at for at, item in enumerate(self.rows) if item.run.run == self.chosen_run), 0)
+    def row_key(self, row: RunRow) -> str:
+        return row.run.run
 
     @property
     def chosen(self) -> m.RunSummary | None:
@@ -133,15 +121,6 @@ class RunsScreen(TableScreen):
         self.paint()
 
     # ------------------------------------------------------------ actions
-
-    def action_move(self, by: int) -> None:
-        self.action_pick(min(max(self.cursor + by, 0), len(self.rows) - 1))
-
-    def action_pick(self, index: int) -> None:
-        """A click on a row."""
-        if 0 <= index < len(self.rows):
-            self.chosen_run = self.rows[index].run.run
-        self.paint()
 
     def action_open(self) -> None:
         if self.chosen is not None:

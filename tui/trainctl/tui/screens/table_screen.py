@@ -1,20 +1,19 @@
 """What the screens with a table share: `/` filters it, `o` and `O` sort it, esc clears the filter."""
 
 import abc
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
 
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.widget import Widget
 from textual.widgets import Input
 
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state import sorting
 from trainctl.tui.state.filter_fields import Table
-from trainctl.tui.widgets.command_bar import CommandBar
 from trainctl.tui.widgets.filter_bar import FilterBar
-from trainctl.tui.widgets.line_view import Lines
 
+R = TypeVar("R")
 _WHILE_TYPING = frozenset({"filter", "sort_next", "sort_reverse"})
 
 
@@ -36,11 +35,8 @@ class TableScreen(BaseScreen):
         self.order = sorting.SortOrder()
         self.hidden = self.total = 0
 
-    def compose(self) -> ComposeResult:
-        yield Lines(self.owner.glyphs, id="body")
+    def between(self) -> Iterable[Widget]:
         yield FilterBar(self.TABLE, self.owner.glyphs)
-        yield from self.owner.above_bottom()
-        yield CommandBar(self.owner.glyphs)
 
     @property
     def bar(self) -> FilterBar:
@@ -57,6 +53,12 @@ class TableScreen(BaseScreen):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """These keys are text while something is typed."""
         return action not in _WHILE_TYPING or not isinstance(self.focused, Input)
+
+    def filter_rows(self, every: Sequence[R]) -> list[R]:
+        """Those that the filter keeps, counted."""
+        kept = self.bar.filter.kept(every)
+        self.total, self.hidden = len(every), len(every) - len(kept)
+        return kept
 
     def on_filter_bar_changed(self) -> None:
         self.paint()
@@ -85,4 +87,35 @@ class TableScreen(BaseScreen):
     def action_sort(self, field: str) -> None:
         """A click on a column's head."""
         self.order = sorting.picked(self.order, field)
+        self.paint()
+
+
+class RowsScreen(TableScreen, Generic[R]):
+    """A table in which one row is always chosen: the first, where the chosen one isn't among them."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+        self.rows: list[R] = []
+        self.chosen_key: object = None
+
+    @abc.abstractmethod
+    def row_key(self, row: R) -> object:
+        """What the row is chosen by."""
+
+    def arrange_rows(self, every: Sequence[R]) -> None:
+        """The rows to be shown, filtered and sorted."""
+        self.rows = sorting.in_order(self.filter_rows(every), self.order, self.TABLE)
+
+    @property
+    def cursor(self) -> int:
+        """Where the chosen row is."""
+        return next((at for at, row in enumerate(self.rows) if self.row_key(row) == self.chosen_key), 0)
+
+    def action_move(self, by: int) -> None:
+        self.action_pick(min(max(self.cursor + by, 0), len(self.rows) - 1))
+
+    def action_pick(self, index: int) -> None:
+        """A click on a row."""
+        if 0 <= index < len(self.rows):
+            self.chosen_key = self.row_key(self.rows[index])
         self.paint()
