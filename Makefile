@@ -35,6 +35,7 @@ check: $(VENV)/.ready-dev
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.protocol_docs.docs --check docs/protocol.md
 	$(BIN)/python -m tools.protocol_docs.schema --check docs/protocol.schema.json
+	$(BIN)/python -m tools.keys_page --check docs/keys.md
 
 format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .

@@ -10,14 +10,14 @@ from tests.tui.support.driving import body, driven, hint
 from tests.tui.support.recorded import source_of
 from textual.pilot import Pilot
 
+from tools import keys_page
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.app import config as settings
-from trainctl.tui.app import keys_doc
+from trainctl.tui.app import keymap
 from trainctl.tui.app import launch as program
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs.help import HelpScreen
 from trainctl.tui.screens.events import EventsScreen
-from trainctl.tui.widgets import keymap
 from trainctl.tui.widgets.line_view import Lines
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,9 +26,7 @@ THEMES = ("night", "day", "contrast", "terminal")
 
 
 def parsed(text: str) -> settings.Found:
-    return settings.parse(
-        text, FILE, THEMES, lambda wanted: keymap.checked(wanted, TrainctlApp.key_tables())
-    )  # fmt: skip
+    return settings.parse(text, FILE, THEMES, keymap.checked)
 
 
 def test_what_a_file_says_counts() -> None:
@@ -114,8 +112,8 @@ def test_the_command_prints_what_counts_and_names_the_bad_lines(tmp_path: Path) 
 
 
 def test_the_page_of_keys_is_up_to_date() -> None:
-    assert (ROOT / "docs" / "keys.md").read_text("utf-8") == keys_doc.page(), (
-        "write it again: python -m trainctl.tui.app.keys_doc docs/keys.md"
+    assert (ROOT / "docs" / "keys.md").read_text("utf-8") == keys_page.page(), (
+        "write it again: python -m tools.keys_page"
     )
 
 

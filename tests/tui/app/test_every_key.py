@@ -15,7 +15,7 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.app.keybindings import EVERYWHERE
+from trainctl.tui.app.keymap import EVERYWHERE
 from trainctl.tui.replay.replay_app import ReplayApp
 from trainctl.tui.replay.replay_source import ReplaySource
 from trainctl.tui.screens import registry

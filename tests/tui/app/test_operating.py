@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
-from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.app import keymap
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "operating.md").read_text(encoding="utf-8")
@@ -23,6 +23,6 @@ def test_the_keys_of_its_headings_and_tables_are_bound() -> None:
         key for cell in re.findall(r"^\| ((?:`[^`]`\s*)+)\|", PAGE, re.MULTILINE) for key in re.findall("`(.)`", cell)
     }
     named |= set(re.findall(r"^(?:\*\*|## .*, key )(\w)\b", PAGE, re.MULTILINE))
-    bound = {key.strip() for binding in TrainctlApp.key_tables()[""] for key in binding.key.split(",")} | {":"}
+    bound = {key.strip() for binding in keymap.tables()[""] for key in binding.key.split(",")} | {":"}
     assert {"0", "1", "2", "3", "4", "5", "a", "b", "s", "l", ":"} <= named
     assert named <= bound

@@ -21,8 +21,8 @@ from textual.worker import Worker
 
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.tui.app import config as settings
-from trainctl.tui.app.command_palette import EverythingProvider
-from trainctl.tui.app.keybindings import EVERYWHERE, LOOK, OWN_ACTIONS, bindings_of, declared_order, tables
+from trainctl.tui.app import keymap
+from trainctl.tui.app.command_palette import PaletteProvider
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import KeyHint, ProgressView
 from trainctl.tui.commands.targets import DEFAULT_ADDRESS
@@ -41,7 +41,6 @@ from trainctl.tui.terminal.key_buffer import KeyBuffer
 from trainctl.tui.terminal.repaint_scheduler import RepaintScheduler
 from trainctl.tui.terminal.terminal_app import TerminalApp
 from trainctl.tui.text.glyphs import Glyphs, for_locale, key_in_ascii
-from trainctl.tui.widgets import keymap
 from trainctl.tui.widgets import theme as themes
 from trainctl.tui.widgets.command_bar import CommandBar
 from trainctl.tui.widgets.repaintable import Repaintable
@@ -58,10 +57,17 @@ class TrainctlApp(TerminalApp):
     times of day are read from."""
 
     TITLE = "trainctl"
-    CSS = LOOK
-    BINDINGS: ClassVar[list[BindingType]] = EVERYWHERE
+    CSS = """
+    Screen { layers: base; }
+    .field { height: auto; }
+    .field .name { width: 19; height: 1; color: $foreground 70%; }
+    .field Input, #command, #filter { width: 1fr; background: $panel; }
+    #command, #filter { height: 1; }
+    Toast { width: auto; max-width: 100%; margin-top: 0; padding: 0 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = keymap.EVERYWHERE
     SCREENS: ClassVar[Mapping[str, Callable[[], Screen[Any]]]] = registry.makers()  # type: ignore[assignment]
-    COMMANDS: ClassVar[set[Any]] = {EverythingProvider}
+    COMMANDS: ClassVar[set[Any]] = {PaletteProvider}
     ENABLE_COMMAND_PALETTE = True
 
     def __init__(
@@ -92,12 +98,6 @@ class TrainctlApp(TerminalApp):
         for item in THEMES:
             self.register_theme(item)
         self.theme = theme or themes.fitting(os.environ)
-
-    @classmethod
-    def key_tables(cls) -> keymap.Tables:
-        """The bindings that are everywhere, and those of each screen."""
-        registry.load_all()
-        return tables(cls)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Textual's, and in ASCII ours for what Textual draws itself."""
@@ -165,7 +165,7 @@ class TrainctlApp(TerminalApp):
     def _active(self) -> list[Binding]:
         """The live bindings as they are declared, whatever keys they have."""
         found = [binding for _, binding, enabled, _ in self.screen.active_bindings.values() if enabled]
-        order = declared_order(type(self.screen), type(self))
+        order = keymap.declared_order(type(self.screen), type(self))
         return sorted(found, key=lambda binding: order.get(binding.action, len(order)))
 
     # ------------------------------------------------------------ following the agent
@@ -252,7 +252,7 @@ class TrainctlApp(TerminalApp):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """The program's own keys are text while something is typed, and rest while a dialog is open."""
-        if action not in OWN_ACTIONS:
+        if action not in keymap.OWN_ACTIONS:
             return True
         if isinstance(self.screen, BaseScreen) and self.screen.own_keys.intersection(map(str, parameters)):
             return False
@@ -357,7 +357,7 @@ class TrainctlApp(TerminalApp):
     def action_help(self) -> None:
         from trainctl.tui.dialogs.help import HelpScreen
 
-        own = {binding.action for kind in (type(self), type(self.screen)) for binding in bindings_of(kind)}
+        own = {binding.action for kind in (type(self), type(self.screen)) for binding in keymap.bindings_of(kind)}
         keys: dict[str, list[str]] = {}
         for binding in self._active():
             if binding.action in own:

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import json
 import os
 import signal
 import threading
@@ -11,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from trainctl.tui.app import config as settings
+from trainctl.tui.app import keymap
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.source import ClusterSource
 from trainctl.tui.text.glyphs import ASCII, UNICODE
 from trainctl.tui.text.styled_line import clean
-from trainctl.tui.widgets import keymap
 from trainctl.tui.widgets.theme import THEMES
 
 HANGUP_SECONDS = 2.0
@@ -25,11 +26,33 @@ COLLECTOR_THRESHOLDS = 10_000, 10, 10
 
 def configuration(path: Path | None = None) -> settings.Found:
     """The person's settings, their keys checked against the actions that there are. Raises as `settings.read`."""
-    return settings.read(
-        path,
-        tuple(theme.name for theme in THEMES),
-        lambda keys: keymap.checked(keys, TrainctlApp.key_tables()) if keys else ({}, {}),
-    )
+    return settings.read(path, tuple(theme.name for theme in THEMES), keymap.checked)
+
+
+def as_file(found: settings.Found) -> str:
+    """All settings as they count, as a config.toml; an action that several screens have is there once."""
+    own = found.settings
+    made = [
+        f"# {found.path}{'' if found.exists else ' (not there)'}",
+        _setting("theme", own.theme or "auto", f"auto, {', '.join(theme.name for theme in THEMES)}"),
+        _setting("ascii", "auto" if own.ascii is None else own.ascii, "auto, true, false"),
+        _setting("bell", own.bell, "whether alerts ring"),
+        _setting("mouse", own.mouse, "false leaves the mouse to the terminal"),
+        _setting("read_only", own.read_only, "true: nothing is sent"),
+        "", "[keys]",
+    ]  # fmt: skip
+    where, named = "", set()
+    for row in keymap.rows(own.keys):
+        if row.name not in named:
+            made += [f"# {row.where}"] if row.where != where else []
+            made.append(_setting(row.name, row.keys.replace(" ", ","), row.words))
+            where = row.where
+            named.add(row.name)
+    return "\n".join(made)
+
+
+def _setting(name: str, value: str | bool, words: str) -> str:
+    return f"{f'{name} = {json.dumps(value)}':<28}  # {words}"
 
 
 def farewell(state: md.ViewState, address: str) -> str:

@@ -14,17 +14,17 @@ app = subcommands()
 def config(ctx: typer.Context, config: Config = None, json: Json = False) -> int:
     """The settings of the full screen as they count, as a file that could be used, and what is wrong with the one there
     is."""
-    from trainctl.tui.app import keys_doc  # Textual: not for `--help`
-    from trainctl.tui.app.launch import configuration
+    from trainctl.tui.app import keymap, launch  # Textual: not for `--help`
 
-    found = configuration(config_of(ctx, config))
+    found = launch.configuration(config_of(ctx, config))
     code = InvalidInputError.exit_code if found.problems else 0
     if json:
         problems = [{"line": problem.line, "text": problem.text} for problem in found.problems]
-        own = msgspec.to_builtins(found.settings) | {"keys": keys_doc.by_name(found.settings.keys)}
+        keys = {row.name: row.keys.replace(" ", ",") for row in keymap.rows(found.settings.keys)}
+        own = msgspec.to_builtins(found.settings) | {"keys": keys}
         output.emit({"ok": not code, "path": str(found.path), "exists": found.exists, "problems": problems, **own})
         return code
-    output.say(keys_doc.as_file(found))
+    output.say(launch.as_file(found))
     for problem in found.problems:
         output.complain(str(problem))
     return code

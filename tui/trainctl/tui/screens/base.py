@@ -1,10 +1,13 @@
 """What every screen is: a body of lines over the bottom line."""
 
 import abc
+import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from trainctl.tui.commands.context import AppContext, KeyHint, context_of
@@ -14,9 +17,32 @@ from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.text.styled_line import Line, line
 from trainctl.tui.widgets.command_bar import CommandBar
-from trainctl.tui.widgets.keymap import named
 from trainctl.tui.widgets.line_view import Lines
 from trainctl.tui.widgets.repaintable import Repaintable
+
+RESERVED_KEYS = {"ctrl+c": "always leaves", "escape": "always closes what is open"}
+_BY_ARGUMENT = re.compile(r"(?:show|dialog)\('([a-z0-9-]+)'\)")
+
+
+def name_of(binding: Binding) -> str:
+    """`events` of show('events'), `set-lr` of dialog('set-lr'), `filter` of filter, and of choose(1) its words."""
+    found = _BY_ARGUMENT.fullmatch(binding.action)
+    if found:
+        return found[1]
+    text = binding.description if "(" in binding.action else binding.action.removeprefix("app.")
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def named(bindings: Iterable[BindingType], where: str = "") -> list[BindingType]:
+    """The bindings with their names as ids, by which Textual lays another key over them, those of a screen after its
+    name (`events-filter`); reserved keys stay fixed."""
+    before = f"{where}-" if where else ""
+    return [
+        replace(binding, id=before + name_of(binding))
+        if isinstance(binding, Binding) and binding.id is None and binding.key not in RESERVED_KEYS
+        else binding
+        for binding in bindings
+    ]
 
 
 class StatusBar(Lines):

@@ -1,0 +1,194 @@
+"""The keys that work everywhere, those of each screen, and which keys of the configuration can be used."""
+
+import difflib
+import functools
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from textual.binding import Binding, BindingType, InvalidBinding
+from textual.dom import DOMNode
+from textual.keys import Keys
+
+from trainctl.tui.screens import registry
+from trainctl.tui.screens.base import RESERVED_KEYS, BaseScreen, named
+
+# Priority: a key acts before the next one of the same burst is handed out, so that `:` and what is typed after it, or
+# `b` and a number, never end up in different places on a slow line. The app's `check_action` keeps them out of text.
+EVERYWHERE: Final[list[BindingType]] = named([
+    Binding("0", "show('runs')", "runs", tooltip="every run the agent knows", priority=True),
+    Binding("1", "show('overview')", "view", tooltip="the run on one page", priority=True),
+    Binding("2", "node", "node", tooltip="one node in full", priority=True),
+    Binding("3", "show('charts')", "charts", tooltip="metrics, zoomed and read", priority=True),
+    Binding("4", "show('events')", "events", tooltip="all events, / filters", priority=True),
+    Binding("5", "show('logs')", "logs", tooltip="all nodes' logs, merged", priority=True),
+    Binding("b", "dialog('resize-batch')", "batch", tooltip="micro-batch of a node", priority=True),
+    Binding("s", "dialog('rebalance')", "split", tooltip="samples of each node", priority=True),
+    Binding("l", "dialog('set-lr')", "lr", tooltip="learning rate", priority=True),
+    Binding("c", "dialog('checkpoint')", "ckpt", tooltip="write a checkpoint", priority=True),
+    Binding("p", "dialog('pause')", "pause", tooltip="pause or resume", priority=True),
+    Binding("a", "show('alerts')", "alerts", tooltip="what is wrong now", priority=True),
+    Binding("w", "why", "why", show=False, tooltip="why of the first alert", priority=True),
+    Binding("x", "dialog('stop')", "stop", tooltip="stop the run", priority=True),
+    Binding("n", "dialog('note')", "note", tooltip="write a note", priority=True),
+    Binding("e", "dialog('evaluate')", "eval", tooltip="evaluate now", priority=True),
+    Binding("g", "dialog('set-global-batch')", "global batch", show=False, tooltip="samples a step", priority=True),
+    Binding("u", "undo", "undo", tooltip="undo a change", priority=True),
+    Binding("y", "copy", "copy", show=False, tooltip="copy a value (OSC 52)", priority=True),
+    Binding("colon", "command_line", "cmd", key_display=":", tooltip="any verb, as typed", priority=True),
+    Binding("question_mark", "help", "help", key_display="?", tooltip="this", priority=True),
+    Binding("t", "theme", "theme", show=False, tooltip="next theme", priority=True),
+    Binding("S", "picture", "picture", show=False, tooltip="save the screen as SVG", priority=True),
+    Binding("q", "detach", "detach", tooltip="leave; the run goes on", priority=True),
+    Binding("ctrl+p", "command_palette", "palette", show=False, tooltip="any key or verb by name", priority=True),
+    Binding("ctrl+c", "leave", "detach", show=False, tooltip="leave; the run goes on", priority=True),
+])  # fmt: skip
+OWN_ACTIONS: Final = frozenset(
+    ("show", "node", "dialog", "command_line", "help", "theme", "picture", "detach", "why", "undo", "copy")
+) | {"command_palette", "read_only"}
+"""Actions that rest while something is typed or a dialog is open."""
+
+Tables = Mapping[str, Sequence[Binding]]
+"""Bindings by screen; those under "" are everywhere."""
+
+
+class KeyRow(NamedTuple):
+    """One row of the table of keys: the action's name, its keys as they are typed, what it does, and where."""
+
+    name: str
+    keys: str
+    words: str
+    where: str  # "" is everywhere
+
+
+def tables() -> Tables:
+    """The bindings of the program, and those of each screen that there is."""
+    registry.load_all()
+    kinds = sorted(_leaves(BaseScreen), key=lambda kind: kind.__name__)
+    screens = {kind.__name__.removesuffix("Screen").lower(): _own_bindings(kind) for kind in kinds}
+    return {"": _bindings(EVERYWHERE), **{name: bindings for name, bindings in screens.items() if bindings}}
+
+
+def _leaves(kind: type[Any]) -> list[type[Any]]:
+    """The screens that there are, and not what some of them share."""
+    found = kind.__subclasses__()
+    return [leaf for sub in found for leaf in _leaves(sub)] if found else [kind]
+
+
+def _own_bindings(kind: type[DOMNode]) -> list[Binding]:
+    """A screen's own, and those it inherits from another one."""
+    mine = kind.__mro__[: kind.__mro__.index(BaseScreen)]
+    return [binding for part in mine for binding in _bindings(part.__dict__.get("BINDINGS", ()))]
+
+
+def bindings_of(kind: type[DOMNode]) -> list[Binding]:
+    """Those that a kind declares, or inherits whole."""
+    return _bindings(kind.BINDINGS)
+
+
+@functools.cache
+def declared_order(*kinds: type[DOMNode]) -> dict[str, int]:
+    """Where each action is first declared, by these kinds and those they inherit from."""
+    bases = [base for kind in kinds for base in kind.__mro__ if issubclass(base, DOMNode)]
+    actions = dict.fromkeys(binding.action for base in bases for binding in bindings_of(base))
+    return {action: at for at, action in enumerate(actions)}
+
+
+def _bindings(made: Iterable[BindingType]) -> list[Binding]:
+    return [binding for binding in made if isinstance(binding, Binding)]
+
+
+def checked(wanted: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Of the `wanted` keys ("a" or "a,b") by action those that can be, and why the others can't.
+
+    Of two actions with one key on one screen, the later one in the file keeps what it had before.
+    """
+    good: dict[str, str] = {}
+    bad: dict[str, str] = {}
+    if not wanted:  # then no screen has to be loaded
+        return good, bad
+    known = tables()
+    usual = {binding.id: binding.key for bindings in known.values() for binding in bindings if binding.id}
+    for name, keys in wanted.items():
+        problem = _no_action(name, usual) or _no_key(keys)
+        if problem:
+            bad[name] = problem
+        elif set(_normal(keys)) != set(_normal(usual[name])):
+            good[name] = ",".join(_normal(keys))
+    while clash := _clash(good, known):
+        name, bad[name] = clash
+        del good[name]
+    return good, bad
+
+
+def rows(keymap: Mapping[str, str]) -> list[KeyRow]:
+    """Every action that has a name, with the keys it has after `keymap`."""
+    return [
+        KeyRow(binding.id, spoken(keymap.get(binding.id, binding.key)), binding.tooltip or binding.description, where)
+        for where, bindings in tables().items()
+        for binding in bindings
+        if binding.id
+    ]
+
+
+def spoken(keys: str) -> str:
+    """Keys as a person types them: `?` for question_mark."""
+    return " ".join(_CHARACTERS.get(key, key) for key in keys.split(","))
+
+
+def _no_action(name: str, known: Iterable[str]) -> str:
+    if name in known:
+        return ""
+    near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.0)
+    return f"no such action; the nearest are {', '.join(near)}; trainctl config has all"
+
+
+def _no_key(keys: str) -> str:
+    try:
+        names = _normal(keys)
+    except InvalidBinding:
+        names = []
+    if not names:
+        return f"{keys!r} names no key"
+    for key in names:
+        if key in RESERVED_KEYS:
+            return f"{key} {RESERVED_KEYS[key]}"
+        if "alt+" in key:
+            return f"{key} reaches the program as escape and the key after it"
+        base = key.rpartition("+")[2]
+        if base not in _NAMES:
+            return f"no key {key!r}; a character, or a name such as f5, home, pagedown, ctrl+e"
+    return ""
+
+
+def _normal(keys: str) -> list[str]:
+    """As Textual names them: `question_mark` for `?`."""
+    if not keys.strip():
+        return []
+    return [binding.key for binding in Binding.make_bindings([Binding(keys, "none", "")])]
+
+
+def _clash(keymap: Mapping[str, str], tables: Tables) -> tuple[str, str] | None:
+    """The last action of the keymap that shares a key with another one of the same screen, and what to say of it."""
+    everywhere = tables.get("", ())
+    for name in reversed(list(keymap)):
+        for where, bindings in tables.items():
+            here = [*everywhere, *bindings] if where else [*everywhere]
+            if all(binding.id != name for binding in here):
+                continue
+            for other in here:
+                taken = set(keymap.get(other.id or "", other.key).split(",")) if other.id != name else set()
+                both = taken & set(keymap[name].split(","))
+                if both:
+                    on = f" on {where}" if where else ""
+                    return name, f"{spoken(min(both))} is taken by {other.id or other.description}{on}"
+    return None
+
+
+def _characters() -> dict[str, str]:
+    """Printable characters by Textual's names for them."""
+    return {_normal(char)[0]: char for char in string.printable if char.isprintable() and char not in ", "}
+
+
+_CHARACTERS = _characters()
+_NAMES = {*_CHARACTERS, "comma", "space", *(key.value.rpartition("+")[2] for key in Keys)}
