@@ -24,12 +24,8 @@ class Metric(NamedTuple):
     least_span: float = 0.02
 
 
-def _seconds(value: float | None) -> str:
-    return f.seconds(value)
-
-
 def _gigabytes(value: float | None) -> str:
-    return f.NA if value is None else f"{value:.2f} GB"
+    return f.figure(value, "{:.2f} GB")
 
 
 _KNOWN: Final[dict[str, Metric]] = {
@@ -37,12 +33,12 @@ _KNOWN: Final[dict[str, Metric]] = {
     "eval_loss": Metric("eval loss", "eval", points=True),
     "grad_norm": Metric("gradient norm", "norm"),
     "learning_rate": Metric("learning rate", "lr", words=f.scientific),
-    "step_seconds": Metric("step seconds", "step", words=_seconds, most_times=4.0, least_span=0.2),
+    "step_seconds": Metric("step seconds", "step", words=f.seconds, most_times=4.0, least_span=0.2),
     "tokens_per_second": Metric("tokens/s", "tok/s", words=f.rate, least_span=0.2),
-    "rank_step_seconds": Metric("rank step seconds", "step", words=_seconds, most_times=4.0, least_span=0.2),
-    "busy_seconds": Metric("busy seconds", "busy", words=_seconds, most_times=4.0, least_span=0.2),
+    "rank_step_seconds": Metric("rank step seconds", "step", words=f.seconds, most_times=4.0, least_span=0.2),
+    "busy_seconds": Metric("busy seconds", "busy", words=f.seconds, most_times=4.0, least_span=0.2),
     "own_tokens_per_second": Metric("own tok/s", "own", words=f.rate, least_span=0.2),
-    "wait_seconds": Metric("wait seconds", "wait", words=_seconds, least_span=0.2),
+    "wait_seconds": Metric("wait seconds", "wait", words=f.seconds, least_span=0.2),
     "memory_bytes": Metric("memory held GB", "held", words=_gigabytes, factor=1e-9, least_span=0.05),
     "memory_peak_bytes": Metric("memory peak GB", "memory", words=_gigabytes, factor=1e-9, least_span=0.05),
     "drift": Metric("drift", words=f.scientific, points=True),

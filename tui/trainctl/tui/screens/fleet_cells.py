@@ -1,6 +1,8 @@
 """The cells of the fleet table, each made from one row: what is unknown is n/a, what is old is dimmed."""
 
-from trainctl.tui.state.clock import Clock
+from collections.abc import Callable
+
+from trainctl.protocol import messages as m
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
@@ -8,6 +10,8 @@ from trainctl.tui.text.styled_line import Line, Piece, clean, line, shorten
 from trainctl.tui.widgets.inline_bars import phase_bar, share_bar, sparkline
 from trainctl.tui.widgets.theme import SERIES_ROLES
 
+Cell = Callable[[Row, Glyphs, int], Line]
+"""Makes a row's cell in so many columns."""
 _STATE_ROLES = {"run": "good", "paused": "warning", "drained": "dim"}
 _LOUD = {"rejoining": "REJOIN", "late": "LATE", "draining": "DRAIN"}  # as wide as their column
 
@@ -54,8 +58,8 @@ def share(row: Row, glyphs: Glyphs, size: int) -> Line:
     count, whole = row.view.share, row.global_batch
     if not count or not whole:
         return line(str(count))
-    text = f"{count:<2} {f.percent(count / whole)} ".ljust(7)
-    return line(text, share_bar(count / whole, max(size - len(text), 0), glyphs))
+    words = f"{count:<2} {f.percent(count / whole)} ".ljust(7)
+    return line(words, share_bar(count / whole, max(size - len(words), 0), glyphs))
 
 
 def micro(row: Row, glyphs: Glyphs, size: int) -> Line:
@@ -64,10 +68,6 @@ def micro(row: Row, glyphs: Glyphs, size: int) -> Line:
     if passes is None:
         return line(Piece("-".center(5), "dim"))
     return line(Piece(str(passes[0])), Piece(f"{glyphs.times}{passes[1]}", "label"))
-
-
-def own(row: Row, glyphs: Glyphs, size: int) -> Line:
-    return _na(f.rate(row.own_rate), "strong")
 
 
 def trend(row: Row, glyphs: Glyphs, size: int) -> Line:
@@ -83,10 +83,6 @@ def bar(row: Row, glyphs: Glyphs, size: int) -> Line:
     return phase_bar(row.step.phases, size, row.slowest_seconds, waited=row.waited or 0.0, loud=row.slow_phase)
 
 
-def wait(row: Row, glyphs: Glyphs, size: int) -> Line:
-    return _na(f.NA if row.wait is None else f.seconds(row.wait).replace(" s", "s").replace(" ms", "ms"))
-
-
 def memory(row: Row, glyphs: Glyphs, size: int) -> Line:
     """The peak of its last step, of what it may hold."""
     step = row.step
@@ -94,52 +90,14 @@ def memory(row: Row, glyphs: Glyphs, size: int) -> Line:
     if step is None or used is None:
         return _na(f.NA)
     full = step.memory_cap_bytes is not None and used > 0.92 * step.memory_cap_bytes
-    text = f.used_of(used, step.memory_cap_bytes)
-    if len(text) > size:
-        text = f"{used / 1e9:.1f}/{f.gigabytes(step.memory_cap_bytes)}"
-    return line(Piece(text, "warning" if full else "text"))
-
-
-def held(row: Row, glyphs: Glyphs, size: int) -> Line:
-    return _na(f.gigabytes(row.step.memory_bytes if row.step else None))
-
-
-def gpu_percent(row: Row, glyphs: Glyphs, size: int) -> Line:
-    value = row.gpu.utilization_percent if row.gpu else None
-    return _reading(row, f.NA if value is None else f"{value:.0f}%")
-
-
-def cpu_percent(row: Row, glyphs: Glyphs, size: int) -> Line:
-    value = row.host.cpu_percent if row.host else None
-    return _reading(row, f.NA if value is None else f"{value:.0f}%")
-
-
-def clock_rate(row: Row, glyphs: Glyphs, size: int) -> Line:
-    value = row.gpu.clock_mhz if row.gpu else None
-    return _reading(row, f.NA if value is None else f"{value / 1000:.2f}G")
-
-
-def watts(row: Row, glyphs: Glyphs, size: int) -> Line:
-    value = row.gpu.power_watts if row.gpu else None
-    return _reading(row, f.NA if value is None else f"{value:.0f}")
-
-
-def celsius(row: Row, glyphs: Glyphs, size: int) -> Line:
-    value = row.gpu.temperature_celsius if row.gpu else row.host.temperature_celsius if row.host else None
-    return _reading(row, f.NA if value is None else f"{value:.0f}")
-
-
-def _reading(row: Row, text: str) -> Line:
-    return _na(text, "old" if row.host_old else "text")
+    words = f.used_of(used, step.memory_cap_bytes)
+    if len(words) > size:
+        words = f"{used / 1e9:.1f}/{f.gigabytes(step.memory_cap_bytes)}"
+    return line(Piece(words, "warning" if full else "text"))
 
 
 def age(row: Row, glyphs: Glyphs, size: int) -> Line:
     return _na(f.age(row.age), "warning" if row.old or row.lost else "text")
-
-
-def since(row: Row, clock: Clock) -> Line:
-    """When the rank came to its state."""
-    return _na(f.clock(row.view.since_at, clock.wall(), clock.zone) if row.view.since_at > 0 else f.NA, "label")
 
 
 def link(row: Row, glyphs: Glyphs, size: int) -> Line:
@@ -147,3 +105,30 @@ def link(row: Row, glyphs: Glyphs, size: int) -> Line:
     if row.link_seconds is not None:
         return line(Piece(f"silent {f.age(row.link_seconds)}", "warning"))
     return _na(row.link or f.NA, "good")
+
+
+def text(words: Callable[[Row], str], role: str = "text") -> Cell:
+    return lambda row, glyphs, size: _na(words(row), role)
+
+
+def _reading(
+    spec: str, of_gpu: Callable[[m.GpuReading], float | None] | None = None,
+    of_host: Callable[[m.HostReading], float | None] = lambda host: None,
+) -> Cell:  # fmt: skip
+    """A figure of the row's device where it has one, else of its machine; an old one is dimmed."""
+
+    def cell(row: Row, glyphs: Glyphs, size: int) -> Line:
+        value = of_gpu(row.gpu) if of_gpu and row.gpu else of_host(row.host) if row.host else None
+        return _na(f.figure(value, spec), "old" if row.host_old else "text")
+
+    return cell
+
+
+own = text(lambda row: f.rate(row.own_rate), "strong")
+wait = text(lambda row: f.seconds(row.wait).replace(" s", "s").replace(" ms", "ms"))
+held = text(lambda row: f.gigabytes(row.step.memory_bytes if row.step else None))
+gpu_percent = _reading("{:.0f}%", lambda gpu: gpu.utilization_percent)
+cpu_percent = _reading("{:.0f}%", of_host=lambda host: host.cpu_percent)
+clock_rate = _reading("{:.2f}G", lambda gpu: gpu.clock_mhz and gpu.clock_mhz / 1000)
+watts = _reading("{:.0f}", lambda gpu: gpu.power_watts)
+celsius = _reading("{:.0f}", lambda gpu: gpu.temperature_celsius, lambda host: host.temperature_celsius)

@@ -4,7 +4,6 @@ A rank's own rate is tokens / (data + forward + backward), for in a synchronous 
 its share. Unknown is n/a; what is old is dimmed and its age says how old; a lost rank stays, and says why.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from trainctl.tui.screens import fleet_cells as c
@@ -24,12 +23,11 @@ _NEVER = 10_000
 
 @dataclass(frozen=True)
 class FleetColumn:
-    """`least` is the screen width from which it is shown; `right` aligns to the right; `field` is what it is sorted
-    by."""
+    """`least` is the screen width from which it is shown; `right` aligns right; `field` is what it is sorted by."""
 
     title: str
     size: int
-    cell: Callable[[Row, Glyphs, int], Line]
+    cell: c.Cell
     right: bool = False
     least: int = 60
     gap: int = 1
@@ -73,11 +71,17 @@ def sortable(state: ViewState, clock: Clock, columns: int) -> list[str]:
 
 def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock) -> list[FleetColumn]:
     """The columns that fit, the step bar stretched over what is left."""
-    used_percent = ("GPU", c.gpu_percent) if has_gpu else ("CPU", c.cpu_percent)
+    percent, with_gpu = (c.gpu_percent, 118) if has_gpu else (c.cpu_percent, _NEVER)
+    device = "GPU" if has_gpu else "CPU"
+
+    def since(row: Row) -> str:
+        at = row.view.since_at
+        return f.clock(at, clock.wall(), clock.zone) if at > 0 else f.NA
+
     chosen = [
         FleetColumn("NODE", 7, c.node, gap=0, field="node"),
         FleetColumn("STATE", 7, c.state, field="state"),
-        FleetColumn("SINCE", 9, lambda row, glyphs, size: c.since(row, clock), least=150),
+        FleetColumn("SINCE", 9, c.text(since, "label"), least=150),
         FleetColumn("DEVICE", 9, c.device, least=116, field="device"),
         FleetColumn("SHARE", 10, c.share, field="share"),
         FleetColumn("MICRO", 6, c.micro, field="micro"),
@@ -87,9 +91,9 @@ def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock) -> list[Fl
         FleetColumn("WAIT", 6, c.wait, True, 100, field="wait"),
         FleetColumn("MEM GB", 7, c.memory, True, 70, gap=2, field="mem"),
         FleetColumn("HELD", 5, c.held, True, 132, field="held"),
-        FleetColumn(used_percent[0], 4, used_percent[1], True, 76, field=used_percent[0].lower()),
-        FleetColumn("CLK", 5, c.clock_rate, True, 118 if has_gpu else _NEVER, field="clock"),
-        FleetColumn("W", 4, c.watts, True, 118 if has_gpu else _NEVER, field="power"),
+        FleetColumn(device, 4, percent, True, 76, field=device.lower()),
+        FleetColumn("CLK", 5, c.clock_rate, True, with_gpu, field="clock"),
+        FleetColumn("W", 4, c.watts, True, with_gpu, field="power"),
         FleetColumn("°C", 4, c.celsius, True, 104, field="temp"),
         FleetColumn("LINK", 10, c.link, least=132, gap=2),
         FleetColumn("AGE", 3, c.age, True, field="age"),

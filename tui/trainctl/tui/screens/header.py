@@ -237,9 +237,9 @@ def _resources(state: ViewState, run: m.RunView, clock: Clock, columns: int, gly
         line(Piece("samples ", "label"), f.count(run.samples)),
         line(
             Piece(f"{clean(run.lead)} cpu " if len(run.ranks) > 1 else "cpu ", "label"),
-            _percent(host.cpu_percent if host else None),
+            f.figure(host.cpu_percent if host else None, "{:.0f}%"),
         ),
-        line(Piece("load ", "label"), f"{host.load_1min:.1f}" if host and host.load_1min is not None else f.NA),
+        line(Piece("load ", "label"), f.figure(host.load_1min if host else None, "{:.1f}")),
         line(Piece("ram ", "label"), _ram(host)),
         line(Piece("disk free ", "label"), _gigabytes(host.disk_free_bytes if host else None)),
         _power(state),
@@ -259,10 +259,6 @@ def _power(state: ViewState) -> Line:
     total = f"{sum(gpu.power_watts or 0.0 for gpu in read):.0f} W" if read else f.NA
     scripted = any(gpu.name == m.SCRIPTED_DEVICE for gpu in read)
     return line(Piece("power ", "label"), total, Piece(f" {m.SCRIPTED_DEVICE}" if scripted else "", "dim"))
-
-
-def _percent(value: float | None) -> str:
-    return f.NA if value is None else f"{value:.0f}%"
 
 
 def _gigabytes(value: int | None) -> str:

@@ -42,7 +42,7 @@ def _state(row: Row, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
             line(Piece(why or slow, "warning")),
             _labelled("rank", str(view.rank)),
             _labelled("on", clean(f"{view.backend or ''} {view.device or ''}".strip()) or f.NA),
-            _labelled("pid", f.NA if view.pid is None else str(view.pid)),
+            _labelled("pid", f.figure(view.pid, "{}")),
             () if row.out else _labelled("reported", _ago(row.age), "warning" if row.old else "text"),
         ],
         columns,
@@ -131,18 +131,18 @@ def _machine(row: Row, columns: int) -> Line:
 
     celsius = (gpu.temperature_celsius if gpu else None) or (host.temperature_celsius if host else None)
     made = [
-        of("cpu", _percent(host.cpu_percent if host else None)),
-        of("load", f.NA if host is None or host.load_1min is None else f"{host.load_1min:.1f}"),
+        of("cpu", f.figure(host.cpu_percent if host else None, "{:.0f}%")),
+        of("load", f.figure(host.load_1min if host else None, "{:.1f}")),
     ]
     if gpu is not None:
         made += [
-            of("gpu", _percent(gpu.utilization_percent)),
-            of("clock", f.NA if gpu.clock_mhz is None else f"{gpu.clock_mhz / 1000:.2f} GHz"),
-            of("power", f.NA if gpu.power_watts is None else f"{gpu.power_watts:.0f} W"),
+            of("gpu", f.figure(gpu.utilization_percent, "{:.0f}%")),
+            of("clock", f.figure(gpu.clock_mhz and gpu.clock_mhz / 1000, "{:.2f} GHz")),
+            of("power", f.figure(gpu.power_watts, "{:.0f} W")),
             of("energy", energy.text([host] if host else [])),
         ]
     made += [
-        of("temperature", f.NA if celsius is None else f"{celsius:.0f} °C"),
+        of("temperature", f.figure(celsius, "{:.0f} °C")),
         of("disk free", _disk_free(host)),
     ]
     return groups(made, columns)
@@ -168,7 +168,7 @@ def _processes(row: Row, columns: int) -> Line:
     parts = [
         line(
             Piece(f"{clean(item.role)} ", "label"),
-            Piece(f"{item.pid} {_percent(item.cpu_percent)} {_size(item.memory_bytes)}", role),
+            Piece(f"{item.pid} {f.figure(item.cpu_percent, '{:.0f}%')} {_size(item.memory_bytes)}", role),
         )
         for item in mine
     ]
@@ -217,10 +217,6 @@ def _disk_line(host: m.HostReading | None, columns: int, glyphs: Glyphs) -> Line
 
 def _ago(seconds: float | None) -> str:
     return f.NA if seconds is None else f"{f.age(seconds)} ago"
-
-
-def _percent(value: float | None) -> str:
-    return f.NA if value is None else f"{value:.0f}%"
 
 
 def _size(value: float | None) -> str:

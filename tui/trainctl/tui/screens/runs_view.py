@@ -136,7 +136,7 @@ def _node(name: str, busy: bool, state: ViewState, clock: Clock, columns: int, g
     parts = [
         ln.fit((ln.Piece(ln.shorten(ln.clean(name), 14, glyphs.ellipsis), "strong"),), 14),
         ln.fit((ln.Piece(ln.shorten(doing[0], 20, glyphs.ellipsis), doing[1]),), 20),
-        _figure("cpu", f"{host.cpu_percent:.0f}%" if host and host.cpu_percent is not None else f.NA, 4),
+        _figure("cpu", f.figure(host.cpu_percent if host else None, "{:.0f}%"), 4),
         _figure("ram", f.used_of(host.memory_used_bytes, host.memory_total_bytes) if host else f.NA, 7, " GB"),
         _figure("disk free", f.gigabytes(host.disk_free_bytes) if host else f.NA, 4, " GB"),
         ln.line(ln.Piece(f"{len(gpus)}{glyphs.times}{ln.clean(gpus[0].name)}" if gpus else "", "label")),

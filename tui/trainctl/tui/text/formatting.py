@@ -61,6 +61,11 @@ def learning_rate(value: float | None) -> str:
     return f"{digits}e{int(exponent)}"
 
 
+def figure(value: float | None, spec: str) -> str:
+    """A value in a format of its own, such as `{:.0f} W`."""
+    return NA if value is None else spec.format(value)
+
+
 def percent(part: float | None) -> str:
     """A fraction of one as whole percent: 92%."""
     return NA if part is None or not math.isfinite(part) else f"{100 * part:.0f}%"
