@@ -29,7 +29,7 @@ def contrast(one: Color, other: Color) -> float:
 @pytest.mark.parametrize(("theme", "least"), [(themes.NIGHT, 4.5), (themes.DAY, 4.5), (themes.CONTRAST, 7.0)],
                          ids=lambda item: getattr(item, "name", ""))  # fmt: skip
 def test_every_role_can_be_read(theme: Theme, least: float) -> None:
-    for role in themes.roles():
+    for role in themes.LOOKS:
         style = themes.style_of(role, theme.name)
         for ground in (theme.background, theme.surface):
             assert style.color is not None
@@ -38,7 +38,7 @@ def test_every_role_can_be_read(theme: Theme, least: float) -> None:
 
 
 def test_the_terminal_s_theme_has_no_colour_but_its_sixteen() -> None:
-    for role in themes.roles():
+    for role in themes.LOOKS:
         for color in (themes.style_of(role, "terminal").color, themes.style_of(role, "terminal").bgcolor):
             assert color is None or color.type in (ColorType.STANDARD, ColorType.DEFAULT), role
 
