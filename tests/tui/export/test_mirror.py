@@ -13,7 +13,7 @@ from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.tui.export.mirror.metrics import Point, Text, flat, prefixes, table
+from trainctl.tui.export.mirror.metrics import EVALUATION, PHASES, RUN_METRICS, Point, Text, flat, prefixes
 from trainctl.tui.export.mirror.progress import MirrorProgress, MirrorProgressFile
 from trainctl.tui.export.mirror.run_source import DirectorySource
 from trainctl.tui.export.mirror.sync import PAGE, Mirror
@@ -227,9 +227,40 @@ def test_evaluations_that_come_late_and_are_no_number(growing: Growing) -> None:
     assert sheet.losses[1:] == [(5, 2.0)]
 
 
+TRAIN = {
+    "loss": "loss of the step, nats per token",
+    "grad_norm": "global norm of the gradient, before clipping",
+    "learning_rate": "learning rate",
+    "step_seconds": "from the commit before it, pauses excluded",
+    "tokens_per_second": "tokens of the step / step_seconds",
+    "tokens_total": "tokens since the run began",
+    "global_batch": "samples of the step",
+    "generation": "number of the generation that committed it",
+}
+"""Of `train/`, a value a step."""
+NODES = {
+    "tokens_per_second": "the node's own rate: tokens / (data + forward + backward)",
+    "step_seconds": "the node's step, from plan to end",
+    "samples": "its share of the batch; only from a run directory",
+    **{f"{name}_seconds": f"time in {name}" for name in PHASES},
+    "memory_bytes": "held by its trainer on the device after the step",
+    "memory_peak_bytes": "most that it held during the step; only from a run directory",
+}
+"""Of `nodes/NAME/`, a value a step."""
+
+
+def table() -> str:
+    """The names as a table in Markdown."""
+    rows = [f"| `train/{name}` | {what} |" for name, what in TRAIN.items()]
+    rows += [f"| `{EVALUATION}` | loss on the held-out samples, at the step it was made |"]
+    rows += [f"| `nodes/NAME/{name}` | {what} |" for name, what in NODES.items()]
+    return "\n".join(["| name | a step's |", "| --- | --- |", *rows, ""])
+
+
 def test_names() -> None:
+    assert {*TRAIN} == {*RUN_METRICS, "generation"}
     page = (Path(__file__).resolve().parents[3] / "docs/exporters.md").read_text(encoding="utf-8")
-    assert table() in page, "docs/exporters.md: put the table of mirror.points.table() there"
+    assert table() in page, "docs/exporters.md: put what table() gives there"
     assert prefixes({0: "studio", 1: "mbp", 2: "mbp"}) == {
         0: "nodes/studio", 1: "nodes/mbp/rank-1", 2: "nodes/mbp/rank-2"
     }  # fmt: skip

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tui.support.filter_printer import show
 from tests.tui.support.recorded import CLOCK, CONNECTED, live_hosts, run_view, snapshot
 
 from trainctl.protocol import messages as m
@@ -132,14 +133,14 @@ TERMS = st.recursive(
 
 @given(TERMS)
 def test_what_is_printed_parses_to_the_same(term: fl.Term) -> None:
-    assert fl.parse(fl.show(term), table_schemas.FLEET).term == term
+    assert fl.parse(show(term), table_schemas.FLEET).term == term
 
 
 @given(TERMS)
 def test_not_not_changes_nothing(term: fl.Term) -> None:
-    plain, twice = (fl.parse(text, table_schemas.FLEET) for text in (fl.show(term), f"not not ({fl.show(term)})"))
+    plain, twice = (fl.parse(text, table_schemas.FLEET) for text in (show(term), f"not not ({show(term)})"))
     assert plain.kept(ROWS) == twice.kept(ROWS)
-    once = fl.parse(f"-({fl.show(term)})", table_schemas.FLEET)
+    once = fl.parse(f"-({show(term)})", table_schemas.FLEET)
     assert {id(row) for row in [*once.kept(ROWS), *plain.kept(ROWS)]} == {id(row) for row in ROWS}
 
 
@@ -156,7 +157,7 @@ def test_whatever_is_typed_it_filters_or_says_what_is_wrong(text: str) -> None:
         except fl.FilterError as error:
             assert 1 <= error.column <= len(text) + 1
         else:
-            assert fl.parse(fl.show(found.term), table).term == found.term
+            assert fl.parse(show(found.term), table).term == found.term
 
 
 def test_the_unknown_is_sorted_last_either_way_and_equals_keep_their_order() -> None:

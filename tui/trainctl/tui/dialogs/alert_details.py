@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 from trainctl.protocol import messages as m
 from trainctl.tui.commands.dispatch import acknowledge, mute
 from trainctl.tui.dialogs import alert_text
-from trainctl.tui.dialogs.popup import Popup
+from trainctl.tui.dialogs.popup import Popup, key_words
 from trainctl.tui.text.styled_line import Line, Piece, line
 
 _REFRESH_SECONDS = 0.5
@@ -38,11 +38,8 @@ class WhyScreen(Popup[None]):
         made: list[Line] = [(), *alert_text.detail_lines(self._alert, state, clock, self.CELLS), ()]
         if found is None:
             made.append(line(Piece("it is over by now", "good")))
-        keys = [("A", "acknowledges", "screen.acknowledge"), ("m", "mutes an hour", "screen.mute")] if found else []
-        keys.append(("esc", "closes", "screen.close"))
-        pieces = [piece for key, words, action in keys
-                  for piece in (Piece(key, "key", action), Piece(f" {words}  ", "label", action))]  # fmt: skip
-        return [*made, line(*pieces)]
+        acts = key_words("A", "acknowledges  ", "screen.acknowledge") + key_words("m", "mutes an hour  ", "screen.mute")
+        return [*made, (*(acts if found else ()), *key_words("esc", "closes  ", "screen.close"))]
 
     def action_acknowledge(self) -> None:
         acknowledge(self.owner, self._alert)

@@ -31,10 +31,9 @@ def detail_lines(alert: m.AlertView, state: ViewState, clock: Clock, columns: in
     _, role = WORDS[alert.severity]
     made = [ln.line(Piece(text, role)) for text in ln.wrap(ln.clean(f"{alert.node} {alert.text}".strip()), columns)]
     made += [ln.line(Piece(text, "label")) for text in ln.wrap(_when(alert, clock), columns)]
-    for index, fact in enumerate(alert.facts):
-        made += _labelled("then" if not index else "", fact, columns, "label")
-    for index, fact in enumerate(facts_now(alert, state)):
-        made += _labelled("now" if not index else "", fact, columns, "text")
+    for name, facts, role in (("then", alert.facts, "label"), ("now", facts_now(alert, state), "text")):
+        for index, fact in enumerate(facts):
+            made += ln.labelled(f"{name if not index else '':<6}", fact, columns, role)
     return made
 
 
@@ -44,13 +43,6 @@ def _when(alert: m.AlertView, clock: Clock) -> str:
     age = f.duration(max(clock.wall() - alert.raised_at, 0.0))
     held = held_words(alert)
     return f"raised {at}{step}, {age} ago: {KINDS[alert.kind].summary}{f'; {held}' if held else ''}"
-
-
-def _labelled(name: str, text: str, columns: int, role: str) -> list[Line]:
-    rows = ln.wrap(ln.clean(text), max(columns - 6, 10))
-    return [
-        ln.line(Piece(f"{name if not index else '':<6}", "label"), Piece(row, role)) for index, row in enumerate(rows)
-    ]
 
 
 def facts_now(alert: m.AlertView, state: ViewState) -> list[str]:
@@ -72,11 +64,8 @@ def facts_now(alert: m.AlertView, state: ViewState) -> list[str]:
 def _machine(host: m.HostReading) -> list[str]:
     parts = [f"cpu {host.cpu_percent:.0f} %"] if host.cpu_percent is not None else []
     parts += [f"load {host.load_1min:.1f}"] if host.load_1min is not None else []
-    parts += (
-        [f"disk free {f.used_of(host.disk_free_bytes, host.disk_total_bytes)} GB"]
-        if host.disk_free_bytes is not None
-        else []
-    )
+    disk = f.used_of(host.disk_free_bytes, host.disk_total_bytes)
+    parts += [f"disk free {disk} GB"] if host.disk_free_bytes is not None else []
     made = [", ".join(parts)] if parts else []
     for gpu in host.gpus:
         words = [f"{gpu.utilization_percent:.0f} %"] if gpu.utilization_percent is not None else []

@@ -9,8 +9,8 @@ from textual.widgets import Input
 
 from trainctl.tui.charts import picker as pk
 from trainctl.tui.charts.viewport import ChartView, Pick
-from trainctl.tui.dialogs.popup import Dialog
-from trainctl.tui.text.styled_line import Line, Piece, groups, line
+from trainctl.tui.dialogs.popup import Dialog, key_words
+from trainctl.tui.text.styled_line import Line, groups
 from trainctl.tui.widgets.input_field import InputField
 
 _MOST_ROWS = 24
@@ -40,8 +40,7 @@ class ChartPicker(Dialog[None]):
         Binding("up", "move(-1)", "up", show=False, priority=True),
         Binding("pagedown", "move(10)", "down", show=False, priority=True),
         Binding("pageup", "move(-10)", "up", show=False, priority=True),
-        Binding("enter", "toggle_here", "draw or not", show=False, priority=True),
-        Binding("space", "toggle_here", "draw or not", show=False, priority=True),
+        Binding("enter,space", "toggle_here", "draw or not", show=False, priority=True),
     ]
 
     CELLS = 62
@@ -61,8 +60,8 @@ class ChartPicker(Dialog[None]):
 
     def text(self) -> list[Line]:
         rows = max(min(len(self.picker.choices), _MOST_ROWS, self.size.height - _FRAME_ROWS), 1)
-        keys = [line(Piece(key, "key"), Piece(f" {words}", "label")) for key, words in (
-            ("enter", "or click draws it, or not"), ("up down", "choose"), ("esc", "done"))]  # fmt: skip
+        hints = (("enter", "or click draws it, or not"), ("up down", "choose"), ("esc", "done"))
+        keys = [key_words(key, words) for key, words in hints]
         listed = pk.lines(self.picker, self._view, self.cells, rows, self._glyphs)
         return [*listed, (), groups(keys, self.cells)]
 

@@ -16,18 +16,17 @@ from trainctl.tui.commands import command_line, forms
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import READ_ONLY, KeyHint
 from trainctl.tui.commands.preview import changes_nothing, preview
-from trainctl.tui.dialogs.popup import Dialog
+from trainctl.tui.dialogs.popup import CLOSE, CLOSES, SEND, Dialog, key_words
 from trainctl.tui.state import plan_changes
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, folded, line, wrap
+from trainctl.tui.text.styled_line import Line, Piece, folded, labelled, line, plain, wrap
 from trainctl.tui.widgets.choice import Choice
 from trainctl.tui.widgets.input_field import InputField
 
 _LAST_ROWS = 3
 """Of what its keys do, or why none does."""
-_CLOSES = line(Piece("esc", "key", "screen.close"), Piece(" closes", "label", "screen.close"))
 
 
 class OrderDialog(Dialog[None]):
@@ -166,12 +165,11 @@ class CommandDialog(OrderDialog):
 
     def hints(self) -> list[KeyHint]:
         """What its keys do now, for the bottom line."""
-        close = KeyHint("esc", "close", "screen.close", "escape")
-        if self.progress is not None or self.blocked:
-            return [close]
+        if self.progress is not None or self.blocked or (self.idle and not self.form.ask_yes):
+            return [CLOSE]
         if self.form.ask_yes:
-            return [KeyHint("y", "yes", "screen.yes", "y"), KeyHint("n", "no", "screen.no", "n"), close]
-        return [close] if self.idle else [KeyHint("enter", "send", "screen.send", "enter"), close]
+            return [KeyHint("y", "yes", "screen.yes", "y"), KeyHint("n", "no", "screen.no", "n"), CLOSE]
+        return [SEND, CLOSE]
 
     def made_order(self) -> Order:
         """The command that the fields mean. Raises InvalidInputError naming the one that is wrong."""
@@ -197,13 +195,13 @@ class CommandDialog(OrderDialog):
 
     def _last_line(self) -> Line:
         if self.blocked:
-            return line(Piece(f"{self.blocked}  ", "warning"), *_CLOSES)
+            return line(Piece(f"{self.blocked}  ", "warning"), *CLOSES)
         if self.form.ask_yes:
             asked = Piece("stop it? " if self.form.verb == "stop" else "do it? ", "strong")
             return line(asked, Piece("y", "key", "screen.yes"), "/", Piece("N", "key", "screen.close"))
         if self.idle:
-            return line(Piece("enter", "key", "screen.close"), Piece(" or ", "label"), *_CLOSES)
-        return line(Piece("enter", "key", "screen.send"), Piece(" sends  ", "label", "screen.send"), *_CLOSES)
+            return line(Piece("enter", "key", "screen.close"), Piece(" or ", "label"), *CLOSES)
+        return line(*key_words("enter", "sends  ", "screen.send"), *CLOSES)
 
     def action_yes(self) -> None:
         self._send()
@@ -230,29 +228,18 @@ class CommandDialog(OrderDialog):
         self.owner.send_order(self.order, self)
 
     def telling(self, progress: forms.Progress) -> list[Line]:
-        return [(), *followed(progress, self.owner.clock, self._glyphs, self.cells), (), _CLOSES]
+        return [(), *followed(progress, self.owner.clock, self._glyphs, self.cells), (), CLOSES]
 
 
 def followed(progress: forms.Progress, clock: Clock, glyphs: Glyphs, columns: int) -> list[Line]:
     """A command that was sent: what it says, when, and how far it has come, in lines of at most `columns` cells."""
     made: list[Line] = [line(Piece(text, "strong")) for text in wrap(command_line.spoken(progress.order), columns)]
     made.append(line(Piece(f"{f.clock(progress.sent_at, clock.wall(), clock.zone)} ", "dim")))
-    made += [line(Piece(text, role)) for text, role in _rows(forms.progress_line(progress, glyphs), columns)]
+    pieces = forms.progress_line(progress, glyphs)
+    role = next((piece.role for piece in reversed(pieces) if piece.role in ("bad", "good")), "accent")
+    made += [line(Piece(row, role)) for row in wrap(plain(pieces), columns)]
     reply = progress.reply
     if progress.ended and reply is not None and reply.state == "applied" and reply.plan_version is not None:
         is_new = progress.order.verb in plan_changes.PLAN_VERBS and reply.before != reply.after
         made.append(line(Piece(f"the plan is {'now ' if is_new else ''}v{reply.plan_version}", "dim")))
     return made
-
-
-def labelled(name: str, text: str, columns: int) -> list[Line]:
-    """A text under a name at its left, wrapped."""
-    rows = wrap(text, columns - len(name))
-    return [line(Piece(name if not index else " " * len(name), "label"), row) for index, row in enumerate(rows)]
-
-
-def _rows(pieces: Line, columns: int) -> list[tuple[str, str]]:
-    """A progress line wrapped to the dialog, in the role of its last piece."""
-    text = "".join(piece.text for piece in pieces)
-    role = next((piece.role for piece in reversed(pieces) if piece.role in ("bad", "good")), "accent")
-    return [(row, role) for row in wrap(text, columns)]

@@ -8,11 +8,11 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.tui.commands import command_line, undo
-from trainctl.tui.dialogs.popup import Popup
+from trainctl.tui.dialogs.popup import CLOSES, Popup, key_words
 from trainctl.tui.state import effects
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, clean, line, wrap
+from trainctl.tui.text.styled_line import Line, labelled
 
 _NAME_CELLS = 12
 
@@ -38,29 +38,22 @@ def lines(
     ]  # fmt: skip
     made: list[Line] = [()]
     for name, value in fields:
-        made += _labelled(name, value, columns) if value else []
+        made += labelled(name.ljust(_NAME_CELLS), value, columns) if value else []
     return [*made, (), *_undo_lines(undoing, columns), (), _keys(isinstance(undoing, undo.Inverse))]
-
-
-def _labelled(name: str, value: str, columns: int, role: str = "text") -> list[Line]:
-    rows = wrap(clean(value), columns - _NAME_CELLS)
-    return [line(Piece((name if not at else "").ljust(_NAME_CELLS), "label"), Piece(row, role)) for at, row in
-            enumerate(rows)]  # fmt: skip
 
 
 def _undo_lines(undoing: undo.Inverse | str, columns: int) -> list[Line]:
     if isinstance(undoing, str):
-        return _labelled("undo", f"none: {undoing}", columns, "dim")
-    made = _labelled("undo", command_line.spoken(undoing.order), columns, "strong")
+        return labelled("undo".ljust(_NAME_CELLS), f"none: {undoing}", columns, "dim")
+    made = labelled("undo".ljust(_NAME_CELLS), command_line.spoken(undoing.order), columns, "strong")
     for remark in undoing.remarks:
-        made += _labelled("", remark, columns, "warning")
+        made += labelled(" " * _NAME_CELLS, remark, columns, "warning")
     return made
 
 
 def _keys(can_undo: bool) -> Line:
-    undoing = [Piece("u", "key", "screen.undo"), Piece(" undoes it  ", "label", "screen.undo")] if can_undo else []
-    return line(*undoing, Piece("y", "key", "screen.copy"), Piece(" copies  ", "label", "screen.copy"),
-                Piece("esc", "key", "screen.close"), Piece(" closes", "label", "screen.close"))  # fmt: skip
+    undoing = key_words("u", "undoes it  ", "screen.undo") if can_undo else ()
+    return (*undoing, *key_words("y", "copies  ", "screen.copy"), *CLOSES)
 
 
 class EventDetails(Popup[str]):

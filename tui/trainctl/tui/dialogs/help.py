@@ -7,7 +7,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from trainctl.tui.dialogs.popup import Popup
-from trainctl.tui.text.styled_line import Line, Piece, cell_len, fit, folded, line, wrap
+from trainctl.tui.text.styled_line import Line, Piece, cell_len, fit, folded, labelled, line, wrap
 
 _HELP_CELLS = 35
 _TEXT_CELLS = 2 * _HELP_CELLS
@@ -53,10 +53,7 @@ class HelpScreen(Popup[None]):
         made = key_rows(self._keys, columns)
         words = "trainctl send VERB ... --connect " if "://" in self._address else "trainctl replay "
         made += [(), *(row for meaning in _LEGEND for row in folded(meaning, columns, 2)), ()]
-        rows = wrap(words + self._address, columns - len(_SHELL))
-        return made + [
-            line(Piece(_SHELL if not at else " " * len(_SHELL), "label"), row) for at, row in enumerate(rows)
-        ]
+        return made + labelled(_SHELL, words + self._address, columns)
 
 
 _LEGEND: tuple[Line, ...] = (

@@ -21,6 +21,16 @@ POPUP_CELLS = 70
 SIDES = 6
 """Columns of a dialog's border and its padding."""
 T = TypeVar("T")
+CLOSE = KeyHint("esc", "close", "screen.close", "escape")
+SEND = KeyHint("enter", "send", "screen.send", "enter")
+
+
+def key_words(key: str, words: str, action: str = "") -> Line:
+    """A key and what it does; a click on either does it."""
+    return line(Piece(key, "key", action), Piece(f" {words}", "label", action))
+
+
+CLOSES = key_words("esc", "closes", "screen.close")
 
 
 class Dialog(OneFrame, ModalScreen[T]):
@@ -120,13 +130,11 @@ class Chooser(Popup[int]):
 
     def text(self) -> list[Line]:
         made = [row for index in range(len(self.choices)) for row in self._rows_of(index)]
-        keys = line(Piece("enter", "key"), Piece(f" or a number {self._verb}  ", "label"), Piece("esc", "key"),
-                    Piece(" closes", "label"))  # fmt: skip
-        return [(), *made, (), keys]
+        return [(), *made, (), (*key_words("enter", f"or a number {self._verb}  "), *key_words("esc", "closes"))]
 
     def hints(self) -> list[KeyHint]:
         """What its keys do, for the bottom line."""
-        return [KeyHint("enter", "take", "screen.take", "enter"), KeyHint("esc", "close", "screen.close", "escape")]
+        return [KeyHint("enter", "take", "screen.take", "enter"), CLOSE]
 
     def _rows_of(self, index: int) -> list[Line]:
         """A choice, in two rows if it takes them."""

@@ -10,9 +10,9 @@ from trainctl.tui.commands import share_editor as sp
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import KeyHint
 from trainctl.tui.dialogs import split_view
-from trainctl.tui.dialogs.command_dialog import OrderDialog, followed, labelled
-from trainctl.tui.dialogs.popup import SIDES
-from trainctl.tui.text.styled_line import Line, Piece, clean, line, wrap
+from trainctl.tui.dialogs.command_dialog import OrderDialog, followed
+from trainctl.tui.dialogs.popup import CLOSE, CLOSES, SEND, SIDES, key_words
+from trainctl.tui.text.styled_line import Line, Piece, clean, labelled, line, wrap
 from trainctl.tui.widgets.repaintable import Repaintable
 
 _OTHER_ROWS = 14
@@ -118,22 +118,14 @@ class SplitDialog(OrderDialog, Repaintable):
             self._remark = "nothing to send: this is the plan's split"
             self.refresh_text()
         else:
-            self.owner.send_order(
-                Order("rebalance", split.args, None, self.form.run, self.form.if_plan, self.form.id), self
-            )
+            form = self.form
+            self.owner.send_order(Order("rebalance", split.args, None, form.run, form.if_plan, form.id), self)
 
     def hints(self) -> list[KeyHint]:
         """What its keys do now, for the bottom line."""
-        close = KeyHint("esc", "close", "screen.close", "escape")
-        if self.progress is not None:
-            return (
-                [KeyHint("u", self._again(self.progress), "screen.undo", "u"), close]
-                if self.progress.ended
-                else [close]
-            )
-        if self.blocked:
-            return [close]
-        return [KeyHint("enter", "send", "screen.send", "enter"), close]
+        if self.progress is not None and self.progress.ended:
+            return [KeyHint("u", self._again(self.progress), "screen.undo", "u"), CLOSE]
+        return [CLOSE] if self.progress is not None or self.blocked else [SEND, CLOSE]
 
     @staticmethod
     def _again(ended: forms.Progress) -> str:
@@ -189,8 +181,5 @@ class SplitDialog(OrderDialog, Repaintable):
 
     def telling(self, progress: forms.Progress) -> list[Line]:
         made = [*self._table(), (), *followed(progress, self.owner.clock, self._glyphs, self.cells)]
-        keys = [Piece("esc", "key", "screen.close"), Piece(" closes", "label", "screen.close")]
-        if progress.ended:
-            words = f" {self._again(progress)}  "
-            keys = [Piece("u", "key", "screen.undo"), Piece(words, "label", "screen.undo"), *keys]
-        return [*made, (), line(*keys)]
+        again = key_words("u", f"{self._again(progress)}  ", "screen.undo") if progress.ended else ()
+        return [*made, (), (*again, *CLOSES)]

@@ -45,21 +45,15 @@ def _row(split: Split, index: int, glyphs: Glyphs, cells: int) -> Line:
     number = f"{split.typed}_" if typing else str(share)
     role = "bad" if typing and split.problem else "strong" if share == seat.share else "accent"
     part = share / split.total if split.total else 0.0
-    return fit(
-        (
-            Piece(glyphs.cursor.ljust(2) if chosen else "  ", "key"),
-            Piece(name.ljust(room), "cursor" if chosen else "text", f"screen.pick({index})"),
-            Piece(" - ", "key", f"screen.give({index}, -1)"),
-            *pad_left((Piece(number, role),), 5),
-            Piece(" + ", "key", f"screen.give({index}, 1)"),
-            Piece(f" {f.percent(part):>5} ", "label"),
-            *fit((share_bar(part, bar - 1, glyphs),), bar),
-            Piece(f"{_rate(seat):>7}", "text"),
-            *pad_left(_seconds(split, index), 9),
-            *pad_left(_memory(seat, share, glyphs), 10),
-        ),
-        cells,
-    )
+    pieces = (
+        Piece(glyphs.cursor.ljust(2) if chosen else "  ", "key"),
+        Piece(name.ljust(room), "cursor" if chosen else "text", f"screen.pick({index})"),
+        Piece(" - ", "key", f"screen.give({index}, -1)"), *pad_left((Piece(number, role),), 5),
+        Piece(" + ", "key", f"screen.give({index}, 1)"), Piece(f" {f.percent(part):>5} ", "label"),
+        *fit((share_bar(part, bar - 1, glyphs),), bar), Piece(f"{_rate(seat):>7}", "text"),
+        *pad_left(_seconds(split, index), 9), *pad_left(_memory(seat, share, glyphs), 10),
+    )  # fmt: skip
+    return fit(pieces, cells)
 
 
 def _rate(seat: Seat) -> str:

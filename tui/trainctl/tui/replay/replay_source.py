@@ -43,7 +43,6 @@ class ReplaySource:
         first = self._reader.steps(limit=1)[0][0]
         self._view = _with_all_ranks(self._view, self._reader, (first.step, last.step))
         self.head = Playhead(first.step, last.step, speed=speed)
-        self._began_at, self._last_at = first.committed_at - first.step_seconds, last.committed_at
         self.at = first.committed_at  # the time of day that is shown, in Unix seconds
         self._seq = 0
         self._event = 0  # id of the newest event that was passed on

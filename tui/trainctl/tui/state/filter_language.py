@@ -1,4 +1,4 @@
-"""The filter language of `/`: `tok/s<100 state:stale`, parsed, printed and matched against a table's rows.
+"""The filter language of `/`: `tok/s<100 state:stale`, parsed and matched against a table's rows.
 
 Terms side by side must all hold; `or`, `not` (or `-` in front) and parentheses as usual. A bare or "quoted" word is
 looked for in all of a row's text, `~pattern` as a regular expression; `field<value` compares one field. What is unknown
@@ -15,7 +15,6 @@ from trainctl.tui.state.filter_fields import OPERATORS, Table, Test, ValueProble
 R = TypeVar("R")
 _DEEPEST = 40
 _MARKS = frozenset("<>=!:~")
-_KEYWORDS = frozenset({"and", "or", "not"})
 
 
 class FilterError(InvalidInputError):
@@ -110,45 +109,6 @@ def _holds(term: Term, row: R, table: Table[R]) -> bool:
             return all(_holds(inner, row, table) for inner in terms)
         case Or(terms):
             return any(_holds(inner, row, table) for inner in terms)
-
-
-# ---------------------------------------------------------------- printing
-
-
-def show(term: Term) -> str:
-    """The term as it can be typed; parsing that gives the same term."""
-    match term:
-        case Word(text):
-            plain = text.lower() not in _KEYWORDS and text[:1] != "-" and not _MARKS & set(text)
-            return text if plain and _bare(text) else _quoted(text)
-        case Pattern(source):
-            return f"~{_value(source)}"
-        case Compare(name, operator, value):
-            return f"{name}{operator}{_value(value)}"
-        case Not(inner):
-            return f"not {_atom(inner)}"
-        case And(terms):
-            return " ".join(_atom(inner) for inner in terms)
-        case Or(terms):
-            return " or ".join(_atom(inner, Or) for inner in terms)
-
-
-def _atom(term: Term, within: type = And) -> str:
-    nested = isinstance(term, Or) or (isinstance(term, And) and within is not Or)
-    return f"({show(term)})" if nested else show(term)
-
-
-def _value(text: str) -> str:
-    return text if _bare(text) and text[0] not in "<>=!:~" else _quoted(text)
-
-
-def _bare(text: str) -> bool:
-    return bool(text) and not any(char.isspace() or char in "()\"'\\" for char in text)
-
-
-def _quoted(text: str) -> str:
-    inner = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{inner}"'
 
 
 # ---------------------------------------------------------------- parsing

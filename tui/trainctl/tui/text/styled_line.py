@@ -213,6 +213,12 @@ def merged(pieces: Iterable[Piece]) -> Line:
     return (*made, Piece("".join(texts), last_role, last_action)) if texts else ()
 
 
+def labelled(name: str, text: str, columns: int, role: str = "text") -> list[Line]:
+    """A text from elsewhere under a name at its left, wrapped to `columns` cells in all."""
+    rows = wrap(clean(text), max(columns - len(name), 10))
+    return [line(Piece(name if not at else " " * len(name), "label"), Piece(row, role)) for at, row in enumerate(rows)]
+
+
 def wrap(text: str, columns: int) -> list[str]:
     """Text broken at spaces into rows of at most `columns` cells; a word too long is broken anywhere."""
     rows: list[str] = []

@@ -10,26 +10,10 @@ PHASES = m.Phases.__struct_fields__
 EVALUATION = "eval/loss"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
-RUN_METRICS = {
-    "loss": "loss of the step, nats per token",
-    "grad_norm": "global norm of the gradient, before clipping",
-    "learning_rate": "learning rate",
-    "step_seconds": "from the commit before it, pauses excluded",
-    "tokens_per_second": "tokens of the step / step_seconds",
-    "tokens_total": "tokens since the run began",
-    "global_batch": "samples of the step",
-    "generation": "number of the generation that committed it",
-}
-"""Of `train/`, a value a step."""
-NODE_METRICS = {
-    "tokens_per_second": "the node's own rate: tokens / (data + forward + backward)",
-    "step_seconds": "the node's step, from plan to end",
-    "samples": "its share of the batch; only from a run directory",
-    **{f"{name}_seconds": f"time in {name}" for name in PHASES},
-    "memory_bytes": "held by its trainer on the device after the step",
-    "memory_peak_bytes": "most that it held during the step; only from a run directory",
-}
-"""Of `nodes/NAME/`, a value a step."""
+RUN_METRICS = (
+    "loss", "grad_norm", "learning_rate", "step_seconds", "tokens_per_second", "tokens_total", "global_batch",
+)  # fmt: skip
+"""Of `train/`, a value a step, beside the number of the generation that committed it."""
 
 
 class Part(NamedTuple):
@@ -37,7 +21,7 @@ class Part(NamedTuple):
 
     step: int
     rank: int
-    values: dict[str, float]  # by the names of NODE_METRICS
+    values: dict[str, float]  # by name, below that of the node
 
 
 class Point(NamedTuple):
@@ -57,21 +41,10 @@ class Text(NamedTuple):
     text: str  # a line each
 
 
-def table() -> str:
-    """The names as a table in Markdown."""
-    rows = [f"| `train/{name}` | {what} |" for name, what in RUN_METRICS.items()]
-    rows += [f"| `{EVALUATION}` | loss on the held-out samples, at the step it was made |"]
-    rows += [f"| `nodes/NAME/{name}` | {what} |" for name, what in NODE_METRICS.items()]
-    return "\n".join(["| name | a step's |", "| --- | --- |", *rows, ""])
-
-
 def of_step(step: m.StepCommitted, parts: Sequence[Part], prefixes: Mapping[int, str]) -> Point:
     """A step with its ranks' parts, each under its prefix; a part without one is left out."""
-    own: dict[str, float | None] = {
-        "loss": step.loss, "grad_norm": step.grad_norm, "learning_rate": step.learning_rate,
-        "step_seconds": step.step_seconds, "tokens_per_second": step.tokens_per_second,
-        "tokens_total": step.tokens_total, "global_batch": step.global_batch, "generation": step.generation.n,
-    }  # fmt: skip
+    own: dict[str, float | None] = {name: getattr(step, name) for name in RUN_METRICS}
+    own["generation"] = step.generation.n
     values = {f"train/{name}": float(value) for name, value in own.items() if value is not None}
     for part in parts:
         if part.rank in prefixes:
