@@ -39,22 +39,13 @@ def call(
     return asyncio.run(connected())
 
 
-def find_lead(addresses: Sequence[str]) -> str:
-    """As `lead.find_lead`; one address alone isn't asked."""
+def find_lead(addresses: Sequence[str], run: str | None = None) -> str:
+    """As `lead.find_lead`, or for a run `lead.find_run`; one address alone isn't asked."""
     if len(addresses) == 1:
         return addresses[0]
     from trainctl.protocol.client import lead
 
-    return asyncio.run(lead.find_lead(addresses))
-
-
-def find_run(addresses: Sequence[str], run: str) -> str:
-    """As `lead.find_run`; one address alone isn't asked."""
-    if len(addresses) == 1:
-        return addresses[0]
-    from trainctl.protocol.client import lead
-
-    return asyncio.run(lead.find_run(addresses, run))
+    return asyncio.run(lead.find_lead(addresses) if run is None else lead.find_run(addresses, run))
 
 
 def find_any(addresses: Sequence[str]) -> str:

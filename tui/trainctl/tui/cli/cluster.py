@@ -91,21 +91,15 @@ def list_nodes(cluster: ClusterFile = None, json: Json = False) -> int:
 
     file = cluster or clusters.default_path()
     known = clusters.read_default(cluster)
-    rows = []
+    head, rows = ("node", "address", "fingerprint", "file"), []
     for name, entry in known.nodes.items():
         added = clusters.added_directory(file) / f"{name}.toml"
-        rows.append((name, entry.address, fingerprint(entry.key) if entry.key else "", str(_named_in(added, file))))
-    if json:
-        output.emit_ok(nodes=[dict(zip(("node", "address", "fingerprint", "file"), row, strict=True)) for row in rows])
-    elif rows:
-        output.say(tables.table(("node", "address", "fingerprint", "file"), rows))
-    else:
-        output.tell(f"no node in {file}; trainctl init writes it, trainctl cluster add adds to it")
-    return 0
-
-
-def _named_in(added: Path, file: Path) -> Path:
-    return added if added.is_file() else file
+        key = fingerprint(entry.key) if entry.key else ""
+        rows.append((name, entry.address, key, str(added if added.is_file() else file)))
+    return output.answer(
+        tables.table(head, rows) if rows else "", json=json, nodes=[dict(zip(head, row, strict=True)) for row in rows],
+        none=f"no node in {file}; trainctl init writes it, trainctl cluster add adds to it",
+    )  # fmt: skip
 
 
 @group.command()

@@ -1,15 +1,12 @@
 """`trainctl discover`: the agents that advertise themselves on the local networks, and whether the cluster has them."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from trainctl.tui.cli import output, tables
 from trainctl.tui.cli.options import ClusterFile, Json, subcommands
 from trainctl.tui.commands import targets
-
-if TYPE_CHECKING:
-    from trainctl.protocol.machine.discovery import Advert
 
 app = subcommands()
 
@@ -29,19 +26,10 @@ def discover(
 
     known = targets.cluster_file(cluster)
     found = discovery.listen(seconds)
-    standings = [discovery.standing(advert, known.cluster if known is not None else None) for advert in found]
-    if json:
-        output.emit_ok(found=[one._asdict() | {"standing": said} for one, said in zip(found, standings, strict=True)])
-    elif found:
-        output.say(_table(found, standings))
-    else:
-        output.tell(f"no agent has advertised itself within {seconds:g} s; agents do so with --advertise")
-    return 0
-
-
-def _table(found: "tuple[Advert, ...]", standings: list[str]) -> str:
-    rows = [
-        (one.node, one.address, one.version, one.fingerprint or "no key", said)
-        for one, said in zip(found, standings, strict=True)
-    ]
-    return tables.table(("node", "address", "version", "fingerprint", "here"), rows)
+    both = [(one, discovery.standing(one, known.cluster if known is not None else None)) for one in found]
+    rows = [(one.node, one.address, one.version, one.fingerprint or "no key", said) for one, said in both]
+    return output.answer(
+        tables.table(("node", "address", "version", "fingerprint", "here"), rows) if rows else "", json=json,
+        none=f"no agent has advertised itself within {seconds:g} s; agents do so with --advertise",
+        found=[one._asdict() | {"standing": said} for one, said in both],
+    )  # fmt: skip

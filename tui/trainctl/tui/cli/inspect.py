@@ -16,13 +16,8 @@ app = subcommands()
 def list_runs(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = None, json: Json = False) -> int:
     """The runs the agent knows, newest first."""
     reply = agent_call.call(address_of(ctx, connect, cluster), lambda client: client.runs(), lead=True)
-    if json:
-        output.emit_ok(runs=reply.runs)
-    elif reply.runs:
-        output.say(tables.runs_table(reply.runs))
-    else:
-        output.tell("no runs yet; start one with trainctl run RUN.toml")
-    return 0
+    text = tables.runs_table(reply.runs) if reply.runs else ""
+    return output.answer(text, json=json, none="no runs yet; start one with trainctl run RUN.toml", runs=reply.runs)
 
 
 @app.command()
@@ -36,15 +31,11 @@ def status(
         return snapshot, await agent_call.hosts_of(snapshot.peers), (await client.attend()).viewers
 
     snapshot, hosts, viewers = agent_call.call(address_of(ctx, connect, cluster), look, lead=True)
-    if json:
-        output.emit_ok(
-            node=snapshot.node, run=snapshot.run, last_step=snapshot.last_step, rank_steps=snapshot.rank_steps,
-            peers=snapshot.peers, hosts=hosts, viewers=viewers, at=snapshot.at,
-            alerts=snapshot.alerts.alerts if snapshot.alerts else (),
-        )  # fmt: skip
-    else:
-        output.say(tables.status_text(snapshot, hosts, viewers))
-    return 0
+    return output.answer(
+        tables.status_text(snapshot, hosts, viewers), json=json, node=snapshot.node, run=snapshot.run,
+        last_step=snapshot.last_step, rank_steps=snapshot.rank_steps, peers=snapshot.peers, hosts=hosts,
+        viewers=viewers, at=snapshot.at, alerts=snapshot.alerts.alerts if snapshot.alerts else (),
+    )  # fmt: skip
 
 
 @app.command()
@@ -53,13 +44,10 @@ def alerts(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = N
     snapshot = agent_call.call(address_of(ctx, connect, cluster), lambda client: client.snapshot(0), lead=True)
     told = snapshot.alerts
     found = told.alerts if told is not None else ()
-    if json:
-        output.emit_ok(alerts=found, mutes=told.mutes if told is not None else (), watched=told is not None)
-    elif found:
-        output.say(tables.alerts_table(found))
-    else:
-        output.tell("no alert is open")
-    return 0
+    return output.answer(
+        tables.alerts_table(found) if found else "", json=json, none="no alert is open", alerts=found,
+        mutes=told.mutes if told is not None else (), watched=told is not None,
+    )  # fmt: skip
 
 
 @app.command()

@@ -1,13 +1,12 @@
 """`trainctl keys`: this machine's keys, and whose keys may do what here."""
 
-import time
 from typing import Annotated, Any
 
 import typer
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.security import keys
-from trainctl.tui.cli import agent_call, output
+from trainctl.tui.cli import agent_call, output, tables
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, address_of, subcommands, subgroup
 
 app = subcommands()
@@ -50,11 +49,7 @@ def authorize(
     if role not in keys.ROLES:
         raise InvalidInputError("--role", f"{role!r} is none; there are {', '.join(keys.ROLES)}")
     keys.KeyFolder().authorize(name, public, role)
-    if json:
-        output.emit_ok(name=name, public=public, role=role)
-    else:
-        output.say(f"{name} is let in as {role}")
-    return 0
+    return output.answer(f"{name} is let in as {role}", json=json, name=name, public=public, role=role)
 
 
 @group.command()
@@ -64,11 +59,7 @@ def revoke(name: KeyName, json: Json = False) -> int:
 
     named = cluster_file.read_default().nodes.get(name)
     public = keys.KeyFolder().revoke(name, named.key if named is not None else None)
-    if json:
-        output.emit_ok(name=name, public=public)
-    else:
-        output.say(f"{name} is not let in any more: {public}")
-    return 0
+    return output.answer(f"{name} is not let in any more: {public}", json=json, name=name, public=public)
 
 
 @group.command(name="list")
@@ -91,9 +82,9 @@ def list_keys(json: Json = False) -> int:
     for which, pair in own.items():
         output.say(f"{which:9} {pair.public}  {pair.name} (this machine's)")
     for name, entry in table.keys.items():
-        output.say(f"{entry.role:9} {entry.public}  {name}, since {_day(entry.since)}")
+        output.say(f"{entry.role:9} {entry.public}  {name}, since {tables.date_and_time(entry.since)}")
     for name, gone_entry in table.revoked.items():
-        output.say(f"{'revoked':9} {gone_entry.public}  {name}, {_day(gone_entry.since)}")
+        output.say(f"{'revoked':9} {gone_entry.public}  {name}, {tables.date_and_time(gone_entry.since)}")
     return 0
 
 
@@ -115,13 +106,9 @@ def audit(
     for one in found.refused:
         who = one.name or one.key or "no key"
         times = f" ({one.count:,} times)" if one.count > 1 else ""
-        output.say(f"{_day(one.last_at)}  {who} {one.address}  {one.what}: {one.why}{times}")
+        output.say(f"{tables.date_and_time(one.last_at)}  {who} {one.address}  {one.what}: {one.why}{times}")
     return 0
 
 
 def _public(pair: keys.KeyPair) -> dict[str, Any]:
     return {"name": pair.name, "public": pair.public}
-
-
-def _day(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

@@ -33,6 +33,17 @@ def emit_ok(**fields: Any) -> None:
     emit({"ok": True, **fields})
 
 
+def answer(text: str, *, json: bool, none: str = "", **fields: Any) -> int:
+    """With `json` one object; for a person the text, or where it is empty the remark `none`. The exit code, 0."""
+    if json:
+        emit_ok(**fields)
+    elif text:
+        say(text)
+    else:
+        tell(none)
+    return 0
+
+
 def emit_error(code: str, text: str, problems: Sequence[str] = (), **fields: Any) -> None:
     """The one object of a `--json` call that didn't; with several `problems`, each of them is in `error.problems`."""
     several = {"problems": [_encodable(one_line(problem)) for problem in problems]} if problems else {}

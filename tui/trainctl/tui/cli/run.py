@@ -57,7 +57,7 @@ def run(
     if not json:
         start_agent.offer(at, targets.DEFAULT_ADDRESS, output.tell)
     with command_result.told(order, json=json):
-        address = agent_call.find_lead(at.addresses) if resume is None else agent_call.find_run(at.addresses, resume)
+        address = agent_call.find_lead(at.addresses, resume)
         wait: command.Wait = "accepted" if follow else "applied"
         reply = command_result.send(address, order, wait, agent_call.ANSWER_SECONDS if follow else timeout)
     reply = reply if json or file is None else _by_file(reply, file)
@@ -65,8 +65,7 @@ def run(
         return _run_and_follow(address, order, reply, json=json, from_start=resume is None)
     if (code := command.exit_code(reply)) or reply.run is None:
         return command_result.finish(order, reply, json=json, code=code)
-    _show_started(order, reply, reply.run, json=json)
-    return 0
+    return _show_started(order, reply, reply.run, json=json)
 
 
 @app.command()
@@ -133,8 +132,5 @@ async def _followed(client: Any, run: str, *, json: bool, from_start: bool) -> i
     return RefusedError.exit_code
 
 
-def _show_started(order: command.Order, reply: m.CommandReply, run: str, *, json: bool) -> None:
-    if json:
-        output.emit_ok(**{**command_result.fields(order, reply), "run": run})
-    else:
-        output.say(run)
+def _show_started(order: command.Order, reply: m.CommandReply, run: str, *, json: bool) -> int:
+    return output.answer(run, json=json, **{**command_result.fields(order, reply), "run": run})

@@ -4,7 +4,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from trainctl.protocol import messages as m
 from trainctl.tui.cli import agent_call, command_result, output
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, Run, Timeout, subcommands, where
 from trainctl.tui.commands import arguments, command, targets
@@ -39,7 +38,9 @@ def send(
     with command_result.told(order, json=json):
         reply = command_result.send(agent_call.find_lead(at.addresses), order, wait, timeout)
     if wait == "none":
-        return _sent(order, reply, json=json)
+        # Nobody has answered: there is no state.
+        fields = {**command_result.fields(order, reply), "state": None}
+        return output.answer(f"{order.verb} sent, not awaited; id {reply.id}", json=json, **fields)
     return command_result.finish(order, reply, json=json, code=command.exit_code(reply))
 
 
@@ -76,12 +77,3 @@ def _own_agent(at: targets.Where, node: str) -> str:
     own = at.cluster.address_of(node)
     others = [address for address in at.addresses if address != own]
     return agent_call.find_any([own, *others])
-
-
-def _sent(order: command.Order, reply: m.CommandReply, *, json: bool) -> int:
-    """What is said of a command that was handed to the socket: nobody has answered, so there is no state."""
-    if json:
-        output.emit_ok(**{**command_result.fields(order, reply), "state": None})
-    else:
-        output.say(f"{order.verb} sent, not awaited; id {reply.id}")
-    return 0

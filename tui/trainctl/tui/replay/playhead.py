@@ -21,11 +21,6 @@ class Playhead:
         if not self.step:
             object.__setattr__(self, "step", self.first)
 
-    @property
-    def part(self) -> float:
-        """How much of the run is behind, from 0 to 1."""
-        return (self.step - self.first) / max(self.last - self.first, 1)
-
     def at(self, step: int, *, playing: bool | None = None) -> "Playhead":
         """At another step, as near as there is one."""
         step = min(max(step, self.first), self.last)

@@ -51,8 +51,7 @@ class _Ears:
     def add_service(self, _zeroconf: Any, _kind: str, name: str) -> None:
         self.names[name] = None
 
-    def update_service(self, _zeroconf: Any, _kind: str, name: str) -> None:
-        self.names[name] = None
+    update_service = add_service
 
     def remove_service(self, _zeroconf: Any, _kind: str, name: str) -> None:
         self.names.pop(name, None)

@@ -6,7 +6,6 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError
@@ -41,9 +40,7 @@ class Ssh:
         self._folder = tempfile.TemporaryDirectory(prefix="tc-", dir="/tmp")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(
                 [*self._options(), "-O", "exit", self.target.words], capture_output=True, timeout=10, check=False

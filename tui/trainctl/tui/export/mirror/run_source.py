@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -29,21 +29,6 @@ class Evaluated(NamedTuple):
 
     loss: float
     at: float | None
-
-
-class RunSource(Protocol):
-    """One run. Every method raises as its reader or client does."""
-
-    run: str
-
-    def view(self) -> m.RunView | None: ...
-    def config(self) -> Mapping[str, Any]: ...
-    def nodes(self) -> dict[int, str]: ...
-    def steps(self, after: int, limit: int = PAGE) -> tuple[tuple[m.StepCommitted, ...], bool]: ...
-    def parts(self, first: int, last: int) -> list[Part]: ...
-    def evaluations(self, first: int, last: int) -> dict[int, Evaluated]: ...
-    def events(self, after_id: int, limit: int = PAGE) -> tuple[m.Event, ...]: ...
-    def close(self) -> None: ...
 
 
 class DirectorySource:
@@ -143,5 +128,5 @@ class AgentSource:
     def events(self, after_id: int, limit: int = PAGE) -> tuple[m.Event, ...]:
         return self._client.events(self.run, after_id, min(limit, PAGE)).events
 
-    def close(self) -> None:
-        """The client is its caller's."""
+
+RunSource = DirectorySource | AgentSource

@@ -28,15 +28,6 @@ class MirrorOptions(NamedTuple):
     tell: Callable[[str], object] = print  # how a remark reaches the person
 
 
-class Open(NamedTuple):
-    """A target that is written to. `close` is told whether the run failed, and gives the session's name, if it has
-    one; a target `at_end` has all that it was told only then."""
-
-    target: MirrorTarget
-    close: Callable[[bool], str]
-    at_end: bool
-
-
 def run(source: RunSource, wanted: MirrorOptions) -> MirrorProgress:
     """Mirror what there is, and with `follow` what comes, to the run's end. Raises InvalidInputError, and
     UnreachableError for an agent that does not answer at first."""
@@ -44,16 +35,14 @@ def run(source: RunSource, wanted: MirrorOptions) -> MirrorProgress:
     kept = MirrorProgressFile(wanted.folder / f"{wanted.to}.place.json")
     with kept.held(), _stopped() as stop:
         place = kept.load(source.run, wanted.to)
-        opened = _open(source, wanted, place)
-        mirror = Mirror(
-            source, opened.target, place, keep=lambda _: None if opened.at_end else kept.save(_), stop=stop.is_set
-        )  # fmt: skip
+        target = _open(source, wanted, place)
+        mirror = Mirror(source, target, place, keep=lambda _: None if target.at_end else kept.save(_), stop=stop.is_set)
         failed = False
         try:
             # A record that says nothing of its run's state is an old one.
             failed = _mirror(mirror, wanted, stop, whole=not wanted.follow and source.view() is None)
         finally:
-            session = opened.close(failed)
+            session = target.close(failed=failed)
             kept.save(mirror.place.finished(session))
         return mirror.place
 
@@ -82,7 +71,7 @@ def _library(wanted: MirrorOptions) -> None:
         loaded.check_key()
 
 
-def _open(source: RunSource, wanted: MirrorOptions, place: MirrorProgress) -> Open:
+def _open(source: RunSource, wanted: MirrorOptions, place: MirrorProgress) -> MirrorTarget:
     view, config = source.view(), dict(source.config())
     config |= {"trainctl": {"run": source.run}}
     if wanted.to == "tensorboard":
@@ -90,28 +79,16 @@ def _open(source: RunSource, wanted: MirrorOptions, place: MirrorProgress) -> Op
 
         board = TensorBoard(wanted.folder, place.step)
         board.describe(config, view.started_at if view is not None else 0.0)
-
-        def close_board(_: bool) -> str:
-            board.close()
-            return ""
-
-        return Open(board, close_board, at_end=False)
+        return board
     from trainctl.tui.export.mirror.wandb import WeightsBiases
 
     made = WeightsBiases(
         wanted.folder, source.run, wanted.project, config, place.sessions, offline=wanted.offline,
         name=view.name if view is not None else source.run,
     )  # fmt: skip
-
     if made.url is not None:
         wanted.tell(f"wandb: {made.url}")
-
-    def close(failed: bool) -> str:
-        session = made.session
-        made.close(failed=failed)
-        return session
-
-    return Open(made, close, at_end=True)
+    return made
 
 
 @contextlib.contextmanager

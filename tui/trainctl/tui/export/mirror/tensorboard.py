@@ -43,7 +43,7 @@ class TensorBoard:
     """A new event file in `folder`, after those of earlier sessions; `step` is the last one that they hold for sure."""
 
     name = "tensorboard"
-    forgets = True
+    forgets, at_end = True, False
 
     def __init__(self, folder: Path, step: int) -> None:
         # The writer's own names count seconds: two sessions in one would be one file, and the first lost.
@@ -80,9 +80,9 @@ class TensorBoard:
     def flush(self) -> None:
         self._writer.flush()
 
-    def close(self) -> None:
-        """Write all."""
+    def close(self, *, failed: bool) -> str:
         self._writer.close()
+        return ""
 
     def _write(self, step: int, at: float, made: Any) -> None:
         self._writer.write_event(Event(step=step, wall_time=at, summary=made))

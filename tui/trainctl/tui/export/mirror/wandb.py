@@ -34,7 +34,7 @@ class WeightsBiases:
     was cut off is dropped by the next, which mirrors its steps again under the same numbers."""
 
     name = "wandb"
-    forgets = False
+    forgets, at_end = False, True
 
     def __init__(
         self, folder: Path, run: str, project: str, config: Mapping[str, Any], whole: tuple[str, ...], *,
@@ -59,11 +59,6 @@ class WeightsBiases:
         self._run.define_metric("*", step_metric="step")
 
     @property
-    def session(self) -> str:
-        """The name of its folder."""
-        return Path(self._run.dir).parent.name
-
-    @property
     def url(self) -> str | None:
         """Where the run is shown; None offline."""
         return None if self._offline else str(self._run.url)
@@ -83,10 +78,12 @@ class WeightsBiases:
     def flush(self) -> None:
         """The library writes when it likes."""
 
-    def close(self, *, failed: bool) -> None:
-        """Write all and end the library's process; `failed`: the run did."""
+    def close(self, *, failed: bool) -> str:
+        """Ends the library's process too. The session's name is that of its folder."""
+        session = Path(self._run.dir).parent.name
         self._run.finish(exit_code=1 if failed else 0)
         wandb.teardown()
+        return session
 
     def _log(self, number: int, row: dict[str, Any]) -> None:
         self._run.log(row, step=number)
