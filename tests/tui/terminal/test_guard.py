@@ -26,9 +26,8 @@ from trainctl.tui.terminal.driver import TerminalDriver
 ROOT = Path(__file__).parents[3]
 DEADLINE_SECONDS = 60.0
 UNKNOWN = """
-import importlib.metadata
-known = importlib.metadata.version
-importlib.metadata.version = lambda name: "99.0.0" if name == "textual" else known(name)
+from trainctl.tui.terminal import guard
+guard.version = lambda: "99.0.0"
 """
 
 
@@ -97,7 +96,8 @@ def test_an_unknown_textual_drives_a_terminal() -> None:
 
 
 def test_another_version_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "8.20.0")
+    assert guard.version() == importlib.metadata.version("textual")
+    monkeypatch.setattr(guard, "version", lambda: "8.20.0")
     assert not any(guard.allows(feature) for feature in guard.PARTS)
 
 

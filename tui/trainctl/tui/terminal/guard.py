@@ -6,10 +6,12 @@ slower, but right.
 
 import dis
 import functools
-import importlib.metadata
-import pkgutil
+import importlib
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Final, Literal
+
+import textual
 
 TRIED: Final = ("8.2.",)
 """How the versions of Textual begin whose private parts were tried."""
@@ -39,14 +41,21 @@ PARTS: Final[dict[Feature, dict[str, tuple[str, ...]]]] = {
 @functools.cache
 def allows(feature: Feature) -> bool:
     """Whether the feature may use its parts of the Textual that is installed."""
-    tried = importlib.metadata.version("textual").startswith(TRIED)
-    return tried and all(_has(name, parts) for name, parts in PARTS[feature].items())
+    return version().startswith(TRIED) and all(_has(name, parts) for name, parts in PARTS[feature].items())
+
+
+def version() -> str:
+    """Of the Textual that is installed, by its metadata folder's name: importing importlib.metadata takes 0.03 s."""
+    for folder in Path(textual.__file__).parents[1].glob("textual-*.dist-info"):
+        return folder.stem.removeprefix("textual-")
+    return textual.__version__
 
 
 def _has(name: str, parts: tuple[str, ...]) -> bool:
     """Whether a class is there, with these parts."""
+    module, _, attribute = name.partition(":")
     try:
-        kind: type[Any] = pkgutil.resolve_name(name)
+        kind: type[Any] = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError):
         return False
     return all(hasattr(kind, part) or _sets(kind, part) for part in parts)
