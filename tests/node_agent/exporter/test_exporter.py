@@ -12,8 +12,7 @@ from tests.node_agent.support import records
 from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.exporter import catalogue, listen_address
 from trainctl.node_agent.exporter.counters import Totals, after
-from trainctl.node_agent.exporter.samples import Histogram, readings
-from trainctl.node_agent.exporter.snapshot import AgentSnapshot
+from trainctl.node_agent.exporter.samples import AgentSnapshot, Histogram, readings
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 

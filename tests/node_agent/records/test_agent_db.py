@@ -196,11 +196,11 @@ def test_what_another_node_s_lead_tells_of_commands_is_kept_and_ends_them_once(d
     db.accept(command(), digest_of(command()), 1000.0)
     own = db.find(ID)
     assert own is not None
-    db.keep_command(msgspec.structs.replace(own.kept, state="applied", step=7, ended_at=1001.0, run="run-1"))
-    db.keep_command(msgspec.structs.replace(own.kept, state="failed", ended_at=1002.0))
+    db.keep_command(msgspec.structs.replace(own, state="applied", step=7, ended_at=1001.0, run="run-1"))
+    db.keep_command(msgspec.structs.replace(own, state="failed", ended_at=1002.0))
     found = db.find(ID)
     assert found is not None and (found.state, found.step, found.ended_at, found.run) == ("applied", 7, 1001.0, "run-1")
-    other = msgspec.structs.replace(own.kept, id=command(2).id, run="run-1", received_at=2000.0)
+    other = msgspec.structs.replace(own, id=command(2).id, run="run-1", received_at=2000.0)
     db.keep_command(other)
     assert [row.kept for row in db.commands_of("run-1", 1)] == [other]
     assert [row.id for row in db.open_commands()] == [other.id]

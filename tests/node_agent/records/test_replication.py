@@ -4,6 +4,7 @@ import asyncio
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.waiting import HANG_SECONDS
 
@@ -46,10 +47,10 @@ class Node:
         self.paths.directory.mkdir(parents=True)
         self.recorder, self.is_cut, self.commands = RunDb(self.paths), False, list[m.KeptCommand]()
 
-    async def send(self, make) -> bool:
+    async def send(self, order) -> bool:
         if self.is_cut:
             return False
-        message = make("link", 1)
+        message = msgspec.structs.replace(order, link="link", seq=1)
         assert len(codec.encode(message)) <= codec.CONTROL_FRAME_BYTES
         for item in codec.decode_control(codec.encode(message)).items:
             kept = codec.decode_kept(item)

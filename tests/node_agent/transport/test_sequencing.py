@@ -28,7 +28,7 @@ def welcome(link: str) -> m.PeerWelcome:
 def test_messages_are_taken_in_order_and_a_repeat_is_dropped() -> None:
     here, there = Numbers(LINK), Numbers(LINK)
     for _ in range(3):
-        assert there.judge(leave(LINK, here.next())) == "take"
+        assert there.judge(here.stamped(leave(LINK, 0))) == "take"
     assert there.judge(leave(LINK, 2)) == "drop"
     assert there.judge(m.PeerPing(link=LINK, seq=here.sent)) == "take"
     assert there.judge(leave("other", 4)) == "stranger"
@@ -47,7 +47,7 @@ def test_over_any_line_what_is_taken_is_a_beginning_of_what_was_sent(seed: int, 
     chance, here, there = random.Random(seed), Numbers(LINK), Numbers(LINK)
     taken, lost = [], False
     for _ in range(50):
-        message = leave(LINK, here.next())
+        message = here.stamped(leave(LINK, 0))
         if chance.random() < loss:
             lost = True
             continue

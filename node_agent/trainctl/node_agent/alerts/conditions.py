@@ -2,7 +2,8 @@
 
 import dataclasses
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from trainctl.node_agent.alerts.findings import Finding, Said, gigabytes, median, seconds
 from trainctl.protocol import messages as m
@@ -63,7 +64,8 @@ def nodes(snapshot: RunSnapshot) -> list[Finding]:
     found = []
     for view in snapshot.view.ranks:
         lost, quiet = view.state in ("lost", "failed"), view.state == "hung" or view.node in snapshot.silent
-        found.append(Finding("node-lost", lost, view.state in WELL_STATES, _rank_speaker(view), view.node, view.rank))
+        say = partial(_say, view.state, view.why, view)
+        found.append(Finding("node-lost", lost, view.state in WELL_STATES, say, view.node, view.rank))
         silent = Finding(
             "node-silent", quiet and not lost, lost or not quiet, _silence(view, snapshot), view.node, view.rank
         )
@@ -71,29 +73,17 @@ def nodes(snapshot: RunSnapshot) -> list[Finding]:
     return found
 
 
-def _rank_speaker(view: m.RankView) -> "RankSpeaker":
-    return RankSpeaker(view.state, view.why, view)
-
-
-def _silence(view: m.RankView, snapshot: RunSnapshot) -> "RankSpeaker":
+def _silence(view: m.RankView, snapshot: RunSnapshot) -> Callable[[], Said]:
     if view.state == "hung":
-        return RankSpeaker("hung", view.why, view)
-    return RankSpeaker("silent", snapshot.silent.get(view.node, ""), view)
+        return partial(_say, "hung", view.why, view)
+    return partial(_say, "silent", snapshot.silent.get(view.node, ""), view)
 
 
-@dataclasses.dataclass(frozen=True)
-class RankSpeaker:
-    """Says how a rank is, and why."""
-
-    state: str
-    why: str
-    view: m.RankView
-
-    def __call__(self) -> Said:
-        view = self.view
-        pid = f", pid {view.pid}" if view.pid is not None else ""
-        facts = (f"rank {view.rank}: {view.state}, share {view.share}, micro-batch {view.micro_batch}{pid}",)
-        return Said(f"{self.state}: {self.why}" if self.why else self.state, facts)
+def _say(state: str, why: str, view: m.RankView) -> Said:
+    """How a rank is, and why."""
+    pid = f", pid {view.pid}" if view.pid is not None else ""
+    facts = (f"rank {view.rank}: {view.state}, share {view.share}, micro-batch {view.micro_batch}{pid}",)
+    return Said(f"{state}: {why}" if why else state, facts)
 
 
 class StallWatch:

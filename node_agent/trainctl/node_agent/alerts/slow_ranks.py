@@ -2,8 +2,10 @@
 
 import dataclasses
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from statistics import median_low
+from typing import NamedTuple
 
 from trainctl.node_agent.alerts.findings import Finding, Said, arrow, gigahertz, gpu_of, median, seconds
 from trainctl.protocol import messages as m
@@ -132,11 +134,11 @@ class PaceWatch:
             return [Finding("throughput", False, True, lambda: Said(""), part.node, part.rank)]
         self._slower[part.rank] = 1 - typical.rate / best.rate
         slower = self._alone(part.rank)
-        bad, good = (
-            slower > self._table.throughput_drop_percent / 100,
-            slower < self._table.throughput_clear_percent / 100,
-        )
-        return [Finding("throughput", bad, good, lambda: _slower(best, typical), part.node, part.rank)]
+        return [Finding("throughput", *self._judged(slower), lambda: _slower(best, typical), part.node, part.rank)]
+
+    def _judged(self, slower: float) -> tuple[bool, bool]:
+        table = self._table
+        return slower > table.throughput_drop_percent / 100, slower < table.throughput_clear_percent / 100
 
     def _alone(self, rank: int) -> float:
         """By how much a rank is slower beyond what the others are too: what slows most of them is no rank's own
@@ -148,9 +150,7 @@ class PaceWatch:
         """What slows more than half of the ranks is the fleet's trouble, and no rank's own."""
         slower = dict(self._slower) if len(self._slower) > 1 else {}
         middle = median_low(slower.values()) if slower else 0.0
-        bad = middle > self._table.throughput_drop_percent / 100
-        good = middle < self._table.throughput_clear_percent / 100
-        return Finding("throughput", bad, good, lambda: self._say_together(slower, middle))
+        return Finding("throughput", *self._judged(middle), lambda: self._say_together(slower, middle))
 
     def _say_together(self, slower: Mapping[int, float], middle: float) -> Said:
         lower = sum(part > self._table.throughput_drop_percent / 100 for part in slower.values())
@@ -173,22 +173,18 @@ class PaceWatch:
             if lower is None:
                 continue
             bad, good = lower > self._table.clock_drop_percent / 100, lower < self._table.clock_clear_percent / 100
-            say = self._speaker(rank, reading, gpu, clock.best, clock.now)
+            say = self._speaker(rank, _Read(gpu, reading), clock.best, clock.now)
             found.append(Finding("clock", bad, good, say, reading.node, rank))
         return found
 
-    def _speaker(self, rank: int, reading: m.HostReading, gpu: m.GpuReading, best: float, now: float) -> "Speaker":
+    def _speaker(self, rank: int, read: "_Read", best_mhz: float, now_mhz: float) -> Callable[[], Said]:
         pace, typical = self._paces.get(rank), self._typical.get(rank)
-        before = pace.best if pace is not None else None
-        return Speaker(before, typical, _Read(gpu, reading), best, now)
+        return partial(_lower_clock, pace.best if pace is not None else None, typical, read, best_mhz, now_mhz)
 
     def forget(self, rank: int) -> None:
         """A rank that is out, or gone: what comes after is compared with nothing before."""
-        self._paces.pop(rank, None)
-        self._clocks.pop(rank, None)
-        self._typical.pop(rank, None)
-        self._slower.pop(rank, None)
-        self._nodes.pop(rank, None)
+        for known in (self._paces, self._clocks, self._typical, self._slower, self._nodes):
+            known.pop(rank, None)
 
     # ------------------------------------------------------------ what a restart must not forget
 
@@ -230,28 +226,18 @@ class _Clock:
         return lower
 
 
-@dataclasses.dataclass(frozen=True)
-class _Read:
+class _Read(NamedTuple):
     gpu: m.GpuReading | None = None
     host: m.HostReading | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Speaker:
+def _lower_clock(before: Typical | None, now: Typical | None, read: _Read, best_mhz: float, now_mhz: float) -> Said:
     """Says what a lower clock does: `+142 ms in backward: 84 °C, 1.62→1.38 GHz`."""
-
-    before: Typical | None
-    typical: Typical | None
-    read: _Read
-    best_mhz: float
-    now_mhz: float
-
-    def __call__(self) -> Said:
-        grew = _grown(self.before, self.typical)
-        state = [_celsius(self.read), f"{arrow(gigahertz(self.best_mhz), gigahertz(self.now_mhz))} GHz"]
-        words = ", ".join(word for word in state if word)
-        facts = _facts(self.before, self.typical) if self.before and self.typical else _machine_facts(self.read)
-        return Said(f"{grew}: {words}" if grew else f"clock under load: {words}", facts)
+    grew = _grown(before, now)
+    state = [_celsius(read), f"{arrow(gigahertz(best_mhz), gigahertz(now_mhz))} GHz"]
+    words = ", ".join(word for word in state if word)
+    facts = _facts(before, now) if before and now else _machine_facts(read)
+    return Said(f"{grew}: {words}" if grew else f"clock under load: {words}", facts)
 
 
 def _slower(best: Typical, typical: Typical) -> Said:

@@ -4,9 +4,10 @@ import asyncio
 import math
 import time
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
+import zmq
 
 from trainctl.node_agent.clients import proxy
 from trainctl.node_agent.clients.doctor import Doctor
@@ -70,9 +71,18 @@ class UnknownRankError(InvalidInputError):
     """A request named a rank of which this agent has nothing, and can get nothing."""
 
 
-async def answer(request: m.ClientRequest, source: QuerySource) -> m.AgentReply:
-    """The reply to any request but a command. Raises InvalidInputError (UnknownRunError, UnknownRankError for what
-    it doesn't know)."""
+async def reply(request: m.ClientRequest, source: QuerySource) -> m.AgentReply:
+    """The reply to any request but a command, a refusal if there is no other."""
+    try:
+        return await _answer(request, source)
+    except InvalidInputError as error:
+        code: Any = {UnknownRunError: "unknown-run", UnknownRankError: "unknown-rank"}.get(type(error), "malformed")
+        return m.Refusal(rid=request.rid, code=code, text=str(error))
+    except (OSError, zmq.ZMQError) as error:  # no descriptor is free, say
+        return m.Refusal(rid=request.rid, code="busy", text=f"{source.node} can't answer now: {error}")
+
+
+async def _answer(request: m.ClientRequest, source: QuerySource) -> m.AgentReply:
     match request:
         case m.SnapshotRequest():
             return await _snapshot(request, source)

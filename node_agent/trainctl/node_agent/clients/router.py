@@ -14,7 +14,7 @@ from trainctl.node_agent.clients.redirects import Redirects
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, ProtocolError, RefusedError, VersionError
+from trainctl.protocol.errors import NotAuthorisedError, ProtocolError, RefusedError, VersionError
 from trainctl.protocol.wire import codec, sockets
 
 MOST_ASKED, MOST_ASKED_BY_ALL = 64, 1024
@@ -113,7 +113,7 @@ class Router:
 
     async def _answer_request(self, identity: bytes, request: m.ClientRequest) -> None:
         try:
-            reply = await self._answer_to(request)
+            reply = await queries.reply(request, self._source)
         finally:
             self._asked.leave(identity)
             self._begin_answers(identity)
@@ -121,18 +121,6 @@ class Router:
             await self._replies.reply(identity, reply)
         except ProtocolError as error:
             await self._replies.reply(identity, m.Refusal(rid=request.rid, code="busy", text=str(error)))
-
-    async def _answer_to(self, request: m.ClientRequest) -> m.AgentReply:
-        try:
-            return await queries.answer(request, self._source)
-        except queries.UnknownRunError as error:
-            return m.Refusal(rid=request.rid, code="unknown-run", text=str(error))
-        except queries.UnknownRankError as error:
-            return m.Refusal(rid=request.rid, code="unknown-rank", text=str(error))
-        except InvalidInputError as error:
-            return m.Refusal(rid=request.rid, code="malformed", text=str(error))
-        except (OSError, zmq.ZMQError) as error:  # no descriptor is free, say
-            return m.Refusal(rid=request.rid, code="busy", text=f"{self._source.node} can't answer now: {error}")
 
     # ------------------------------------------------------------ commands
 

@@ -6,15 +6,14 @@ from typing import Any
 from trainctl.node_agent.clients.queries import QuerySource
 from trainctl.node_agent.exporter import counters
 from trainctl.node_agent.exporter.listen_address import ListenAddress
-from trainctl.node_agent.exporter.snapshot import take
+from trainctl.node_agent.exporter.samples import AgentSnapshot
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, installing
 
 
 class Exporter:
-    """Binds at once, and serves from `attend` on. Raises InvalidInputError where the library is missing or the address
-    is taken."""
+    """Binds at once; `attend` begins to serve. Raises InvalidInputError if its library is missing or the port taken."""
 
     def __init__(self, address: ListenAddress) -> None:
         self._server = _server(address)
@@ -38,8 +37,13 @@ class Exporter:
 
     def look(self, loop_lag_seconds: float | None) -> None:
         """Show the agent as it is now; called on its event loop."""
-        if self._source is not None:
-            self._server.show(take(self._source, self._totals, self._started_at, loop_lag_seconds))
+        source = self._source
+        if source is None:
+            return
+        directory = source.run_directory(None)
+        live = source.live_run(directory) if directory is not None else None
+        now, node, peers = time.monotonic(), source.node_view(), source.peer_views()
+        self._server.show(AgentSnapshot(now, self._started_at, node, peers, live, loop_lag_seconds, self._totals))
 
     def close(self) -> None:
         self._server.close()

@@ -6,9 +6,20 @@ from typing import NamedTuple
 
 from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.exporter.catalogue import STEP_BUCKETS_SECONDS
-from trainctl.node_agent.exporter.counters import PHASES, RunTotals
-from trainctl.node_agent.exporter.snapshot import AgentSnapshot
+from trainctl.node_agent.exporter.counters import PHASES, RunTotals, Totals
 from trainctl.protocol import messages as m
+
+
+class AgentSnapshot(NamedTuple):
+    """What one scrape is answered from: an agent at a moment, all immutable, so any thread may read it."""
+
+    taken_monotonic: float
+    started_at: float  # Unix seconds
+    node: m.NodeView
+    peers: tuple[m.PeerView, ...]
+    live: LiveRun | None  # the active run
+    loop_lag_seconds: float | None
+    totals: Totals
 
 
 class Histogram(NamedTuple):

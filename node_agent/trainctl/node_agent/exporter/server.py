@@ -15,8 +15,7 @@ from prometheus_client.registry import Collector
 
 from trainctl.node_agent.exporter.catalogue import SPECS, Spec
 from trainctl.node_agent.exporter.listen_address import ListenAddress
-from trainctl.node_agent.exporter.samples import Histogram, Reading, readings
-from trainctl.node_agent.exporter.snapshot import AgentSnapshot
+from trainctl.node_agent.exporter.samples import AgentSnapshot, Histogram, Reading, readings
 from trainctl.protocol.errors import InvalidInputError
 
 MOST_CONNECTIONS = 16
@@ -84,7 +83,9 @@ class _HttpServer(ThreadingMixIn, HTTPServer):
         super().__init__((address.host, address.port), handler)
 
     def server_bind(self) -> None:
-        socket_server_bind(self)
+        """As HTTPServer does, without asking the name service who this is."""
+        super(HTTPServer, self).server_bind()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def get_request(self) -> tuple[Any, Any]:
         connection, address = super().get_request()
@@ -112,12 +113,6 @@ class _HttpServer(ThreadingMixIn, HTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Nothing is printed for a connection that broke."""
-
-
-def socket_server_bind(server: HTTPServer) -> None:
-    """As HTTPServer does, without asking the name service who this is."""
-    super(HTTPServer, server).server_bind()
-    server.server_name, server.server_port = str(server.server_address[0]), int(server.server_address[1])
 
 
 def _end(connection: socket.socket) -> None:

@@ -9,8 +9,9 @@ import shutil
 import subprocess
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -25,20 +26,21 @@ class Readings(NamedTuple):
     temperature_celsius: float | None = None  # of the processor
 
 
-class DeviceReader(Protocol):
+class DeviceReader(ABC):
     """One source of readings."""
 
+    @abstractmethod
     def read(self) -> Readings | None:
         """The next reading; may block. None: there will be no more."""
 
-    def interrupt(self) -> None:
-        """Make a `read` that waits return; called from another thread."""
+    def interrupt(self) -> None:  # noqa: B027
+        """Make a `read` that waits for more than a driver return; called from another thread."""
 
-    def close(self) -> None:
-        """Let the source go; called from the thread that reads."""
+    def close(self) -> None:  # noqa: B027
+        """Let the source go, if there is anything to; called from the thread that reads."""
 
 
-class NvidiaReader:
+class NvidiaReader(DeviceReader):
     """All NVIDIA devices, through NVML. Raises OSError if there is no driver or its Python module is not installed."""
 
     def __init__(self) -> None:
@@ -57,9 +59,6 @@ class NvidiaReader:
         count = self._ask(nvml.nvmlDeviceGetCount) or 0
         handles = (self._ask(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count))
         return Readings(tuple(self._device(handle) for handle in handles if handle is not None))
-
-    def interrupt(self) -> None:
-        """NVML's questions wait for nothing but the driver."""
 
     def close(self) -> None:
         self._ask(self._nvml.nvmlShutdown)
@@ -88,7 +87,7 @@ class NvidiaReader:
             return None
 
 
-class AppleReader:
+class AppleReader(DeviceReader):
     """The GPU of an Apple chip, from `macmon pipe`. Raises OSError if it is not on PATH or cannot be run."""
 
     def __init__(self, program: str = "macmon") -> None:
@@ -139,7 +138,7 @@ def parse_macmon(line: str, name: str = "Apple GPU") -> Readings:
     return Readings((gpu,), _warm(temperatures.get("cpu_temp_avg")))
 
 
-class SensorReader:
+class SensorReader(DeviceReader):
     """The processor's temperature as the system's own sensors give it. Raises OSError where there are none."""
 
     _CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
@@ -150,12 +149,6 @@ class SensorReader:
 
     def read(self) -> Readings:
         return Readings(temperature_celsius=self._hottest())
-
-    def interrupt(self) -> None:
-        """Nothing is waited for."""
-
-    def close(self) -> None:
-        """Nothing to let go."""
 
     def _hottest(self) -> float | None:
         found = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}

@@ -10,7 +10,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -41,37 +41,12 @@ MAX_REFUSALS = 2000
 _CONSENT = "REPLACE INTO meta VALUES ('consent', ?)"
 
 
-@dataclass(frozen=True)
-class JournaledCommand:
-    """A command as accepted, and how it ended if it has."""
-
-    id: str
-    digest: str  # of its body, by `digest_of`
-    verb: str
-    args: dict[str, Any]
-    by: str
-    run: str | None
-    node: str | None
-    if_plan: int | None
-    received_at: float
-    ttl_seconds: float
-    state: m.CommandState
-    step: int | None
-    reason: str
-    field: str | None
-    before: str | None
-    after: str | None
-    ended_at: float | None
-    plan_version: int | None  # of the settings that it made, or that it left alone
+class JournaledCommand(m.KeptCommand, tag="kept-command", frozen=True):
+    """A command as accepted, and how it ended if it has; as it stands it is handed on to other nodes."""
 
     @property
     def is_open(self) -> bool:
         return self.state not in m.FINAL_COMMAND_STATES
-
-    @property
-    def kept(self) -> m.KeptCommand:
-        """As it is handed on to other nodes."""
-        return m.KeptCommand(**{field.name: getattr(self, field.name) for field in fields(self)})
 
     def reply(self, rid: str) -> m.CommandReply:
         """What a client that asks again under `rid` is told."""
@@ -242,6 +217,10 @@ class AgentDb:
             (run, limit),
         )
         return tuple(map(_command, reversed(rows.fetchall())))
+
+    def known_run(self, run: str) -> KnownRun | None:
+        """A run of this node, None if there is none of this id."""
+        return next((known for known in self.runs() if known.run == run), None)
 
     def forget_run(self, run: str) -> None:
         """A run that never began."""

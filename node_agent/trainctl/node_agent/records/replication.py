@@ -105,9 +105,7 @@ class Copies:
 
     async def _send(self, node: Node, items: Sequence[m.Kept]) -> bool:
         for part in packed(items):
-            if not await self._links[node].send(
-                lambda link, seq, part=part: m.PeerKeep(link=link, seq=seq, run=self._run, items=part)  # type: ignore[misc]
-            ):
+            if not await self._links[node].send(m.PeerKeep(link="", seq=0, run=self._run, items=part)):
                 return False
         return True
 

@@ -15,7 +15,7 @@ from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.transport import bind
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import InvalidInputError, ProtocolError, VersionError
+from trainctl.protocol.errors import ProtocolError, VersionError
 from trainctl.protocol.record.paths import RunPaths, state_root
 from trainctl.protocol.security.keys import default_folder
 from trainctl.protocol.wire import codec, sockets
@@ -86,15 +86,7 @@ class PlayedAgent:
         if isinstance(request, m.Command):
             run = self._played.live.view.run
             return m.CommandReply(rid=request.rid, id=request.id, state="rejected", reason=NO_COMMANDS, run=run)
-        refusals: tuple[tuple[type[InvalidInputError], Any], ...] = (
-            (queries.UnknownRunError, "unknown-run"), (queries.UnknownRankError, "unknown-rank"),
-            (InvalidInputError, "malformed"),
-        )  # fmt: skip
-        try:
-            return await queries.answer(request, self)
-        except InvalidInputError as error:
-            code = next(code for kind, code in refusals if isinstance(error, kind))
-            return m.Refusal(rid=request.rid, code=code, text=str(error))
+        return await queries.reply(request, self)
 
     # ------------------------------------------------------------ what the handlers see
 

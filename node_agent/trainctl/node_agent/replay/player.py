@@ -19,6 +19,7 @@ import zmq
 import zmq.asyncio
 
 from trainctl.node_agent.clients.queries import LiveRun
+from trainctl.node_agent.conductor.views import same_but_progress
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.listen_address import ListenAddress
 from trainctl.node_agent.records.keys import VIEW_KEY
@@ -228,7 +229,7 @@ class Player:
             self._log(rank, at, text)
         self._watch(played_step, after, at)
         self._view = after
-        if _apart_from_steps(before) != _apart_from_steps(after):
+        if not same_but_progress(before, after):
             self._show(after)
 
     def _watch(self, played_step: PlayedStep, view: m.RunView, at: float) -> None:
@@ -309,11 +310,6 @@ class Player:
             agent.publish(agent.host)
             if rank == 0 or not agent.mute:
                 self._recorder.host(agent.host)
-
-
-def _apart_from_steps(view: m.RunView) -> m.RunView:
-    """What a RunView is published for: all but what a committed step tells."""
-    return msgspec.structs.replace(view, step=0, cursor=0, learning_rate=0.0)
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ class Adoption:
         """Whatever has to be agreed on with other nodes before `args.resume` is opened here. Raises InvalidInputError,
         and then nothing has changed but the terms that nodes have consented to."""
         run, node = args.resume or "", self._context.node
-        row = next((row for row in self._context.db.runs() if row.run == run), None)
+        row = self._context.db.known_run(run)
         if row is None:
             raise InvalidInputError("resume", f"no run {run!r} on {node}: it takes a node with a copy of its record")
         known, waiting = self._context.db.followed(run), self._role.waiting

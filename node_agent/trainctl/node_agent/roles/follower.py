@@ -13,7 +13,7 @@ import msgspec
 
 from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
 from trainctl.node_agent.roles.followed_run import FollowedRank
-from trainctl.node_agent.roles.inbound_links import Answer, InboundLinks, Say
+from trainctl.node_agent.roles.inbound_links import InboundLinks, Say
 from trainctl.node_agent.roles.rank_hosting import NO_RANK, RankHosting
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.roles.transfer import Released
@@ -50,7 +50,7 @@ class Follower:
         self._context, self._node, self._db = context, context.node, context.db
         self._links, self._conducting, self._settle, self._reclaim = InboundLinks(say), conducting, settle, reclaim
         self._role, self._hosting = role, hosting
-        self._votes = Votes(context, role, conducting, hosting, self._hand_over)
+        self._votes = Votes(context, role, conducting.beyond, self._hand_over)
         self.loop_lag_seconds = 0.0
         self.host_reading: m.HostReading | None = None  # this machine's newest, for its leads
         self._orders: asyncio.Queue[tuple[str, Order]] = asyncio.Queue()
@@ -90,7 +90,7 @@ class Follower:
         told, term = hello.generation or m.Generation(0, 0), self._votes.term_of(hello.run)
         if hello.run is not None and told.term < term:
             text = f"{self._node} has seen term {term}, {hello.lead} leads in an older one"
-            row = self._hosting.row(hello.run)
+            row = self._db.known_run(hello.run)
             about = {"run": hello.run, "state": row.state if row else None, "reason": row.reason if row else ""}
             await self._links.refuse(identity, hello.link, "older-term", text, **about)
             return
@@ -157,7 +157,7 @@ class Follower:
         """The rank of the lead's run, if it was hosted here and this agent has done with it."""
         if hello.run is None or (self.followed is not None and self.followed.run == hello.run):
             return None
-        known, row = self._db.followed(hello.run), self._hosting.row(hello.run)
+        known, row = self._db.followed(hello.run), self._db.known_run(hello.run)
         if known is None or known.lead != hello.lead or row is None or known.rank == NO_RANK:
             return None
         why = row.reason or f"was {row.state} there"
@@ -173,7 +173,8 @@ class Follower:
                 case m.PeerHost():
                     field, problem = await self._hosting.host(lead, self._links.address(lead) or "", order)
                     hosted = self.followed.hosted if self.followed is not None and not field else None
-                    await self._links.answer(lead, _hosted_answer(order, field, problem, hosted))
+                    said = m.PeerHosted(link="", seq=0, run=order.run, rank=order.rank, field=field, problem=problem)
+                    await self._links.answer(lead, msgspec.structs.replace(said, hosted=hosted))
                     if self.followed is not None and not field:  # an exit told before is taken for an older one's
                         self.followed.told_ending = False
                 case m.PeerRelay():
@@ -204,7 +205,7 @@ class Follower:
 
     async def _answer_claim(self, claimant: str, claim: m.PeerClaim) -> None:
         said = await self._votes.answer(claimant, self._links.address(claimant) or "", claim)
-        await self._links.answer(claimant, lambda link, seq: msgspec.structs.replace(said, link=link, seq=seq))
+        await self._links.answer(claimant, said)
 
     async def _hand_over(self, claimant: str, address: str, term: int) -> None:
         await self.step_down(claimant, address)
@@ -285,13 +286,11 @@ class Follower:
         return await self._tell_exit(lead, followed.hosted, ending)
 
     async def _pass_on(self, lead: str, answer: m.FromTrainer, *, returned: bool = False) -> bool:
-        return await self._links.answer(
-            lead, lambda link, seq: m.PeerAnswer(link=link, seq=seq, answer=answer, returned=returned)
-        )
+        return await self._links.answer(lead, m.PeerAnswer(link="", seq=0, answer=answer, returned=returned))
 
     async def _tell_exit(self, lead: str, hosted: m.HostedRank, ending: Ending) -> bool:
         said = m.PeerExit(link="", seq=0, run=hosted.run, rank=hosted.rank, **ending._asdict())
-        return await self._links.answer(lead, lambda link, seq: msgspec.structs.replace(said, link=link, seq=seq))
+        return await self._links.answer(lead, said)
 
     def lead_silent_seconds(self, followed: FollowedRank) -> float:
         """How long its lead has said nothing, as far as it was listened for."""
@@ -302,9 +301,3 @@ class Follower:
         lead, silent_seconds = followed.known.lead, self.lead_silent_seconds(followed)
         if silent_seconds > followed.config.run.orphan_seconds:
             await followed.end("failed", f"{lead}, which conducts it, has been silent for {silent_seconds:.0f} s")
-
-
-def _hosted_answer(order: m.PeerHost, field: str, problem: str, hosted: m.HostedRank | None) -> Answer:
-    return lambda link, seq: m.PeerHosted(
-        link=link, seq=seq, run=order.run, rank=order.rank, field=field, problem=problem, hosted=hosted
-    )

@@ -10,8 +10,6 @@ from trainctl.protocol import messages as m
 
 Say = Callable[[bytes, m.FromPeer], Awaitable[None]]
 """Send a message to the address of a lead's socket; one that has gone loses it, and notices by the numbers."""
-Answer = Callable[[str, int], m.FromPeer]
-"""A message from the conversation's name and its number in it."""
 RefusalCode = Literal["unknown-link", "older-term", "busy"]
 
 
@@ -78,12 +76,12 @@ class InboundLinks:
         beat = m.PeerBeat(link=link, seq=seq, ranks=ranks, loop_lag_seconds=loop_lag_seconds, host=host)
         await self._say(talk.identity, beat)
 
-    async def answer(self, lead: str, make: Answer) -> bool:
-        """Say something in the conversation with a lead; False if there is none."""
+    async def answer(self, lead: str, message: m.FromPeer) -> bool:
+        """Say something in the conversation with a lead, which gives it link and number; False if there is none."""
         talk = self._links.get(lead)
         if talk is None:
             return False
-        await self._say(talk.identity, make(talk.numbers.link, talk.numbers.next()))
+        await self._say(talk.identity, talk.numbers.stamped(message))
         return True
 
     async def object(self, lead: str, code: RefusalCode, text: str) -> None:

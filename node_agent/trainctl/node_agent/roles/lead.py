@@ -380,8 +380,7 @@ class Lead:
         """Of a run by its id; of the active run, or else the newest, for None."""
         if run is None and self.session is not None:
             return self.session.paths.directory
-        known = self._db.runs()
-        found = next((row for row in known if row.run == (run or self.last_run)), None)
+        found = self._db.known_run(run or self.last_run or "")
         if found is None and run is None:
-            found = next(iter(known), None)
+            found = next(iter(self._db.runs()), None)
         return found.directory if found is not None else None

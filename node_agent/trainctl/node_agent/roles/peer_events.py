@@ -72,7 +72,7 @@ class PeerEvents:
 
     async def _end_stray(self, node: str, hosted: m.HostedRank) -> None:
         """A rank of a run that is over, or never began: its agent was away when it was told."""
-        known = next((row for row in self._db.runs() if row.run == hosted.run), None)
+        known = self._db.known_run(hosted.run)
         followed = self._db.followed(hosted.run)
         handed_over = followed is not None and followed.lead != self._context.node
         if known is not None and (known.state in m.ACTIVE_RUN_STATES or handed_over):

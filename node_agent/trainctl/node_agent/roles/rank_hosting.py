@@ -70,7 +70,7 @@ class RankHosting:
         """Raises InvalidInputError or RefusedError; leaves nothing then."""
         if not re.fullmatch(RUN_PATTERN, known.run):
             raise InvalidInputError("run", f"{known.run!r} is no run id")
-        paths, row = RunPaths(runs_directory(self._context.directory) / known.run), self.row(known.run)
+        paths, row = RunPaths(runs_directory(self._context.directory) / known.run), self._db.known_run(known.run)
         own = row is not None and self._db.followed(known.run) is None
         if own and wanted.generation.term <= restore.kept_term(paths):
             raise InvalidInputError("resume", f"{known.run} is a run of {self._node}'s own; take it up there")
@@ -122,7 +122,7 @@ class RankHosting:
         """Let go of the rank that is followed, for this agent is to conduct its run; the trainer stays as it is."""
         followed = self.followed
         assert followed is not None
-        row = self.row(followed.run)
+        row = self._db.known_run(followed.run)
         assert row is not None
         followed.close()
         self._role.turn(transitions.let_go(self._role.now))
@@ -152,7 +152,3 @@ class RankHosting:
         """What that node's agent is told of it."""
         followed = self.followed
         return (followed.hosted,) if followed is not None and followed.known.lead == lead else ()
-
-    def row(self, run: str) -> KnownRun | None:
-        """What the db has of a run."""
-        return next((row for row in self._db.runs() if row.run == run), None)

@@ -1,13 +1,12 @@
 """What this node says to another that claims to conduct a run: one consents to one claimant a term."""
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 import msgspec
 
 from trainctl.node_agent.records.agent_db import FollowedRun
 from trainctl.node_agent.records.ended import EndedRun
-from trainctl.node_agent.roles.rank_hosting import NO_RANK, RankHosting
+from trainctl.node_agent.roles.rank_hosting import NO_RANK
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.context import AgentContext
@@ -16,30 +15,24 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import codec
 
+Beyond = Callable[[m.HostedRank], list[m.Kept]]
+"""What the record of the run that this node conducts has beyond a claimant's. Raises RefusedError if that is much."""
 HandOver = Callable[[str, str, int], Awaitable[None]]
 """Follow the claimant at an address, which conducts this agent's run in a term from here on. Raises RefusedError."""
-
-
-class _Conducting(Protocol):
-    """What a claim has to do with its own agent's conducting."""
-
-    def beyond(self, other: m.HostedRank) -> list[m.Kept]: ...
 
 
 class Votes:
     """Judges claims by what this node takes part in, has consented to and has seen."""
 
-    def __init__(
-        self, context: AgentContext, role: AgentRole, conducting: _Conducting, hosting: RankHosting, hand_over: HandOver
-    ) -> None:  # fmt: skip
+    def __init__(self, context: AgentContext, role: AgentRole, beyond: Beyond, hand_over: HandOver) -> None:
         self._context, self._node, self._db = context, context.node, context.db
-        self._role, self._conducting, self._hosting, self._hand_over = role, conducting, hosting, hand_over
+        self._role, self._own_beyond, self._hand_over = role, beyond, hand_over
 
     def term_of(self, run: str | None) -> int:
         """The newest term of a run that this node knows of, 0 if of none."""
         if run is None:
             return 0
-        followed, row = self._role.followed, self._hosting.row(run)
+        followed, row = self._role.followed, self._db.known_run(run)
         if followed is not None and followed.run == run:
             kept = followed.generation.term
         else:
@@ -55,9 +48,9 @@ class Votes:
             if not refusal and claim.resume:
                 said, items, refusal = self._beyond_ended(claimant, address, claim, said)
             elif not refusal and self._role.run == claim.run:
-                items += self._conducting.beyond(claim.hosted)
+                items += self._own_beyond(claim.hosted)
                 await self._hand_over(claimant, address, claim.term)
-                items += [row.kept for row in self._db.open_commands() if row.run == claim.run]
+                items += [row for row in self._db.open_commands() if row.run == claim.run]
                 said = msgspec.structs.replace(said, hosted=self._hosted)
             elif not refusal and self._role.followed is not None:
                 items += self._role.followed.beyond(claim.hosted)
@@ -100,7 +93,7 @@ class Votes:
     ) -> tuple[m.PeerConsent, list[m.Kept], str]:
         """What this node's record of a run that has ended has beyond the claimant's, or why that can't be told. If its
         own agent led the run it leads it no more. Raises InvalidInputError."""
-        row = self._hosting.row(claim.run)
+        row = self._db.known_run(claim.run)
         if row is None:
             return said, [], ""
         known = self._db.followed(claim.run)

@@ -4,13 +4,13 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.records.agent_db import AgentDb, JournaledCommand, digest_of
-from trainctl.node_agent.runs.session import Session
+from trainctl.node_agent.runs.session import Conducting, Session
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.messages import verbs
@@ -24,13 +24,6 @@ LEFT_SECONDS = 30.0
 class _Asker:
     identity: bytes
     rid: str
-
-
-class _Conducting(Protocol):
-    """The part of an agent that conducts."""
-
-    @property
-    def session(self) -> Session | None: ...
 
 
 class Handlers(NamedTuple):
@@ -49,7 +42,7 @@ class Handlers(NamedTuple):
 class CommandJournal:
     """Takes commands from clients, keeps the db, and tells who asked."""
 
-    def __init__(self, db: AgentDb, answer: Answer, conducting: _Conducting, handlers: Handlers) -> None:
+    def __init__(self, db: AgentDb, answer: Answer, conducting: Conducting, handlers: Handlers) -> None:
         self._db, self._answer = db, answer
         self._conducting, self._handlers = conducting, handlers
         self._askers: dict[str, list[_Asker]] = {}
@@ -187,7 +180,7 @@ class CommandJournal:
         """Have the run's other nodes keep the command as it is now: one of them may conduct the run after this one."""
         row = self._db.find(id)
         if self.session is not None and row is not None and row.run == self.session.run:
-            self.session.copies.add(row.kept)
+            self.session.copies.add(row)
 
     # ------------------------------------------------------------ of a run that another node's agent conducts
 

@@ -2,31 +2,21 @@
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.records.agent_db import AgentDb, JournaledCommand, KnownRun
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.node_agent.runs.session import Session
+from trainctl.node_agent.runs.session import Conducting
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths
 
 
-class _Conducting(Protocol):
-    """The part of an agent that conducts."""
-
-    @property
-    def session(self) -> Session | None: ...
-    @property
-    def is_busy(self) -> bool: ...
-
-
 class LateNotes:
     """Takes notes on runs of this node's db that nobody conducts any more."""
 
-    def __init__(self, node: str, db: AgentDb, publish: Callable[[m.Event], object], conducting: _Conducting) -> None:
+    def __init__(self, node: str, db: AgentDb, publish: Callable[[m.Event], object], conducting: Conducting) -> None:
         self._node, self._db, self._publish, self._conducting = node, db, publish, conducting
 
     def note(self, row: JournaledCommand) -> d.CommandEnded:

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.planning.terms import next_term
@@ -64,7 +65,7 @@ class Launch:
     ) -> restore.Opening:
         """From its newest checkpoint. `without`: ranks that are lost from the beginning, and join when their nodes are
         in reach again. Raises InvalidInputError or RefusedError."""
-        known = next((row for row in self._db.runs() if row.run == run), None)
+        known = self._db.known_run(run)
         if known is None:
             raise InvalidInputError("resume", f"no run {run!r} on this node")
         paths, cluster = RunPaths(known.directory), tuple(self._context.cluster.nodes)
@@ -122,11 +123,11 @@ class Launch:
             if link is None:
                 ports[rank] = self._context.rank(opening.paths, rank)
             else:
-                ports[rank] = RemoteRank(link, run, rank, _hosting_order(conductor, rank))
+                ports[rank] = RemoteRank(link, run, rank, partial(_hosting_order, conductor, rank))
         nodes = {setting.node for setting in ranks.values()}
         copies = Copies(
             opening.paths, {node: link for node, link in links.items() if node in nodes},
-            lambda: [row.kept for row in self._db.commands_of(run, COMMANDS_HANDED_ON)],
+            lambda: self._db.commands_of(run, COMMANDS_HANDED_ON),
         )  # fmt: skip
         return Session(
             conductor, opening.paths, opening.recorder, self._context.node, ports, self._context.publisher, started_at,
@@ -154,8 +155,6 @@ class Launch:
                 raise InvalidInputError("--cluster", f"{paths.directory.name} has a rank on {node}, which isn't in it")
 
 
-def _hosting_order(conductor: Conductor, rank: int) -> Callable[[str, int], m.PeerHost]:
-    return lambda link, seq: m.PeerHost(
-        link=link, seq=seq, run=conductor.run, rank=rank, config=run_file.to_dict(conductor.config),
-        generation=conductor.durable.generation,
-    )  # fmt: skip
+def _hosting_order(conductor: Conductor, rank: int) -> m.PeerHost:
+    config, generation = run_file.to_dict(conductor.config), conductor.durable.generation
+    return m.PeerHost(link="", seq=0, run=conductor.run, rank=rank, config=config, generation=generation)

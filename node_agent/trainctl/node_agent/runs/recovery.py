@@ -99,7 +99,7 @@ class Recovery:
         return due
 
     def _paths(self, run: str) -> RunPaths | None:
-        known = next((row for row in self._context.db.runs() if row.run == run), None)
+        known = self._context.db.known_run(run)
         return RunPaths(known.directory) if known is not None else None
 
     async def _absent(self, run: str) -> "Absent":

@@ -81,17 +81,20 @@ def make_directory(paths: RunPaths, config: RunFile, *, resumable: bool = True) 
 
 def kept_ranks(paths: RunPaths) -> dict[int, str]:
     """The node of each rank of an old run, by its record; empty if it never came to that."""
-    with RecordReader(paths) as reader:
-        text = reader.meta(DURABLE_KEY)
-    durable = _decoded(text, Durable, paths.record) if text is not None else None
+    durable = _read(paths)
     return {rank: setting.node for rank, setting in durable.settings.ranks.items()} if durable is not None else {}
 
 
 def kept_term(paths: RunPaths) -> int:
     """The term that a run of this node's own was last conducted in, by its record; 0 if it never came to that."""
+    durable = _read(paths)
+    return durable.generation.term if durable is not None else 0
+
+
+def _read(paths: RunPaths) -> Durable | None:
     with RecordReader(paths) as reader:
         text = reader.meta(DURABLE_KEY)
-    return _decoded(text, Durable, paths.record).generation.term if text is not None else 0
+    return _decoded(text, Durable, paths.record) if text is not None else None
 
 
 def own(paths: RunPaths, term: int) -> None:

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -283,3 +284,12 @@ class Session:
             self.is_closed = True
             self._keep_view()
             self.recorder.close()
+
+
+class Conducting(Protocol):
+    """The part of an agent that conducts."""
+
+    @property
+    def session(self) -> Session | None: ...
+    @property
+    def is_busy(self) -> bool: ...

@@ -94,26 +94,23 @@ def count_file(pid: int, proc: Path = PROC) -> Path | None:
 
 def read_count(file: Path | None) -> int | None:
     """The number after `oom_kill`; None if there is none."""
-    if file is None:
-        return None
+    words = (line.split() for line in _lines(file)) if file is not None else ()
+    counts = (pair[1] for pair in words if len(pair) == 2 and pair[0] == "oom_kill")
+    return next((int(count) for count in counts if count.isdigit()), None)
+
+
+def _lines(file: Path) -> list[str]:
+    """None of a file that can't be read."""
     try:
-        lines = file.read_text(encoding="ascii", errors="replace").splitlines()
+        return file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return None
-    words = (line.split() for line in lines)
-    return next(
-        (int(pair[1]) for pair in words if len(pair) == 2 and pair[0] == "oom_kill" and pair[1].isdigit()), None
-    )
+        return []
 
 
 def _cgroups(file: Path) -> dict[int, str]:
     """A process's path in the hierarchies that may account for memory, by their version."""
     found = dict[int, str]()
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return found
-    for line in lines:
+    for line in _lines(file):
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if "memory" in controllers.split(","):
@@ -127,11 +124,7 @@ def _mounts(file: Path) -> list[tuple[int, str, Path]]:
     """(version, root, mount point) of the mounted hierarchies that may account for memory; version 1 first, for with
     both mounted it has the memory."""
     found = list[tuple[int, str, Path]]()
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return found
-    for line in lines:
+    for line in _lines(file):
         fields, _, rest = line.partition(" - ")
         kind = rest.split()
         where = fields.split()

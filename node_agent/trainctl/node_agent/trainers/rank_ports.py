@@ -184,7 +184,7 @@ def last_words(tail: Sequence[str]) -> str:
 class RemoteRank:
     """A rank that another node's agent hosts for this one; how it ended that agent tells by itself."""
 
-    def __init__(self, link: PeerLink, run: str, rank: int, hosting: Callable[[str, int], m.PeerHost]) -> None:
+    def __init__(self, link: PeerLink, run: str, rank: int, hosting: Callable[[], m.PeerHost]) -> None:
         """`hosting` asks its agent to host the rank, should it have let go of it."""
         self._link, self._run, self._rank, self._hosting = link, run, rank, hosting
 
@@ -193,7 +193,7 @@ class RemoteRank:
 
     async def tell(self, order: m.ToTrainer) -> bool:
         """Whether its agent was there to take it."""
-        return await self._link.send(lambda link, seq: m.PeerRelay(link=link, seq=seq, rank=self._rank, order=order))
+        return await self._link.send(m.PeerRelay(link="", seq=0, rank=self._rank, order=order))
 
     def look(self) -> Look:
         return Look(self._hosted.pid if self._hosted is not None else None)
@@ -226,15 +226,13 @@ class RemoteRank:
         if self._hosted is not None:
             await self._wish("start")
         else:
-            await self._link.send(self._hosting)
+            await self._link.send(self._hosting())
 
     async def kill(self) -> None:
         await self._wish("kill")
 
     async def _wish(self, wish: Literal["start", "kill"]) -> None:
-        await self._link.send(
-            lambda link, seq: m.PeerTrainer(link=link, seq=seq, run=self._run, rank=self._rank, wish=wish)
-        )
+        await self._link.send(m.PeerTrainer(link="", seq=0, run=self._run, rank=self._rank, wish=wish))
 
     async def end(self) -> None:
         await self._link.end_rank(self._run, self._rank, "stopping")

@@ -7,10 +7,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
-import msgspec
 import zmq
 
-from trainctl.node_agent.transport.sequencing import Line
+from trainctl.node_agent.transport.sequencing import Line, Order
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
 from trainctl.protocol.security.keyring import Credentials
@@ -25,8 +24,6 @@ REACH_SECONDS = 3.0
 
 CredentialsFor = Callable[[str, str], Credentials | None]
 """By a node and the address of its agent."""
-Made = Callable[[str, int], m.ToPeer]
-"""A message from the conversation's name and its number in it."""
 
 
 class PeerListener(Protocol):
@@ -59,7 +56,7 @@ class PeerLink:
         self._socket: Any = None
         self._shown = self.line.state
         self._broken, self._welcomed = asyncio.Event(), asyncio.Event()
-        self._hosting: tuple[Made, asyncio.Future[m.PeerHosted]] | None = None
+        self._hosting: tuple[m.PeerHost, asyncio.Future[m.PeerHosted]] | None = None
         self._claiming: tuple[int, asyncio.Future[m.PeerConsent]] | None = None  # in which term
 
     @property
@@ -87,17 +84,18 @@ class PeerLink:
 
     # ------------------------------------------------------------ to the follower
 
-    async def send(self, make: Made) -> bool:
-        """Whether the follower's agent was there to take it; if it wasn't, the conversation begins anew."""
-        return self.line.open and await self._transmit(make(self.line.numbers.link, self.line.numbers.next()))
+    async def send(self, order: Order) -> bool:
+        """Whether the follower's agent was there to take it; if it wasn't, the conversation begins anew. Its link and
+        number are given to it here."""
+        return self.line.open and await self._transmit(self.line.numbers.stamped(order))
 
-    async def host(self, make: Made, seconds: float) -> m.PeerHosted | None:
+    async def host(self, order: m.PeerHost, seconds: float) -> m.PeerHosted | None:
         """Ask it to host a rank, again should the conversation be lost meanwhile; None without an answer in time, or
         from an agent that stays out of reach."""
-        self._hosting = (make, asyncio.get_running_loop().create_future())
+        self._hosting = (order, asyncio.get_running_loop().create_future())
         try:
             async with asyncio.timeout(seconds if self.line.open else min(seconds, REACH_SECONDS)) as limit:
-                if not await self.send(make):
+                if not await self.send(order):
                     await self._welcomed.wait()
                     limit.reschedule(asyncio.get_running_loop().time() + seconds)
                 return await self._hosting[1]
@@ -114,8 +112,8 @@ class PeerLink:
         self._claiming = term, asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(seconds):
-                made = m.PeerClaim(link="", seq=0, run=hosted.run, term=term, hosted=hosted, resume=resume)
-                if not await self.send(lambda link, seq: msgspec.structs.replace(made, link=link, seq=seq)):
+                claim = m.PeerClaim(link="", seq=0, run=hosted.run, term=term, hosted=hosted, resume=resume)
+                if not await self.send(claim):
                     return None
                 return await self._claiming[1]
         except TimeoutError:
@@ -128,9 +126,7 @@ class PeerLink:
 
         A `state` of "starting" says that the run never began: nothing of it is kept.
         """
-        return await self.send(
-            lambda link, seq: m.PeerEnd(link=link, seq=seq, run=run, rank=rank, state=state, reason=reason)
-        )
+        return await self.send(m.PeerEnd(link="", seq=0, run=run, rank=rank, state=state, reason=reason))
 
     def renew(self) -> None:
         """Begin the conversation anew: what this agent says of itself has changed."""

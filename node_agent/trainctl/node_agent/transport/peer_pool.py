@@ -94,7 +94,7 @@ class Peers:
         link, where = self.links[node], f"config: nodes.{node}"
         if (size := len(codec.encode(message))) > codec.CONTROL_FRAME_BYTES:
             return InvalidInputError("config", f"{size:,} bytes, and an agent takes {codec.CONTROL_FRAME_BYTES:,}")
-        answer = await link.host(lambda name, seq: msgspec.structs.replace(message, link=name, seq=seq), HOST_SECONDS)
+        answer = await link.host(message, HOST_SECONDS)
         if answer is not None:
             return InvalidInputError(answer.field, f"{node}: {answer.problem}") if answer.field else None
         if link.line.state == "connected":

@@ -5,7 +5,9 @@ that the loss of the newest message shows too. Whoever misses a number ends the 
 one under another name; what the old one lost is asked for again by a fence.
 """
 
-from typing import Literal
+from typing import Literal, TypeVar
+
+import msgspec
 
 from trainctl.protocol import messages as m
 
@@ -18,16 +20,19 @@ Spoken = Order | m.PeerHosted | m.PeerConsent | m.PeerAnswer | m.PeerExit | m.Pe
 """What is numbered, or tells the number of what came before it."""
 
 
+Sent = TypeVar("Sent", bound=m.Message)
+
+
 class Numbers:
     """One end's count of what it sent and what it received in the conversation named `link`."""
 
     def __init__(self, link: str) -> None:
         self.link, self.sent, self.received = link, 0, 0
 
-    def next(self) -> int:
-        """The number of the message that is sent now."""
+    def stamped(self, message: Sent) -> Sent:
+        """A message that is sent now, with the conversation's name and its number in it."""
         self.sent += 1
-        return self.sent
+        return msgspec.structs.replace(message, link=self.link, seq=self.sent)
 
     def judge(self, message: Spoken) -> Judgement:
         """What to do with a message: take it, drop a repeat, or end the conversation because one before it is lost."""
