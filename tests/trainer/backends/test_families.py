@@ -13,8 +13,8 @@ import transformers
 from numpy.typing import NDArray
 
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.load import load
-from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.checkpoints import files
 from trainctl.trainer.data import batch as batches
 

@@ -12,10 +12,9 @@ import pytest
 
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends import host_memory
-from trainctl.trainer.backends.host_memory import HostMemory
+from trainctl.trainer.backends.base import Memory
+from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory
 from trainctl.trainer.backends.mlx_backend import MlxBackend
-from trainctl.trainer.backends.protocol import Memory
-from trainctl.trainer.backends.sampled_memory import SampledMemory
 
 MUCH, BLOCK = 50_000_000, 100_000_000
 NewRig = Callable[..., Any]

@@ -15,8 +15,8 @@ from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import file_digests
 from trainctl.trainer import demo_assets
+from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.load import choose, load
-from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.collective.shared_buffer import layout_digest
 
 RunFileWriter = Callable[..., runfile.RunFile]

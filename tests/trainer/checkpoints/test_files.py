@@ -13,7 +13,7 @@ import pytest
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import checkpoints
-from trainctl.trainer.backends.protocol import State
+from trainctl.trainer.backends.base import State
 from trainctl.trainer.checkpoints import files
 from trainctl.trainer.collective.shared_buffer import layout_digest
 
@@ -184,7 +184,7 @@ def test_a_process_killed_while_writing_leaves_no_checkpoint(run_python: Callabl
         import os, sys, numpy as np
         from pathlib import Path
         from trainctl.trainer.checkpoints import files
-        from trainctl.trainer.backends.protocol import State
+        from trainctl.trainer.backends.base import State
         array = {{"w": np.zeros(2, np.float32)}}
         loop = files.LoopState(step=7, cursor=0, updates=0, loss_scale=1.0, loss_scale_good_steps=0, seed=0,
                                     samples=1, layout_digest="", data_digest="")
@@ -312,7 +312,7 @@ def test_a_process_killed_while_replacing_leaves_one_or_the_other(
         import os, sys, numpy as np
         from pathlib import Path
         from trainctl.trainer.checkpoints import files
-        from trainctl.trainer.backends.protocol import State
+        from trainctl.trainer.backends.base import State
         count, rename = 0, Path.rename
         def stopping(path, target):
             global count

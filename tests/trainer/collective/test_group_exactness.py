@@ -10,7 +10,7 @@ from tests.trainer.support.curves import STEPS, worst
 from tests.trainer.support.ranks import Ranks
 
 from trainctl.protocol import messages as m
-from trainctl.trainer.backends.protocol import Backend
+from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.collective.group import ReducerGroup, Tail
 
 ENGINES = ("gloo", "ring")

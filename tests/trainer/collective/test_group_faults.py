@@ -13,7 +13,7 @@ from tests.trainer.support.curves import worst
 from tests.trainer.support.ranks import DEADLINE_SECONDS, Rank, Ranks
 
 from trainctl.protocol import messages as m
-from trainctl.trainer.backends.protocol import Backend
+from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.collective.group import ReducerGroup, Tail
 from trainctl.trainer.common.errors import AbandonedError, GroupError
 

@@ -13,7 +13,7 @@ from tests.waiting import until
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.backends.protocol import Backend
+from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.collective.group import Group, Tail
 from trainctl.trainer.control.inbox import Joined
 from trainctl.trainer.runtime import Trainer

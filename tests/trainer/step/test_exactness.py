@@ -10,7 +10,7 @@ import pytest
 from tests.trainer.support.curves import G, losses, worst
 
 from trainctl.trainer.backends import torch_backend
-from trainctl.trainer.backends.protocol import Backend
+from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.permutation import samples_at
 

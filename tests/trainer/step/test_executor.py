@@ -8,7 +8,7 @@ import pytest
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError, TrainctlError
-from trainctl.trainer.backends.protocol import Backend
+from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.collective.group import Group, Tail
 from trainctl.trainer.common.errors import AbandonedError, DeviceMemoryError, OutdatedError
 from trainctl.trainer.data.batch import Batch

@@ -13,8 +13,8 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine import file_digests
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
+from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.load import load
-from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.checkpoints.saver import Saver
 from trainctl.trainer.collective import engines
 from trainctl.trainer.collective.group import Group

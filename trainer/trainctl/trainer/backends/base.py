@@ -1,40 +1,141 @@
-"""What both backends do alike: parts of a model to and from arrays of the host, and the kinds of bad numbers.
+"""What a rank asks of an array library.
 
-A part is one float32 value for each trainable scalar. Copies go straight between the device and the arrays that the
-caller brings, so a buffer shared with another process costs one copy each way.
+A backend holds one model: master weights and AdamW moments in float32, a compute copy where the run's dtype is lower,
+float32 gradient accumulators, and a scratch for the one micro-batch in flight. Nothing reaches the accumulators but by
+`accumulate`, so a micro-batch that failed or was fenced half-way leaves no trace.
+
+AdamW (Loshchilov and Hutter 2019; bias correction as in Kingma and Ba 2015), the same in both backends. With
+gradient g, update count t from 1, learning rate a, decay w (matrices only: ndim >= 2), all elementwise and in this
+order:
+
+    p  = p * (1 - a w)
+    m  = b1 m + (1 - b1) g          v = b2 v + (1 - b2) g^2
+    p  = p - (a / (1 - b1^t)) m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.trainer.backends.protocol import Array, Part, State, check_state
+from trainctl.protocol.config.run_file import NodeTable
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
+from trainctl.trainer.data.batch import Batch
 
+Array = NDArray[np.float32]
+BackendName = Literal["torch", "mlx"]
+Part = Literal["accumulators", "weights", "first_moments", "second_moments"]
+STATE_PARTS: tuple[Part, ...] = ("weights", "first_moments", "second_moments")
 _SURE_NORM = 1e18
 """Below it no square has overflowed float32."""
 _SMALL = 2.0**-100
 """Brings every finite float32 where its square is finite, and those that made a norm of `_SURE_NORM` not to zero."""
+_OUT_OF_MEMORY = (
+    "out of memory", "not enough memory", "insufficient memory", "can't allocate memory", "failed to allocate",
+    "unable to allocate", "bad allocation", "bad_alloc", "malloc",
+)  # fmt: skip
 
 
-class ModelParts(ABC):
-    """The common half of a `Backend`; see its docstrings."""
+@dataclass(frozen=True)
+class Memory:
+    """What the trainer holds on its device, in bytes; None where it cannot be known."""
 
-    shapes: Mapping[str, tuple[int, ...]]
-    updates: int
+    used_bytes: int | None = None
+    peak_bytes: int | None = None  # since `reset_peak`
+    cap_bytes: int | None = None
+
+
+@dataclass
+class State:
+    """Everything an update reads or writes, under Hugging Face names."""
+
+    weights: dict[str, Array]
+    first_moments: dict[str, Array]
+    second_moments: dict[str, Array]
+    updates: int  # AdamW's t: skipped steps do not count
+    random: dict[str, NDArray[Any]] = field(default_factory=dict)  # generators' states, the library's name first
+
+
+class Backend(ABC):
+    """One model on one device, used by one thread. Calls go forward, backward, accumulate for each micro-batch, then
+    gradient_norm and update.
+
+    A part of it is one float32 value for each trainable scalar. Copies go straight between the device and the arrays
+    that the caller brings, so a buffer shared with another process costs one copy each way.
+    """
+
+    name: BackendName
+    shapes: Mapping[str, tuple[int, ...]]  # of each trainable parameter by Hugging Face name, names ascending
+    updates: int  # AdamW's t: how often `update` was called in the life of the state
+    _model: Any  # with `train()` and `eval()`
+
+    @property
+    @abstractmethod
+    def device(self) -> str:
+        """Such as "cpu", "cuda:0 NVIDIA H200" or "gpu Apple M2 Ultra"."""
+
+    @property
+    @abstractmethod
+    def tf32(self) -> bool:
+        """Whether products of float32 matrices may be rounded to TF32."""
 
     @abstractmethod
-    def copy_out(self, part: Part, arrays: Mapping[str, Array]) -> None: ...
+    def forward(self, batch: Batch, scale: float) -> float:
+        """The loss sum of `batch` in nats; `backward` will differentiate it times `scale`. Raises DeviceMemoryError."""
 
     @abstractmethod
-    def copy_in(self, part: Part, arrays: Mapping[str, Array]) -> None: ...
+    def backward(self) -> None:
+        """The gradient of the last `forward` into scratch. Raises DeviceMemoryError."""
 
     @abstractmethod
-    def discard(self) -> None: ...
+    def accumulate(self) -> None:
+        """Add the scratch to the float32 accumulators and empty it; all of it or nothing. Raises DeviceMemoryError."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Empty the scratch."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Empty the scratch and give memory back to the device."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Zero the accumulators."""
+
+    @abstractmethod
+    def copy_out(self, part: Part, arrays: Mapping[str, Array]) -> None:
+        """Write a part into float32 arrays of the model's names and shapes."""
+
+    @abstractmethod
+    def copy_in(self, part: Part, arrays: Mapping[str, Array]) -> None:
+        """Replace a part by what float32 arrays of the model's names and shapes hold. Those of "accumulators" may be
+        kept and written to until the next `clear`."""
+
+    @abstractmethod
+    def update(self, learning_rate: float, factor: float) -> None:
+        """AdamW with the accumulators times `factor` as gradient."""
+
+    @abstractmethod
+    def evaluate(self, batch: Batch) -> float:
+        """The loss sum of `batch` in nats, without dropout and without a gradient. Raises DeviceMemoryError."""
+
+    @abstractmethod
+    def token_log_probabilities(self, batch: Batch) -> Array:
+        """[B, L] natural logarithms of the probabilities of the counted targets, 0 elsewhere; as `evaluate`. Raises
+        DeviceMemoryError."""
+
+    @abstractmethod
+    def reset_peak(self) -> None:
+        """Begin a new peak of memory, at what is held now."""
+
+    @abstractmethod
+    def memory(self) -> Memory: ...
 
     @abstractmethod
     def _norm(self, scale: float) -> float:
@@ -50,18 +151,18 @@ class ModelParts(ABC):
     @abstractmethod
     def _restore_random(self, states: dict[str, NDArray[Any]]) -> None: ...
 
-    @abstractmethod
-    def _is_out_of_memory(self, error: BaseException) -> bool: ...
-
     def gradients(self) -> dict[str, Array]:
+        """A copy of the accumulators by Hugging Face name."""
         return self._copy_of("accumulators")
 
     def gradient_norm(self) -> float:
+        """Euclidean norm over all accumulators; finite if, and only if, every element is."""
         norm = self._norm(1.0)
         return norm if norm < _SURE_NORM else self._norm(_SMALL) / _SMALL
 
     def weight_norms(self) -> Array:
-        """Summed in float64: libraries that sum millions of squares in float32 differ by 2e-3."""
+        """Euclidean norm of each trainable parameter, as the forward pass takes it, in the order of `shapes`. Summed in
+        float64: libraries that sum millions of squares in float32 differ by 2e-3."""
         return np.array([np.sqrt(np.sum(np.square(rows, dtype=np.float64))) for rows in self._row_norms()], np.float32)
 
     def export_state(self) -> State:
@@ -69,6 +170,7 @@ class ModelParts(ABC):
         return State(*parts, self.updates, self._random_state())
 
     def import_state(self, state: State) -> None:
+        """Take over what `export_state` gave, of either backend. Raises InvalidInputError if names or shapes differ."""
         check_state(state, self.shapes, "checkpoint")
         self.copy_in("weights", state.weights)
         self.copy_in("first_moments", state.first_moments)
@@ -82,16 +184,48 @@ class ModelParts(ABC):
         return arrays
 
     @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        self._model.eval()
+        try:
+            with self._memory_errors():
+                yield
+        finally:
+            self._model.train()
+
+    @contextmanager
     def _memory_errors(self) -> Iterator[None]:
         """Turn a library's several ways of saying that memory ran out into DeviceMemoryError, the scratch emptied;
         where it kills instead, nothing can."""
         try:
             yield
         except (RuntimeError, MemoryError) as error:
-            if not self._is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             text = first_line(error)
         else:
             return
         self.discard()  # outside the handler, so that the traceback's frames no longer hold the graph
         raise DeviceMemoryError(text)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is one of the libraries' that say so."""
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY)
+
+
+def limit_of(node: NodeTable) -> int | None:
+    """The bytes that a rank may take on its device."""
+    return None if node.memory_limit_gb is None else int(node.memory_limit_gb * 1e9)
+
+
+def check_state(state: State, shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """Whether weights and moments are exactly those of `shapes`. Raises InvalidInputError naming the first that
+    isn't."""
+    parts = {"weight": state.weights, "first moment": state.first_moments, "second moment": state.second_moments}
+    for kind, arrays in parts.items():
+        if arrays.keys() != shapes.keys():
+            odd = sorted(arrays.keys() ^ shapes.keys())[0]
+            raise InvalidInputError(where, f"{kind} of {odd!r} is in only one of the checkpoint and the model")
+        for name, shape in shapes.items():
+            if arrays[name].shape != shape:
+                raise InvalidInputError(where, f"{kind} of {name!r} is {arrays[name].shape}, the model's is {shape}")

@@ -1,19 +1,41 @@
-"""What this process holds of the machine's memory, for backends that compute on the CPU."""
+"""What a trainer holds where no allocator keeps a peak: of the machine's memory on a CPU, and of sampled memory."""
 
 import re
 import resource
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
-from trainctl.trainer.backends.protocol import Memory
-from trainctl.trainer.backends.sampled_memory import SampledMemory
+from trainctl.trainer.backends.base import Memory
 
 _STALE_SECONDS = 0.1
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _SIZES = re.compile(rb"VmHWM:\s+(\d+) kB\nVmRSS:\s+(\d+) kB")
+
+
+class SampledMemory:
+    """`held` gives what is held now, in bytes. The peak is the most that `sample` and `read` found since `reset`, so it
+    misses what comes and goes between two of them."""
+
+    def __init__(self, held: Callable[[], int], cap_bytes: int | None) -> None:
+        self._held, self._cap = held, cap_bytes
+        self._peak = 0
+
+    def reset(self) -> None:
+        """Begin a new peak."""
+        self._peak = 0
+
+    def sample(self) -> int:
+        """What is held now."""
+        now = self._held()
+        self._peak = max(self._peak, now)
+        return now
+
+    def read(self) -> Memory:
+        return Memory(self.sample(), self._peak, self._cap)
 
 
 class HostMemory:

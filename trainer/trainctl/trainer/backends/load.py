@@ -5,7 +5,7 @@ import sys
 
 from trainctl.protocol.config.run_file import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, installing
-from trainctl.trainer.backends.protocol import Backend, BackendName
+from trainctl.trainer.backends.base import Backend, BackendName
 
 _MODULES: dict[BackendName, str] = {"torch": "torch", "mlx": "mlx_lm"}
 

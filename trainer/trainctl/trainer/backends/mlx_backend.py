@@ -2,14 +2,13 @@
 
 MLX is lazy and differentiates by building one graph. `forward` builds it, tracing included, and evaluates the loss,
 which keeps the activations that the gradient needs; `backward` evaluates the gradient. What a primitive recomputes
-for its gradient counts as backward. AdamW is written out here (see protocol.py) because mlx.optimizers takes its
+for its gradient counts as backward. AdamW is written out here (see base.py) because mlx.optimizers takes its
 bias corrections from float32 powers, off by 1.3e-5 at beta2 = 0.999, and counts its steps per optimizer.
 """
 
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +18,8 @@ from numpy.typing import NDArray
 from trainctl.protocol.config.run_file import NodeTable, OptimizerTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backends import rope_config
-from trainctl.trainer.backends.base import ModelParts
+from trainctl.trainer.backends.base import Array, Backend, BackendName, Memory, Part, limit_of
 from trainctl.trainer.backends.host_memory import HostMemory
-from trainctl.trainer.backends.protocol import Array, BackendName, Memory, Part
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.batch import Batch
 
@@ -32,12 +30,11 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 Arrays = dict[str, Any]
-_OUT_OF_MEMORY = ("malloc", "out of memory", "insufficient memory", "unable to allocate", "bad_alloc")
 _NO_SLIDING_WINDOW = ("gemma2", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "starcoder2")  # in mlx-lm
 
 
-class MlxBackend(ModelParts):
-    """A `Backend`; see its docstrings. `model` is an mlx-lm model, its parameters in any float type."""
+class MlxBackend(Backend):
+    """`model` is an mlx-lm model, its parameters in any float type."""
 
     name: BackendName = "mlx"
 
@@ -118,7 +115,7 @@ class MlxBackend(ModelParts):
 
     def evaluate(self, batch: Batch) -> float:
         with self._evaluating():
-            loss: Any = self._loss_sum(*_arrays(batch))
+            loss: Any = self._losses(*_arrays(batch))
             return float(loss.item())
 
     def token_log_probabilities(self, batch: Batch) -> Array:
@@ -132,15 +129,6 @@ class MlxBackend(ModelParts):
     @property
     def tf32(self) -> bool:
         return self.device != "cpu" and os.environ.get("MLX_ENABLE_TF32") != "0"
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        self._model.eval()
-        try:
-            with self._memory_errors():
-                yield
-        finally:
-            self._model.train()
 
     def reset_peak(self) -> None:
         if self._host is not None:
@@ -200,9 +188,6 @@ class MlxBackend(ModelParts):
             high, low = (int(word) for word in states["mlx.key"])
             mx.random.seed((high << 32) | low)
 
-    def _is_out_of_memory(self, error: BaseException) -> bool:
-        return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY)
-
     def _adamw(self, p: Any, g: Any, m: Any, v: Any, rate: float) -> tuple[Any, Any, Any]:
         """One parameter's update and moments; the bias corrections are taken in double precision."""
         b1, b2 = self._table.beta1, self._table.beta2
@@ -215,13 +200,10 @@ class MlxBackend(ModelParts):
 
     def _scaled_loss(self, masters: Arrays, inputs: Any, targets: Any, counted: Any, scale: float) -> tuple[Any, Any]:
         self._model.update(tree_unflatten([(name, p.astype(self._dtype)) for name, p in masters.items()]))
-        loss = self._loss_sum(inputs, targets, counted)
+        loss = self._losses(inputs, targets, counted)
         return loss * scale, loss
 
-    def _loss_sum(self, inputs: Any, targets: Any, counted: Any) -> Any:
-        return self._losses(inputs, targets, counted, "sum")
-
-    def _losses(self, inputs: Any, targets: Any, counted: Any, reduction: Literal["none", "sum"]) -> Any:
+    def _losses(self, inputs: Any, targets: Any, counted: Any, reduction: Literal["none", "sum"] = "sum") -> Any:
         logits = self._model(inputs).astype(mx.float32)
         return nn.losses.cross_entropy(logits, targets, weights=counted, reduction=reduction)
 
@@ -234,7 +216,7 @@ def load_mlx(config: RunFile, node: NodeTable, where: str) -> MlxBackend:
     """The model of `config` as float32 masters on the node's device. Raises InvalidInputError naming the field."""
     _choose_device(node.device, where)
     mx.random.seed(config.run.seed)
-    limit_bytes = None if node.memory_limit_gb is None else int(node.memory_limit_gb * 1e9)
+    limit_bytes = limit_of(node)
     if limit_bytes:
         mx.set_memory_limit(limit_bytes)
     model = read_model(Path(config.model.path), where, config.data.sequence_length)

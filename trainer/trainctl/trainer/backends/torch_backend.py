@@ -6,7 +6,6 @@ Phases are honest because each ends in a wait for the device: `forward` reads it
 import gc
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +16,24 @@ from numpy.typing import NDArray
 from trainctl.protocol.config.run_file import NodeTable, OptimizerTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backends import rope_config
-from trainctl.trainer.backends.base import ModelParts
-from trainctl.trainer.backends.host_memory import HostMemory, limit_process
-from trainctl.trainer.backends.protocol import Array, BackendName, Memory, Part
-from trainctl.trainer.backends.sampled_memory import SampledMemory
+from trainctl.trainer.backends.base import Array, Backend, BackendName, Memory, Part, is_out_of_memory, limit_of
+from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory, limit_process
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.batch import Batch
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "failed to allocate", "bad allocation")
 _IGNORED = -100
 
 
-class TorchBackend(ModelParts):
-    """A `Backend`; see its docstrings. `model` comes in float32."""
+class TorchBackend(Backend):
+    """`model` comes in float32."""
 
     name: BackendName = "torch"
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizer: OptimizerTable,
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | None = None,
-        limit_bytes: int | None = None,
-    ) -> None:
+        self, model: torch.nn.Module, optimizer: OptimizerTable, *, dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None, limit_bytes: int | None = None,
+    ) -> None:  # fmt: skip
         self._device = device or torch.device("cpu")
         self._model = model.to(self._device).train()
         named = sorted((name, p) for name, p in model.named_parameters() if p.requires_grad)
@@ -68,7 +59,7 @@ class TorchBackend(ModelParts):
 
     def forward(self, batch: Batch, scale: float) -> float:
         with self._memory_errors():
-            loss = self._loss_sum(batch)
+            loss = self._losses(batch)
             self._loss = loss * scale
             value = float(loss.item())
             self._memory.sample()  # while the graph is held
@@ -122,11 +113,11 @@ class TorchBackend(ModelParts):
         self._synchronize()
 
     def evaluate(self, batch: Batch) -> float:
-        with self._evaluating():
-            return float(self._loss_sum(batch).item())
+        with self._evaluating(), torch.inference_mode():
+            return float(self._losses(batch).item())
 
     def token_log_probabilities(self, batch: Batch) -> Array:
-        with self._evaluating():
+        with self._evaluating(), torch.inference_mode():
             losses: Array = self._losses(batch, "none").view(batch.targets.shape).cpu().numpy()
             return -losses
 
@@ -138,15 +129,6 @@ class TorchBackend(ModelParts):
     @property
     def tf32(self) -> bool:
         return self._device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        self._model.eval()
-        try:
-            with self._memory_errors(), torch.inference_mode():
-                yield
-        finally:
-            self._model.train()
 
     def reset_peak(self) -> None:
         if self._device.type == "cuda":
@@ -203,10 +185,7 @@ class TorchBackend(ModelParts):
             self._totals = [torch.zeros_like(master) for master in self._masters]
         return self._totals
 
-    def _loss_sum(self, batch: Batch) -> torch.Tensor:
-        return self._losses(batch, "sum")
-
-    def _losses(self, batch: Batch, reduction: str) -> torch.Tensor:
+    def _losses(self, batch: Batch, reduction: str = "sum") -> torch.Tensor:
         inputs = torch.from_numpy(batch.inputs).to(self._device, torch.int64)
         targets = torch.from_numpy(np.where(batch.counted > 0, batch.targets, _IGNORED)).to(self._device, torch.int64)
         logits = self._model(input_ids=inputs, use_cache=False).logits
@@ -237,9 +216,6 @@ class TorchBackend(ModelParts):
             states["torch.cuda"] = torch.cuda.get_rng_state(self._device).numpy()
         return states
 
-    def _is_out_of_memory(self, error: BaseException) -> bool:
-        return _is_out_of_memory(error)
-
     def _restore_random(self, states: dict[str, NDArray[Any]]) -> None:
         if "torch.cpu" in states:
             torch.set_rng_state(torch.from_numpy(states["torch.cpu"].copy()))
@@ -254,7 +230,7 @@ def load_torch(config: RunFile, node: NodeTable, where: str) -> TorchBackend:
     device = _device(node.device, where)
     torch.manual_seed(config.run.seed)
     model = read_model(Path(config.model.path), where)
-    limit_bytes = None if node.memory_limit_gb is None else int(node.memory_limit_gb * 1e9)
+    limit_bytes = limit_of(node)
     if limit_bytes:
         _limit(device, limit_bytes)
     try:
@@ -262,7 +238,7 @@ def load_torch(config: RunFile, node: NodeTable, where: str) -> TorchBackend:
             model, config.optimizer, dtype=_DTYPES[config.model.dtype], device=device, limit_bytes=limit_bytes
         )
     except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise InvalidInputError(
             f"{where}: model.path", f"the model and its optimizer do not fit on {device}: {first_line(error)}"
@@ -285,26 +261,17 @@ def read_model(path: Path, where: str) -> torch.nn.Module:
     logging.disable_progress_bar()
     try:
         stated, _ = transformers.PreTrainedConfig.get_config_dict(path, local_files_only=True)
+        whole = transformers.AutoConfig.for_model(**stated | rope_config.changed(config, path))
         model, notes = loader.from_pretrained(
-            path,
-            config=transformers.AutoConfig.for_model(**stated | rope_config.changed(config, path)),
-            dtype=torch.float32,
-            local_files_only=True,
-            use_safetensors=True,
+            path, config=whole, dtype=torch.float32, local_files_only=True, use_safetensors=True,
             output_loading_info=True,
-        )
+        )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         raise InvalidInputError(f"{where}: model.path", f"cannot load {path}: {first_line(error)}") from None
     if notes["missing_keys"]:
         raise InvalidInputError(f"{where}: model.path", f"{path} lacks the weight {sorted(notes['missing_keys'])[0]!r}")
     loaded: torch.nn.Module = model
     return loaded
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return any(words in str(error).lower() for words in _OUT_OF_MEMORY)
 
 
 def _adamw(masters: list[torch.nn.Parameter], table: OptimizerTable) -> torch.optim.AdamW:
@@ -315,11 +282,8 @@ def _adamw(masters: list[torch.nn.Parameter], table: OptimizerTable) -> torch.op
     ]
     optimizer = torch.optim.AdamW(groups, lr=table.learning_rate, betas=(table.beta1, table.beta2), eps=table.epsilon)
     for master in masters:
-        optimizer.state[master] = {
-            "step": torch.tensor(0.0),
-            "exp_avg": torch.zeros_like(master),
-            "exp_avg_sq": torch.zeros_like(master),
-        }
+        moments = {"exp_avg": torch.zeros_like(master), "exp_avg_sq": torch.zeros_like(master)}
+        optimizer.state[master] = {"step": torch.tensor(0.0), **moments}
     return optimizer
 
 

@@ -29,7 +29,7 @@ from trainctl.protocol.record.checkpoints import (
     verify,
 )
 from trainctl.trainer.backends import rope_config
-from trainctl.trainer.backends.protocol import State
+from trainctl.trainer.backends.base import State
 from trainctl.trainer.common.atomic_folder import is_left_by_dead, part_of, remove_parts, sync
 from trainctl.trainer.common.errors import first_line
 

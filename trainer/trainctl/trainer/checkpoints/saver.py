@@ -6,8 +6,8 @@ from pathlib import Path
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.record.paths import RunPaths
+from trainctl.trainer.backends.base import Backend
 from trainctl.trainer.backends.loss_scale import LossScale
-from trainctl.trainer.backends.protocol import Backend
 from trainctl.trainer.checkpoints import files
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.step.progress import Progress

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainctl.protocol.messages import Form
-from trainctl.trainer.backends.protocol import Array, Backend
+from trainctl.trainer.backends.base import Array, Backend
 from trainctl.trainer.collective import engine_errors
 from trainctl.trainer.collective.channel import Join, Reduce
 from trainctl.trainer.collective.reducer_process import ReducerProcess

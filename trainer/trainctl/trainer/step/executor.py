@@ -16,8 +16,8 @@ import numpy as np
 from trainctl.protocol.errors import ProtocolError
 from trainctl.protocol.messages import FromTrainer, Probed, Range, RankWork, Report, Soon, StepPlan
 from trainctl.protocol.record.status_page import StatusWriter
+from trainctl.trainer.backends.base import Array, Backend
 from trainctl.trainer.backends.loss_scale import LossScale
-from trainctl.trainer.backends.protocol import Array, Backend
 from trainctl.trainer.collective.group import Group, Tail
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.dataset import Dataset

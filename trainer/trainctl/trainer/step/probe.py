@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from trainctl.protocol import messages as m
-from trainctl.trainer.backends.protocol import Array, Backend
+from trainctl.trainer.backends.base import Array, Backend
 from trainctl.trainer.data.batch import Batch
 
 _MOST_NORMS = 4096

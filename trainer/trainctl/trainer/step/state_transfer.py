@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from trainctl.protocol.messages import Form, Generation
+from trainctl.trainer.backends.base import STATE_PARTS, Array, Backend
 from trainctl.trainer.backends.loss_scale import LossScale
-from trainctl.trainer.backends.protocol import STATE_PARTS, Array, Backend
 from trainctl.trainer.collective.group import Group
 from trainctl.trainer.step.progress import Progress
 
