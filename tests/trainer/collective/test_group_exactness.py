@@ -69,7 +69,7 @@ class Misweighted(ReducerGroup):
     back: Callable[[float, int], float]
 
     def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
-        factor, copies = self.own(tail.weight, len(self._form.ranks)), backend.gradients()
+        factor, copies = self.own(tail.weight, len(self._form.ranks)), backend.copy_of("accumulators")
         backend.copy_in("accumulators", {name: array * np.float32(factor) for name, array in copies.items()})
         self.total = super().all_reduce(backend, tail)
         return self.total

@@ -96,7 +96,7 @@ def test_gradients_do_not_depend_on_the_cut(new_rig: Callable[..., Any], backend
             rig.backend.forward(rig.dataset.batch(np.arange(start, min(12, start + micro))), 1 / 64)
             rig.backend.backward()
             rig.backend.accumulate()
-        found = rig.backend.gradients()
+        found = rig.backend.copy_of("accumulators")
         whole = whole or found
         for name, gradient in found.items():
             assert np.linalg.norm(gradient - whole[name]) <= 1e-5 * np.linalg.norm(whole[name]), name

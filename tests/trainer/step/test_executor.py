@@ -344,12 +344,12 @@ def test_torch_running_out_of_real_memory_is_replayed(run_python: Callable[[str]
         work(1)
         data = next(line for line in open("/proc/self/status") if line.startswith("VmData"))
         limit_process(int(data.split()[1]) * 1024 + 60_000_000)
-        before = backend.gradients()
+        before = backend.copy_of("accumulators")
         try:
             work(64)
         except DeviceMemoryError as error:
             print("refused", error)
-        assert all((before[name] == found).all() for name, found in backend.gradients().items())
+        assert all((before[name] == found).all() for name, found in backend.copy_of("accumulators").items())
         work(2)
         print("fitted")
     """)
@@ -361,7 +361,7 @@ def test_evaluation_leaves_a_half_done_batch_alone(new_rig: NewRig) -> None:
     rig, _ = fenced_rig(new_rig, {2: SECOND})
     with pytest.raises(AbandonedError):
         rig.train(1, 3)
-    held = rig.backend.gradients()
+    held = rig.backend.copy_of("accumulators")
     rig.form(SECOND)
     work = (m.RankWork(0, (m.Range(0, rig.dataset.held_out),), 5),)
     plan = rig.plan(0, 3, kind="evaluate", cursor=0, generation=SECOND, work=work)
@@ -369,5 +369,5 @@ def test_evaluation_leaves_a_half_done_batch_alone(new_rig: NewRig) -> None:
     assert report.own_samples == rig.dataset.held_out
     assert report.weight == rig.dataset.held_out * 20
     assert 4 < report.loss_sum / report.weight < 7
-    assert all((held[name] == found).all() for name, found in rig.backend.gradients().items())
+    assert all((held[name] == found).all() for name, found in rig.backend.copy_of("accumulators").items())
     assert fence(rig.progress, THIRD).held == (m.Range(0, 6),)

@@ -14,11 +14,9 @@ Weights = Mapping[int, float] | Mapping[int, Fraction]
 
 
 def spread(total: int, weights: Weights) -> dict[int, int]:
-    """`total` samples over ranks in proportion to `weights`, summing exactly; a rank may get none.
-
-    Largest remainders (Hamilton's method) in exact arithmetic, ties to the lower rank: what divides without a rest is
-    dealt just so. Raises InvalidInputError if the weights don't allow a proportion.
-    """
+    """`total` samples over ranks in proportion to `weights`, summing exactly; a rank may get none. Largest remainders
+    (Hamilton's method) in exact arithmetic, ties to the lower rank: what divides without a rest is dealt just so.
+    Raises InvalidInputError if the weights don't allow a proportion."""
     if not weights or not all(0 <= weight < math.inf for weight in weights.values()) or not any(weights.values()):
         raise InvalidInputError("value", "shares need a positive weight")
     exact = {rank: Fraction(weights[rank]) for rank in sorted(weights)}
@@ -33,10 +31,8 @@ def spread(total: int, weights: Weights) -> dict[int, int]:
 
 def apportion(total: int, weights: Weights, field: str = "value") -> dict[int, int]:
     """As `spread`, but every rank gets at least one: those whose proportion is less get one, the others the rest.
-
     Raises InvalidInputError naming `field` if there are more ranks than samples, or the weights don't allow a
-    proportion.
-    """
+    proportion."""
     _check_enough(total, len(weights), field)
     counts = spread(total, weights)
     poor = [rank for rank, count in counts.items() if not count]

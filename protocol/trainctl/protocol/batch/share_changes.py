@@ -11,11 +11,9 @@ Shares = Mapping[int, int]
 
 
 def as_wanted(shares: Shares, node_of: Mapping[int, str], wanted: Mapping[str, int | str]) -> dict[int, int]:
-    """Shares in which nodes have what is `wanted` of them, all of them known.
-
-    Samples are given as they are; then percentages of G, and what is left in the proportions it had, are dealt by
-    largest remainders. Raises InvalidInputError naming `shares`.
-    """
+    """Shares in which nodes have what is `wanted` of them, all of them known. Samples are given as they are; then
+    percentages of G, and what is left in the proportions it had, are dealt by largest remainders. Raises
+    InvalidInputError naming `shares`."""
     total = sum(shares.values())
     counts: dict[int, int] = {}
     weights: dict[int, Fraction] = {}

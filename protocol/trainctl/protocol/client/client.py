@@ -77,16 +77,9 @@ def check_reply(reply: m.AgentReply, wanted: type[R]) -> R:
 
 
 def make_command(
-    verb: str,
-    args: dict[str, Any],
-    *,
-    by: str,
-    node: str | None = None,
-    run: str | None = None,
-    if_plan: int | None = None,
-    ttl_seconds: float = 60.0,
-    id: str | None = None,
-) -> m.Command:
+    verb: str, args: dict[str, Any], *, by: str, node: str | None = None, run: str | None = None,
+    if_plan: int | None = None, ttl_seconds: float = 60.0, id: str | None = None,
+) -> m.Command:  # fmt: skip
     """A command with an id of its own, unless one is given to repeat it by."""
     return m.Command(
         rid=uuid.uuid4().hex, id=id or str(uuid.uuid4()), verb=verb, args=args, by=by, node=node, run=run,
@@ -233,19 +226,12 @@ class Client:
                     yield reply
 
     async def send(
-        self,
-        verb: str,
-        args: dict[str, Any],
-        *,
-        wait: Literal["applied", "accepted", "none"] = "applied",
-        timeout_seconds: float = 60.0,
-        **options: Any,
-    ) -> m.CommandReply:
-        """Send a command and give its last reply. Raises ExpiredError when it hasn't ended within the timeout.
-
-        With `wait="none"` nothing is awaited but the hand-over to the socket; the reply given says `accepted` of
-        nothing but that.
-        """
+        self, verb: str, args: dict[str, Any], *, wait: Literal["applied", "accepted", "none"] = "applied",
+        timeout_seconds: float = 60.0, **options: Any,
+    ) -> m.CommandReply:  # fmt: skip
+        """Send a command and give its last reply. Raises ExpiredError when it hasn't ended within the timeout. With
+        `wait="none"` nothing is awaited but the hand-over to the socket; the reply given says `accepted` of nothing but
+        that."""
         if wait == "none":
             command = make_command(verb, args, by=self.by, **options)
             await self._transmit(command)

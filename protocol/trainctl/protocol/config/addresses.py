@@ -22,9 +22,7 @@ def is_near(address: str) -> bool:
 
 def check_bind(address: str, *, keys: bool = False) -> None:
     """Refuse to listen without keys anywhere but on loopback or a local socket file, and on all interfaces at once.
-
-    Raises InvalidInputError.
-    """
+    Raises InvalidInputError."""
     if not keys and not is_near(address):
         raise InvalidInputError(
             address, "without keys only loopback is listened on; make keys and let someone in: "

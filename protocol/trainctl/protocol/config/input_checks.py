@@ -27,10 +27,8 @@ def check_json(path: Path, where: str) -> None:
 
 
 def check_weights(path: Path, where: str) -> None:
-    """Whether a file can be safetensors: 8 bytes of little-endian length, that much JSON, and all data it tells of.
-
-    The layout is that of https://github.com/huggingface/safetensors#format. Raises InvalidInputError.
-    """
+    """Whether a file can be safetensors: 8 bytes of little-endian length, that much JSON, and all data it tells of. The
+    layout is that of https://github.com/huggingface/safetensors#format. Raises InvalidInputError."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -61,9 +59,7 @@ def check_samples(path: Path, where: str) -> None:
 
 def check_bytes(files: Sequence[Path], sequence_length: int, where: str) -> None:
     """Whether text files read as bytes, each followed by an end token, fill a block of `sequence_length` + 1 tokens.
-
-    Raises InvalidInputError.
-    """
+    Raises InvalidInputError."""
     tokens = sum(file.stat().st_size + 1 for file in files)
     if tokens <= sequence_length:
         want = sequence_length + 1

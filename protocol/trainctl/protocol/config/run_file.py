@@ -114,9 +114,7 @@ class RunFile(_Table, frozen=True):
 
 def read(path: Path, overrides: dict[str, str] | None = None) -> RunFile:
     """The run file at `path`, its relative paths made absolute from its folder, `table.key` overrides laid over it.
-
-    Raises InvalidInputError naming the file and the field.
-    """
+    Raises InvalidInputError naming the file and the field."""
     raw = toml_file.read(path, "run file")
     for key, text in (overrides or {}).items():
         _override(raw, key, text)

@@ -62,9 +62,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def verify(folder: Path, *, hashes: bool = True) -> Manifest:
     """The manifest of a checkpoint whose every file is there and as it was written (`hashes=False`: of the right size).
-
-    Raises InvalidInputError naming the file that is missing, cut or altered.
-    """
+    Raises InvalidInputError naming the file that is missing, cut or altered."""
     manifest = read_manifest(folder)
     for name, entry in manifest.files.items():
         path = folder / name

@@ -63,10 +63,8 @@ class _OfRun(msgspec.Struct, frozen=True):
 
 
 class RecordReader:
-    """The record in a run directory; threads may share it, and take turns.
-
-    Raises InvalidInputError if there is no record, or it is of a newer schema.
-    """
+    """The record in a run directory; threads may share it, and take turns. Raises InvalidInputError if there is no
+    record, or it is of a newer schema."""
 
     def __init__(self, directory: RunPaths | Path) -> None:
         paths = directory if isinstance(directory, RunPaths) else RunPaths(directory)
@@ -194,17 +192,11 @@ class RecordReader:
         return tuple(Evaluation(step, at, _number(loss), weight, seconds) for step, at, loss, weight, seconds in rows)
 
     def series(
-        self,
-        metric: str,
-        rank: int | None = None,
-        first_step: int = 0,
-        last_step: int | None = None,
+        self, metric: str, rank: int | None = None, first_step: int = 0, last_step: int | None = None,
         columns: int = 120,
-    ) -> m.Series:
-        """A metric between two steps (None: the newest) in at most `columns` buckets, whatever the span.
-
-        Buckets without a finite value are absent. Raises InvalidInputError naming the metric, rank or columns at fault.
-        """
+    ) -> m.Series:  # fmt: skip
+        """A metric between two steps (None: the newest) in at most `columns` buckets, whatever the span. Buckets
+        without a finite value are absent. Raises InvalidInputError naming the metric, rank or columns at fault."""
         _check_series(metric, rank, columns)
         oldest, newest = self._ends()
         first = max(first_step, 0 if metric == EVALUATION_METRIC else oldest)  # that can come before the first step

@@ -115,11 +115,9 @@ CREATE TABLE IF NOT EXISTS refusals (      -- who was refused what: the newest
 
 
 def open_for_writing(path: Path, schema: str, *, durable: bool = False) -> sqlite3.Connection:
-    """The one writer's connection, in WAL mode and autocommit (the caller says BEGIN and COMMIT).
-
-    With `durable` each commit survives a power cut (synchronous=FULL); without, it survives the process.
-    Raises InvalidInputError if the file is of a newer schema or is no database.
-    """
+    """The one writer's connection, in WAL mode and autocommit (the caller says BEGIN and COMMIT). With `durable` each
+    commit survives a power cut (synchronous=FULL); without, it survives the process. Raises InvalidInputError if the
+    file is of a newer schema or is no database."""
     with _opened(path, str(path), timeout=10) as connection:
         connection.execute("PRAGMA journal_mode=WAL")
         if sys.platform == "darwin":

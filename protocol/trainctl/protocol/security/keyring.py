@@ -31,10 +31,7 @@ class Keyring:
         *, which: Literal["user", "agent"] = "user",
     ) -> None:  # fmt: skip
         """`nodes`: the default cluster file's unless given; `server_key`: $TRAINCTL_SERVER_KEY unless given; `which`:
-        whose pair is shown.
-
-        Raises InvalidInputError for a server key that is none.
-        """
+        whose pair is shown. Raises InvalidInputError for a server key that is none."""
         self._folder, self._nodes, self._which = folder or KeyFolder(), nodes, which
         given = server_key or os.environ.get("TRAINCTL_SERVER_KEY") or None
         self._server_key = check_public(given) if given is not None else None
@@ -46,9 +43,7 @@ class Keyring:
 
     def credentials(self, address: str) -> Credentials | None:
         """What to speak to the agent at `address` with, None for one on loopback that is not known to have a key.
-
-        Raises InvalidInputError for one elsewhere whose key isn't known, and for a lack of own keys.
-        """
+        Raises InvalidInputError for one elsewhere whose key isn't known, and for a lack of own keys."""
         host = addresses.split(address).hostname or ""
         is_near = addresses.is_near(address)
         server = self._named(address)

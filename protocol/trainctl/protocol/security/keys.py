@@ -122,10 +122,8 @@ class KeyFolder:
         return toml_file.checked(toml_file.read(path, "list of keys"), Authorized, str(path))
 
     def make(self, name: str | None = None) -> tuple[str, ...]:
-        """Make what is missing of the two pairs, and authorise a user's pair that was made as operator.
-
-        `name`: the machine's, default its host name; the user's pair is named user@name. Gives which were made.
-        """
+        """Make what is missing of the two pairs, and authorise a user's pair that was made as operator. `name`: the
+        machine's, default its host name; the user's pair is named user@name. Gives which were made."""
         machine = check_name(name or names.node_name())
         wanted = {"agent": machine, "user": _as_name(f"{names.user_name()}@{machine}")}
         made = tuple(which for which in wanted if not (self.path / f"{which}.toml").exists())
@@ -138,10 +136,8 @@ class KeyFolder:
         return made
 
     def authorize(self, name: str, public: str, role: Role) -> None:
-        """Let a key do what its role allows; a name that is there already is given the new key and role.
-
-        Raises InvalidInputError for what is no name, key or role, and for a key that has another name already.
-        """
+        """Let a key do what its role allows; a name that is there already is given the new key and role. Raises
+        InvalidInputError for what is no name, key or role, and for a key that has another name already."""
         check_name(name)
         check_public(public)
         if role not in ROLES:
@@ -159,11 +155,9 @@ class KeyFolder:
         self._write(Authorized(keys=keys, revoked=revoked))
 
     def revoke(self, name: str, public: str | None = None) -> str:
-        """Let a key do nothing from now on, running agents included; gives the key.
-
-        `public`: that of a key which this folder doesn't list, such as one that only the cluster file names.
-        Raises InvalidInputError if there is none of that name.
-        """
+        """Let a key do nothing from now on, running agents included; gives the key. `public`: that of a key which this
+        folder doesn't list, such as one that only the cluster file names. Raises InvalidInputError if there is none of
+        that name."""
         with self._locked():
             table = self.authorized()
             entry = table.keys.get(name)

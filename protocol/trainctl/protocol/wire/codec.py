@@ -17,12 +17,8 @@ FRAME_BYTES = 1024 * 1024
 MAX_DEPTH = 8
 
 _CONTROL_CAPS: dict[str, Any] = {
-    "max_str_len": 4096,
-    "max_bin_len": 65536,
-    "max_array_len": 4096,
-    "max_map_len": 256,
-    "max_ext_len": 0,
-}
+    "max_str_len": 4096, "max_bin_len": 65536, "max_array_len": 4096, "max_map_len": 256, "max_ext_len": 0,
+}  # fmt: skip
 _BULK_CAPS: dict[str, Any] = {**_CONTROL_CAPS, "max_str_len": 262144 * 4, "max_array_len": 16384}
 
 _SHORT_BYTES = 4096

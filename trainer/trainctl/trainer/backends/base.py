@@ -151,10 +151,6 @@ class Backend(ABC):
     @abstractmethod
     def _restore_random(self, states: dict[str, NDArray[Any]]) -> None: ...
 
-    def gradients(self) -> dict[str, Array]:
-        """A copy of the accumulators by Hugging Face name."""
-        return self._copy_of("accumulators")
-
     def gradient_norm(self) -> float:
         """Euclidean norm over all accumulators; finite if, and only if, every element is."""
         norm = self._norm(1.0)
@@ -166,8 +162,8 @@ class Backend(ABC):
         return np.array([np.sqrt(np.sum(np.square(rows, dtype=np.float64))) for rows in self._row_norms()], np.float32)
 
     def export_state(self) -> State:
-        parts = (self._copy_of("weights"), self._copy_of("first_moments"), self._copy_of("second_moments"))
-        return State(*parts, self.updates, self._random_state())
+        weights, first_moments, second_moments = map(self.copy_of, STATE_PARTS)
+        return State(weights, first_moments, second_moments, self.updates, self._random_state())
 
     def import_state(self, state: State) -> None:
         """Take over what `export_state` gave, of either backend. Raises InvalidInputError if names or shapes differ."""
@@ -178,7 +174,8 @@ class Backend(ABC):
         self.updates = state.updates
         self._restore_random(state.random)
 
-    def _copy_of(self, part: Part) -> dict[str, Array]:
+    def copy_of(self, part: Part) -> dict[str, Array]:
+        """A part by Hugging Face name."""
         arrays = {name: np.empty(shape, np.float32) for name, shape in self.shapes.items()}
         self.copy_out(part, arrays)
         return arrays

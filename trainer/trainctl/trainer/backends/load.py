@@ -11,10 +11,8 @@ _MODULES: dict[BackendName, str] = {"torch": "torch", "mlx": "mlx_lm"}
 
 
 def load(config: RunFile, node: NodeTable, where: str) -> Backend:
-    """The model of `config` in the backend and on the device that `node` asks for.
-
-    Raises InvalidInputError naming the field of the run file that is at fault.
-    """
+    """The model of `config` in the backend and on the device that `node` asks for. Raises InvalidInputError naming the
+    field of the run file that is at fault."""
     name = choose(node.backend, where)
     if name == "mlx":
         from trainctl.trainer.backends.mlx_backend import load_mlx

@@ -224,11 +224,9 @@ def load_mlx(config: RunFile, node: NodeTable, where: str) -> MlxBackend:
 
 
 def read_model(path: Path, where: str, longest: int) -> Any:
-    """The model in a Hugging Face directory, for sequences of up to `longest` tokens; no code in it is run.
-
-    Raises InvalidInputError if it cannot be read, if mlx-lm leaves out its sliding window, or if its weights have
-    other names or shapes in MLX, since checkpoints and other ranks know them by their Hugging Face ones.
-    """
+    """The model in a Hugging Face directory, for sequences of up to `longest` tokens; no code in it is run. Raises
+    InvalidInputError if it cannot be read, if mlx-lm leaves out its sliding window, or if its weights have other names
+    or shapes in MLX, since checkpoints and other ranks know them by their Hugging Face ones."""
     config = rope_config.for_mlx(rope_config.read(path), longest)
     _check_window(config, where, longest)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

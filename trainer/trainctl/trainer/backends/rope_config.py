@@ -25,18 +25,14 @@ _LOCAL_THETA = {"gemma3_text": "rope_local_base_freq", "gemma3n_text": "rope_loc
 
 def read(model: Path) -> Config:
     """config.json of a model directory with both layouts; a theta that it does not state is transformers' default.
-
-    Raises InvalidInputError naming the file if it cannot be read, or if its two layouts contradict each other.
-    """
+    Raises InvalidInputError naming the file if it cannot be read, or if its two layouts contradict each other."""
     return both_layouts(model_config(model), str(model / "config.json"), _transformers_rope)
 
 
 def both_layouts(config: Config, where: str, default: Callable[[Config], Config] = lambda config: {}) -> Config:
-    """`config` with RoPE in both layouts, that of its `text_config` too; unchanged if it has no RoPE.
-
-    `default` gives the `rope_parameters` of a configuration that states no theta; {} if they are unknown.
-    Raises InvalidInputError naming `where` if the layouts contradict each other.
-    """
+    """`config` with RoPE in both layouts, that of its `text_config` too; unchanged if it has no RoPE. `default` gives
+    the `rope_parameters` of a configuration that states no theta; {} if they are unknown. Raises InvalidInputError
+    naming `where` if the layouts contradict each other."""
     if isinstance(config.get("text_config"), dict):
         config = config | {"text_config": both_layouts(config["text_config"], where, default)}
     new = _table(config, "rope_parameters", where)

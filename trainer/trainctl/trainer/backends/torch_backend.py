@@ -247,9 +247,7 @@ def load_torch(config: RunFile, node: NodeTable, where: str) -> TorchBackend:
 
 def read_model(path: Path, where: str) -> torch.nn.Module:
     """The causal language model in a Hugging Face directory, in float32; nothing is fetched and no code in it is run.
-
-    Raises InvalidInputError if a weight is missing, of the wrong shape, or the files cannot be read.
-    """
+    Raises InvalidInputError if a weight is missing, of the wrong shape, or the files cannot be read."""
     config = rope_config.read(path)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import transformers

@@ -62,11 +62,9 @@ class Checkpoint:
 
 
 def write(folder: Path, run: str, loop: LoopState, state: State, model: Path) -> Manifest:
-    """Write `folder` (`checkpoints/step-N`) under a temporary name, make it durable, then give it its name.
-
-    One that is already there stays if it holds the same, and is replaced otherwise (a step that was done again, or a
-    torn one). Raises OSError if the disk doesn't take it; then nothing has changed.
-    """
+    """Write `folder` (`checkpoints/step-N`) under a temporary name, make it durable, then give it its name. One that is
+    already there stays if it holds the same, and is replaced otherwise (a step that was done again, or a torn one).
+    Raises OSError if the disk doesn't take it; then nothing has changed."""
     tidy(folder.parent)
     with part_of(folder) as work:
         _write_files(work, loop, state, model)
@@ -85,13 +83,8 @@ def read(folder: Path) -> Checkpoint:
     try:
         loop = msgspec.json.decode((folder / "state.json").read_bytes(), type=LoopState)
         optimizer = _load(folder / "optimizer.safetensors")
-        state = State(
-            _load(folder / "model.safetensors"),
-            _under("first.", optimizer),
-            _under("second.", optimizer),
-            loop.updates,
-            _load(folder / "random.safetensors"),
-        )
+        weights, random = _load(folder / "model.safetensors"), _load(folder / "random.safetensors")
+        state = State(weights, _under("first.", optimizer), _under("second.", optimizer), loop.updates, random)
     except (OSError, ValueError, msgspec.MsgspecError, SafetensorError) as error:
         raise InvalidInputError(str(folder), f"not a readable checkpoint: {first_line(error)}") from None
     return Checkpoint(loop, state)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.machine.file_digests import data_files, files_digests
+from trainctl.protocol.machine.file_digests import data_digests, data_files
 from trainctl.protocol.messages import FileDigest
 from trainctl.trainer.common.atomic_folder import make_folder
 from trainctl.trainer.common.errors import first_line
@@ -53,7 +53,7 @@ class _Sample(msgspec.Struct, forbid_unknown_fields=True):
 def open_pack(config: RunFile, folder: Path, where: str) -> Pack:
     """The pack of `config`'s data, made under `folder` if it isn't there yet; any number of trainers may do so at
     once. Raises InvalidInputError naming file and line."""
-    sources = source_files(config)
+    sources = data_files(Path(config.data.path))
     target = folder / f"pack-{_key(config, sources)}"
     make_folder(target, lambda work: _write(config, sources, work, where))
     notes = json.loads((target / "pack.json").read_text(encoding="utf-8"))
@@ -61,18 +61,8 @@ def open_pack(config: RunFile, folder: Path, where: str) -> Pack:
     files = tuple(FileDigest(name, digest) for name, digest in notes["files"])
     if config.data.kind == "text":
         return Pack(tokens, None, None, notes["digest"], files)
-    return Pack(
-        tokens,
-        _mapped(target / "counted.bin", np.dtype(np.uint8)),
-        _mapped(target / "offsets.bin", np.dtype(np.int64)),
-        notes["digest"],
-        files,
-    )
-
-
-def source_files(config: RunFile) -> list[Path]:
-    """The files that the data are read from, in order."""
-    return data_files(Path(config.data.path))
+    counted = _mapped(target / "counted.bin", np.dtype(np.uint8))
+    return Pack(tokens, counted, _mapped(target / "offsets.bin", np.dtype(np.int64)), notes["digest"], files)
 
 
 def _key(config: RunFile, sources: list[Path]) -> str:
@@ -89,8 +79,7 @@ def _write(config: RunFile, sources: list[Path], work: Path, where: str) -> None
         notes = _write_text(config, sources, work, where)
     else:
         notes = _write_samples(config, sources, work)
-    root = Path(config.data.path)
-    files = files_digests(sources, root if root.is_dir() else root.parent).files
+    files = data_digests(Path(config.data.path)).files
     notes["files"] = [[file.name, file.digest] for file in files]
     (work / "pack.json").write_text(json.dumps(notes), encoding="utf-8")
 

@@ -15,14 +15,11 @@ _MOST_NORMS = 4096
 def probed(report: m.Report, backend: Backend, batch: Batch, log_probabilities: Array, family: str) -> m.Probed:
     """The report with the figures added; `log_probabilities` are those of the batch's targets, sample after sample."""
     return m.Probed(
-        **msgspec.structs.asdict(report),
-        family=family,
+        **msgspec.structs.asdict(report), family=family, tf32=backend.tf32,
         tokens_digest=hashlib.sha256(batch.inputs.tobytes() + batch.targets.tobytes()).hexdigest(),
         lengths=tuple(int(length) for length in batch.counted.sum(axis=1)),
-        log_probabilities=_packed(log_probabilities),
-        weight_norms=_packed(backend.weight_norms()[:_MOST_NORMS]),
-        tf32=backend.tf32,
-    )
+        log_probabilities=_packed(log_probabilities), weight_norms=_packed(backend.weight_norms()[:_MOST_NORMS]),
+    )  # fmt: skip
 
 
 def _packed(values: Array) -> bytes:

@@ -99,10 +99,9 @@ class Progress:
 
     def begin(self, plan: StepPlan, scale: float) -> tuple[HalfBatch, bool]:
         """The batch a train plan works on, and whether it is new, that is, the accumulators must be zeroed. Call it
-        within `exclusive`.
-
-        A plan may finish a batch of which this rank holds nothing and others hold the rest. Raises ProtocolError for
-        one that finishes another batch than is held, or one that nobody holds: samples would be lost."""
+        within `exclusive`. A plan may finish a batch of which this rank holds nothing and others hold the rest. Raises
+        ProtocolError for one that finishes another batch than is held, or one that nobody holds: samples would be
+        lost."""
         held = self.batch
         if plan.finishes is not None:
             if held and (plan.finishes, plan.step, plan.divisor) == (held.origin, held.step, held.divisor):

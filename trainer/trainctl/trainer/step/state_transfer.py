@@ -52,8 +52,7 @@ def take_lowest(group: Group, generation: Generation, backend: Backend, progress
 
 
 def _drift(backend: Backend, theirs: Mapping[str, Array]) -> float:
-    own = {name: np.empty(shape, np.float32) for name, shape in backend.shapes.items()}
-    backend.copy_out("weights", own)
+    own = backend.copy_of("weights")
     largest = max(float(np.abs(own[name] - theirs[name]).max(initial=0.0)) for name in own)
     squares = sum(float(np.sum(np.square(array, dtype=np.float64))) for array in theirs.values())
     count = sum(array.size for array in theirs.values())
