@@ -53,7 +53,7 @@ def run(
     else:
         args = {"resume": arguments.check_text(resume or "", "--resume")}
     args |= {"old_lead_is_off": True} if old_lead_is_off else {}
-    order = command.make_order("start-run", args, node=node, ttl_seconds=_ttl(timeout))
+    order = command.make_order("start-run", args, node=node, ttl_seconds=min(86400.0, max(60.0, timeout)))
     if not json:
         start_agent.offer(at, targets.DEFAULT_ADDRESS, output.tell)
     with command_result.told(order, json=json):
@@ -102,10 +102,6 @@ def _by_file(reply: m.CommandReply, file: Path) -> m.CommandReply:
     """With the field that was refused named as the person wrote it: in the run file, not in the message."""
     field = (reply.field or "").removeprefix("config: ")
     return reply if field == (reply.field or "") else msgspec.structs.replace(reply, field=f"{file}: {field}")
-
-
-def _ttl(timeout: float) -> float:
-    return min(86400.0, max(60.0, timeout))
 
 
 def _run_and_follow(address: str, order: command.Order, reply: m.CommandReply, *, json: bool, from_start: bool) -> int:

@@ -96,11 +96,11 @@ def form(verb: str, state: ViewState, rank: int | None = None, values: Mapping[s
     idle = verb in ("acknowledge", "mute") and not state.active  # about a machine: that takes no run
     if verb != "start-run" and run is not None and run.recording:
         blocked = "a recording takes no commands"
-    elif verb != "start-run" and run is None and not idle:
-        blocked = "there is no run to command"
-    elif idle:
+    elif verb == "start-run" or idle:
         blocked = ""
-    elif verb != "start-run" and run is not None and run.state not in m.ACTIVE_RUN_STATES and verb != "note":
+    elif run is None:
+        blocked = "there is no run to command"
+    elif not state.active and verb != "note":
         blocked = f"the run has {'failed' if run.state == 'failed' else 'ended'}: {verb} has nothing to act on"
     elif verb == "rebalance" and len(live_ranks(run)) < 2:
         blocked = "one rank takes the whole batch: there is nothing to split"
@@ -116,12 +116,10 @@ def form(verb: str, state: ViewState, rank: int | None = None, values: Mapping[s
     )  # fmt: skip
 
 
-def start_form(path: str = "") -> Form:
+def start_form() -> Form:
     """The dialog that starts a run from a file."""
     changes, keeps = _EFFECTS["start-run"]
-    return Form(
-        "start-run", "start a run", (FormField("file", "run file", path),), changes, keeps, run=None, if_plan=None
-    )
+    return Form("start-run", "start a run", (FormField("file", "run file"),), changes, keeps, run=None, if_plan=None)
 
 
 _PLAN_VERBS = frozenset({"resize-batch", "rebalance", "set-lr", "set-global-batch"})
@@ -151,17 +149,11 @@ def _fields(verb: str, state: ViewState, rank: int | None) -> tuple[FormField, .
             off = FormField("old_lead_is_off", "lead is surely off", "false", ("false", "true"))
             return (FormField("node", "node", chosen, others), off)
         case "set-lr":
-            value = f.scientific(run.learning_rate) if run else ""
-            return (
-                FormField("value", "learning rate", value),
-                FormField("schedule", "schedule", "scale", ("scale", "set")),
-            )
+            value = FormField("value", "learning rate", f.scientific(run.learning_rate) if run else "")
+            return value, FormField("schedule", "schedule", "scale", ("scale", "set"))
         case "set-global-batch":
-            value = str(run.global_batch) if run else ""
-            return (
-                FormField("value", "samples a step", value),
-                FormField("schedule", "schedule", "set", ("set", "scale")),
-            )
+            value = FormField("value", "samples a step", str(run.global_batch) if run else "")
+            return value, FormField("schedule", "schedule", "set", ("set", "scale"))
         case "stop":
             return (FormField("checkpoint", "checkpoint first", "true", ("true", "false")),)
         case "acknowledge":

@@ -18,8 +18,10 @@ def refusal(order: Order, state: ViewState) -> str:
         return f"{clean(run.name)} is {run.state}; there is one run at a time" if state.active and run else ""
     if order.verb in ("acknowledge", "mute"):
         return ""
-    if run is None or not state.active:
-        return _refuse_without_run(order, run)
+    if run is None:
+        return "there is no run to command"
+    if not state.active:
+        return "" if order.verb == "note" else f"the run has {'failed' if run.state == 'failed' else 'ended'}"
     match order.verb:
         case "resize-batch":
             return _refuse_resize(order, run)
@@ -35,12 +37,6 @@ def refusal(order: Order, state: ViewState) -> str:
                 return _no_node(order, run)
             return f"{clean(run.lead)} conducts the run already" if order.node == run.lead else ""
     return ""
-
-
-def _refuse_without_run(order: Order, run: m.RunView | None) -> str:
-    if run is None:
-        return "there is no run to command"
-    return "" if order.verb == "note" else f"the run has {'failed' if run.state == 'failed' else 'ended'}"
 
 
 def _refuse_resize(order: Order, run: m.RunView) -> str:

@@ -7,8 +7,8 @@ digest of the event's identity. So every viewer of the record can tell, and the 
 import hashlib
 import re
 import secrets
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from trainctl.protocol import messages as m
 from trainctl.tui.commands.command import Order
@@ -75,8 +75,14 @@ def of(event: m.Event, run: m.RunView | None, events: Sequence[m.Event]) -> Inve
     by = undone_by(events).get(token(event))
     if by is not None:
         raise NoInverse(f"{by.by} undid it already, @{by.step or 0:,}; that can be undone in its turn")
-    order = _inverse(event, run)
-    return Inverse(event, Order(order.verb, order.args, order.node, id=_id_for(event)), _since(event, events))
+    if event.verb != "stop" and run.state not in m.ACTIVE_RUN_STATES:
+        raise NoInverse("the run has ended")
+    if event.verb not in _INVERSES:
+        raise NoInverse(f"{event.verb} has no inverse")
+    order = _INVERSES[event.verb](event, run)
+    own = secrets.token_hex(6)
+    id = f"{own[:8]}-{own[8:]}-{_MARK}-{0x8000 | secrets.randbits(14):04x}-{token(event)}"
+    return Inverse(event, replace(order, id=id), _since(event, events))
 
 
 def newest(run: m.RunView | None, events: Sequence[m.Event], most: int = 9) -> list[Inverse]:
@@ -99,11 +105,6 @@ def token(event: m.Event) -> str:
     """48 bits in hexadecimal that stand for the event."""
     name = event.command or f"{event.run}/{event.id}"
     return hashlib.blake2b(name.encode(), digest_size=6).hexdigest()
-
-
-def _id_for(event: m.Event) -> str:
-    own = secrets.token_hex(6)
-    return f"{own[:8]}-{own[8:]}-{_MARK}-{0x8000 | secrets.randbits(14):04x}-{token(event)}"
 
 
 def undone_by(events: Iterable[m.Event]) -> dict[str, m.Event]:
@@ -132,27 +133,6 @@ def _since(event: m.Event, events: Sequence[m.Event]) -> tuple[m.Event, ...]:
 
 
 # ---------------------------------------------------------------- the inverse of each verb
-
-
-def _inverse(event: m.Event, run: m.RunView) -> Order:
-    if event.verb != "stop" and run.state not in m.ACTIVE_RUN_STATES:
-        raise NoInverse("the run has ended")
-    match event.verb:
-        case "resize-batch":
-            return _former_size(event, run)
-        case "rebalance":
-            return _former_shares(event, run)
-        case "set-lr":
-            return _former_rate(event, run)
-        case "set-global-batch":
-            return _former_batch(event, run)
-        case "drain" | "admit":
-            return _membership(event, run)
-        case "promote":
-            return _former_lead(event, run)
-        case "pause" | "resume" | "stop":
-            return _going_on(event, run)
-    raise NoInverse(f"{event.verb} has no inverse")
 
 
 def _node_of(event: m.Event) -> str | None:
@@ -238,9 +218,8 @@ def _former_batch(event: m.Event, run: m.RunView) -> Order:
         raise NoInverse("the former global batch isn't known")
     if int(before) == run.global_batch:
         raise NoInverse(f"the global batch is {run.global_batch} again already")
-    return Order(
-        "set-global-batch", {"value": int(before), "schedule": "scale" if "scaled" in (event.after or "") else "set"}
-    )
+    schedule = "scale" if "scaled" in (event.after or "") else "set"
+    return Order("set-global-batch", {"value": int(before), "schedule": schedule})
 
 
 def _membership(event: m.Event, run: m.RunView) -> Order:
@@ -275,3 +254,11 @@ def _going_on(event: m.Event, run: m.RunView) -> Order:
     if held != (event.verb == "pause"):
         raise NoInverse(f"the run is {run.state} already")
     return Order("resume" if held else "pause")
+
+
+_INVERSES: dict[str, Callable[[m.Event, m.RunView], Order]] = {
+    "resize-batch": _former_size, "rebalance": _former_shares, "set-lr": _former_rate,
+    "set-global-batch": _former_batch, "drain": _membership, "admit": _membership, "promote": _former_lead,
+    "pause": _going_on, "resume": _going_on, "stop": _going_on,
+}  # fmt: skip
+"""By verb, the command that is its inverse. Each raises NoInverse."""

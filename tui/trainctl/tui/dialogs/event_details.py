@@ -39,7 +39,9 @@ def lines(
     made: list[Line] = [()]
     for name, value in fields:
         made += labelled(name.ljust(_NAME_CELLS), value, columns) if value else []
-    return [*made, (), *_undo_lines(undoing, columns), (), _keys(isinstance(undoing, undo.Inverse))]
+    undoes = key_words("u", "undoes it  ", "screen.undo") if isinstance(undoing, undo.Inverse) else ()
+    keys = (*undoes, *key_words("y", "copies  ", "screen.copy"), *CLOSES)
+    return [*made, (), *_undo_lines(undoing, columns), (), keys]
 
 
 def _undo_lines(undoing: undo.Inverse | str, columns: int) -> list[Line]:
@@ -49,11 +51,6 @@ def _undo_lines(undoing: undo.Inverse | str, columns: int) -> list[Line]:
     for remark in undoing.remarks:
         made += labelled(" " * _NAME_CELLS, remark, columns, "warning")
     return made
-
-
-def _keys(can_undo: bool) -> Line:
-    undoing = key_words("u", "undoes it  ", "screen.undo") if can_undo else ()
-    return (*undoing, *key_words("y", "copies  ", "screen.copy"), *CLOSES)
 
 
 class EventDetails(Popup[str]):

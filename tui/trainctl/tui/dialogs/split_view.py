@@ -77,17 +77,14 @@ def _memory(seat: Seat, share: int, glyphs: Glyphs) -> Line:
 
 
 def _sum(split: Split, glyphs: Glyphs, cells: int) -> Line:
-    now, then = (group_seconds(split.seats, shares) for shares in (_plan(split), split.shares))
+    plan = tuple(seat.share for seat in split.seats)
+    now, then = (group_seconds(split.seats, shares) for shares in (plan, split.shares))
     text = f"step {f.seconds(now)}" if now is not None else "step n/a until each node has measured one"
     if split.changed and now and then:
         text = f"step {f.seconds(now)} {glyphs.arrow} {f.seconds(then)}, {100 * (now / then - 1):+.0f}% samples/s"
     total = f"{sum(split.shares)} of {split.total}"
     head = f"{'':2}{shorten('together', _widths(cells)[0], ''):{_widths(cells)[0]}}{total:>11}"
     return fit(line(Piece(head, "label"), "   ", Piece(text, "strong")), cells)
-
-
-def _plan(split: Split) -> tuple[int, ...]:
-    return tuple(seat.share for seat in split.seats)
 
 
 def keys_lines(glyphs: Glyphs, cells: int = CELLS) -> list[Line]:

@@ -1,11 +1,11 @@
 """What can be told only of nodes together: how they are reached, versions that differ, clocks, interfaces."""
 
+import shlex
 from collections.abc import Iterator
 from ipaddress import IPv4Interface
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import addresses
-from trainctl.tui.doctor.check_machine import quoted
 from trainctl.tui.doctor.findings import ClusterFacts, Finding, Level, Look, Subject, Trouble
 
 CLOCK_WARN_SECONDS, CLOCK_FAIL_SECONDS = 0.5, 30.0
@@ -144,4 +144,4 @@ def _likely(look: Look, facts: m.Facts) -> str:
 def shell_copy(source: str, target: str, *, is_folder: bool) -> str:
     """The line that makes `target` like `source` (`host:path`, or a path)."""
     slash = "/" if is_folder else ""
-    return f"rsync -av --checksum {quoted(source + slash)} {quoted(target + slash)}"
+    return f"rsync -av --checksum {shlex.quote(source + slash)} {shlex.quote(target + slash)}"

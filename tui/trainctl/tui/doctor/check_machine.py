@@ -1,5 +1,6 @@
 """What can be told of one machine by its own facts: installation, keys, disk, memory, open files, power."""
 
+import shlex
 from collections.abc import Iterator
 
 from trainctl.protocol import messages as m
@@ -51,10 +52,10 @@ def _wrong_modes(node: str, facts: m.Facts) -> Iterator[Finding]:
         folder = file.path == facts.keys_folder
         if not file.is_own:
             yield Finding("fail", node, "keys", f"{file.path} belongs to another user",
-                          f"chown it to the agent's user: chown $USER {quoted(file.path)}")  # fmt: skip
+                          f"chown it to the agent's user: chown $USER {shlex.quote(file.path)}")  # fmt: skip
         elif file.mode & 0o077:
             yield Finding("fail", node, "keys", f"{file.path} is open to others (mode {file.mode:04o})",
-                          f"chmod {'700' if folder else '600'} {quoted(file.path)}, "
+                          f"chmod {'700' if folder else '600'} {shlex.quote(file.path)}, "
                           "and new keys if others use that machine")  # fmt: skip
 
 
@@ -102,10 +103,3 @@ def _power(look: Look, facts: m.Facts) -> Iterator[Finding]:
                       "plug it in")  # fmt: skip
     elif facts.on_battery is not None and not facts.lid_closed:
         yield Finding("ok", look.name, "power", "plugged in")
-
-
-def quoted(path: str) -> str:
-    """For a shell."""
-    import shlex
-
-    return shlex.quote(path)

@@ -53,29 +53,16 @@ _RANK_METRICS = {
 def of_record(directory: Path, what: What) -> Iterator[list[Row]]:
     """Pages of rows, oldest first. Raises InvalidInputError if the record can't be read."""
     with RecordReader(directory) as reader:
-        yield from {"steps": _steps, "ranks": _ranks, "events": _events, "hosts": _hosts}[what](reader)
-
-
-def _steps(reader: RecordReader) -> Iterator[list[Row]]:
-    yield from _paged(lambda after: reader.steps(after, PAGE), lambda step: step.step, _step)
-
-
-def _ranks(reader: RecordReader) -> Iterator[list[Row]]:
-    after, more = 0, True
-    while more:
-        steps, more = reader.steps(after, PAGE)
-        if steps:
-            yield [_rank(part) for part in reader.parts_between(steps[0].step, steps[-1].step)]
-            after = steps[-1].step
-
-
-def _events(reader: RecordReader) -> Iterator[list[Row]]:
-    yield from _paged(lambda after: reader.events(after, PAGE), lambda event: event.id, _event)
-
-
-def _hosts(reader: RecordReader) -> Iterator[list[Row]]:
-    for readings in reader.host_readings(PAGE):
-        yield [row for reading in readings for row in _host(reading)]
+        if what == "steps":
+            yield from _paged(lambda after: reader.steps(after, PAGE), lambda step: step.step, _step)
+        elif what == "events":
+            yield from _paged(lambda after: reader.events(after, PAGE), lambda event: event.id, _event)
+        elif what == "hosts":
+            yield from ([row for one in readings for row in _host(one)] for readings in reader.host_readings(PAGE))
+        else:
+            pages = _paged(lambda after: reader.steps(after, PAGE), lambda step: step.step, lambda step: (step.step,))
+            for steps in filter(None, pages):
+                yield [_rank(part) for part in reader.parts_between(steps[0][0], steps[-1][0])]
 
 
 def _paged(

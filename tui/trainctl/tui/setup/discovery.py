@@ -23,13 +23,11 @@ def listen(seconds: float) -> tuple[Advert, ...]:
         browser = ServiceBrowser(zeroconf, discovery.SERVICE, ears)  # type: ignore[arg-type]
         over.wait(seconds)
         browser.cancel()
-        infos = [
-            (name, zeroconf.get_service_info(discovery.SERVICE, name, RESOLVE_MILLISECONDS)) for name in ears.names
-        ]
+        infos = [zeroconf.get_service_info(discovery.SERVICE, name, RESOLVE_MILLISECONDS) for name in ears.names]
     finally:
         zeroconf.close()
-    adverts = {advert for _, info in infos if info is not None for advert in _adverts(info)}
-    return tuple(sorted(adverts))
+    heard = [(host, info) for info in infos if info is not None for host in info.parsed_addresses()]
+    return tuple(sorted({discovery.advert(host, info.port or 0, info.properties) for host, info in heard}))
 
 
 def standing(advert: Advert, cluster: Cluster | None) -> str:
@@ -55,7 +53,3 @@ class _Ears:
 
     def remove_service(self, _zeroconf: Any, _kind: str, name: str) -> None:
         self.names.pop(name, None)
-
-
-def _adverts(info: Any) -> list[Advert]:
-    return [discovery.advert(host, info.port, info.properties) for host in info.parsed_addresses()]

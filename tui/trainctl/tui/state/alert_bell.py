@@ -16,9 +16,6 @@ class AlertBell:
             return False
         calling = {(alert.id, alert.raised_at) for alert in state.calling}
         new = calling - self._known if self._known is not None else set()
-        self._known = calling | {known for known in self._known or set() if known in _open(state)}
+        still_open = {(alert.id, alert.raised_at) for alert in state.open_alerts}
+        self._known = calling | ((self._known or set()) & still_open)
         return self.on and bool(new)
-
-
-def _open(state: ViewState) -> set[tuple[str, float]]:
-    return {(alert.id, alert.raised_at) for alert in state.open_alerts}

@@ -73,7 +73,8 @@ def test_of(field: FilterField[R], operator: str, text: str) -> Test:
     if text.lower() == q.UNKNOWN and operator in (":", "=", "!="):
         return (lambda value: value is not None) if operator == "!=" else (lambda value: value is None)
     if operator == "~":
-        return _pattern_test(text)
+        pattern = pattern_of(text)
+        return lambda value: any(pattern.search(word) for word in words_of(value))
     if field.kind is not None:
         return _number_test(field, operator, text)
     if operator not in (":", "=", "!="):
@@ -107,11 +108,6 @@ def _text_test(operator: str, text: str) -> Test:
         return lambda value: isinstance(value, str) and wanted in value.casefold()
     negated = operator == "!="
     return lambda value: isinstance(value, str) and (value.casefold() == wanted) != negated
-
-
-def _pattern_test(text: str) -> Test:
-    pattern = pattern_of(text)
-    return lambda value: any(pattern.search(word) for word in words_of(value))
 
 
 def words_of(value: Value) -> Sequence[str]:
