@@ -239,11 +239,10 @@ def test_the_axis_jumps_rather_than_scrolls() -> None:
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6), st.integers(1, 30))
 def test_ticks_are_inside_and_distinct(low: float, size: float, rows: int) -> None:
     low, high = widen(low, low + size)
-    ticks, texts = tick_labels(low, high, rows)
-    assert ticks
+    ticks = tick_labels(low, high, rows)
     assert all(low <= tick <= high for tick in ticks)
-    assert len(ticks) <= 12
-    assert set(texts) == set(ticks)
+    assert 0 < len(ticks) <= 12
+    assert all(ticks.values())
 
 
 def test_a_first_step_of_twenty_seconds_leaves_the_others_their_room_and_says_its_number() -> None:

@@ -14,13 +14,17 @@ from trainctl.protocol import messages as m
 from trainctl.tui.charts import viewport as vw
 from trainctl.tui.charts.axis import Axis, axis_of, text, ticks, tokens
 from trainctl.tui.charts.scale import Scale
-from trainctl.tui.charts.smooth import smooth
+from trainctl.tui.charts.traces import smooth
 from trainctl.tui.charts.viewport import ChartView, Ground, Pick
 from trainctl.tui.state import series as s
 
 CHARTS = (vw.Chart((Pick("loss"),)), vw.Chart((Pick("busy_seconds", vw.ALL_RANKS),)))
 VIEW = ChartView(CHARTS)
 STEPS = st.integers(64, 2_000_000)
+
+
+def act(view: ChartView, action: str, ground: Ground) -> ChartView:
+    return vw.ACTIONS[action](view, ground)
 
 
 def axis(kind: str, newest: int, pauses: dict[int, float] | None = None) -> Axis:
@@ -42,13 +46,13 @@ def test_zooming_in_and_out_again_returns(newest: int, part: float, times: int, 
     before, widest = vw.shown(view, ground), view
     views = [view]
     for _ in range(times):
-        view = vw.act(view, "zoom_in", ground)
+        view = act(view, "zoom_in", ground)
         views.append(view)
         first, last = vw.shown(view, ground)
         assert before[0] - 1e-3 <= first < last + 1 <= before[1] + 1 + 1e-3
     taken = sum(a != b for a, b in itertools.pairwise(views))
     for _ in range(taken):
-        view = vw.act(view, "zoom_out", ground)
+        view = act(view, "zoom_out", ground)
     assert vw.shown(view, ground) == pytest.approx(before, abs=0.01 * max(1.0, newest * 1e-6))
     assert dataclasses.replace(view, span=None, last=None) == dataclasses.replace(widest, span=None, last=None)
 
@@ -59,60 +63,60 @@ def test_no_keys_lead_outside_the_run_or_to_nothing(newest: int, actions: list[s
     view, ground = VIEW, Ground(newest, 3 * newest, live)
     first, last = ground.whole
     for action in actions:
-        view = vw.act(view, action, ground)
+        view = act(view, action, ground)
         low, high = vw.shown(view, ground)
         assert high - low + 1 >= min(vw.LEAST_STEPS, last - first + 1) - 1e-6
         assert low >= first - 1e-6
         assert view.crosshair is None or view.crosshair >= 1
         assert 0 <= view.focus < len(view.charts)
-    reset = vw.act(vw.act(view, "reset", ground), "reset", ground)
+    reset = act(act(view, "reset", ground), "reset", ground)
     assert vw.shown(reset, ground) == (first, last)
 
 
 def test_without_a_crosshair_zooming_keeps_to_the_newest_step_and_jumps_by_pages() -> None:
     ground = Ground(10_000)
-    view = vw.act(vw.act(VIEW, "zoom_in", ground), "zoom_in", ground)
+    view = act(act(VIEW, "zoom_in", ground), "zoom_in", ground)
     assert view.following
     pages = {vw.shown(view, dataclasses.replace(ground, newest=10_000 + step)) for step in range(0, 1000, 10)}
     assert len(pages) <= 3
     for first, last in pages:
         assert last - first + 1 == pytest.approx(view.span, abs=4)
-    back = vw.act(view, "pan_left", ground)
+    back = act(view, "pan_left", ground)
     assert not back.following
     assert vw.shown(back, ground) == vw.shown(back, dataclasses.replace(ground, newest=10_100))
-    assert vw.act(back, "newest", ground).following
-    assert vw.act(vw.act(back, "pan_right", ground), "pan_right", ground).following
-    assert vw.shown(vw.act(back, "first", ground), ground)[0] == 1
+    assert act(back, "newest", ground).following
+    assert act(act(back, "pan_right", ground), "pan_right", ground).following
+    assert vw.shown(act(back, "first", ground), ground)[0] == 1
 
 
 def test_the_crosshair_goes_by_columns_or_by_steps_where_those_are_wider() -> None:
     ground = Ground(10_000, live=False, columns=100)
-    view = vw.act(VIEW, "cross_left", ground)
+    view = act(VIEW, "cross_left", ground)
     assert view.crosshair == 10_000
-    view = vw.act(view, "cross_left", ground)
+    view = act(view, "cross_left", ground)
     assert view.crosshair == pytest.approx(9900)
     narrow = dataclasses.replace(view, span=20.0, last=9905.0)
-    assert vw.act(narrow, "cross_right", ground).crosshair == 9901
-    assert vw.act(vw.act(narrow, "reset", ground), "cross_right", ground).crosshair == 9905
+    assert act(narrow, "cross_right", ground).crosshair == 9901
+    assert act(act(narrow, "reset", ground), "cross_right", ground).crosshair == 9905
 
 
 def test_log_smoothing_charts_and_axis_are_chosen_by_keys() -> None:
     ground = Ground(1000)
-    view = vw.act(vw.act(VIEW, "next", ground), "log", ground)
+    view = act(act(VIEW, "next", ground), "log", ground)
     assert [chart.log for chart in view.charts] == [False, True]
     kinds = []
     for _ in range(3):
-        view = vw.act(view, "axis", ground)
+        view = act(view, "axis", ground)
         kinds.append(view.x)
     assert kinds == ["tokens", "time", "step"]
     halves = []
     for _ in vw.SMOOTHINGS:
-        view = vw.act(view, "smooth", ground)
+        view = act(view, "smooth", ground)
         halves.append(vw.half_life(view.chart, view, ground))
     assert halves == [10, 20, 100, 0]
-    assert len(vw.act(view, "add", ground).charts) == 3
-    assert vw.act(vw.act(view, "remove", ground), "remove", ground).charts == (CHARTS[0],)
-    assert vw.act(view, "alone", ground).alone
+    assert len(act(view, "add", ground).charts) == 3
+    assert act(act(view, "remove", ground), "remove", ground).charts == (CHARTS[0],)
+    assert act(view, "alone", ground).alone
 
 
 def windows(values: list[tuple[int, float]], capacity: int = 64) -> s.Window:

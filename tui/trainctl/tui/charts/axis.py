@@ -121,11 +121,8 @@ def _time_step(low: float, high: float, columns: int) -> float:
 
 def _offset(at: float, zone: datetime.tzinfo | None) -> float:
     """Seconds by which the zone's clock is ahead of UTC, so that round times are round there."""
-    try:
-        when = datetime.datetime.fromtimestamp(at, zone or datetime.UTC)
-        ahead = (when if zone is not None else when.astimezone()).utcoffset()
-    except (OverflowError, OSError, ValueError):
-        return 0.0
+    when = f.moment(at, zone)
+    ahead = when.utcoffset() if when is not None else None
     return ahead.total_seconds() if ahead is not None else 0.0
 
 
@@ -137,11 +134,9 @@ def text(axis: Axis, x: float, span: float, zone: datetime.tzinfo | None) -> str
         return tokens(x, span)
     if axis.origin_seconds:
         return elapsed(x, span)
-    try:
-        when = datetime.datetime.fromtimestamp(x, zone or datetime.UTC)
-    except (OverflowError, OSError, ValueError):
+    when = f.moment(x, zone)
+    if when is None:
         return f.NA
-    when = when if zone is not None else when.astimezone()
     if span > 6 * 86400:
         return f"{when.day} {when:%b}"
     if span > 86400:
@@ -154,13 +149,11 @@ def tokens(value: float, span: float) -> str:
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             digits = min(max(math.ceil(math.log10(100 * limit / span)), 0), 6) if span > 0 else 3
-            whole = f"{value / limit:.{digits}f}"
-            return (whole.rstrip("0").rstrip(".") if digits else whole) + unit
+            text = f"{value / limit:.{digits}f}"
+            return (text.rstrip("0").rstrip(".") if digits else text) + unit
     return f"{value:.0f}"
 
 
 def elapsed(seconds: float, span: float) -> str:
     """A time since the start: 45s, 12m 30s, 3h 05m, 2d 4h."""
-    if abs(seconds) < 60 and span < 30:
-        return f"{seconds:.1f}s"
-    return f.duration(seconds)
+    return f"{seconds:.1f}s" if abs(seconds) < 60 and span < 30 else f.duration(seconds)

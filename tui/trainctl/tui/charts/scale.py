@@ -24,10 +24,6 @@ class Scale:
         positive = np.where(values > 0, values, np.nan)
         return np.asarray(np.log10(positive), np.float64)
 
-    def height(self, value: float) -> float:
-        """One value's, NaN where it has none."""
-        return float(self.place(np.array([value]))[0])
-
     def range_of(self, low: float, high: float, least_span: float) -> tuple[float, float]:
         """The heights to draw for values from `low` to `high`, with a little air."""
         if not self.log:
@@ -40,7 +36,7 @@ class Scale:
         """Height -> text, about one per two rows: decades and parts of them, where the range has few decades round
         values."""
         if not self.log:
-            return tick_labels(bottom, top, rows)[1]
+            return tick_labels(bottom, top, rows)
         most = max(2, min(8, rows // 2))
         decades = range(math.floor(bottom), math.ceil(top) + 1)
         marks: list[float] = []
@@ -51,7 +47,7 @@ class Scale:
                 break
             marks = inside
         if len(marks) < 2:
-            values = tick_labels(10.0**bottom, 10.0**top, rows)[1]
+            values = tick_labels(10.0**bottom, 10.0**top, rows)
             return {math.log10(value): words for value, words in values.items() if value > 0}
         marks = marks[:: -(-len(marks) // most)]
         return {height: _decimal(10.0**height) for height in marks}
@@ -81,17 +77,16 @@ def _snapped(low: float, high: float) -> tuple[float, float]:
     return math.floor(low / unit) * unit, math.ceil(high / unit) * unit
 
 
-_FINEST = 1e-290
-"""Steps between ticks below this are lost in what a float can tell apart."""
+_FINEST = 1e-290  # steps between ticks below this are lost in what a float can tell apart
 
 
-def tick_labels(low: float, high: float, rows: int) -> tuple[list[float], dict[float, str]]:
+def tick_labels(low: float, high: float, rows: int) -> dict[float, str]:
     """Round values within low..high, about one per two rows and at least one, with texts just precise enough."""
     wanted = max(2, min(8, rows // 2))
     rough = (high - low) / wanted
     if rough < _FINEST:
         middle = (low + high) / 2
-        return [middle], {middle: f"{middle:.3g}"}
+        return {middle: f"{middle:.3g}"}
     scale = 10.0 ** math.floor(math.log10(rough))
     step = next(scale * part for part in (1, 2, 2.5, 5, 10) if scale * part >= rough * 0.999)
     ticks = [index * step for index in range(math.ceil(low / step), math.floor(high / step) + 1)] or [(low + high) / 2]
@@ -99,5 +94,5 @@ def tick_labels(low: float, high: float, rows: int) -> tuple[list[float], dict[f
     if abs(step * 10**digits - round(step * 10**digits)) > 1e-6:
         digits += 1
     if digits > 4 or max(abs(tick) for tick in ticks) >= 1e5:
-        return ticks, {tick: f"{tick:.1e}".replace("e-0", "e-").replace("e+0", "e") for tick in ticks}
-    return ticks, {tick: f"{tick:.{digits}f}" for tick in ticks}
+        return {tick: f"{tick:.1e}".replace("e-0", "e-").replace("e+0", "e") for tick in ticks}
+    return {tick: f"{tick:.{digits}f}" for tick in ticks}

@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 from trainctl.tui.charts.axis import Axis
 from trainctl.tui.charts.scale import Scale
-from trainctl.tui.charts.smooth import smooth
 from trainctl.tui.state.series import Window
 
 Floats = NDArray[np.float64]
@@ -67,13 +66,9 @@ def shape(
         none = np.empty(0)
         return Shape(none, none, none, none, none, none, np.empty(0, bool), none, none)
     starts = window.first.astype(np.float64)
-    x, ends = (
-        trace.axis.to_x(np.maximum(starts, 1.0) if clip else starts),
-        trace.axis.to_x(starts + window.bucket_steps),
-    )
+    x = trace.axis.to_x(np.maximum(starts, 1.0) if clip else starts)
+    ends = trace.axis.to_x(starts + window.bucket_steps)
     inside = np.flatnonzero((ends > x0) & (x < x1))
-    if not len(inside):
-        inside = np.arange(0)
     part = slice(int(inside[0]), int(inside[-1]) + 1) if len(inside) else slice(0, 0)
     soft = smooth(window, half_life_steps)[part] if half_life_steps and not trace.points else np.empty(0)
     low, high = window.minimum[part], window.maximum[part]
@@ -105,6 +100,26 @@ def _joins(starts: Floats, x: Floats, bucket_steps: int, axis: Axis) -> NDArray[
         return np.asarray(near, bool)
     apart = np.diff(x)
     return np.asarray(near & (apart <= _PAUSE_SPANS * float(np.median(apart))), bool)
+
+
+def smooth(window: Window, half_life_steps: float) -> NDArray[np.float64]:
+    """For each bucket the mean of all values up to it, where one loses half its weight in `half_life_steps` steps.
+
+        s_i = sum_j<=i  n_j v_j d^(t_i - t_j)  /  sum_j<=i  n_j d^(t_i - t_j),    d = 2^(-1 / half_life_steps)
+
+    v_j is a bucket's mean, n_j how many finite values it has and t_j its first step. The division is what corrects the
+    start's bias; steps that are missing let older values fade for as long as they last; values that aren't finite
+    count for nothing. NaN where a bucket has no finite value, so that gaps stay gaps.
+    """
+    mean, count = window.mean.tolist(), window.count.tolist()
+    faded = np.exp2(-np.diff(window.first, prepend=window.first[:1]) / half_life_steps).tolist()
+    made, total, weight = [], 0.0, 0.0
+    for value, values, fade in zip(mean, count, faded, strict=True):
+        total, weight = total * fade, weight * fade
+        if values > 0:
+            total, weight = total + value * values, weight + values
+        made.append(total / weight if values > 0 else np.nan)
+    return np.asarray(made, np.float64)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from trainctl.tui.charts.axis import KINDS, Axis, Kind
 
 ALL_RANKS: Final = -1
+MOST_CHARTS: Final = 8
 LEAST_STEPS: Final = 8.0
 """No view is narrower."""
 SMOOTHINGS: Final = (0.0, 0.01, 0.04, 0.16)
@@ -200,15 +201,15 @@ def with_chart(view: ChartView, chart: Chart) -> ChartView:
     return replace(view, charts=(*view.charts[: view.focus], chart, *view.charts[view.focus + 1 :]))
 
 
-def added(view: ChartView, most: int = 8) -> ChartView:
+def _added(view: ChartView) -> ChartView:
     """The view with an empty chart more, in focus, after the one that was."""
-    if len(view.charts) >= most:
+    if len(view.charts) >= MOST_CHARTS:
         return view
     place = view.focus + 1
     return replace(view, charts=(*view.charts[:place], Chart(()), *view.charts[place:]), focus=place)
 
 
-def removed(view: ChartView) -> ChartView:
+def _removed(view: ChartView) -> ChartView:
     """The view without the chart in focus; the last one stays."""
     if len(view.charts) < 2:
         return view
@@ -223,10 +224,6 @@ def _reset(view: ChartView) -> ChartView:
     return replace(view, span=None, last=None, alone=False)
 
 
-def _logged(view: ChartView) -> ChartView:
-    return with_chart(view, replace(view.chart, log=not view.chart.log))
-
-
 def _smoothed(view: ChartView) -> ChartView:
     place = SMOOTHINGS.index(view.chart.smoothing) if view.chart.smoothing in SMOOTHINGS else 0
     return with_chart(view, replace(view.chart, smoothing=SMOOTHINGS[(place + 1) % len(SMOOTHINGS)]))
@@ -237,8 +234,7 @@ def _home(view: ChartView, ground: Ground) -> ChartView:
     return view if view.span is None else _over(view, 1.0, last + 2 - first, ground)
 
 
-_Reducer = Callable[[ChartView, Ground], ChartView]
-ACTIONS: Final[dict[str, _Reducer]] = {
+ACTIONS: Final[dict[str, Callable[[ChartView, Ground], ChartView]]] = {
     "zoom_in": lambda view, ground: zoomed(view, 1 / _ZOOM, ground),
     "zoom_out": lambda view, ground: zoomed(view, _ZOOM, ground),
     "cross_left": lambda view, ground: crossed(view, -1, ground),
@@ -247,19 +243,14 @@ ACTIONS: Final[dict[str, _Reducer]] = {
     "pan_right": lambda view, ground: panned(view, _PAN, ground),
     "first": _home,
     "newest": lambda view, _: replace(view, last=None),
-    "log": lambda view, _: _logged(view),
+    "log": lambda view, _: with_chart(view, replace(view.chart, log=not view.chart.log)),
     "axis": lambda view, _: replace(view, x=KINDS[(KINDS.index(view.x) + 1) % len(KINDS)]),
     "smooth": lambda view, _: _smoothed(view),
     "next": lambda view, _: focused(view, 1),
     "previous": lambda view, _: focused(view, -1),
     "alone": lambda view, _: replace(view, alone=not view.alone),
-    "add": lambda view, _: added(view),
-    "remove": lambda view, _: removed(view),
+    "add": lambda view, _: _added(view),
+    "remove": lambda view, _: _removed(view),
     "reset": lambda view, _: _reset(view),
 }
 """What a key does, by the name that its binding has."""
-
-
-def act(view: ChartView, action: str, ground: Ground) -> ChartView:
-    """The view after one of ACTIONS."""
-    return ACTIONS[action](view, ground)

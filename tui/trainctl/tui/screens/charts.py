@@ -254,7 +254,7 @@ class ChartsScreen(BaseScreen):
         return action not in ("view", "pick", "add") or not isinstance(self.focused, Input)
 
     def action_view(self, what: str) -> None:
-        self.view = vw.act(self.view, what, self.ground)
+        self.view = vw.ACTIONS[what](self.view, self.ground)
         self.paint()
 
     def action_add(self) -> None:

@@ -118,16 +118,20 @@ def duration(value: float | None) -> str:
     return f"{whole // 60}m {whole % 60:02d}s" if whole >= 60 else f"{whole}s"
 
 
+def moment(at: float, zone: datetime.tzinfo | None) -> datetime.datetime | None:
+    """Unix second `at` in `zone` (None: the machine's own), where a date can say it."""
+    try:
+        return datetime.datetime.fromtimestamp(at, zone or datetime.UTC).astimezone(zone)
+    except (OverflowError, OSError, ValueError):
+        return None
+
+
 def clock(at: float, now: float, zone: datetime.tzinfo | None = None) -> str:
     """The time of day of Unix second `at` as seen at `now`: 14:31 today, Sat 02:02 within six days, else 12 Mar
     02:02."""
-    try:
-        when = datetime.datetime.fromtimestamp(at, zone or datetime.UTC)
-        today = datetime.datetime.fromtimestamp(now, zone or datetime.UTC)
-    except (OverflowError, OSError, ValueError):
+    when, today = moment(at, zone), moment(now, zone)
+    if when is None or today is None:
         return NA
-    if zone is None:
-        when, today = when.astimezone(), today.astimezone()
     days = abs((when.date() - today.date()).days)
     if days == 0:
         return f"{when:%H:%M}"
