@@ -80,7 +80,7 @@ def test_no_spike_is_lost_at_any_zoom(
     assert made.span is not None
     bucket = spike_at // size * size
     if bucket + size > first and bucket < last + 1:
-        assert made.span[1] >= Scale(log).height(50.0)
+        assert made.span[1] >= Scale(log).place(np.array([50.0]))[0]
         rows = text(plot, columns, 12)
         assert any(is_dot(char) for row in rows[:2] for char in row)
     else:

@@ -4,6 +4,7 @@ number."""
 import dataclasses
 import itertools
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -49,6 +50,10 @@ def state_of(view: m.RunView | None) -> md.ViewState:
 
 def texts(made: list[ln.Line]) -> list[str]:
     return [ln.plain(pieces) for pieces in made]
+
+
+def overview(*given: Any, **options: Any) -> list[ln.Line]:
+    return [pieces for part in overview_view.parts(*given, **options) for pieces in part]
 
 
 FLEET = state_of(run_view(4, step=18_240, steps=60_000))
@@ -107,7 +112,7 @@ def test_a_mixed_group_s_straggler_and_absence_are_named() -> None:
     assert waiting.count(".") > 3
     assert "." not in slow, "the one that is waited for doesn't wait"
     assert {"f", "B", "s"} <= set(slow)
-    shown = texts(overview_view.lines(MIXED, CLOCK, 80, 24, UNICODE))
+    shown = texts(overview(MIXED, CLOCK, 80, 24, UNICODE))
     assert shown[0].endswith("torch-a·gloo mixed·g1.2")
     assert any("straggler mlx-c: +" in text and "in backward" in text for text in shown)
     assert "eff n/a" in shown[1], "a rank that hangs has no rate to compare with"
@@ -197,7 +202,7 @@ def test_how_a_run_ended_is_said(state: m.RunState, reason: str, words: str) -> 
 
 def test_before_the_first_step_all_is_unknown() -> None:
     state = state_of(run_view(1, "starting", step=0, eval_loss=None, eval_step=None, samples=None))
-    made = "\n".join(texts(overview_view.lines(state, CLOCK, 100, 30, UNICODE)))
+    made = "\n".join(texts(overview(state, CLOCK, 100, 30, UNICODE)))
     for words in ("loss n/a", "eval n/a", "|g| n/a", "n/a tok/s", "eff n/a", "ETA n/a", "no step yet", "epoch n/a"):
         assert words in made
 
@@ -237,10 +242,10 @@ def test_only_an_alert_is_called_one(severity: m.Severity, kind: str, outcome: m
 
 
 def test_before_anything_answers_no_run_is_not_said_to_be_missing() -> None:
-    waiting = texts(overview_view.lines(md.ViewState(), CLOCK, 80, 24, UNICODE))
+    waiting = texts(overview(md.ViewState(), CLOCK, 80, 24, UNICODE))
     assert any("connecting" in row for row in waiting)
     assert not any("no run yet" in row for row in waiting)
-    assert any("no run yet" in row for row in texts(overview_view.lines(NOTHING, CLOCK, 80, 24, UNICODE)))
+    assert any("no run yet" in row for row in texts(overview(NOTHING, CLOCK, 80, 24, UNICODE)))
 
 
 def test_an_events_text_cannot_drive_the_terminal() -> None:
@@ -264,7 +269,7 @@ def test_an_effect_needs_steps_on_both_sides() -> None:
 @settings(max_examples=60, deadline=None)
 def test_every_size_is_filled_exactly(columns: int, rows: int, state: md.ViewState, glyphs: object) -> None:
     assert isinstance(glyphs, type(UNICODE))
-    made = overview_view.lines(state, CLOCK, columns, rows, glyphs, selected=2)
+    made = overview(state, CLOCK, columns, rows, glyphs, selected=2)
     assert len(made) == rows
     assert {ln.width(pieces) for pieces in made} == {columns}
 
@@ -273,7 +278,7 @@ def test_sixteen_ranks_fit_with_the_chosen_one_in_sight() -> None:
     view = run_view(4, step=18_240, steps=60_000)
     ranks = tuple(msgspec.structs.replace(view.ranks[0], rank=rank, node=f"node{rank}") for rank in range(16))
     state = dataclasses.replace(FLEET, run=msgspec.structs.replace(view, ranks=ranks))
-    made = "\n".join(texts(overview_view.lines(state, CLOCK, 80, 24, UNICODE, selected=15)))
+    made = "\n".join(texts(overview(state, CLOCK, 80, 24, UNICODE, selected=15)))
     assert "node15" in made
     assert "more ranks" in made
 

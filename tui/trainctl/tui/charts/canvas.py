@@ -98,10 +98,7 @@ def _parts(curve: Curve) -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
 
 
 def _bridge(
-    drawn: Sequence[tuple[Floats, Floats]],
-    joined: NDArray[np.bool_],
-    places: NDArray[np.int64],
-    here: NDArray[np.intp],
+    drawn: Sequence[tuple[Floats, Floats]], joined: NDArray[np.bool_], places: NDArray[np.int64], here: NDArray[np.intp]
 ) -> None:
     """Joins the buckets `here`, drawn at their `places`, to their next: columns between them get the straight line's
     value. `drawn` pairs what is drawn with the buckets' values."""
@@ -125,8 +122,7 @@ def _between(
     return made
 
 
-_AT_ONCE = 16
-"""Curves whose dots are worked out together, which bounds the memory that it takes."""
+_AT_ONCE = 16  # curves whose dots are worked out together, which bounds the memory that it takes
 
 
 class Canvas:
@@ -181,9 +177,8 @@ class Canvas:
 
     def _dot_rows(self, values: Floats) -> NDArray[np.int64]:
         height = self._dots.shape[0]
-        across = (self.frame.y1 - np.where(np.isfinite(values), values, self.frame.y1)) / (
-            self.frame.y1 - self.frame.y0
-        )
+        y0, y1 = self.frame.y0, self.frame.y1
+        across = (y1 - np.where(np.isfinite(values), values, y1)) / (y1 - y0)
         return np.clip(np.floor(across * height), 0, height - 1).astype(np.int64)
 
     def _in_cells(self, dots: NDArray[np.bool_]) -> NDArray[np.bool_]:

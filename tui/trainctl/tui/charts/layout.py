@@ -43,31 +43,19 @@ class Drawn:
         return self.places[0].columns if self.places else 0
 
 
-def fitting(charts: int, rows: int) -> int:
-    """How many of `charts` charts are drawn in `rows` rows, one at least."""
-    return max(min(charts, rows // LEAST_CHART_ROWS), 1)
-
-
 def window_of_charts(view: ChartView, rows: int) -> range:
     """Which of the charts are drawn in `rows` rows: as many as fit, the one in focus always among them."""
     if view.alone:
         return range(view.focus, view.focus + 1)
-    count = fitting(len(view.charts), rows)
+    count = max(min(len(view.charts), rows // LEAST_CHART_ROWS), 1)
     start = min(max(view.focus - count + 1, 0), len(view.charts) - count)
     return range(start, start + count)
 
 
 def draw(
-    shown: Sequence[tuple[int, Plot]],
-    view: ChartView,
-    place: Ground,
-    axes: Mapping[Kind, Axis],
-    notes: Sequence[readout.Note],
-    columns: int,
-    rows: int,
-    glyphs: Glyphs,
-    status: str = "",
-) -> Drawn:
+    shown: Sequence[tuple[int, Plot]], view: ChartView, place: Ground, axes: Mapping[Kind, Axis],
+    notes: Sequence[readout.Note], columns: int, rows: int, glyphs: Glyphs, status: str = "",
+) -> Drawn:  # fmt: skip
     """Exactly `rows` lines of `columns` cells for the charts `shown`, each with its index in the view."""
     room = max(rows - READOUT_ROWS - 1, 2)
     heights = [room // len(shown) + (1 if index < room % len(shown) else 0) for index in range(len(shown))]
@@ -78,9 +66,8 @@ def draw(
     places = []
     for (index, plot), height, item in zip(shown, heights, made, strict=True):
         body, labels = pl.draw(plot, columns, height - 1, glyphs, item, margins)
-        places.append(
-            Place(index, len(lines), len(lines) + height, margins.left, columns - margins.left - margins.right)
-        )
+        inner = columns - margins.left - margins.right
+        places.append(Place(index, len(lines), len(lines) + height, margins.left, inner))
         hidden = f" {index + 1}/{len(view.charts)} " if len(shown) < len(view.charts) else ""
         labels += [(columns - len(hidden) - 1, hidden, "label")] if hidden and index == view.focus else []
         lines += [ln.rule(columns, glyphs.horizontal, *labels), *body]

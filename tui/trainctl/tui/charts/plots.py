@@ -20,7 +20,7 @@ from trainctl.tui.charts.viewport import ALL_RANKS, Chart, ChartView, Ground, Pi
 from trainctl.tui.state.series import Window
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import styled_line as ln
-from trainctl.tui.widgets.theme import SERIES_ROLES
+from trainctl.tui.widgets.theme import series_role
 
 NAME_CELLS = 12
 
@@ -114,24 +114,13 @@ def plots(view: ChartView, sources: Sources, place: Ground, wanted: Collection[i
     for index in wanted:
         chart = view.charts[index]
         metrics = [catalogue.metric_of(pick.metric) for pick in chart.picks]
-        made.append(
-            Plot(
-                _titled(chart, view, sources, place),
-                traces(chart, view, sources, place),
-                first,
-                last,
-                place.axis,
-                Scale(chart.log),
-                half_life(chart, view, place),
-                marks,
-                view.crosshair,
-                index == view.focus and len(view.charts) > 1,
-                zone=sources.zone,
-                with_axis=index == max(wanted),
-                least_span=max((metric.least_span for metric in metrics), default=0.02),
-                most_times=max((metric.most_times for metric in metrics), default=float("inf")),
-            )
-        )
+        made.append(Plot(
+            _titled(chart, view, sources, place), traces(chart, view, sources, place), first, last, place.axis,
+            Scale(chart.log), half_life(chart, view, place), marks, view.crosshair,
+            index == view.focus and len(view.charts) > 1, zone=sources.zone, with_axis=index == max(wanted),
+            least_span=max((metric.least_span for metric in metrics), default=0.02),
+            most_times=max((metric.most_times for metric in metrics), default=float("inf")),
+        ))  # fmt: skip
     return made
 
 
@@ -165,17 +154,10 @@ def traces(chart: Chart, view: ChartView, sources: Sources, place: Ground) -> tu
         window = window_of(known.answers, own, (pick.metric, pick.rank), reach[known.run.run], sources.tails)
         axis = sources.axis(known.run.run, view.x, elapsed=bool(view.runs)) if place.axis.kind != "step" else Axis()
         label = name_of(pick, known.run, several, bool(view.runs), own is None) if len(lines) > 1 else ""
-        made.append(
-            Trace(
-                catalogue.in_units(window, metric.factor),
-                ln.shorten(ln.clean(label), NAME_CELLS),
-                SERIES_ROLES[index % len(SERIES_ROLES)],
-                axis,
-                metric.points,
-                string.ascii_letters[index % 52],
-                pick.metric,
-            )
-        )
+        made.append(Trace(
+            catalogue.in_units(window, metric.factor), ln.shorten(ln.clean(label), NAME_CELLS), series_role(index),
+            axis, metric.points, string.ascii_letters[index % 52], pick.metric,
+        ))  # fmt: skip
     return tuple(trace for trace in made if len(trace.window) or not trace.points)
 
 
@@ -196,13 +178,9 @@ def _node(run: m.RunView | None, rank: int) -> str:
 
 def name_of(pick: Pick, run: m.RunView, several: bool, overlaid: bool, other: bool) -> str:
     """What a line is called at its end: what tells it from the chart's other lines."""
-    words = []
-    if overlaid and other:
-        words.append(run.name)
-    if pick.rank is not None:
-        words.append(_node(run, pick.rank))
-    if pick.rank is None or several:
-        words.append(catalogue.short(pick.metric))
+    words = [run.name] if overlaid and other else []
+    words += [_node(run, pick.rank)] if pick.rank is not None else []
+    words += [catalogue.short(pick.metric)] if pick.rank is None or several else []
     return " ".join(words)
 
 

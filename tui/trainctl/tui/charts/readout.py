@@ -43,22 +43,14 @@ def _change(event: m.Event, glyphs: Glyphs) -> str:
 
 
 def lines(
-    plot: Plot,
-    axes: Mapping[Kind, Axis],
-    found: Sequence[Note],
-    columns: int,
-    rows: int,
-    glyphs: Glyphs,
+    plot: Plot, axes: Mapping[Kind, Axis], found: Sequence[Note], columns: int, rows: int, glyphs: Glyphs
 ) -> list[Line]:
     """Exactly `rows` lines of `columns` cells: where the crosshair is with the mark nearest to it, then the values;
     without a crosshair the newest in view."""
-    at = plot.crosshair
-    inside = at is not None and plot.first <= at < plot.last + 1
-    head = _where(plot, at, axes) if inside and at is not None else ln.line(Piece("newest in view", "label"))
-    x = float(plot.axis.to_x(at)) if inside and at is not None else None
-    made = [
-        ln.spread(head, _nearest(plot, found, at if inside else None, columns - ln.width(head) - 2, glyphs), columns)
-    ]
+    at = plot.crosshair if plot.crosshair is not None and plot.first <= plot.crosshair < plot.last + 1 else None
+    head = _where(plot, at, axes) if at is not None else ln.line(Piece("newest in view", "label"))
+    x = float(plot.axis.to_x(at)) if at is not None else None
+    made = [ln.spread(head, _nearest(plot, found, at, columns - ln.width(head) - 2, glyphs), columns)]
     values = [_value(trace, x, plot, glyphs) for trace in plot.traces]
     for row in range(1, rows):
         taken = _fitting(values, columns - (2 if row == rows - 1 else 0))
@@ -123,7 +115,8 @@ def _value(trace: Trace, x: float | None, plot: Plot, glyphs: Glyphs) -> Line:
     read = reading(trace, x if x is not None else _end(trace, plot))
     if read is None:
         return ln.line(head, Piece("n/a", "dim"))
-    return ln.line(head, *_words(read, trace, metric.words), *_flaws(read, glyphs))
+    flaw = f" {glyphs.nonfinite} not finite" if read.broken else ""
+    return ln.line(head, *_words(read, trace, metric.words), Piece(flaw, "bad"))
 
 
 def _end(trace: Trace, plot: Plot) -> float:
@@ -137,12 +130,5 @@ def _words(read: Reading, trace: Trace, words: Callable[[float | None], str]) ->
     if read.minimum == read.maximum or trace.points:
         where = f" @{read.first:,}" if trace.points else ""
         return [Piece(words(read.mean), "strong"), Piece(where, "dim")]
-    return [
-        Piece(f"{words(read.minimum)} ", "dim"),
-        Piece(words(read.mean), "strong"),
-        Piece(f" {words(read.maximum)}", "dim"),
-    ]
-
-
-def _flaws(read: Reading, glyphs: Glyphs) -> list[Piece]:
-    return [Piece(f" {glyphs.nonfinite} not finite", "bad")] if read.broken else []
+    low, high = f"{words(read.minimum)} ", f" {words(read.maximum)}"
+    return [Piece(low, "dim"), Piece(words(read.mean), "strong"), Piece(high, "dim")]

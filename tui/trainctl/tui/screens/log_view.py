@@ -12,7 +12,7 @@ from trainctl.tui.state.merged_log import LogEntry, LogKey, LogTail
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.widgets.theme import SERIES_ROLES
+from trainctl.tui.widgets.theme import series_role
 
 LEVELS = {
     "DEBUG": ("debug", "dim"), "INFO": ("info", "dim"), "WARNING": ("WARN", "warning"), "ERROR": ("ERROR", "bad"),
@@ -52,7 +52,7 @@ def names_of(state: ViewState) -> dict[int, Named]:
         view.rank: Named(
             view.node,
             ln.clean(view.node) + (f":{view.rank}" if nodes.count(view.node) > 1 else ""),
-            SERIES_ROLES[place % len(SERIES_ROLES)],
+            series_role(place),
             string.ascii_lowercase[place % 26],
         )
         for place, view in enumerate(views)
@@ -90,8 +90,7 @@ def jumped(view: View, entries: Sequence[LogEntry], rows: int, *, back: bool) ->
     else:
         start = min(first_shown(view, entries, rows) + rows, len(entries)) if back else -1
     count = len(entries)
-    order = range(1, count + 1)
-    places = ((start - step if back else start + step) % count for step in order)
+    places = ((start - step if back else start + step) % count for step in range(1, count + 1))
     found = next((place for place in places if pattern.search(entries[place].text)), None)
     return view if found is None else _showing(replace(view, at=entries[found].key), entries, rows, found)
 
@@ -113,14 +112,14 @@ def lines(
     first = first_shown(view, entries, rows)
     shown = entries[first : first + rows]
     size = min(max((len(item.label) for item in names.values()), default=0), _NODE_CELLS) if len(names) > 1 else 0
-    today = all(_day(entry.key.at, clock) == _day(clock.wall(), clock) for entry in shown)
+    today = all(_moment(entry.key.at, clock).date() == _moment(clock.wall(), clock).date() for entry in shown)
     made = [_line(entry, view, names, clock, columns, glyphs, size, with_day=not today) for entry in shown]
     if not made and rows:
-        made = [ln.fit(ln.line(ln.Piece(_why_empty(tail, view, names), "dim")), columns)]
+        made = [ln.fit(ln.line(ln.Piece(_why_empty(tail, names), "dim")), columns)]
     return [*made, *([ln.fit((), columns)] * (rows - len(made)))]
 
 
-def _why_empty(tail: LogTail, view: View, names: Mapping[int, Named]) -> str:
+def _why_empty(tail: LogTail, names: Mapping[int, Named]) -> str:
     if not names:
         return "no run, so no logs"
     if any(entry.key.rank in names for entry in tail.entries):
@@ -135,7 +134,7 @@ def _line(
     *, with_day: bool,
 ) -> ln.Line:  # fmt: skip
     name = names.get(entry.key.rank, Named(entry.node, entry.node, "label", "?"))
-    when = _when(entry.key.at, clock, with_day=with_day)
+    when = f"{_moment(entry.key.at, clock):{'%d %b %H:%M:%S' if with_day else '%H:%M:%S'}}"
     parts = [ln.Piece(" " * len(when) if entry.stray else when, "dim"), ln.Piece(" ")]
     if size:
         letter = f"{name.letter} " if glyphs.letters else ""
@@ -168,33 +167,20 @@ def _from(pieces: ln.Line, cells: int) -> ln.Line:
     """The pieces without their first cells."""
     made = []
     for piece in pieces:
-        cut = piece.text[cells:]
+        made.append(piece._replace(text=piece.text[cells:]))
         cells = max(cells - len(piece.text), 0)
-        made.append(piece._replace(text=cut))
     return ln.line(*made)
 
 
 def _moment(at: float, clock: Clock) -> datetime.datetime:
-    when = datetime.datetime.fromtimestamp(at, clock.zone or datetime.UTC)
-    return when if clock.zone is not None else when.astimezone()
-
-
-def _day(at: float, clock: Clock) -> datetime.date:
-    return _moment(at, clock).date()
-
-
-def _when(at: float, clock: Clock, *, with_day: bool) -> str:
-    when = _moment(at, clock)
-    return f"{when:%d %b %H:%M:%S}" if with_day else f"{when:%H:%M:%S}"
+    return datetime.datetime.fromtimestamp(at, clock.zone or datetime.UTC).astimezone(clock.zone)
 
 
 def title(tail: LogTail, view: View, entries: Sequence[LogEntry], found: int, names: Mapping[int, Named]) -> str:
     """What the rule above the log says."""
     who = next(iter(names.values())).label if len(names) == 1 else f"{len(names)} logs"
-    words = [
-        f"log of {ln.clean(who)}" if len(names) == 1 else who,
-        f"{len(entries):,} line" + "s" * (len(entries) != 1),
-    ]
+    lines = f"{len(entries):,} line" + "s" * (len(entries) != 1)
+    words = [f"log of {ln.clean(who)}" if len(names) == 1 else who, lines]
     if tail.left_out:
         words.append("older ones left out")
     words.append("follows" if view.top is None else "held")

@@ -19,9 +19,8 @@ from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.widgets.theme import SERIES_ROLES
+from trainctl.tui.widgets.theme import series_role
 
-FACTS = 5
 _TABLE_CELLS, _MEMORY_CELLS = 40, 44
 _TWO_CHARTS, _THREE_CHARTS = 76, 116
 RECENT_CHART_STEPS = 240
@@ -64,11 +63,9 @@ def lines(
 def _title(state: ViewState, row: Row, columns: int, glyphs: Glyphs) -> ln.Line:
     views = sorted(view.rank for view in (state.run.ranks if state.run else ()))
     letter = f"{string.ascii_lowercase[row.place % 26]} " if glyphs.letters else ""
-    node = ln.shorten(ln.clean(row.view.node), columns // 2, glyphs.ellipsis)
-    name = f" {letter}{node} "
-    role = SERIES_ROLES[row.place % len(SERIES_ROLES)]
+    name = f" {letter}{ln.shorten(ln.clean(row.view.node), columns // 2, glyphs.ellipsis)} "
     return ln.rule(
-        columns, glyphs.horizontal, (0, f"{glyphs.horizontal} node", "title"), (6, name, role),
+        columns, glyphs.horizontal, (0, f"{glyphs.horizontal} node", "title"), (6, name, series_role(row.place)),
         (6 + len(name), f"{row.place + 1} of {len(views)} ", "label"),
     )  # fmt: skip
 
@@ -88,15 +85,9 @@ def _drawn(item: p.Plot, columns: int, rows: int, glyphs: Glyphs) -> Block:
 
 
 def _phases(
-    state: ViewState,
-    row: Row,
-    found: Sequence[step_phases.StepPhases],
-    columns: int,
-    rows: int,
-    glyphs: Glyphs,
-    *,
+    state: ViewState, row: Row, found: Sequence[step_phases.StepPhases], columns: int, rows: int, glyphs: Glyphs, *,
     with_chart: bool,
-) -> list[Block]:
+) -> list[Block]:  # fmt: skip
     """The last steps' phases as columns, their means, and memory; on a short screen the speed in place of columns."""
     dash = glyphs.horizontal
     newest = state.run.step if state.run else 0
@@ -127,10 +118,9 @@ def _span(state: ViewState) -> tuple[int, int]:
 
 def busy_panel(state: ViewState, row: Row) -> p.Plot:
     """What the rank needs for its part, beside the step that all take."""
-    rank, role = row.view.rank, SERIES_ROLES[row.place % len(SERIES_ROLES)]
     tracks = (
         Trace(state.lately("step_seconds"), "step", "dim", letter="s"),
-        Trace(state.lately("busy_seconds", rank), "busy", role, letter="b"),
+        Trace(state.lately("busy_seconds", row.view.rank), "busy", series_role(row.place), letter="b"),
     )
     return p.panel("busy and step seconds", tracks, *_span(state), mk.of_run(state), least_span=0.2,
                    most_times=4.0)  # fmt: skip
@@ -138,8 +128,7 @@ def busy_panel(state: ViewState, row: Row) -> p.Plot:
 
 def rate_panel(state: ViewState, row: Row) -> p.Plot:
     """The rank's rate alone."""
-    role = SERIES_ROLES[row.place % len(SERIES_ROLES)]
-    track = Trace(state.lately("own_tokens_per_second", row.view.rank), "", role)
+    track = Trace(state.lately("own_tokens_per_second", row.view.rank), "", series_role(row.place))
     return p.panel("own tok/s", (track,), *_span(state), mk.of_run(state), least_span=0.2)
 
 
@@ -150,6 +139,6 @@ def memory_panel(state: ViewState, row: Row, found: Sequence[step_phases.StepPha
     values = np.array([value for _, value in known], np.float64)
     ones, none = np.ones(len(known)), np.zeros(len(known), np.int64)
     window = s.Window(1, steps, values, values, values, ones, values, none)
-    role = SERIES_ROLES[row.place % len(SERIES_ROLES)]
-    return p.panel("trainer's peak memory, GB", (Trace(window, "", role),), *_span(state), mk.of_run(state),
-                   empty_text="n/a", least_span=0.2)  # fmt: skip
+    track = Trace(window, "", series_role(row.place))
+    return p.panel("trainer's peak memory, GB", (track,), *_span(state), mk.of_run(state), empty_text="n/a",
+                   least_span=0.2)  # fmt: skip

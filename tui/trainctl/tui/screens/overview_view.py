@@ -21,7 +21,7 @@ from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.widgets.theme import SERIES_ROLES
+from trainctl.tui.widgets.theme import series_role
 
 LEAST_COLUMNS, LEAST_ROWS = 60, 15
 MOST_LINES = 6
@@ -54,8 +54,7 @@ class ChartCache:
         self, state: ViewState, columns: int, room: int, glyphs: Glyphs, selected: int | None = None
     ) -> list[ln.Line]:
         shown = (state.values, state.events, state.run, state.slow, glyphs, columns, room, selected)
-        same = len(shown) == len(self._shown) and all(a is b for a, b in zip(shown, self._shown, strict=True))
-        if not same:
+        if len(shown) != len(self._shown) or any(a is not b for a, b in zip(shown, self._shown, strict=True)):
             self._shown, self._drawn = shown, chart_lines(state, columns, room, glyphs, selected)
         return self._drawn
 
@@ -83,32 +82,12 @@ def too_small(columns: int, rows: int) -> str | None:
     return f"needs {LEAST_COLUMNS}x{LEAST_ROWS}: {columns}x{rows} is too small"
 
 
-def lines(
-    state: ViewState,
-    clock: Clock,
-    columns: int,
-    rows: int,
-    glyphs: Glyphs,
-    *,
-    selected: int | None = None,
-    badge: str = "",
-    address: str = "",
-    cache: ChartCache | None = None,
-    wanted: Arrangement = Arrangement(),  # noqa: B008  frozen
-) -> list[ln.Line]:
-    """Exactly `rows` lines of `columns` cells."""
-    made = parts(
-        state, clock, columns, rows, glyphs, selected=selected, badge=badge, address=address, cache=cache, wanted=wanted
-    )  # fmt: skip
-    return [pieces for part in made for pieces in part]
-
-
 def parts(
     state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyphs, *, selected: int | None = None,
     badge: str = "", address: str = "", cache: ChartCache | None = None,
     wanted: Arrangement = Arrangement(),  # noqa: B008  frozen
 ) -> Iterator[list[ln.Line]]:  # fmt: skip
-    """As `lines`, each part when it is asked for."""
+    """Exactly `rows` lines of `columns` cells, each part when it is asked for."""
     plan = layout(columns, rows, fleet_grouping.count(state.run, wanted.opened))
     yield header.lines(state, clock, columns, glyphs, rows=plan.head, badge=badge, address=address)
     yield fleet_lines(state, clock, columns, plan.fleet, glyphs, rows=rows, selected=selected, wanted=wanted)
@@ -214,16 +193,14 @@ def _by_rank(state: ViewState, metric: str, title: str, selected: int | None, mo
         slow = stragglers.named_straggler(state)
         lines_of = {selected, slow.rank if slow is not None else None}
     tracks = tuple(_track(state, metric, views, index) for index, view in enumerate(views) if view.rank in lines_of)
-    return p.panel(
-        title, (*together, *tracks), *_range(state), mk.of_run(state), least_span=0.2, most_times=most_times
-    )  # fmt: skip
+    return p.panel(title, (*together, *tracks), *_range(state), mk.of_run(state), least_span=0.2, most_times=most_times)
 
 
 def _track(state: ViewState, metric: str, views: Sequence[m.RankView], index: int) -> Trace:
     view = views[index]
     several = sum(other.node == view.node for other in views) > 1
     name = ln.shorten(ln.clean(view.node), 10) + (f":{view.rank}" if several else "")
-    role, letter = SERIES_ROLES[index % len(SERIES_ROLES)], string.ascii_lowercase[index % 26]
+    role, letter = series_role(index), string.ascii_lowercase[index % 26]
     return Trace(s.means(state.window(metric, view.rank)), name, role, letter=letter)
 
 

@@ -59,7 +59,11 @@ THEMES: Final = (NIGHT, DAY, CONTRAST, TERMINAL)
 _STYLES = {
     theme.name: {role: Style.parse(looks[place]) for role, looks in LOOKS.items()} for place, theme in enumerate(THEMES)
 }
-SERIES_ROLES: Final = tuple(f"series{index}" for index in range(8))
+
+
+def series_role(place: int) -> str:
+    """The colour of a run's rank, or of a chart's line, by its place among them."""
+    return f"series{place % 8}"
 
 
 def style_of(role: str, theme: str) -> Style:
