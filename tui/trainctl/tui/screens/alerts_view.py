@@ -1,5 +1,7 @@
 """Alerts as lines: at the head of the Overview's events, and in the panel with what is known of each."""
 
+import math
+
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import KINDS
 from trainctl.tui.dialogs.alert_text import WORDS, detail_lines, held_words, title
@@ -31,32 +33,24 @@ def overview_line(alert: m.AlertView, clock: Clock, columns: int, glyphs: Glyphs
     """`14:31 ALERT mbp +142 ms in backward: 84 °C, 1.62→1.38 GHz   w why`; a click asks why."""
     word, role = WORDS[alert.severity]
     why = f"app.why({alert.id!r})"
-    head = ln.line(
-        Piece(f"{f.clock(alert.raised_at, clock.wall(), clock.zone)} ", "dim", why), Piece(f"{word} ", role, why)
-    )
+    at = f.clock(alert.raised_at, clock.wall(), clock.zone)
+    head = ln.line(Piece(f"{at} ", "dim", why), Piece(f"{word} ", role, why))
     tail = ln.line(Piece(f"  {key}", "key", why), Piece("why", "label", why))
     room = max(columns - ln.width(head) - ln.width(tail) - 1, 1)
-    body = Piece(
-        ln.shorten(glyphs.text(ln.clean(f"{alert.node} {alert.text}".strip())), room, glyphs.ellipsis), role, why
-    )
+    text = glyphs.text(ln.clean(f"{alert.node} {alert.text}".strip()))
+    body = Piece(ln.shorten(text, room, glyphs.ellipsis), role, why)
     return ln.fit(ln.spread((*head, body), tail, columns), columns)
 
 
 def without_open(state: ViewState) -> tuple[m.Event, ...]:
     """The run's events, but for those that raised the alerts that are shown above them."""
     above = {alert.id: alert.raised_at - 1.0 for alert in state.calling}
-    return tuple(
-        event
-        for event in state.run_events
-        if not (
-            event.kind == "alert"
-            and event.severity != "good"
-            and event.at >= above.get(event.after or "", event.at + 1)
-        )
-    )
 
+    def is_above(event: m.Event) -> bool:
+        raised = event.kind == "alert" and event.severity != "good"
+        return raised and event.at >= above.get(event.after or "", math.inf)
 
-# ---------------------------------------------------------------- the panel
+    return tuple(event for event in state.run_events if not is_above(event))
 
 
 def panel_lines(
@@ -81,20 +75,17 @@ def panel_lines(
     return [ln.fit(pieces, columns) for pieces in made]
 
 
-def _sizes(columns: int) -> tuple[int, int]:
-    """Cells for the node and the kind."""
-    return (9, 12) if columns < 100 else (14, 12)
+def _node_cells(columns: int) -> int:
+    return 9 if columns < 100 else 14
 
 
 def _head(columns: int) -> Line:
-    node, kind = _sizes(columns)
-    text = f"  {'':<6}{'SINCE':<13}{'NODE':<{node}}{'KIND':<{kind}}WHAT"
-    return ln.line(Piece(text, "label"))
+    return ln.line(Piece(f"  {'':<6}{'SINCE':<13}{'NODE':<{_node_cells(columns)}}{'KIND':<12}WHAT", "label"))
 
 
 def _row(alert: m.AlertView, index: int, clock: Clock, columns: int, glyphs: Glyphs, *, chosen: bool) -> Line:
     word, role = WORDS[alert.severity]
-    node_cells, kind_cells = _sizes(columns)
+    node_cells = _node_cells(columns)
     held = held_words(alert, short=columns < 100)
     quiet = "dim" if held else "text"
     since = f.clock(alert.raised_at, clock.wall(), clock.zone)
@@ -104,7 +95,7 @@ def _row(alert: m.AlertView, index: int, clock: Clock, columns: int, glyphs: Gly
     left = (
         Piece(glyphs.cursor if chosen else " ", "key"), Piece(" "), Piece(f"{word:<6}", "dim" if held else role),
         Piece(f"{ln.shorten(head, 12):<13}", "label"), Piece(f"{node:<{node_cells}}", "dim" if held else "strong"),
-        Piece(f"{alert.kind:<{kind_cells}}", quiet),
+        Piece(f"{alert.kind:<12}", quiet),
     )  # fmt: skip
     right = ln.line(Piece(f"  {held}" if held else "", "dim"))
     room = max(columns - ln.width(left) - ln.width(right) - bool(held), 1)
@@ -119,12 +110,10 @@ def _row(alert: m.AlertView, index: int, clock: Clock, columns: int, glyphs: Gly
 
 def _nothing(state: ViewState) -> list[Line]:
     """No alert is open: what is watched, where there is room to say it."""
+    head = ln.line(Piece("no alert is open", "good"))
     if state.run is None or not state.active:
-        return [
-            ln.line(Piece("no alert is open", "good")),
-            ln.line(Piece("no run is active: of each machine only its disk is watched", "dim")),
-        ]
-    made: list[Line] = [ln.line(Piece("no alert is open", "good")), (), ln.line(Piece("watched", "label"))]
+        return [head, ln.line(Piece("no run is active: of each machine only its disk is watched", "dim"))]
+    made = [head, (), ln.line(Piece("watched", "label"))]
     made += [ln.line(Piece(f"  {name:<13}", "text"), Piece(kind.summary, "dim")) for name, kind in KINDS.items()]
     return made
 

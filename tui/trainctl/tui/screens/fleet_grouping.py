@@ -3,7 +3,8 @@
 The filter keeps ranks; a node stands for those of its ranks that it keeps.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -33,40 +34,23 @@ class Arrangement:
 def arranged(rows: Sequence[Row], wanted: Arrangement) -> list[Row]:
     """The rows to be shown."""
     kept = wanted.filter.kept(rows) if wanted.filter is not None else list(rows)
-    several = _several({row.view.node: 0 for row in kept}, rows)
-    tops = [
-        _node([row for row in kept if row.view.node == node], node in wanted.opened) if node in several else row
-        for node, row in _firsts(kept)
-    ] if several else kept  # fmt: skip
+    ranks, of_node = Counter(row.view.node for row in rows), defaultdict(list)  # of a node, filtered or not; those kept
+    for row in kept:
+        of_node[row.view.node].append(row)
+    tops = [_node(own, node in wanted.opened) if ranks[node] > 1 else own[0] for node, own in of_node.items()]
     made = []
     for top in sorting.in_order(tops, wanted.order, FLEET):
         made.append(top)
         if top.open:
-            own = [replace(row, child=True) for row in kept if row.view.node == top.view.node]
+            own = [replace(row, child=True) for row in of_node[top.view.node]]
             made += sorting.in_order(own, wanted.order, FLEET)
     return made
 
 
 def count(run: m.RunView | None, opened: frozenset[str]) -> int:
     """How many rows there are without a filter."""
-    nodes = [view.node for view in run.ranks] if run is not None else []
-    return len(set(nodes)) + sum(1 for node in nodes if node in opened and nodes.count(node) > 1)
-
-
-def _several(nodes: Iterable[str], rows: Sequence[Row]) -> set[str]:
-    """Nodes with more than one rank, be they filtered or not."""
-    counts: dict[str, int] = {}
-    for row in rows:
-        counts[row.view.node] = counts.get(row.view.node, 0) + 1
-    return {node for node in nodes if counts[node] > 1}
-
-
-def _firsts(rows: Sequence[Row]) -> list[tuple[str, Row]]:
-    """Each node with the first of its rows; a row of its own for every rank of a node that has only one."""
-    found: dict[str, Row] = {}
-    for row in rows:
-        found.setdefault(row.view.node, row)
-    return list(found.items())
+    nodes = Counter(view.node for view in run.ranks) if run is not None else {}
+    return len(nodes) + sum(ranks for node, ranks in nodes.items() if node in opened and ranks > 1)
 
 
 def _node(members: Sequence[Row], is_open: bool) -> Row:
@@ -111,14 +95,10 @@ def _sum(windows: Sequence[s.Window]) -> s.Window:
     return replace(windows[0], last=np.sum([window.last for window in windows], axis=0))
 
 
-def choices(shown: Sequence[Row]) -> list[int]:
-    """The ranks that can be chosen, from top to bottom; a closed node is chosen by its first rank."""
-    return [row.view.rank for row in shown if not row.open]
-
-
 def chosen(shown: Sequence[Row], by: int) -> int | None:
-    """The rank that lies `by` rows from the selected one, None where the table is empty."""
-    ranks = choices(shown)
+    """The rank that lies `by` rows from the selected one, None where the table is empty; a closed node is chosen by
+    its first rank."""
+    ranks = [row.view.rank for row in shown if not row.open]
     at = next((row.view.rank for row in shown if row.selected and not row.open), None)
     if not ranks:
         return None

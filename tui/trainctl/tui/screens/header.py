@@ -58,16 +58,10 @@ def _others_piece(silent: Mapping[str, float]) -> Line:
 
 
 def _without_run(state: ViewState, clock: Clock, columns: int, badge: str) -> Line:
-    name = clean(state.node.node) if state.node else "trainctl"
-    left = [line(Piece(name, "strong"))]
-    if state.node:
-        left.append(line(Piece("no run", "warning")))
-    right = groups([connection_piece(state, clock), _badge(badge)], columns // 2)
+    left = [line(Piece(clean(state.node.node) if state.node else "trainctl", "strong"))]
+    left += [line(Piece("no run", "warning"))] if state.node else []
+    right = groups([connection_piece(state, clock), line(Piece(badge, "warning"))], columns // 2)
     return spread(groups(left, columns - width(right) - 1), right, columns)
-
-
-def _badge(badge: str) -> Line:
-    return line(Piece(badge, "warning"))
 
 
 def _identity(state: ViewState, run: m.RunView, clock: Clock, columns: int, glyphs: Glyphs, badge: str) -> Line:
@@ -105,7 +99,8 @@ def _progress(
         _outlook(state, run, clock, brief=brief),
     ]
     if columns >= 100:
-        made += [_epoch(run), line(Piece("plan ", "label"), f"v{run.plan_version}")]
+        epoch = f"{run.cursor / run.samples:.2f}" if run.samples else f.NA
+        made += [line(Piece("epoch ", "label"), epoch), line(Piece("plan ", "label"), f"v{run.plan_version}")]
     if columns >= 150:
         made.append(line(Piece("run ", "label"), Piece(clean(run.run), "dim")))
     return made
@@ -115,8 +110,8 @@ def _corner(state: ViewState, run: m.RunView, clock: Clock, columns: int, glyphs
     """The right end of the first line: who isn't heard, who leads, and what the screen is."""
     silent = connection_piece(state, clock)
     alone = silent and (columns < 100 or state.silent_for(clock.monotonic()) is not None)
-    called = alerts_piece(state)
-    return groups([silent, called, () if alone else _place(run, columns, glyphs), _badge(badge)], columns // 2)
+    place = () if alone else _place(run, columns, glyphs)
+    return groups([silent, alerts_piece(state), place, line(Piece(badge, "warning"))], columns // 2)
 
 
 def alerts_piece(state: ViewState) -> Line:
@@ -146,17 +141,14 @@ def _outlook(state: ViewState, run: m.RunView, clock: Clock, *, brief: bool) -> 
         return line(Piece("ETA ", "label"), text)
     if run.state in m.ACTIVE_RUN_STATES:
         return line(Piece("ETA ", "label"), Piece(f.NA, "dim"))
-    role = "bad" if run.state == "failed" else "label"
-    when = _ended(state, clock)
     reason = f": {clean(run.reason)}" if run.reason else ""
-    return line(Piece(f"{when}{reason}", role))
+    return line(Piece(f"{_ended(state, clock)}{reason}", "bad" if run.state == "failed" else "label"))
 
 
 def _ended(state: ViewState, clock: Clock) -> str:
     """When the run ended, by its event; where none is known, when it last committed a step."""
     last = state.last_step.value.committed_at if state.last_step else 0.0
-    known = (event.at for event in reversed(state.run_events) if event.kind == "run")
-    at = next(known, None)
+    at = next((event.at for event in reversed(state.run_events) if event.kind == "run"), None)
     if at is not None and at >= last:
         return f"ended {f.clock(at, clock.wall(), clock.zone)}"
     return f"last step {f.clock(last, clock.wall(), clock.zone)}" if last else "ended"
@@ -168,11 +160,6 @@ def remaining_seconds(state: ViewState) -> float | None:
         return None
     step = s.typical(state.lately("step_seconds"), 32)
     return None if step is None else max(state.run.steps - state.run.step, 0) * step
-
-
-def _epoch(run: m.RunView) -> Line:
-    epoch = f"{run.cursor / run.samples:.2f}" if run.samples else f.NA
-    return line(Piece("epoch ", "label"), epoch)
 
 
 def _learning(state: ViewState, columns: int, glyphs: Glyphs) -> Line:
@@ -191,10 +178,8 @@ def _learning(state: ViewState, columns: int, glyphs: Glyphs) -> Line:
     if step is not None and step.skipped:
         parts.insert(1, line(Piece(f"SKIPPED {step.skipped}", "bad")))
     if columns >= 100:
-        parts += [
-            line(Piece("G ", "label"), f"{run.global_batch:,}"),
-            line(Piece("tokens ", "label"), f.compact(step.tokens_total if step else None)),
-        ]
+        tokens = f.compact(step.tokens_total if step else None)
+        parts += [line(Piece("G ", "label"), f"{run.global_batch:,}"), line(Piece("tokens ", "label"), tokens)]
     return groups(parts, columns)
 
 
@@ -226,8 +211,10 @@ def _trend(state: ViewState, glyphs: Glyphs) -> Piece:
 def _resources(state: ViewState, run: m.RunView, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
     """The lead's machine and the run's age: for screens with a line to spare."""
     seen = state.hosts.get(run.lead) or next(iter(state.hosts.values()), None)
-    host = seen.value if seen else None
-    now = clock.wall()
+    host, now = seen.value if seen else None, clock.wall()
+    lag = f.seconds(state.heartbeat.value.loop_lag_seconds if state.heartbeat else None)
+    cpu = f"{clean(run.lead)} cpu " if len(run.ranks) > 1 else "cpu "
+    free = f"{f.gigabytes(host.disk_free_bytes)} GB" if host and host.disk_free_bytes is not None else f.NA
     taking_part = {view.node for view in run.ranks}
     drawn = energy.text(item.value for node, item in state.hosts.items() if node in taking_part)
     ended = run.state not in m.ACTIVE_RUN_STATES
@@ -235,18 +222,13 @@ def _resources(state: ViewState, run: m.RunView, clock: Clock, columns: int, gly
         line(Piece("started ", "label"), f.clock(run.started_at, now, clock.zone)),
         line(Piece("" if ended else "up ", "label"), "" if ended else f.duration(now - run.started_at)),
         line(Piece("samples ", "label"), f.count(run.samples)),
-        line(
-            Piece(f"{clean(run.lead)} cpu " if len(run.ranks) > 1 else "cpu ", "label"),
-            f.figure(host.cpu_percent if host else None, "{:.0f}%"),
-        ),
+        line(Piece(cpu, "label"), f.figure(host.cpu_percent if host else None, "{:.0f}%")),
         line(Piece("load ", "label"), f.figure(host.load_1min if host else None, "{:.1f}")),
         line(Piece("ram ", "label"), _ram(host)),
-        line(Piece("disk free ", "label"), _gigabytes(host.disk_free_bytes if host else None)),
+        line(Piece("disk free ", "label"), free),
         _power(state),
         line(Piece("energy ", "label"), drawn),
-        line(
-            Piece("loop lag ", "label"), f.seconds(state.heartbeat.value.loop_lag_seconds if state.heartbeat else None)
-        ),
+        line(Piece("loop lag ", "label"), lag),
     ]
     if columns >= 150:
         parts.append(line(Piece(shorten(clean(run.directory), columns // 3, glyphs.ellipsis), "dim")))
@@ -259,10 +241,6 @@ def _power(state: ViewState) -> Line:
     total = f"{sum(gpu.power_watts or 0.0 for gpu in read):.0f} W" if read else f.NA
     scripted = any(gpu.name == m.SCRIPTED_DEVICE for gpu in read)
     return line(Piece("power ", "label"), total, Piece(f" {m.SCRIPTED_DEVICE}" if scripted else "", "dim"))
-
-
-def _gigabytes(value: int | None) -> str:
-    return f.NA if value is None else f"{f.gigabytes(value)} GB"
 
 
 def _ram(host: m.HostReading | None) -> str:

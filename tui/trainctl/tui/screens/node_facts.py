@@ -18,11 +18,9 @@ _ROLES = ("trainer", "reducer", "standby", "keeper", "agent", "helper")
 
 def facts(row: Row, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> list[Line]:
     """Five lines of `columns` cells."""
-    made = [
-        _state(row, clock, columns, glyphs), _part(row, columns, glyphs),
-        _agent(row.view.node, state, clock, columns, glyphs), _machine(row, columns),
-        _processes(row, columns),
-    ]  # fmt: skip
+    agent = _agent(row.view.node, state, clock, columns, glyphs)
+    made = [_state(row, clock, columns, glyphs), _part(row, columns, glyphs), agent, _machine(row, columns),
+            _processes(row, columns)]  # fmt: skip
     return [fit(pieces, columns) for pieces in made]
 
 
@@ -36,17 +34,19 @@ def _state(row: Row, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
     since = f.clock(view.since_at, clock.wall(), clock.zone) if view.since_at > 0 else f.NA
     why = shorten(clean(view.why), columns // 2, glyphs.ellipsis)
     slow = f"the others wait for its {row.slow_phase}" if row.slow_phase and view.state == "run" else ""
-    return groups(
-        [
-            line(*c.state(row, glyphs, 9), Piece(" since ", "label"), since),
-            line(Piece(why or slow, "warning")),
-            _labelled("rank", str(view.rank)),
-            _labelled("on", clean(f"{view.backend or ''} {view.device or ''}".strip()) or f.NA),
-            _labelled("pid", f.figure(view.pid, "{}")),
-            () if row.out else _labelled("reported", _ago(row.age), "warning" if row.old else "text"),
-        ],
-        columns,
-    )
+    made = [
+        line(*c.state(row, glyphs, 9), Piece(" since ", "label"), since),
+        line(Piece(why or slow, "warning")),
+        _labelled("rank", str(view.rank)),
+        _labelled("on", clean(f"{view.backend or ''} {view.device or ''}".strip()) or f.NA),
+        _labelled("pid", f.figure(view.pid, "{}")),
+        ()
+        if row.out
+        else _labelled(
+            "reported", f.NA if row.age is None else f"{f.age(row.age)} ago", "warning" if row.old else "text"
+        ),
+    ]
+    return groups(made, columns)
 
 
 def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
@@ -59,18 +59,16 @@ def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
         f"{f.percent(part)} " if whole else "", share_bar(part, 12, glyphs),
     )  # fmt: skip
     micro = c.micro(row, glyphs, 6)
-    return groups(
-        [
-            share,
-            line(Piece("micro ", "label"), Piece(plain(micro).strip())),
-            _labelled("own", f"{f.rate(row.own_rate)} tok/s" if row.own_rate else f.NA, "strong"),
-            _labelled("wait", f.NA if row.wait is None else f.seconds(row.wait)),
-            _labelled("last step", f.NA if step is None else f"{step.step:,}"),
-            _labelled("tokens", f.NA if step is None else f.count(step.tokens)),
-            _labelled("replays", f.NA if step is None else str(step.replays)),
-        ],
-        columns,
-    )
+    made = [
+        share,
+        line(Piece("micro ", "label"), Piece(plain(micro).strip())),
+        _labelled("own", f"{f.rate(row.own_rate)} tok/s" if row.own_rate else f.NA, "strong"),
+        _labelled("wait", f.NA if row.wait is None else f.seconds(row.wait)),
+        _labelled("last step", f.NA if step is None else f"{step.step:,}"),
+        _labelled("tokens", f.NA if step is None else f.count(step.tokens)),
+        _labelled("replays", f.NA if step is None else str(step.replays)),
+    ]
+    return groups(made, columns)
 
 
 def _agent(node: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
@@ -83,18 +81,16 @@ def _agent(node: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyp
     boot = view.boot if view else reading.value.boot if reading else ""
     why = clean(connection.why) if connection and quiet is not None else ""
     leads = state.run is not None and state.run.lead == node
-    return groups(
-        [
-            line(Piece("agent ", "label"), connection_word(connection, quiet, now)),
-            line(Piece(shorten(why, columns // 2, glyphs.ellipsis), "warning")),
-            line(Piece("leads" if leads else "", "accent")),
-            _labelled("at", clean(address) if address else f.NA),
-            _labelled("lag", f.seconds(lag)),
-            _labelled("version", clean(view.version) if view else f.NA),
-            _labelled("boot", clean(boot)[:8] or f.NA),
-        ],
-        columns,
-    )
+    made = [
+        line(Piece("agent ", "label"), connection_word(connection, quiet, now)),
+        line(Piece(shorten(why, columns // 2, glyphs.ellipsis), "warning")),
+        line(Piece("leads" if leads else "", "accent")),
+        _labelled("at", clean(address) if address else f.NA),
+        _labelled("lag", f.seconds(lag)),
+        _labelled("version", clean(view.version) if view else f.NA),
+        _labelled("boot", clean(boot)[:8] or f.NA),
+    ]
+    return groups(made, columns)
 
 
 def _line_to(
@@ -141,10 +137,7 @@ def _machine(row: Row, columns: int) -> Line:
             of("power", f.figure(gpu.power_watts, "{:.0f} W")),
             of("energy", energy.text([host] if host else [])),
         ]
-    made += [
-        of("temperature", f.figure(celsius, "{:.0f} °C")),
-        of("disk free", _disk_free(host)),
-    ]
+    made += [of("temperature", f.figure(celsius, "{:.0f} °C")), of("disk free", _disk_free(host))]
     return groups(made, columns)
 
 
@@ -165,13 +158,10 @@ def _processes(row: Row, columns: int) -> Line:
     if not mine:
         return _labelled("processes", f.NA)
     role = "old" if row.host_old else "text"
-    parts = [
-        line(
-            Piece(f"{clean(item.role)} ", "label"),
-            Piece(f"{item.pid} {f.figure(item.cpu_percent, '{:.0f}%')} {_size(item.memory_bytes)}", role),
-        )
-        for item in mine
-    ]
+    parts = []
+    for item in mine:
+        figures = f"{item.pid} {f.figure(item.cpu_percent, '{:.0f}%')} {_size(item.memory_bytes)}"
+        parts.append(line(Piece(f"{clean(item.role)} ", "label"), Piece(figures, role)))
     return groups(parts, columns)
 
 
@@ -213,10 +203,6 @@ def _disk_line(host: m.HostReading | None, columns: int, glyphs: Glyphs) -> Line
     if free is None or total is None:
         return _memory_line("disk free", free, None, columns, glyphs)
     return _memory_line("disk", total - free, total, columns, glyphs)
-
-
-def _ago(seconds: float | None) -> str:
-    return f.NA if seconds is None else f"{f.age(seconds)} ago"
 
 
 def _size(value: float | None) -> str:
