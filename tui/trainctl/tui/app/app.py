@@ -254,9 +254,9 @@ class TrainctlApp(TerminalApp):
         """The program's own keys are text while something is typed, and rest while a dialog is open."""
         if action not in keymap.OWN_ACTIONS:
             return True
-        if isinstance(self.screen, BaseScreen) and self.screen.own_keys.intersection(map(str, parameters)):
+        if not isinstance(self.screen, BaseScreen) or isinstance(self.focused, Input):
             return False
-        return isinstance(self.screen, BaseScreen) and not isinstance(self.focused, Input)
+        return self.screen.own_keys.isdisjoint(map(str, parameters))
 
     def action_show(self, name: str) -> None:
         """Goes to another screen; the overview is that of the live run."""
@@ -294,8 +294,7 @@ class TrainctlApp(TerminalApp):
 
     def action_why(self, id: str = "") -> None:
         """What is known of an alert; without one, of the first that calls for somebody."""
-        open_alerts = self.shown.open_alerts
-        alert = next((alert for alert in open_alerts if id in ("", alert.id)), None)
+        alert = next((alert for alert in self.shown.open_alerts if id in ("", alert.id)), None)
         if alert is None:
             self.notify("no alert is open")
         else:
@@ -396,6 +395,5 @@ class TrainctlApp(TerminalApp):
     def action_detach(self) -> None:
         self.exit(0)
 
-    def action_leave(self) -> None:
-        """As detach, but from anywhere, a text field or a dialog too."""
-        self.exit(0)
+    action_leave = action_detach
+    """From anywhere: a text field or a dialog too."""

@@ -31,22 +31,16 @@ class Mark:
 def numbered(state: ViewState) -> dict[int, str]:
     """Event id -> number, for the last nine commands that took effect; the charts carry the same numbers. It is the
     id, so that it stays as it is when more commands come, and is the same to everyone."""
-    effective = [
-        event.id
-        for event in state.run_events
-        if event.kind == "command" and plan_changes.took_effect(event) and event.verb not in _UNMARKED
-    ]
+    commands = (event for event in state.run_events if event.kind == "command" and event.verb not in _UNMARKED)
+    effective = [event.id for event in commands if plan_changes.took_effect(event)]
     return {event: str(event) for event in effective[-MAX_MARKS:]}
 
 
 def of_run(state: ViewState) -> tuple[Mark | Change, ...]:
     """The numbered events as chart marks, and the last generations that were formed of other ranks."""
     numbers = numbered(state)
-    commands = (
-        Mark(event.step, numbers[event.id])
-        for event in state.run_events
-        if event.id in numbers and event.step is not None
-    )
+    numbered_events = (event for event in state.run_events if event.id in numbers)
+    commands = (Mark(event.step, numbers[event.id]) for event in numbered_events if event.step is not None)
     return (*commands, *changes_of_ranks(state.run_events)[-MAX_MARKS:])
 
 

@@ -93,9 +93,8 @@ def lines(picker: Picker, view: ChartView, columns: int, rows: int, glyphs: Glyp
     left = picker.left
     cursor = min(picker.cursor, max(len(left) - 1, 0))
     start = min(max(cursor - rows // 2, 0), max(len(left) - rows, 0))
-    made = [
-        _row(left[index], index, index == cursor, view, columns, glyphs) for index in range(start, len(left))[:rows]
-    ]
+    shown = range(start, len(left))[:rows]
+    made = [_row(left[index], index, index == cursor, view, columns, glyphs) for index in shown]
     if not left:
         made = [ln.line(Piece("nothing is called that", "dim"))]
     return [ln.fit(pieces, columns) for pieces in (made + [ln.EMPTY] * rows)[:rows]]

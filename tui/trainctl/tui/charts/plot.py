@@ -141,8 +141,7 @@ def draw(
         mk.overrun(canvas, highs, glyphs)
     lines = _assemble(canvas, plot, made, room, glyphs)
     if plot_rows(plot, rows) < rows:
-        below = _steps_line(frame, room, columns) if plot.small else _axis_line(plot, frame, room, columns)
-        lines.append(below)
+        lines.append(_steps_line(frame, room, columns) if plot.small else _axis_line(plot, frame, room, columns))
     title += [(room.left + column, words, "label") for column, words in names]
     return lines, title + [(room.left + column, words, "mark") for column, words in numbers]
 
@@ -161,11 +160,8 @@ def _strokes(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
         role = (trace.band or ("band" if single else "dim")) if split else trace.role
         behind.append(Curve(item.x, item.low, item.high, 0.0, role, item.joins))
         middle = item.smoothed if smooth else item.mean
-        through = [Curve(item.x, middle, middle, 0.0, trace.role, item.joins)] if split else []
-        if plot.small:
-            behind += through
-        else:
-            over += through
+        if split:
+            (behind if plot.small else over).append(Curve(item.x, middle, middle, 0.0, trace.role, item.joins))
     canvas.stroke(*behind)
     for curve in over:
         canvas.stroke(curve, alone=True)
@@ -241,10 +237,8 @@ def _assemble(canvas: Canvas, plot: Plot, made: Prepared, room: Margins, glyphs:
 def _axis_line(plot: Plot, frame: Frame, room: Margins, columns: int) -> ln.Line:
     """Round values under the dots, each centred below its column; the crosshair's own value goes before them."""
     cells: list[tuple[str, str]] = [(" ", "axis")] * columns
-    wanted = [
-        (frame.column_of(x), words, "axis")
-        for x, words in ticks(plot.axis, frame.x0, frame.x1, frame.columns, plot.zone)
-    ]
+    marks = ticks(plot.axis, frame.x0, frame.x1, frame.columns, plot.zone)
+    wanted = [(frame.column_of(x), words, "axis") for x, words in marks]
     if plot.crosshair is not None and plot.first <= plot.crosshair < plot.last + 1:
         x = float(plot.axis.to_x(plot.crosshair))
         wanted.insert(0, (frame.column_of(x), text(plot.axis, x, frame.x1 - frame.x0, plot.zone), "strong"))

@@ -123,7 +123,7 @@ def _foot(state: ViewState, clock: Clock, *, bell: bool, any_open: bool, columns
     keys = [("enter", "why", "screen.why"), ("A", "acknowledge", "screen.acknowledge"),
             ("m", "mute an hour", "screen.mute")] if any_open else []  # fmt: skip
     keys.append(("B", f"bell {'on' if bell else 'off'}", "screen.bell"))
-    parts = [ln.line(Piece(key, "key", action), Piece(f" {words}", "label", action)) for key, words, action in keys]
+    parts = [ln.key(*each) for each in keys]
     mutes = [mute for told in state.alerts.values() for mute in told.mutes]
     parts += [ln.line(Piece(_mute_words(mute, clock), "dim")) for mute in mutes]
     return ln.groups(parts, columns)

@@ -141,11 +141,9 @@ class ChartsScreen(BaseScreen):
         sources, ground = self.sources, self.ground
         wanted = layout.window_of_charts(self.view, rows - layout.READOUT_ROWS - 1)
         plots = build.plots(self.view, sources, ground, wanted)
-        axes: dict[Kind, Axis] = {
-            kind: sources.axis(self._run, kind, elapsed=bool(self.view.runs)) for kind in KINDS[1:]
-        }
-        notes = readout.notes(sources.state, glyphs)
-        shown = list(zip(wanted, plots, strict=True))
+        elapsed = bool(self.view.runs)
+        axes: dict[Kind, Axis] = {kind: sources.axis(self._run, kind, elapsed=elapsed) for kind in KINDS[1:]}
+        notes, shown = readout.notes(sources.state, glyphs), list(zip(wanted, plots, strict=True))
         return layout.draw(shown, self.view, ground, axes, notes, columns, rows, glyphs, self._problem)
 
     # ------------------------------------------------------------ what is asked for
@@ -176,13 +174,9 @@ class ChartsScreen(BaseScreen):
 
     def _identity(self, ask: Ask) -> tuple[object, ...]:
         """What makes an ask another one: not that the run has gone on while what is new is drawn live."""
-        known = self.data.get(ask.run)
-        torn = (
-            ask.run == self._run
-            and known is not None
-            and known.fine is not None
-            and history.is_torn(known.fine, self.owner.shown, self._tails)
-        )
+        known = self.data.get(ask.run) if ask.run == self._run else None
+        fine = known.fine if known is not None else None
+        torn = fine is not None and history.is_torn(fine, self.owner.shown, self._tails)
         return ask.metrics, ask.first, ask.end, ask.columns, self.owner.shown.boot, torn
 
     def _ask(self) -> None:
@@ -206,10 +200,8 @@ class ChartsScreen(BaseScreen):
                     continue
                 if run not in self.data and run != self._run:
                     ask = ask._replace(last=max(view.step, 1), end=max(view.step, 1))
-                replies = [
-                    await client.history(run, part, ask.first, ask.last, ask.columns)
-                    for part in history.parts(ask, len(view.ranks))
-                ]
+                parts = history.parts(ask, len(view.ranks))
+                replies = [await client.history(run, part, ask.first, ask.last, ask.columns) for part in parts]
             except TrainctlError as error:
                 self._failed(str(error))
                 return
@@ -222,9 +214,8 @@ class ChartsScreen(BaseScreen):
         shown = self.owner.shown.run
         if shown is not None and shown.run == run:
             return shown
-        known = self.data.get(run)
-        if known is not None:
-            return known.run
+        if run in self.data:
+            return self.data[run].run
         client = self.owner.client
         return (await client.snapshot(0, run)).run if client is not None else None
 
@@ -300,10 +291,9 @@ class ChartsScreen(BaseScreen):
         if found is None:
             return
         place, part = found
-        view = vw.pointed(self.view, part, self.ground)
+        self.view = vw.pointed(self.view, part, self.ground)
         if message.pressed:
-            view = vw.focused(view, place.chart - view.focus)
-        self.view = view
+            self.view = vw.focused(self.view, place.chart - self.view.focus)
         self.paint()
 
     def on_chart_area_wheeled(self, message: ChartArea.Wheeled) -> None:

@@ -194,13 +194,11 @@ class EventsScreen(RowsScreen[EventRow]):
 
     def undo(self) -> None:
         """Opens the dialog of what undoes the chosen event, or says why nothing does."""
-        event = self.chosen
-        if event is not None:
-            found = self.undoing(event)
-            if isinstance(found, str):
-                self.app.notify(f"no undo: {found}", severity="warning", markup=False)
-            else:
-                undo_picker.open_undo(self.owner, found)
+        found = self.undoing(self.chosen) if self.chosen is not None else None
+        if isinstance(found, str):
+            self.app.notify(f"no undo: {found}", severity="warning", markup=False)
+        elif found is not None:
+            undo_picker.open_undo(self.owner, found)
 
     def values(self) -> clipboard.Values:
         event = self.chosen

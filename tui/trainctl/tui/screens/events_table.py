@@ -53,11 +53,8 @@ def lines(rows: Sequence[EventRow], shown: range, cursor: int, columns: int, con
     made = []
     for index in shown:
         row = rows[index]
-        drawn = (
-            _wide(row, columns, when, step, context)
-            if columns >= WIDE_COLUMNS
-            else _narrow(row, columns, when, context)
-        )
+        is_wide = columns >= WIDE_COLUMNS
+        drawn = _wide(row, columns, when, step, context) if is_wide else _narrow(row, columns, when, context)
         role = "cursor" if index == cursor else ""
         made.append(tuple(Piece(p.text, role or p.role, f"screen.pick({index})") for p in fit(drawn, columns)))
     return made
@@ -70,9 +67,8 @@ def with_key(row: Line, key: str, action: str) -> Line:
     if gap is None or gap.end() - gap.start() < len(key) + 4:
         return row
     at, first = gap.end() - 2 - len(key), row[0]
-    return line(
-        first._replace(text=text[:at]), Piece(key, first.role, action), first._replace(text=text[at + len(key) :])
-    )
+    before, after = first._replace(text=text[:at]), first._replace(text=text[at + len(key) :])
+    return line(before, Piece(key, first.role, action), after)
 
 
 def _when_cells(rows: Sequence[EventRow], context: Context) -> int:
@@ -80,7 +76,7 @@ def _when_cells(rows: Sequence[EventRow], context: Context) -> int:
 
 
 def _step_cells(rows: Sequence[EventRow]) -> int:
-    return max(max((len(f.count(row.event.step)) for row in rows if row.event.step is not None), default=0), 4)
+    return max([4, *(len(f.count(row.event.step)) for row in rows if row.event.step is not None)])
 
 
 def _when(row: EventRow, context: Context) -> str:

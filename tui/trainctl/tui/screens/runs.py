@@ -72,9 +72,8 @@ class RunsScreen(RowsScreen[RunRow]):
         start = min(max(self.cursor - room + 1, 0), max(len(self.rows) - room, 0))
         made = []
         for index, item in enumerate(self.rows[start : start + room], start):
-            pieces = runs_view.row(
-                item, index == self.cursor, item.run.run in self.marked, self.owner.clock, columns, self.owner.glyphs
-            )
+            here, marked = index == self.cursor, item.run.run in self.marked
+            pieces = runs_view.row(item, here, marked, self.owner.clock, columns, self.owner.glyphs)
             made.append(tuple(piece._replace(action=f"screen.pick({index})") for piece in pieces))
         return made
 

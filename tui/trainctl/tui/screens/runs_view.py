@@ -90,10 +90,7 @@ def detail(run: m.RunSummary, marked: int, columns: int, glyphs: Glyphs) -> list
     if marked > 1:
         keys.append(("c", f"compares {marked} runs", "compare"))
     keys.append(("N", "starts a run", "start"))
-    hints = [
-        ln.line(ln.Piece(key, "key", f"screen.{action}"), ln.Piece(f" {words}", "label", f"screen.{action}"))
-        for key, words, action in keys
-    ]
+    hints = [ln.key(key, words, f"screen.{action}") for key, words, action in keys]
     name = f"{glyphs.horizontal} {ln.clean(run.run)} "
     return [
         ln.rule(columns, glyphs.horizontal, (0, name, "title")),

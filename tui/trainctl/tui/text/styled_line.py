@@ -29,6 +29,11 @@ def line(*parts: Piece | str) -> Line:
     return tuple([piece for piece in pieces if piece.text])
 
 
+def key(name: str, words: str, action: str) -> Line:
+    """A key and what it does; a click does it."""
+    return line(Piece(name, "key", action), Piece(f" {words}" if words else "", "label", action))
+
+
 def clean(text: str) -> str:
     """Text from elsewhere made safe to print: control characters, escape sequences' included, become spaces."""
     return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)

@@ -12,7 +12,7 @@ from trainctl.tui.commands import arguments, command_line, forms
 from trainctl.tui.commands.context import READ_ONLY, AppContext, KeyHint, context_of
 from trainctl.tui.commands.preview import preview
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, fit, folded, groups, line, spread, width
+from trainctl.tui.text.styled_line import Line, Piece, fit, folded, groups, key, line, spread, width
 from trainctl.tui.widgets.input_field import InputField
 from trainctl.tui.widgets.line_view import Lines
 
@@ -25,7 +25,7 @@ _MOST_SAID = 3
 def keys_line(keys: list[KeyHint], columns: int) -> Line:
     """The keys as one line: what fits of the first ones, and always `:`, `/`, `?` and `q`; where not all fit, the
     screens share one word. A click presses the key."""
-    parts = {hint.action: _key(hint, f" {hint.words}") for hint in keys}
+    parts = {hint.action: _key(hint, hint.words) for hint in keys}
     right = groups([parts[name] for name in _LAST if name in parts], columns, gap=" ")
     room = columns - width(right) - 1
     if sum(width(part) + 1 for name, part in parts.items() if name not in _LAST) > room + 1:
@@ -38,8 +38,7 @@ def keys_line(keys: list[KeyHint], columns: int) -> Line:
 
 
 def _key(hint: KeyHint, words: str) -> Line:
-    press = f"app.press({hint.key!r})"
-    return line(Piece(hint.display, "key", press), Piece(words, "label", press))
+    return key(hint.display, words, f"app.press({hint.key!r})")
 
 
 class CommandBar(Vertical):
