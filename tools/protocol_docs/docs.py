@@ -22,7 +22,7 @@ from tools.protocol_docs.history import HISTORY
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import base, kept, peers, replies, requests, telemetry, trainer, verbs
-from trainctl.protocol.messages.version import PROTOCOL_VERSION
+from trainctl.protocol.messages.base import PROTOCOL_VERSION
 from trainctl.protocol.wire import codec
 
 DEFAULT_PATH = Path("docs/protocol.md")

@@ -14,7 +14,7 @@ from tools.protocol_docs.conversations import UNIONS, types_of
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
-from trainctl.protocol.messages.version import PROTOCOL_VERSION
+from trainctl.protocol.messages.base import PROTOCOL_VERSION
 
 DEFAULT_PATH = Path("docs/protocol.schema.json")
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from trainctl.protocol.messages.version import PROTOCOL_VERSION
+from trainctl.protocol.messages.base import PROTOCOL_VERSION
 
 SERVICE = "_trainctl._tcp.local."
 MOST_CHARACTERS = 128

@@ -13,4 +13,3 @@ from trainctl.protocol.messages.replies import *
 from trainctl.protocol.messages.requests import *
 from trainctl.protocol.messages.telemetry import *
 from trainctl.protocol.messages.trainer import *
-from trainctl.protocol.messages.version import PROTOCOL_VERSION as PROTOCOL_VERSION

@@ -1,12 +1,13 @@
 """What all messages are made from: numbers, names, states, generations, and the root of every message."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from trainctl.protocol.messages.version import PROTOCOL_VERSION
-
+PROTOCOL_VERSION: Final = 1
+"""Grows when a message changes in a way that a peer must know of; peers of unlike versions refuse each other. What each
+number added is told, with its date, in tools/protocol_docs/history.py."""
 MAX_COUNT = 2**63 - 1
 """Largest integer that the record can hold."""
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]

@@ -12,29 +12,23 @@ RUN_RANK: Final = -1
 """The rank under which the rollups keep a metric of the whole run."""
 
 STEP_EXPRESSIONS: Final[dict[str, str]] = {
-    "loss": "loss",
-    "grad_norm": "grad_norm",
-    "learning_rate": "learning_rate",
-    "step_seconds": "step_seconds",
+    **{name: name for name in ("loss", "grad_norm", "learning_rate", "step_seconds")},
     "tokens_per_second": "CASE WHEN step_seconds > 0 THEN weight / step_seconds END",
     "loss_not_finite": "CASE WHEN loss IS NULL OR abs(loss) >= 1e300 THEN 1.0 END",
     "grad_norm_not_finite": "CASE WHEN grad_norm IS NULL OR abs(grad_norm) >= 1e300 THEN 1.0 END",
 }
 """Metrics of a row of `steps`, in SQL. The last two are there only for steps whose value could not be drawn."""
 
+_BUSY = "r.data_seconds + r.forward_seconds + r.backward_seconds"
+_PLAIN = (
+    "data_seconds", "forward_seconds", "backward_seconds", "sync_seconds", "optimizer_seconds", "wait_seconds",
+    "memory_bytes", "memory_peak_bytes",
+)  # fmt: skip
 RANK_EXPRESSIONS: Final[dict[str, str]] = {
     "rank_step_seconds": "r.step_seconds",
-    "busy_seconds": "r.data_seconds + r.forward_seconds + r.backward_seconds",
-    "own_tokens_per_second": "CASE WHEN r.data_seconds + r.forward_seconds + r.backward_seconds > 0 "
-    "THEN r.tokens / (r.data_seconds + r.forward_seconds + r.backward_seconds) END",
-    "data_seconds": "r.data_seconds",
-    "forward_seconds": "r.forward_seconds",
-    "backward_seconds": "r.backward_seconds",
-    "sync_seconds": "r.sync_seconds",
-    "optimizer_seconds": "r.optimizer_seconds",
-    "wait_seconds": "r.wait_seconds",
-    "memory_bytes": "r.memory_bytes",
-    "memory_peak_bytes": "r.memory_peak_bytes",
+    "busy_seconds": _BUSY,
+    "own_tokens_per_second": f"CASE WHEN {_BUSY} > 0 THEN r.tokens / ({_BUSY}) END",
+    **{name: f"r.{name}" for name in _PLAIN},
 }
 """Metrics of a row `r` of `rank_steps`, in SQL."""
 

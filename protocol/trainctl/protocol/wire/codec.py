@@ -1,14 +1,16 @@
 """Bytes to messages and back, with every size capped before a message type is looked at."""
 
+import functools
 import math
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import msgpack
 import msgspec
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError, VersionError
-from trainctl.protocol.messages.version import PROTOCOL_VERSION
+from trainctl.protocol.messages.base import PROTOCOL_VERSION
 
 CONTROL_FRAME_BYTES = 64 * 1024
 """Largest frame an agent takes from a client."""
@@ -27,8 +29,6 @@ _LIVE: Any = msgspec.msgpack.Decoder(m.Live | m.Heartbeat)
 _VERSIONED = msgspec.msgpack.encode({"v": PROTOCOL_VERSION})[1:]
 """How a message of this version says so."""
 
-M = TypeVar("M")
-
 
 def encode(message: m.Message) -> bytes:
     """One frame. Raises ProtocolError if it would be over FRAME_BYTES or a value in it can't be a msgpack one."""
@@ -43,36 +43,6 @@ def encode(message: m.Message) -> bytes:
     return frame
 
 
-def decode_request(frame: bytes) -> m.ClientRequest:
-    """What a client sent, under the tight limits. Raises ProtocolError (VersionError for another version)."""
-    message: m.ClientRequest = _control(frame, m.ClientRequest)
-    return message
-
-
-def decode_control(frame: bytes) -> m.ClientRequest | m.ToPeer:
-    """What comes to an agent's socket for requests, from a client or from another agent. Raises ProtocolError."""
-    message: m.ClientRequest | m.ToPeer = _control(frame, m.ClientRequest | m.ToPeer)
-    return message
-
-
-def decode_peer(frame: bytes) -> m.FromPeer:
-    """What a follower's agent told the lead's. Raises ProtocolError."""
-    message: m.FromPeer = _convert(_unpack(frame, FRAME_BYTES, _BULK_CAPS), m.FromPeer)
-    return message
-
-
-def decode_kept(item: bytes) -> m.Kept:
-    """One thing that a lead has kept of a run and hands on; NaN may appear. Raises ProtocolError."""
-    message: m.Kept = _convert(_unpack(item, FRAME_BYTES, _BULK_CAPS), m.Kept)
-    return message
-
-
-def decode_reply(frame: bytes) -> m.AgentReply:
-    """What an agent answered. Raises ProtocolError."""
-    message: m.AgentReply = _convert(_unpack(frame, FRAME_BYTES, _BULK_CAPS), m.AgentReply)
-    return message
-
-
 def decode_live(frame: bytes) -> m.Live | m.Heartbeat:
     """What an agent published; unknown fields are ignored and NaN may appear. Raises ProtocolError."""
     if len(frame) <= _SHORT_BYTES and _VERSIONED in frame:
@@ -84,18 +54,6 @@ def decode_live(frame: bytes) -> m.Live | m.Heartbeat:
             if known.v == PROTOCOL_VERSION:
                 return known
     message: m.Live | m.Heartbeat = _convert(_unpack(frame, FRAME_BYTES, _CONTROL_CAPS), m.Live | m.Heartbeat)
-    return message
-
-
-def decode_order(frame: bytes) -> m.ToTrainer:
-    """What an agent told a trainer. Raises ProtocolError."""
-    message: m.ToTrainer = _convert(_unpack(frame, FRAME_BYTES, _BULK_CAPS), m.ToTrainer)
-    return message
-
-
-def decode_answer(frame: bytes) -> m.FromTrainer:
-    """What a trainer told its agent. Raises ProtocolError."""
-    message: m.FromTrainer = _convert(_unpack(frame, FRAME_BYTES, _BULK_CAPS), m.FromTrainer)
     return message
 
 
@@ -123,6 +81,10 @@ def _control(frame: bytes, union: Any) -> Any:
     _check_depth(raw, 0)
     _check_finite(raw)
     return _convert(raw, union)
+
+
+def _bulk(frame: bytes, union: Any) -> Any:
+    return _convert(_unpack(frame, FRAME_BYTES, _BULK_CAPS), union)
 
 
 def _unpack(frame: bytes, limit: int, caps: dict[str, Any]) -> dict[str, Any]:
@@ -164,3 +126,21 @@ def _check_finite(value: Any) -> None:
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     for item in items:
         _check_finite(item)
+
+
+decode_request: Callable[[bytes], m.ClientRequest] = functools.partial(_control, union=m.ClientRequest)
+"""What a client sent, under the tight limits. Raises ProtocolError (VersionError for another version)."""
+decode_control: Callable[[bytes], m.ClientRequest | m.ToPeer] = functools.partial(
+    _control, union=m.ClientRequest | m.ToPeer
+)
+"""What comes to an agent's socket for requests, from a client or from another agent. Raises ProtocolError."""
+decode_peer: Callable[[bytes], m.FromPeer] = functools.partial(_bulk, union=m.FromPeer)
+"""What a follower's agent told the lead's. Raises ProtocolError."""
+decode_kept: Callable[[bytes], m.Kept] = functools.partial(_bulk, union=m.Kept)
+"""One thing that a lead has kept of a run and hands on; NaN may appear. Raises ProtocolError."""
+decode_reply: Callable[[bytes], m.AgentReply] = functools.partial(_bulk, union=m.AgentReply)
+"""What an agent answered. Raises ProtocolError."""
+decode_order: Callable[[bytes], m.ToTrainer] = functools.partial(_bulk, union=m.ToTrainer)
+"""What an agent told a trainer. Raises ProtocolError."""
+decode_answer: Callable[[bytes], m.FromTrainer] = functools.partial(_bulk, union=m.FromTrainer)
+"""What a trainer told its agent. Raises ProtocolError."""

@@ -5,6 +5,7 @@ multiplied by D / global weight. So the gradient is that of the weighted mean ov
 cut, and never a mean of means.
 """
 
+import hashlib
 import math
 import time
 from collections.abc import Callable
@@ -23,13 +24,13 @@ from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices, samples_at
 from trainctl.trainer.step.micro_batches import MicroBatches, Sums
-from trainctl.trainer.step.probe import probed
 from trainctl.trainer.step.progress import HalfBatch, Progress
 from trainctl.trainer.step.state_transfer import take_lowest
 from trainctl.trainer.step.stopwatch import Stopwatch
 
 _CLIP_EPSILON = 1e-6
 """Added to the norm before dividing, as torch.nn.utils.clip_grad_norm_ does."""
+_MOST_NORMS = 4096
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,13 @@ class Executor:
         with watch.phase("probe"):
             self._micro_batches.each(plan, whole, sums, once)
         report = self._report(plan, Sums(), watch, 0.0)
-        return probed(report, self._backend, batch, np.concatenate(found), family)
+        return Probed(
+            **msgspec.structs.asdict(report), family=family, tf32=self._backend.tf32,
+            tokens_digest=hashlib.sha256(batch.inputs.tobytes() + batch.targets.tobytes()).hexdigest(),
+            lengths=tuple(int(length) for length in batch.counted.sum(axis=1)),
+            log_probabilities=_packed(np.concatenate(found)),
+            weight_norms=_packed(self._backend.weight_norms()[:_MOST_NORMS]),
+        )  # fmt: skip
 
     def written(self, plan: StepPlan, started: float, failure: str | None) -> Report:
         """The report of a checkpoint plan, the checkpoint itself left for the caller to add."""
@@ -229,3 +236,7 @@ def _skip_reason(tail: Tail, norm: float) -> str | None:
 
 def _clip_scale(norm: float, limit: float) -> float:
     return min(1.0, limit / (norm + _CLIP_EPSILON)) if limit > 0 else 1.0
+
+
+def _packed(values: Array) -> bytes:
+    return values.astype(np.dtype("<f4")).tobytes()
