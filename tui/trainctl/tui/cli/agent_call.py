@@ -1,5 +1,4 @@
-"""One call to an agent from a subcommand: which agent, and the connection around it. ZeroMQ loads with the first call,
-not for `--help`."""
+"""One call to an agent from a subcommand. ZeroMQ loads with the first call, not for `--help`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -56,8 +55,7 @@ def find_any(addresses: Sequence[str]) -> str:
 
 
 async def settled_snapshot(client: "Client", run: str | None) -> m.Snapshot:
-    """A snapshot in which all ranks that report have reported one step, if one comes within a few looks; they don't
-    report all at once."""
+    """A snapshot in which all ranks that report have reported one step, if one comes within a few looks."""
     for _ in range(LOOKS):
         snapshot = await client.snapshot(0, run)
         view = snapshot.run

@@ -84,8 +84,7 @@ def on_screen(wanted: DemoOptions) -> int:
 
 
 def _farewell(state: "ViewState", address: str) -> str:
-    """What is said when the screen is left: how to come back or end it, or, as its agent ends with an ended run, where
-    its record is."""
+    """What is said when the screen is left: how to come back or end it, or where an ended run's record is."""
     from trainctl.tui.app.launch import farewell
 
     if state.run is None or state.active:

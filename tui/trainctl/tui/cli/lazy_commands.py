@@ -1,5 +1,4 @@
-"""The subcommands that other files have, each loaded and built when it is asked for, so that a command starts without
-what only the others need."""
+"""The subcommands of other files, each loaded and built when it is asked for: a command starts with its own alone."""
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence

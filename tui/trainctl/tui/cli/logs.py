@@ -1,5 +1,4 @@
-"""`trainctl logs`: a trainer's log as it was written, whole, its end or followed; or, with `--all` or `--grep`, lines
-merged by time."""
+"""`trainctl logs`: a trainer's log as it was written; or, with `--all` or `--grep`, lines merged by time."""
 
 import asyncio
 import datetime
@@ -54,8 +53,7 @@ async def log_tail(client: "Client", run: str | None, rank: int, last_lines: int
 async def parts_of(
     client: "Client", run: str | None, rank: int, offset: int = 0, *, follow: bool = False
 ) -> AsyncIterator[m.LogPart]:
-    """The log past `offset` as it is now; with `follow` also what comes, and a shorter file than before is read from
-    its start."""
+    """The log past `offset`; with `follow` also what comes, and a file that has become shorter from its start."""
     while True:
         try:
             part = await client.log(run, rank, offset, LOG_CHUNK_BYTES)

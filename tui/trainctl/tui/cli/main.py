@@ -1,5 +1,4 @@
-"""The `trainctl` command: the full screen and the demo, all other subcommands taken up, their exit codes, and the one
-line of whatever goes wrong."""
+"""The `trainctl` command: full screen, demo, all other subcommands, exit codes, and one line for what goes wrong."""
 
 import contextlib
 import functools

@@ -63,8 +63,7 @@ def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> targ
 
 
 def share_key(given: Any, command: Any) -> None:
-    """Have a command that takes --connect, or each below it that does, take the option `given` too, as `where` finds
-    it."""
+    """Have a command that takes --connect, or each below it that does, take the option `given` too, for `where`."""
     for below in getattr(command, "commands", {}).values():
         share_key(given, below)
     if any(option.name == "connect" for option in command.params):

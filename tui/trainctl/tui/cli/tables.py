@@ -45,8 +45,7 @@ def runs_table(runs: Sequence[m.RunSummary]) -> str:
 def status_text(
     snapshot: m.Snapshot, hosts: Mapping[str, m.HostReading] | None = None, viewers: Sequence[m.Viewer] = ()
 ) -> str:
-    """`trainctl status`: the run, what its last step was, its ranks, the machines, and who is attached; `hosts` are the
-    other nodes'."""
+    """`trainctl status`: the run, its last step and ranks, machines (`hosts`: other nodes'), and who is attached."""
     run = snapshot.run
     machines = [*_host_lines(snapshot.node.host), *_peer_lines(snapshot.peers, hosts or {}), *_viewer_lines(viewers)]
     if run is None:

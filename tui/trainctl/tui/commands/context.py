@@ -1,5 +1,4 @@
-"""What screens, dialogs and commands may ask of the full-screen program. They take this, so that none of them imports
-it."""
+"""What screens, dialogs and commands may ask of the full-screen program, so that none of them imports it."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar, cast

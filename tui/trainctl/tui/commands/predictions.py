@@ -19,8 +19,7 @@ _LEAST_GROWTH = 0.02
 
 
 def rate_at(tried: Tried, rank: int, micro: int) -> float | None:
-    """Samples a second of a rank at a micro-batch: as measured, or between two others that were; None if neither is
-    known."""
+    """Samples a second of a rank at a micro-batch, measured or between two others that were; None if unknown."""
     known = {size: 1 / trial.rate for (of, size), trial in tried.items() if of == rank and trial.rate > 0}
     if micro in known:
         return 1 / known[micro]

@@ -18,8 +18,7 @@ from trainctl.tui.text.styled_line import Piece, clean
 
 
 def preview(order: Order, state: ViewState, glyphs: Glyphs) -> Piece:
-    """What the command would do to the run as it is now, in one line; or, marked as bad, why the agent will refuse
-    it."""
+    """In one line what the command would do to the run now; or, marked as bad, why the agent will refuse it."""
     problem = refusal(order, state)
     return Piece(problem, "bad") if problem else Piece(_promise(order, state, glyphs), "strong")
 

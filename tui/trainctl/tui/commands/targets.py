@@ -93,8 +93,7 @@ def cluster_file(path: Path | None) -> ClusterFile | None:
 
 
 def use_keys(file: ClusterFile | None, server_key: str | None) -> None:
-    """Have all clients of this program know agents by the keys of this cluster file (the default one's if None) and by
-    the one given."""
+    """Have all clients know agents by the keys of this cluster file (None: the default one) and by the one given."""
     from trainctl.protocol.security import keyring  # ZeroMQ: not for `--help`
 
     keyring.install(keyring.Keyring(nodes=file.cluster if file is not None else None, server_key=server_key))
@@ -140,8 +139,7 @@ def run_file(path: Path, overrides: dict[str, str], *, local: bool, cluster: Clu
 
 
 def nodes_here(config: runfile.RunFile) -> list[str]:
-    """Of the run file's nodes the one that is this machine, as far as can be told without a cluster file: the only one,
-    or the one of this machine's name."""
+    """The run file's node that is this machine, without a cluster file: the only one, or the one of its name."""
     if len(config.nodes) < 2:
         return [*config.nodes] or [""]
     return [node for node in config.nodes if node == names.node_name()]

@@ -1,5 +1,4 @@
-"""A demo's agents as children: each started again on its own address whenever it ends unasked or hangs, and ended with
-the demo."""
+"""A demo's agents as children: each started again where it was when it ends unasked or hangs, all ended with it."""
 
 import asyncio
 import contextlib

@@ -25,8 +25,7 @@ class Narrow(InputField):
 
 
 class ChartPicker(Dialog[None]):
-    """Ticks metrics of the chart in focus and runs for all charts; each takes effect at once, by `toggle`, which gives
-    the view that it made."""
+    """Ticks metrics of the chart in focus and runs for all charts; `toggle` does it at once and gives the new view."""
 
     DEFAULT_CSS = """
     ChartPicker { background: $background 40%; }

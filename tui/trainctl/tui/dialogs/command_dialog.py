@@ -1,5 +1,4 @@
-"""The control dialogs: one modal screen made from a control.Form, which says what changes, checks as you type, and
-follows through."""
+"""The dialogs of commands: each made from a Form, says what changes, checks as you type, and follows through."""
 
 import abc
 from collections.abc import Iterable

@@ -54,8 +54,7 @@ def _undo_lines(undoing: undo.Inverse | str, columns: int) -> list[Line]:
 
 
 class EventDetails(Popup[str]):
-    """Shows one event; `made` gives its lines for a width, anew at each repaint. Gives "undo" or "copy" when that is
-    what comes next."""
+    """Shows one event; `made` gives its lines for a width at each repaint. Gives "undo" or "copy" if that is next."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "close", "close", priority=True),

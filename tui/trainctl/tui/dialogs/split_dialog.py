@@ -67,8 +67,7 @@ class SplitDialog(OrderDialog, Repaintable):
         self._edit(sp.auto(self.split))
 
     def action_undo(self) -> None:
-        """The plan's shares, or the former ones; of a plan that has moved on, its new ones; after a command has ended,
-        those before it."""
+        """The plan's shares (new ones if it has moved on) or the former ones; after a command, those before it."""
         if self._outdated:
             self.form, self.split = self._now()
             self.refresh_text()

@@ -12,8 +12,7 @@ SHOWN_FILES = 3
 
 
 def of_files(scene: ClusterFacts) -> Iterator[Finding]:
-    """Model and data, of all nodes that were asked. The one that most nodes have counts as right; of two alike, the
-    first node's."""
+    """Model and data of all nodes asked. What most nodes have counts as right; of two alike, the first node's."""
     for what in ("model", "data"):
         hashed = [one for one in scene.hashed if one.what == what]
         for one in hashed:

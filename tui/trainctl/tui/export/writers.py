@@ -1,5 +1,4 @@
-"""`trainctl export`: a table of a run as CSV, JSON lines or Parquet, to standard output or a file that is whole or not
-there."""
+"""`trainctl export`: a run's table as CSV, JSON lines or Parquet, to standard output or a file, whole or not there."""
 
 import codecs
 import contextlib

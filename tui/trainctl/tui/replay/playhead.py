@@ -37,8 +37,7 @@ class Playhead:
         return replace(self, speed=min(max(self.speed * times, SLOWEST), FASTEST))
 
     def after(self, seconds: float, ahead: Sequence[float]) -> tuple["Playhead", int]:
-        """Once so much time has been watched: how many of the steps ahead, told by their seconds, are shown by then.
-        At the end it stops."""
+        """After so much time: how many of the steps ahead, told by their seconds, are shown. At the end it stops."""
         if not self.playing:
             return self, 0
         budget, passed = self.rest + seconds * self.speed, 0

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Clock:
-    """`monotonic` measures ages, `wall` gives Unix seconds for times of day, shown in `zone` (None: the machine's
-    own)."""
+    """`monotonic` measures ages; `wall` gives Unix seconds, times of day shown in `zone` (None: this machine's)."""
 
     zone: datetime.tzinfo | None = None
 

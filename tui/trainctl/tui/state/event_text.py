@@ -8,8 +8,7 @@ _SHARE = re.compile(r"([^=\s]+)=(\d+)")
 
 
 def words(event: m.Event, arrow: str = "→") -> str:
-    """The event's text, with its before and after, step and outcome, and a command's verb, where the text doesn't say
-    them itself."""
+    """The event's text, with before and after, step, outcome and verb where the text doesn't say them itself."""
     text = event.text or event.verb or event.kind
     if event.kind == "command" and event.verb and event.verb not in text:
         text = f"{event.verb} {text}"
@@ -33,8 +32,7 @@ def with_change(text: str, event: m.Event, arrow: str) -> str:
 
 
 def moved(before: str, after: str, arrow: str) -> str | None:
-    """`studio 16→9, mbp 8→15` of `studio=16 mbp=8 forge=40` and the same after; None where these aren't shares by
-    node."""
+    """`studio 16→9, mbp 8→15` of `studio=16 mbp=8 forge=40` and the same after; None for what is no shares by node."""
     had, has = shares_in(before), shares_in(after)
     if had is None or has is None or had.keys() != has.keys():
         return None

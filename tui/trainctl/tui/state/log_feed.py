@@ -13,8 +13,7 @@ RETRY_SECONDS = 2.0
 
 
 class LogFeed:
-    """The tail as far as it has been read. `source` gives what to ask, None while nobody answers; `arrived` is called
-    when something of a rank is first known."""
+    """The tail read so far. `source` gives what to ask, or None; `arrived` is called when a rank is first known."""
 
     def __init__(self, source: Callable[[], Source | None], clock: Clock, arrived: Callable[[], None]) -> None:
         self._source, self._clock, self._arrived = source, clock, arrived

@@ -153,8 +153,7 @@ def _taking_part(state: ViewState) -> list[m.RankView]:
 
 
 def sum_of_own_rates(state: ViewState) -> float | None:
-    """What the live ranks would do together if none waited for another; None unless all are known, which that of a
-    rank that hangs is not."""
+    """What the live ranks would do together if none waited; None unless all are known, as that of a hung one isn't."""
     live = _taking_part(state)
     rates = [own_rate(state, view.rank, state.ranks.get(view.rank)) for view in live if view.state != "hung"]
     known = [rate for rate in rates if rate is not None]

@@ -36,8 +36,7 @@ _MAPPINGS = ("ranks", "parts", "laps", "tried", "agents", "hosts", "alerts", "wi
 
 
 def apply(state: ViewState, message: Incoming, now: float) -> ViewState:
-    """The state after a message. One that is already in it (same boot, seq at or below) or of another run changes
-    nothing."""
+    """The state after a message. One of another run, or already in it (same boot, seq at or below), changes nothing."""
     if isinstance(message, Connection):
         return replace(state, connection=message)
     if isinstance(message, m.Snapshot):
@@ -69,8 +68,7 @@ def take(state: ViewState, node: str, message: Incoming, now: float) -> ViewStat
 
 
 def take_all(state: ViewState, arrived: Iterable[Arrived]) -> ViewState:
-    """As `take` one after another. Each mapping is copied once, not once for each message: of many nodes' messages
-    most of the work would be that."""
+    """As `take` one after another, with each mapping copied once: that would be most of the work for many nodes."""
     state = _with(state, **{name: _Draft(getattr(state, name)) for name in _MAPPINGS})
     for node, message, now in arrived:
         state = take(state, node, message, now)
@@ -91,8 +89,7 @@ def _set(mapping: Mapping[K, V], changes: Mapping[K, V]) -> Mapping[K, V]:
 
 
 def apply_other(state: ViewState, node: str, message: Incoming, now: float) -> ViewState:
-    """The state after a message of another node's agent: how its line is, and its machine. The run is the lead's to
-    tell of."""
+    """The state after a message of another node's agent: its line and its machine. The run is for the lead to tell."""
     line = state.agents.get(node)
     if line is None and len(state.agents) >= MAX_AGENTS:
         return state
@@ -138,8 +135,7 @@ def _with_newer(made: s.Window, had: s.Window | None) -> s.Window:
 
 
 def _open(state: ViewState, snapshot: m.Snapshot, now: float) -> ViewState:
-    """A snapshot replaces everything but the lines to agents and what others said; ages come from the agent's own
-    clock."""
+    """A snapshot replaces all but the lines to agents and what others said; ages come from the agent's own clock."""
 
     def seen_at(at: float) -> float:
         return now - max(snapshot.at - at, 0.0)
@@ -175,8 +171,7 @@ def _alerts_after(state: ViewState, snapshot: m.Snapshot) -> dict[str, m.Alerts]
 
 
 def _tried_by(state: ViewState, view: m.RunView) -> Tried:
-    """What was tried on the trainers that the run has now: one may have been replaced because a micro-batch that it had
-    tried took too much memory."""
+    """What was tried on the run's present trainers: one may have been replaced for a micro-batch that took too much."""
     before = state.run
     if before is None or before.run != view.run:
         return _frozen({})

@@ -1,5 +1,4 @@
-"""A metric over a run in bounded memory: buckets of min, max, mean and last that fold to half the resolution when
-full."""
+"""A metric over a run in bounded memory: buckets of min, max, mean and last that fold to half as many when full."""
 
 import math
 import mmap
@@ -149,8 +148,7 @@ def _appended(window: Window, start: int, value: float, finite: bool) -> Window:
 
 
 def from_series(series: m.Series, newest_step: int, capacity: int = CAPACITY) -> Window:
-    """The agent's buckets as a window. A bucket's count of steps isn't sent: it is taken as full, the newest as
-    begun."""
+    """The agent's buckets as a window. A bucket's count of steps isn't sent: it is full, and the newest has begun."""
     first = np.asarray(series.steps, np.int64)
     order = np.argsort(first, kind="stable")
     columns = [

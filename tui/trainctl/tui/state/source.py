@@ -99,8 +99,7 @@ class ClusterSource:
         return self._elsewhere(address, verb, args, **options)
 
     def _raiser(self, verb: str, args: dict[str, Any], node: str | None) -> str:
-        """The node whose agent has raised the alert that a command is about; empty if it is another command, or the
-        conducting agent's."""
+        """The node whose agent raised the alert that a command is about; empty for the conducting agent's or none."""
         about = args.get("id") if verb == "acknowledge" else f"{args.get('kind')}:{node}" if verb == "mute" else None
         raisers = [at for at, ids in self._raised.items() if about in ids]
         return "" if self._main in raisers else next(iter(raisers), "")

@@ -127,8 +127,7 @@ def moment(at: float, zone: datetime.tzinfo | None) -> datetime.datetime | None:
 
 
 def clock(at: float, now: float, zone: datetime.tzinfo | None = None) -> str:
-    """The time of day of Unix second `at` as seen at `now`: 14:31 today, Sat 02:02 within six days, else 12 Mar
-    02:02."""
+    """Time of day of Unix second `at` as seen at `now`: 14:31 today, Sat 02:02 within six days, else 12 Mar 02:02."""
     when, today = moment(at, zone), moment(now, zone)
     if when is None or today is None:
         return NA

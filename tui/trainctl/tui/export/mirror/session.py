@@ -64,8 +64,7 @@ def _mirror(mirror: Mirror, wanted: MirrorOptions, stop: threading.Event, *, who
 
 
 def _library(wanted: MirrorOptions) -> None:
-    """Load what writes the target, before anything is made. Raises InvalidInputError if it isn't installed, or can't
-    be used."""
+    """Load what writes the target. Raises InvalidInputError if it isn't installed, or can't be used."""
     loaded = importlib.import_module(f"trainctl.tui.export.mirror.{wanted.to}")
     if wanted.to == "wandb" and not wanted.offline:
         loaded.check_key()

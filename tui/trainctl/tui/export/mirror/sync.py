@@ -44,8 +44,7 @@ class Mirror:
         self, source: RunSource, target: MirrorTarget, place: MirrorProgress, *, keep: Callable[[MirrorProgress], None],
         stop: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
-        """`keep` is told each place once the target was flushed; `stop` is asked between pages. `clock`: Unix
-        seconds."""
+        """`keep` is told each place once it is flushed; `stop` is asked between pages; `clock`: Unix seconds."""
         self.place = place.without_later_texts() if target.forgets else place
         self._source, self._target, self._keep, self._stop, self._clock = source, target, keep, stop, clock
         self.has_ended = False
@@ -113,8 +112,7 @@ class Mirror:
                 self.place = self.place.evaluated(step, loss)
 
     def _texts(self, *, whole: bool) -> bool:
-        """The events of the steps that are mirrored; those of the last wait a while for more of them. Whether a page
-        was full."""
+        """The events of mirrored steps; those of the last step wait a while for more. Whether a page was full."""
         last, settled_at = self.place.step, self._clock() - SETTLED_SECONDS
 
         def is_ready(event: m.Event) -> bool:
