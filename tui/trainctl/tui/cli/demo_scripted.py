@@ -74,9 +74,6 @@ def _farewell(state: "ViewState", address: str) -> str:
     return f"the recording is over at step {step:,}; nothing was trained"
 
 
-# ---------------------------------------------------------------- the player
-
-
 @contextlib.contextmanager
 def _player(wanted: ScriptedOptions, speed: float, begin: int) -> Iterator[str]:
     """The address of the first node of a player that lives as long as this."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError, UnreachableError
 from trainctl.tui.cli import broken_pipe, output, tables
-from trainctl.tui.state.lead_client import ATTEND_SECONDS, LeadClients, conducting
+from trainctl.tui.state.lead_client import ATTEND_SECONDS, client_like, conducting
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client, Connection
@@ -92,11 +92,16 @@ async def lines(
         yield view
     connection, boots = "connecting", {first.node.node: first.boot}
     attachment: Any = conducting(client) if everywhere else client.attach(0)
-    async with contextlib.aclosing(attachment), LeadClients(client, first.node.node) as records:
+    first_client = client
+    async with contextlib.aclosing(attachment), contextlib.AsyncExitStack() as opened:
         while not (until_end and place.ended):
             item = await anext(attachment)
             if isinstance(item, m.Snapshot):
-                client = await records.of(item.node)
+                if item.node.node == first.node.node:
+                    client = first_client
+                elif item.node.address != client.address:
+                    await opened.aclose()
+                    client = await opened.enter_async_context(client_like(client, item.node.address))
                 if boots.setdefault(item.node.node, item.boot) != item.boot:
                     boots[item.node.node] = item.boot
                     yield Restarted()
@@ -201,9 +206,6 @@ async def show_events(client: "Client", run: str | None, last: int, *, follow: b
     elif not found:
         output.tell("no events")
     return 0
-
-
-# ---------------------------------------------------------------- small parts
 
 
 def _own_view(place: RunCursor, snapshot: m.Snapshot) -> list[Line]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ExpiredError, InvalidInputError, RefusedError
 from trainctl.protocol.messages import verbs
+from trainctl.tui.state.lead_client import client_like
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
@@ -82,7 +83,7 @@ async def _hand_over(client: "Client", order: Order) -> m.CommandReply:
     elsewhere = _receiver(await client.snapshot(0), order)
     if elsewhere is None:
         return await client.send(order.verb, dict(order.args), wait="none", **order.options)
-    async with type(client)(elsewhere, by=client.by, timeout_seconds=client.timeout_seconds, keys=client.keys) as other:
+    async with client_like(client, elsewhere) as other:
         return await other.send(order.verb, dict(order.args), wait="none", **order.options)
 
 

@@ -167,9 +167,6 @@ async def _stop_run(client: Client, watch: Watch) -> None:
         _log(f"the run could not be stopped: {error or 'it took too long'}")
 
 
-# ---------------------------------------------------------------- the edge
-
-
 def say(**fields: Any) -> None:
     """One object for the program that started this one; it may have gone."""
     with contextlib.suppress(BrokenPipeError):

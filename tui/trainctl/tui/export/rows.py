@@ -109,9 +109,6 @@ async def _parts_of(client: "Client", run: str, first: int, last: int) -> list[R
     return [tuple(found[key].get(name) for name in COLUMNS["ranks"]) for key in sorted(found)]
 
 
-# ---------------------------------------------------------------- one row
-
-
 def _step(step: m.StepCommitted) -> Row:
     return tuple(str(step.generation) if name == "generation" else getattr(step, name) for name in COLUMNS["steps"])
 

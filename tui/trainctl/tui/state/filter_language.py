@@ -111,9 +111,6 @@ def _holds(term: Term, row: R, table: Table[R]) -> bool:
             return any(_holds(inner, row, table) for inner in terms)
 
 
-# ---------------------------------------------------------------- parsing
-
-
 class _Parser(Generic[R]):
     """Recursive descent over the characters; `at` is the next one, its column `at + 1`."""
 
