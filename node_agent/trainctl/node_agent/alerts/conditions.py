@@ -66,10 +66,8 @@ def nodes(snapshot: RunSnapshot) -> list[Finding]:
         lost, quiet = view.state in ("lost", "failed"), view.state == "hung" or view.node in snapshot.silent
         say = partial(_say, view.state, view.why, view)
         found.append(Finding("node-lost", lost, view.state in WELL_STATES, say, view.node, view.rank))
-        silent = Finding(
-            "node-silent", quiet and not lost, lost or not quiet, _silence(view, snapshot), view.node, view.rank
-        )
-        found.append(silent)
+        silence = _silence(view, snapshot)
+        found.append(Finding("node-silent", quiet and not lost, lost or not quiet, silence, view.node, view.rank))
     return found
 
 

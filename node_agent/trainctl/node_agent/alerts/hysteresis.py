@@ -65,11 +65,9 @@ class Hysteresis:
 
     def turn(self, now: float) -> bool:
         """Whether the alert is raised, or cleared, at this moment."""
-        rule = self._rule
-        count, seconds = (
-            (rule.clear_count, rule.clear_seconds) if self.is_open else (rule.raise_count, rule.raise_seconds)
-        )
-        if self._count < count or now - self._since < seconds:
+        rule, lasted = self._rule, now - self._since
+        least = (rule.clear_count, rule.clear_seconds) if self.is_open else (rule.raise_count, rule.raise_seconds)
+        if self._count < least[0] or lasted < least[1]:
             return False
         self.is_open, self._count = not self.is_open, 0
         return True

@@ -1,5 +1,4 @@
-"""The agent's alerts: evaluates the run it conducts, or its lead's silence, or without a run its own machine; keeps,
-publishes and calls about them."""
+"""The agent's alerts: about the run it conducts, its lead's silence, or without a run its own machine."""
 
 import time
 from collections.abc import Sequence
@@ -20,8 +19,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 
 OF_MACHINE = frozenset({"disk"})
-"""Kinds that are watched on this agent's own machine while it takes part in no run, by the thresholds that hold where a
-run file has none."""
+"""Kinds that are watched on this machine while it takes part in no run, by the default thresholds."""
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -205,22 +203,20 @@ class AlertService:
         if command.run is not None and command.run != self._run[0]:
             active = f"{self._run[0]} is" if self._run[0] else "none is active"
             raise InvalidInputError("run", f"no active run {command.run!r}; {active}")
-        before, after = (
-            self._acknowledge(command, args) if isinstance(args, verbs.Acknowledge) else self._mute(command, args)
-        )
+        after = self._acknowledge(command, args) if isinstance(args, verbs.Acknowledge) else self._mute(command, args)
         self._keep()
         self._show()
         step = self._session.conductor.progress.step if self._session is not None else None
-        return d.CommandEnded(command.id, "applied", step, before=before, after=after)
+        return d.CommandEnded(command.id, "applied", step, after=after)
 
-    def _acknowledge(self, command: m.Command, args: verbs.Acknowledge) -> tuple[str | None, str]:
+    def _acknowledge(self, command: m.Command, args: verbs.Acknowledge) -> str:
         alert = self._evaluator.acknowledge(args.id, command.by or "unknown")
         if alert is None:
             known = ", ".join(self._evaluator.open) or "none"
             raise InvalidInputError("id", f"no open alert {args.id!r}; there are: {known}")
-        return None, args.id
+        return args.id
 
-    def _mute(self, command: m.Command, args: verbs.Mute) -> tuple[str | None, str]:
+    def _mute(self, command: m.Command, args: verbs.Mute) -> str:
         nodes = {view.node for view in self._session.view.ranks} if self._session is not None else {self._node}
         if command.node is not None and command.node not in nodes:
             raise InvalidInputError("node", f"no node {command.node!r} in this run; there are {', '.join(nodes)}")
@@ -229,7 +225,7 @@ class AlertService:
             until_at = time.time() + 60 * args.minutes
             others.append(m.MuteView(args.kind, command.node, until_at, command.by or "unknown"))
         self._mutes = tuple(others)
-        return None, f"{args.kind} for {args.minutes:g} min" if args.minutes else f"{args.kind} no longer"
+        return f"{args.kind} for {args.minutes:g} min" if args.minutes else f"{args.kind} no longer"
 
 
 def _of_machine(open_alerts: Sequence[m.AlertView]) -> Evaluator:

@@ -61,6 +61,5 @@ class Audit:
         if self._ledger.keep_refusals(rows):
             for entry in new.values():
                 entry.kept = True
-            self._entries = {
-                subject: entry for subject, entry in self._entries.items() if now - entry.first_at < SAME_SECONDS
-            }
+            recent = {who: entry for who, entry in self._entries.items() if now - entry.first_at < SAME_SECONDS}
+            self._entries = recent

@@ -138,8 +138,7 @@ class Authenticator:
         return caller, rights
 
     def check(self, public: str, rights: Rights, message: m.ClientRequest | m.ToPeer, lead: str | None) -> None:
-        """`lead`: the node that an agent's message claims to be of. Raises NotAuthorisedError for what the sender may
-        not say."""
+        """`lead`: the node an agent's message claims to be of. Raises NotAuthorisedError for what it may not say."""
         why = rights.objection(message)
         if not why and isinstance(message, m.ToPeer) and lead is not None and lead not in rights.nodes:
             why = f"the key of {rights.name} doesn't speak for {lead}"
@@ -154,8 +153,7 @@ class Authenticator:
         return request
 
     def reply_identity(self, caller: bytes) -> bytes | None:
-        """The identity to which what answers a caller goes; None if its connection is gone, or its key let in no
-        more."""
+        """The identity that replies to a caller go to; None if its connection is gone, or its key no longer let in."""
         self.look()
         found = self._callers[REQUESTS].find(caller)
         return found[0] if found is not None and self.access.find(found[1]) is not None else None

@@ -23,9 +23,8 @@ class Presence:
 
     def hear(self, request: m.AttendRequest, now_monotonic: float, now: float) -> tuple[m.Viewer, ...]:
         """Takes down who asks, if it says who it is, and gives the others, oldest first."""
-        self._seen = {
-            viewer: seen for viewer, seen in self._seen.items() if now_monotonic - seen.heard_monotonic < EXPIRY_SECONDS
-        }
+        since = now_monotonic - EXPIRY_SECONDS
+        self._seen = {viewer: seen for viewer, seen in self._seen.items() if seen.heard_monotonic > since}
         known = self._seen.get(request.viewer)
         if request.leaving:
             self._seen.pop(request.viewer, None)

@@ -173,11 +173,10 @@ def _read_snapshot(paths: RunPaths, columns: int) -> _Read:
         events, _ = reader.events(limit=SNAPSHOT_EVENTS, newest=True)
         series: list[m.Series] = []
         if columns:
-            columns = min(columns, SNAPSHOT_BUCKETS // (len(RUN_SERIES) + len(RANK_SERIES) * len(reader.ranks())))
+            ranks = reader.ranks()
+            columns = min(columns, SNAPSHOT_BUCKETS // (len(RUN_SERIES) + len(RANK_SERIES) * len(ranks)))
             series += [reader.series(metric, None, 0, None, columns) for metric in RUN_SERIES]
-            series += [
-                reader.series(metric, rank, 0, None, columns) for metric in RANK_SERIES for rank in reader.ranks()
-            ]
+            series += [reader.series(metric, rank, 0, None, columns) for metric in RANK_SERIES for rank in ranks]
         view = _view_of(reader)
     return last, tuple(parts), tuple(events), tuple(series), view
 

@@ -18,8 +18,7 @@ from trainctl.protocol.errors import NotAuthorisedError, ProtocolError, RefusedE
 from trainctl.protocol.wire import codec, sockets
 
 MOST_ASKED, MOST_ASKED_BY_ALL = 64, 1024
-"""Requests of one client, and of all, that may be under way or wait; what is asked beyond is refused, to be asked
-again."""
+"""Requests of one client, and of all, that may be under way or wait; more are refused, to be asked again."""
 AT_ONCE = 4
 """Requests of one client that are answered at a time: others' need not wait behind all that it asks."""
 

@@ -99,8 +99,7 @@ class Deadlines:
         return f"until {PARTS[newest.plan.kind].format(step=newest.plan.step)} is done"
 
     def still(self, now: float) -> dict[int, float]:
-        """How long each rank that is waited for has got on with nothing, as a part of what makes it a hang. Call it at
-        each tick."""
+        """How long each rank waited for has made no progress, as a part of what makes a hang. Call it at each tick."""
         if self._state.stage == "formed":
             self._unformed_since = None
         elif self._unformed_since is None:

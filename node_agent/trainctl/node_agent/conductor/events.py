@@ -144,8 +144,7 @@ class Evaluated:
 
 @dataclasses.dataclass(frozen=True)
 class Drifted:
-    """How far each rank's parameters were from those that all have been given after `step`: the largest difference over
-    the root mean square of all."""
+    """How far each rank's parameters were from those given to all after `step`: largest difference over overall RMS."""
 
     step: int
     by_rank: dict[int, float]

@@ -1,5 +1,4 @@
-"""Ranks that end, fall silent or hang: gone on without, waited for, or what the run ends by. Pure, as all of the
-conductor."""
+"""Ranks that end, fall silent or hang: gone on without, waited for, or what the run ends by. Pure."""
 
 from collections.abc import Mapping
 

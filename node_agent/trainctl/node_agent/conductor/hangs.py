@@ -1,5 +1,4 @@
-"""Ranks that hang though they are heard of, and the last one with the run's state: who is replaced, and when the run
-goes back to a checkpoint instead. Pure, as all of the conductor."""
+"""Ranks that hang though they are heard of: who is replaced, and when the run goes back to a checkpoint. Pure."""
 
 from math import inf
 from typing import NamedTuple
@@ -75,9 +74,8 @@ class Hangs:
     def give_up_last(self, hung: Hung) -> None:
         """Go back to the newest checkpoint, as if that rank had died."""
         if self._state.stage != "leaving":
-            self._shutdown.go_back(
-                f"{self._state.settings.label(hung.rank)}, the last with the run's state, {hung.why}"
-            )
+            label = self._state.settings.label(hung.rank)
+            self._shutdown.go_back(f"{label}, the last with the run's state, {hung.why}")
             self._state.decide(d.Kill(hung.rank))
 
     def on_last_silent(self, silent: d.RankSilent) -> None:

@@ -7,8 +7,7 @@ from collections import deque
 from trainctl.protocol import messages as m
 
 LEAST_REDUCE_SECONDS, REDUCE_STEPS = 10.0, 5.0
-"""A sum is overdue after so many seconds beside what its size may take, or so many times the median step if that is
-longer."""
+"""A sum is overdue after so long beside what its size may take, or so many median steps if that is longer."""
 
 
 @dataclasses.dataclass(eq=False)

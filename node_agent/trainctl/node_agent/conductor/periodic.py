@@ -67,8 +67,7 @@ class PeriodicPlans:
         self._ending_scheduled = False
 
     def start_over(self, step: int, *, was_passed: bool) -> None:
-        """Plans beyond `step` are not under way any more. What belongs to it is wanted, unless the next step had been
-        planned: that comes after."""
+        """Plans beyond `step` are given up. What belongs to it is wanted, unless the next step had been planned."""
         self._pending.scheduled.clear()
         self._ending_scheduled = False
         if not was_passed:

@@ -149,9 +149,8 @@ class Rendezvous:
 
     def _check_agreement(self) -> None:
         settings, ready = self._state.settings, self.ready
-        difference = compatibility.disagreement(
-            {settings.label(rank): ready[rank] for rank in self.live if rank in ready}
-        )
+        loaded = {settings.label(rank): ready[rank] for rank in self.live if rank in ready}
+        difference = compatibility.disagreement(loaded)
         if difference is not None:
             raise CannotGoOnError(difference)
 
@@ -190,8 +189,7 @@ class Rendezvous:
         return self.has_deadline and any(self.ranks[rank].doing.startswith(BUSY_PHASES) for rank in self.awaited)
 
     def fail(self, reason: str, now: float) -> None:
-        """A generation could not be joined, or not gone on with. Raises CannotGoOnError if that happens again and
-        again."""
+        """A generation could not be joined, or gone on with. Raises CannotGoOnError after FAILURES in a row."""
         self.failures += not self._is_busy
         if self.failures >= FAILURES:
             raise CannotGoOnError(f"{FAILURES} formations failed in a row; the last one: {reason}")

@@ -64,11 +64,8 @@ class Restarts:
             state.decide(d.Happened("rank", "error", "auto", text, state.progress.step))
             return
         state.persist(settings=edit.settings)
-        text = f"resize-batch {label} {edit.before} → {edit.after}: out of memory, {memory}"
-        happened = d.Happened(
-            "rank", "warning", "auto", text, state.progress.step, "resize-batch", edit.before, edit.after
-        )
-        state.decide(happened)
+        text, step = f"resize-batch {label} {edit.before} → {edit.after}: out of memory, {memory}", state.progress.step
+        state.decide(d.Happened("rank", "warning", "auto", text, step, "resize-batch", edit.before, edit.after))
 
     def ended(self, rank: int, why: str, now: float) -> None:
         """The process of a rank is gone that is lost, or hung as the run was to begin: start another in a while, or
@@ -85,10 +82,8 @@ class Restarts:
             self._due[rank] = now + delay_seconds(starts)
             return
         if again:
-            text = (
-                f"{label}: its trainer was started {STARTS} times and hung each time while it loaded; the last time it"
-            )
-            raise CannotGoOnError(f"{text} {why}")
+            text = f"{label}: its trainer was started {STARTS} times and hung each time while it loaded"
+            raise CannotGoOnError(f"{text}; the last time it {why}")
         self._state.persist(settings=share_edits.give_up(self._state.settings, rank))
         text = f"{label} failed: started {STARTS} times without taking part in a step; the last time it {why}"
         self._state.happen("rank", "error", text)
@@ -105,9 +100,8 @@ class Restarts:
             self._rendezvous.ranks[rank].ended = False
             self._rendezvous.ranks[rank].heard = now  # it is listened for from now on
             label = self._state.settings.label(rank)
-            self._state.happen(
-                "rank", "info", f"the trainer of {label} is started again, {self._starts[rank]} of {STARTS}"
-            )
+            text = f"the trainer of {label} is started again, {self._starts[rank]} of {STARTS}"
+            self._state.happen("rank", "info", text)
             self._state.decide(d.Start(rank))
 
     def try_again(self, node: str | None, now: float) -> str:
@@ -125,8 +119,7 @@ class Restarts:
         return "started again, and joins when it has loaded" if given_up else ""
 
     def is_loading(self, rank: int) -> bool:
-        """Whether a rank that is lost, or that the run begins with, has a process that has not loaded, as far as is
-        known."""
+        """Whether a rank that is lost, or that the run begins with, has a process that has not loaded yet."""
         at = self._rendezvous.ranks[rank]
         is_due = self._state.settings.ranks[rank].out == "lost" or self._is_first(rank)
         return is_due and not at.ended and at.ready is None

@@ -1,5 +1,4 @@
-"""How a run ends: all ranks are told to leave, and when the last one has, every open command has its outcome. And how
-long a run that is to stop waits for ranks that say nothing."""
+"""How a run ends: all ranks leave, then every open command has its outcome; how long a stop waits for silent ranks."""
 
 from collections.abc import Collection
 from typing import Literal
@@ -38,8 +37,7 @@ class Shutdown:
                 self.tell(rank)
 
     def give_up(self, ranks: Collection[int], seconds: float, *, owes_checkpoint: bool) -> None:
-        """A run that is to stop ends without what `ranks` have not done in so many `seconds`; a stop that wanted a
-        checkpoint has failed by that."""
+        """A stop ends without what `ranks` have not done in `seconds`; one that wanted a checkpoint has failed."""
         why = f"{self._state.nodes(ranks)} did not answer for {seconds:.0f} s"
         why += ", and no checkpoint was written" if owes_checkpoint else ""
         self._state.happen("run", "error" if owes_checkpoint else "warning", f"stopped all the same: {why}")
@@ -64,8 +62,7 @@ class Shutdown:
         self.leave("failed")
 
     def go_back(self, reason: str) -> None:
-        """Nobody has the state any more: end here, and be taken up from the newest checkpoint. Not if it was to stop
-        anyway, or had not begun."""
+        """Nobody has the state: end, and resume from the newest checkpoint, unless it was stopping or had not begun."""
         if self._state.durable.mode == "stopping" or not self._state.progress.step:
             self.fail(reason)
         elif self._state.stage != "leaving":

@@ -1,5 +1,4 @@
-"""What follows when all ranks have reported a plan beside training: a comparison of models, first shares, a drift, a
-loss, or a checkpoint."""
+"""What follows a plan beside training: a comparison of models, first shares, a drift, a loss, or a checkpoint."""
 
 import math
 from collections.abc import Mapping
@@ -34,8 +33,7 @@ def conclude(state: ConductorState, rates: Rates, plan: m.StepPlan, reports: Rep
 
 
 def measurement(state: ConductorState, rates: Rates, reports: Reports) -> None:
-    """The first shares of the ranks without one in the run file, by what each managed alone; a rank that timed nothing
-    leaves them as they are."""
+    """First shares of ranks without one in the run file, by what each managed alone; unchanged if one timed nothing."""
     seen = {rank: report.samples_per_second or 0.0 for rank, report in reports.items()}
     state.keep(timed=True)
     if not all(0 < rate < math.inf for rate in seen.values()):
@@ -87,9 +85,7 @@ def probe(state: ConductorState, plan: m.StepPlan, reports: Reports) -> dict[int
     passed = [rank for rank in state.durable.probed or () if rank in found]
     if len(found) < len(reports):
         silent = ", ".join(state.settings.label(rank) for rank in sorted(reports.keys() - found))
-        raise CannotGoOnError(
-            f"no answer to the probe from {silent}; install the same version of trainctl on all nodes"
-        )
+        raise CannotGoOnError(f"no answer to the probe from {silent}; install one version of trainctl on all nodes")
     limit = probes.tolerance(next(iter(found.values())).family, state.config.model.dtype)
     differences = probes.compare(found, passed)
     refused = {each.rank: _refusal(state, each, found, limit) for each in differences if each.exceeds(limit)}
@@ -123,9 +119,8 @@ def checkpoint(state: ConductorState, plan: m.StepPlan, reports: Reports) -> str
             state.happen("checkpoint", "error", failed, plan.step, node)
         else:
             size, paid = f"{written.size_bytes / 1e6:,.1f} MB", f"{written.loop_seconds * 1e3:,.0f} ms"
-            state.happen(
-                "checkpoint", "good", f"checkpoint step-{plan.step}, {size}, loop paid {paid}", plan.step, node
-            )
+            text = f"checkpoint step-{plan.step}, {size}, loop paid {paid}"
+            state.happen("checkpoint", "good", text, plan.step, node)
     if any(reports[rank].checkpoint is not None for rank in plan.writers):
         state.persist(written=plan.step)
     for id in plan.commands:

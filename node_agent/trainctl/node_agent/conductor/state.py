@@ -81,9 +81,8 @@ class ConductorState:
 
     def carry(self, command: d.Commanded, step: int, before: str = "", after: str = "") -> None:
         """The plan of `step` carries the command: it is applied when that step commits."""
-        carried = Carried(
-            command.verb, command.by, step, before, after, self.durable.settings.plan_version, command.node
-        )
+        version = self.settings.plan_version
+        carried = Carried(command.verb, command.by, step, before, after, version, command.node)
         self.keep(carried={**self.durable.carried, command.id: carried})
 
     def uncarry(self, id: str) -> None:

@@ -60,11 +60,9 @@ def _resize(settings: Settings, args: verbs.ResizeBatch, node: str | None) -> Ed
     if not chosen:
         raise InvalidInputError("node", share_edits.why_no_share(settings, of_node[0]))
     for rank in chosen:
-        share = settings.ranks[rank].share
-        if args.micro > share:
-            raise InvalidInputError(
-                "micro", f"{args.micro} is over {settings.ranks[rank].node}'s share of {share} samples"
-            )
+        setting = settings.ranks[rank]
+        if args.micro > setting.share:
+            raise InvalidInputError("micro", f"{args.micro} is over {setting.node}'s share of {setting.share} samples")
     ranks = {
         rank: msgspec.structs.replace(setting, micro_batch=args.micro, halved_to=0) if rank in chosen else setting
         for rank, setting in settings.ranks.items()

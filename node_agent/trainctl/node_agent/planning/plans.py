@@ -86,9 +86,8 @@ def _plan(
 
 
 def _work(durable: Durable, dealt: Mapping[int, tuple[Range, ...]]) -> tuple[RankWork, ...]:
-    return tuple(
-        RankWork(rank, dealt.get(rank, ()), setting.micro_in_force) for rank, setting in durable.settings.live.items()
-    )
+    live = durable.settings.live.items()
+    return tuple(RankWork(rank, dealt.get(rank, ()), setting.micro_in_force) for rank, setting in live)
 
 
 def _weights(durable: Durable) -> dict[int, float]:

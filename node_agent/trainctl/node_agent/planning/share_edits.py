@@ -70,8 +70,7 @@ def _text(ranks: Mapping[int, RankSetting], shown: Collection[int]) -> str:
 
 
 def rebalance(settings: Settings, args: verbs.Rebalance, facts: Facts) -> Edit:
-    """Shares as wanted, or those of the shortest step by the ranks' own speeds. Raises InvalidInputError naming the
-    argument."""
+    """Shares as wanted, or those of the shortest step by the ranks' speeds. Raises InvalidInputError."""
     if args.auto:
         return edit(settings, _by_speed(settings, facts))
     nodes = {setting.node for setting in settings.live.values()}
@@ -186,8 +185,7 @@ def give_up(settings: Settings, rank: int) -> Settings:
 
 
 def halve(settings: Settings, rank: int) -> Edit:
-    """With half the micro-batch of a rank that died for want of memory, at least 1; the same settings if it has no
-    half."""
+    """Half the micro-batch, at least 1, for a rank that ran out of memory; the same settings if it was 1."""
     setting = settings.ranks[rank]
     share = setting.share or setting.last_share or setting.micro_batch
     before = min(setting.micro_batch, share)

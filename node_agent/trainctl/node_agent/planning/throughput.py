@@ -29,8 +29,7 @@ class Rates:
             rows.append(Timing(report.own_samples, report.phases))
 
     def of(self, ranks: Iterable[int]) -> dict[int, Speed]:
-        """Those of the ranks that have a rate; of one timed by itself the floor isn't known, and counts as the least
-        of the others'."""
+        """Of the ranks that have a rate; one timed by itself counts with the least floor of the others."""
         wanted = {*ranks}
         found = speeds({rank: rows for rank, rows in self._timings.items() if rank in wanted})
         least = min((speed.floor_seconds for speed in found.values()), default=0.0)

@@ -28,8 +28,7 @@ class EnergyMeter:
         self._read: float | None = None  # when it was, by the clock
 
     def begin(self, run: str, at: float, before: Energy | None = None) -> None:
-        """Count anew for a run that isn't the one that is counted for; `before`: what was counted for it already, up to
-        a little while ago."""
+        """Count anew for another run; `before`: what was counted for it up to a little while ago."""
         if run != self._run:
             self._run, self._watts, self._read = run, None, None
             self.energy = before or Energy(at)

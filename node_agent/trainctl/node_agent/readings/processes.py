@@ -26,8 +26,7 @@ class _Known(NamedTuple):
 
 
 class ProcessMeter:
-    """`find` looks for processes, which takes milliseconds and may be called from another thread; `read` takes some
-    50 µs a process."""
+    """`find` takes milliseconds and may be called from another thread; `read` takes some 50 µs a process."""
 
     def __init__(self) -> None:
         self._known: tuple[_Known, ...] = (_Known(psutil.Process(os.getpid()), "agent", None),)

@@ -178,8 +178,7 @@ class AgentDb:
         self._write_or_keep("DELETE FROM followed WHERE run = ?", (run,))
 
     def consent(self, term: int, claimant: str, run: str) -> str:
-        """Keep to whom this node has consented in a term, for there is one a term; whom that is, which may be
-        another, and in a newer term."""
+        """Consent to one claimant a term; gives whom this node has consented to, and in which term if a newer one."""
         if self._consent is None or term > self._consent[0]:
             self._consent = term, claimant, run
             self._write_or_keep(_CONSENT, (f"{term} {claimant} {run}",))
@@ -236,9 +235,7 @@ class AgentDb:
         rows = self._connection.execute(
             "SELECT run, name, directory, started_at, state, reason FROM runs ORDER BY started_at DESC, run DESC"
         )
-        return tuple(
-            KnownRun(run, name, Path(directory), at, state, reason) for run, name, directory, at, state, reason in rows
-        )
+        return tuple(KnownRun(run, name, Path(folder), *rest) for run, name, folder, *rest in rows)
 
     @property
     def generation(self) -> m.Generation | None:

@@ -142,10 +142,8 @@ def beyond(recorder: RunDb, paths: RunPaths, own: m.HostedRank, other: m.HostedR
         step, last_event = agreed(reader, other)
         steps, more = reader.steps(step, PAGE_STEPS)
         if more:
-            text = (
-                f"the record of rank {own.rank}'s node goes to step {own.step:,}, that of rank {other.rank}'s to step"
-            )
-            raise RefusedError(f"{text} {other.step:,}: promote the former")
+            text = f"the record of rank {own.rank}'s node goes to step {own.step:,}, that of rank {other.rank}'s to"
+            raise RefusedError(f"{text} step {other.step:,}: promote the former")
         events, _ = reader.events(last_event, PAGE_EVENTS)
         for row in steps:
             items += [m.KeptStep(step=row), *(m.KeptPart(part=part) for part in reader.rank_steps(row.step))]

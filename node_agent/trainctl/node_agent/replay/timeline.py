@@ -76,8 +76,7 @@ class Timeline:
         return round(self.recording.global_batch * len(self.nodes) / len(self.recording.ranks))
 
     def shares(self, step: int) -> dict[int, tuple[int, int]]:
-        """(samples, micro-batch) of each live rank; what those of a lost one, or not recorded here, leave open of the
-        global batch is dealt in turn."""
+        """(samples, micro-batch) of each live rank; what is left open of the global batch is dealt in turn."""
         live = [rank for rank in range(len(self.nodes)) if not self.script.is_lost(rank, step)]
         base = {rank: self._base(rank, step) for rank in live}
         samples = {rank: part.samples for rank, part in base.items()}

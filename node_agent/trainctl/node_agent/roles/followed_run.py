@@ -78,8 +78,7 @@ class FollowedRank:
         return replication.keep_all(self.recorder, items)
 
     def beyond(self, other: m.HostedRank) -> list[m.Kept]:
-        """What its record has and another node's, which is about to conduct the run, has not. Raises RefusedError if
-        that is much."""
+        """What its record has beyond that of a node about to conduct the run. Raises RefusedError if that is much."""
         return replication.beyond(self.recorder, self.paths, self.hosted, other)
 
     def follow(self, lead: str, address: str) -> None:

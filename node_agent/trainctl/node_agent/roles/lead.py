@@ -53,12 +53,11 @@ class Lead:
 
     def __init__(
         self, context: AgentContext, role: AgentRole, hosting: RankHosting, alerts: _Alerts, answer: Answer
-    ) -> None:  # fmt: skip
-        """`alerts` is told of a run that has ended here while its record can still be written, and of what other nodes'
-        agents read of their machines."""
+    ) -> None:
+        """`alerts` is told of a run's end while its record can still be written, and of other machines' readings."""
         self._context, self._db, self._role, self._alerts = context, context.db, role, alerts
         others = {name: entry for name, entry in context.cluster.nodes.items() if name != context.node}
-        self._peer_events = PeerEvents(context, self)
+        self._peer_events = PeerEvents(context, self, alerts.read)
         self.peers = Peers(context.zmq_context, others, self._peer_events, context.credentials)
         self.launch = Launch(context, self.peers, self._name_run)
         self._recovery = Recovery(context, self.peers, self._begin_again)
@@ -91,8 +90,7 @@ class Lead:
     # ------------------------------------------------------------ starting
 
     async def start_run(self, command: m.Command, args: verbs.StartRun) -> str:
-        """Start a new run, or an old one again. Raises InvalidInputError or RefusedError, and then nothing is left of
-        it on any node."""
+        """Start a new run, or an old one again. Raises InvalidInputError or RefusedError; leaves nothing then."""
         if command.node not in (None, self._context.node):
             raise InvalidInputError("node", f"no node {command.node!r} in this agent's cluster")
         await self._see_off_ending_run()
@@ -217,10 +215,6 @@ class Lead:
             session.close()
         self._role.turn(transitions.let_go(self._role.now))
         return Released(known, next((rank for rank, node in ranks.items() if node == self._context.node), None))
-
-    def read(self, reading: m.HostReading) -> None:
-        """Another node's agent tells how its machine is."""
-        self._alerts.read(reading)
 
     def moved(self, node: str, address: str) -> None:
         """Another node's agent says where it is: it is reached there if it can't be where it was."""

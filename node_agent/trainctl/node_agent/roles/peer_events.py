@@ -1,5 +1,6 @@
 """What the agents of other nodes tell the lead: how they are, and what the ranks that they host say."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from trainctl.node_agent.conductor import events as d
@@ -28,14 +29,14 @@ class _Leading(Protocol):
     def give_copy(self, session: Session, node: str) -> None: ...
     async def take(self, session: Session, answer: m.FromTrainer, *, returned: bool) -> None: ...
     async def drop(self, run: str, state: m.RunState, reason: str) -> None: ...
-    def read(self, reading: m.HostReading) -> None: ...
 
 
 class PeerEvents:
     """Called in the order in which each of them spoke."""
 
-    def __init__(self, context: AgentContext, lead: _Leading) -> None:
-        self._context, self._db, self._lead = context, context.db, lead
+    def __init__(self, context: AgentContext, lead: _Leading, read: Callable[[m.HostReading], None]) -> None:
+        """`read` is told how other machines are."""
+        self._context, self._db, self._lead, self.read = context, context.db, lead, read
         self._boots: dict[str, str] = {}  # of the other nodes' agents, as last welcomed
 
     def hello(self, link: str) -> m.PeerHello:
@@ -108,10 +109,6 @@ class PeerEvents:
         else:
             why = f"is not hosted again: {hosted.field}: {hosted.problem}"
             await self._lead.session.feed(d.RankEnded(hosted.rank, False, why))
-
-    def read(self, reading: m.HostReading) -> None:
-        """Another node's agent tells how its machine is."""
-        self._lead.read(reading)
 
     async def superseded(self, refusal: m.PeerRefusal) -> None:
         """Another node knows a newer term of the run that this agent conducts: no more steps are made, until the one

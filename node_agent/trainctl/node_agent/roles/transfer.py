@@ -45,8 +45,7 @@ class Transfer:
         self._context, self._role, self._conducting, self._hosting = context, role, conducting, hosting
 
     async def promote(self, command: m.Command, args: verbs.Promote) -> d.CommandEnded:
-        """Conduct the run that is followed here. Raises InvalidInputError, and then nothing has changed but the terms
-        that nodes have consented to."""
+        """Conduct the run followed here. Raises InvalidInputError; then only terms consented to have changed."""
         followed = self._check(command)
         self._conducting.launch.check_take_over(followed.paths)
         before = followed.known.lead

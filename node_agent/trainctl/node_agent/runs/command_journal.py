@@ -106,9 +106,8 @@ class CommandJournal:
         if command.run is not None and command.run != session.run:
             raise InvalidInputError("run", f"no active run {command.run!r}; {session.run} is")
         expires = time.monotonic() + command.ttl_seconds
-        await session.feed(
-            d.Commanded(command.id, command.verb, args, command.by, command.node, command.if_plan, expires)
-        )
+        given = (command.id, command.verb, args, command.by, command.node, command.if_plan)
+        await session.feed(d.Commanded(*given, expires))
 
     async def conduct_again(self, session: Session) -> None:
         """After a restart: what was accepted and is on no plan yet goes to the conductor once more."""

@@ -66,8 +66,7 @@ def new_run(
 
 
 def make_directory(paths: RunPaths, config: RunFile, *, resumable: bool = True) -> RunDb:
-    """A run directory with its run file and record, as `RunDb` opens it. Raises RefusedError; leaves nothing
-    then."""
+    """A run directory with its run file and record, as `RunDb` opens it. Raises RefusedError; leaves nothing then."""
     made = not paths.directory.exists()
     try:
         paths.logs.mkdir(parents=True, exist_ok=not made)
@@ -132,9 +131,8 @@ def old_run(
         _complete(recorder, paths)
         done = _step(paths, step)
         if step and done is None:
-            raise InvalidInputError(
-                str(paths.record), f"has no step {step}, which the checkpoint on {source.node} is of"
-            )
+            problem = f"has no step {step}, which the checkpoint on {source.node} is of"
+            raise InvalidInputError(str(paths.record), problem)
         kept = durable.settings
         settings = _with_source(_settings_after(recorder, done, kept), source.node)
         for rank in set(without) & settings.live.keys():

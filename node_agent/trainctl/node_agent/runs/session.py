@@ -230,9 +230,8 @@ class Session:
 
     def note(self, happened: d.Happened) -> None:
         """Keep and publish an event of this run."""
-        event = self.recorder.event(
-            time.time(), **dataclasses.asdict(happened), generation=self.conductor.durable.generation
-        )
+        generation = self.conductor.durable.generation
+        event = self.recorder.event(time.time(), **dataclasses.asdict(happened), generation=generation)
         self._publisher.publish(event)
 
     # ------------------------------------------------------------ keeping

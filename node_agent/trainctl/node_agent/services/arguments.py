@@ -46,8 +46,7 @@ def of_run(context: Any, manager: Manager, home: Path | None) -> Given:
 
 
 def judged(context: Any) -> tuple[Any, dict[str, Any]]:
-    """The options of `run` as they were typed, found to be right on any machine: parsed, and as values. Raises
-    InvalidInputError."""
+    """The options of `run` as typed, right on any machine: parsed, and as values. Raises InvalidInputError."""
     command = context.parent.command.commands["run"]
     try:
         parsed = command.make_context("run", list(context.args), parent=context.parent)

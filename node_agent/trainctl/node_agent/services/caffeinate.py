@@ -28,8 +28,7 @@ class Caffeinate:
         self._held: dict[int, subprocess.Popen[bytes] | None] = {}  # None: another agent has started it
 
     def keep(self, trainers: Iterable[int]) -> None:
-        """Have the machine awake for these, which live now. May be called from any one thread; takes milliseconds
-        when a trainer is new."""
+        """Keep the machine awake for these, which live now. For any one thread; milliseconds when a trainer is new."""
         living = set(trainers)
         for pid, process in [*self._held.items()]:
             if process is not None and process.poll() is not None and pid in living:

@@ -25,8 +25,7 @@ class TrainerLink:
         path.chmod(0o600)
 
     async def receive(self) -> tuple[m.FromTrainer, bool] | None:
-        """The next message and whether its rank, known before, speaks over a new connection; None for what isn't of
-        this protocol."""
+        """The next message, and whether a known rank speaks over a new connection; None: not of this protocol."""
         frames = await sockets.receive(self._socket)
         try:
             identity, frame = sockets.check_frames(frames, 2)
@@ -41,8 +40,7 @@ class TrainerLink:
         return message, before not in (None, identity)
 
     def held(self, run: str, rank: int) -> Held | None:
-        """What memory a rank's last step took, or its first plan where it has made no step; None if it has reported
-        neither."""
+        """What memory a rank's last step took, or its first plan before any step; None if it has reported neither."""
         return self._held.get((run, rank))
 
     def forget_held(self, run: str, rank: int) -> None:

@@ -121,8 +121,7 @@ def _cgroups(file: Path) -> dict[int, str]:
 
 
 def _mounts(file: Path) -> list[tuple[int, str, Path]]:
-    """(version, root, mount point) of the mounted hierarchies that may account for memory; version 1 first, for with
-    both mounted it has the memory."""
+    """(version, root, mount point) of mounted hierarchies that may count memory; version 1 first: it does, of both."""
     found = list[tuple[int, str, Path]]()
     for line in _lines(file):
         fields, _, rest = line.partition(" - ")
