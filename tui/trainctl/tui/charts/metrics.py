@@ -10,6 +10,7 @@ from trainctl.tui.charts.axis import METRIC_OF
 from trainctl.tui.charts.viewport import ALL_RANKS, Chart, Pick
 from trainctl.tui.state.series import Window
 from trainctl.tui.text import formatting as f
+from trainctl.tui.text import styled_line as ln
 
 
 class Metric(NamedTuple):
@@ -73,6 +74,13 @@ def short(name: str) -> str:
 
 def per_rank(name: str) -> bool:
     return m.METRICS.get(name, ("", False))[1]
+
+
+def rank_names(run: m.RunView | None) -> dict[int, str]:
+    """By rank the name of its node, with the rank's number where the node has several."""
+    ranks = sorted((view.rank, ln.clean(view.node)) for view in run.ranks) if run is not None else []
+    nodes = [node for _, node in ranks]
+    return {rank: f"{node}:{rank}" if nodes.count(node) > 1 else node for rank, node in ranks}
 
 
 def title(chart: Chart, node_of: Callable[[int], str]) -> str:

@@ -50,8 +50,7 @@ class Picker:
 
 def choices_of(run: m.RunView | None, runs: Sequence[m.RunSummary]) -> tuple[Choice, ...]:
     """Every metric, of each node where it is kept by rank, and every other run."""
-    ranks = sorted(run.ranks, key=lambda view: view.rank) if run is not None else []
-    nodes = [view.node for view in ranks]
+    ranks = metrics.rank_names(run)
     made = []
     for name in metrics.names():
         title, unit = metrics.metric_of(name).title, m.METRICS[name][0]
@@ -59,9 +58,8 @@ def choices_of(run: m.RunView | None, runs: Sequence[m.RunSummary]) -> tuple[Cho
             made.append(Choice(Pick(name), title, unit))
             continue
         made.append(Choice(Pick(name, ALL_RANKS), title, "every node"))
-        for view in ranks if len(ranks) > 1 else ():
-            where = f"{ln.clean(view.node)}:{view.rank}" if nodes.count(view.node) > 1 else ln.clean(view.node)
-            made.append(Choice(Pick(name, view.rank), title, where))
+        if len(ranks) > 1:
+            made += [Choice(Pick(name, rank), title, where) for rank, where in ranks.items()]
     for item in runs:
         if run is None or item.run != run.run:
             words = f"{item.state} {item.step:,}/{item.steps:,}, loss {f.loss(item.last_loss)}"

@@ -171,9 +171,7 @@ def expanded(chart: Chart, run: m.RunView) -> list[Pick]:
 
 
 def _node(run: m.RunView | None, rank: int) -> str:
-    nodes = {view.rank: view.node for view in run.ranks} if run is not None else {}
-    own = nodes.get(rank, f"rank {rank}")
-    return f"{own}:{rank}" if list(nodes.values()).count(own) > 1 else own
+    return catalogue.rank_names(run).get(rank, f"rank {rank}")
 
 
 def name_of(pick: Pick, run: m.RunView, several: bool, overlaid: bool, other: bool) -> str:

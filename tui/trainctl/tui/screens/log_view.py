@@ -6,6 +6,7 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from trainctl.tui.charts.metrics import rank_names
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.log_query import Query
 from trainctl.tui.state.merged_log import LogEntry, LogKey, LogTail
@@ -46,16 +47,10 @@ class Named:
 
 def names_of(state: ViewState) -> dict[int, Named]:
     """Every rank of the run shown, in the colour and with the letter it has in the charts."""
-    views = sorted(state.run.ranks, key=lambda view: view.rank) if state.run else []
-    nodes = [view.node for view in views]
+    nodes = {view.rank: view.node for view in state.run.ranks} if state.run else {}
     return {
-        view.rank: Named(
-            view.node,
-            ln.clean(view.node) + (f":{view.rank}" if nodes.count(view.node) > 1 else ""),
-            series_role(place),
-            string.ascii_lowercase[place % 26],
-        )
-        for place, view in enumerate(views)
+        rank: Named(nodes[rank], label, series_role(place), string.ascii_lowercase[place % 26])
+        for place, (rank, label) in enumerate(rank_names(state.run).items())
     }
 
 

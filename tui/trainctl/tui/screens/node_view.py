@@ -2,7 +2,6 @@
 
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,20 +28,12 @@ PHASE_ROWS = 8
 """Of the phases, their rule included."""
 
 
-@dataclass(frozen=True)
-class NodeLayout:
-    """Rows of each part, rules included; the log has the rest. Without rows for both, charts and phases share one."""
-
-    charts: int
-    phases: int
-
-
-def layout(rows: int) -> NodeLayout:
-    """How the rows below the facts are shared out."""
+def layout(rows: int) -> tuple[int, int]:
+    """Of the rows below the facts those of the charts and of the phases, rules included; the log has the rest. Without
+    rows for both, charts and phases share one."""
     if rows < 24:
-        return NodeLayout(0, min(PHASE_ROWS, max(rows - 4, 0)))
-    charts = min(max(rows // 3, 8), 16)
-    return NodeLayout(charts, min(PHASE_ROWS + (rows - 24) // 6, 14))
+        return 0, min(PHASE_ROWS, max(rows - 4, 0))
+    return min(max(rows // 3, 8), 16), min(PHASE_ROWS + (rows - 24) // 6, 14)
 
 
 def lines(
@@ -50,13 +41,13 @@ def lines(
 ) -> tuple[list[ln.Line], int]:
     """Everything but the head and the log, and how many of `rows` are left for that."""
     made = [_title(state, row, columns, glyphs), *node_facts.facts(row, state, clock, columns, glyphs)]
-    plan = layout(rows - len(made))
+    charts, phases = layout(rows - len(made))
     found = step_phases.laps(state, past, row.view.rank)
-    if plan.charts:
-        made += beside(_charts(state, row, found, columns, plan.charts - 1, glyphs), columns, plan.charts - 1, glyphs)
-    if plan.phases > 1:
-        blocks = _phases(state, row, found, columns, plan.phases - 1, glyphs, with_chart=not plan.charts)
-        made += beside(blocks, columns, plan.phases - 1, glyphs)
+    if charts:
+        made += beside(_charts(state, row, found, columns, charts - 1, glyphs), columns, charts - 1, glyphs)
+    if phases > 1:
+        blocks = _phases(state, row, found, columns, phases - 1, glyphs, with_chart=not charts)
+        made += beside(blocks, columns, phases - 1, glyphs)
     return made[:rows], max(rows - len(made), 0)
 
 
@@ -97,7 +88,7 @@ def _phases(
     if with_chart:
         first = [_drawn(busy_panel(state, row), room, rows, glyphs)]
     elif room >= 20:
-        shown = phase_view.stacked(found, newest, room, rows, glyphs)
+        shown = phase_view.stacked(found, newest, room, rows)
         first = [(shown, [(0, f"{dash} phases by step, seconds ", "title")], room)]
     sizes[-1] = columns - sum(sizes[:-1]) - (room + 1 if first else 0) - (len(sizes) - 1)
     table = phase_view.table(found, sizes[0], rows, glyphs)

@@ -71,6 +71,10 @@ class OverviewScreen(TableScreen):
     def _rows(self) -> list[Row]:
         return rows(self.owner.shown, self.owner.clock, self.owner.selected)
 
+    @property
+    def _chosen(self) -> Row | None:
+        return next((row for row in self._rows() if row.selected), None)
+
     def sort_fields(self) -> Sequence[str]:
         return fleet_table.sortable(self.owner.shown, self.owner.clock, self.size.width)
 
@@ -83,7 +87,7 @@ class OverviewScreen(TableScreen):
 
     def action_open_node(self, wide: bool) -> None:
         """Opens the chosen node into its ranks, or closes it."""
-        row = next((row for row in self._rows() if row.selected), None)
+        row = self._chosen
         if row is not None:
             self.opened = self.opened | {row.view.node} if wide else self.opened - {row.view.node}
             self.paint()
@@ -96,5 +100,4 @@ class OverviewScreen(TableScreen):
 
     def values(self) -> clipboard.Values:
         """What `y` copies of the chosen node, or else of the run."""
-        chosen = next((row for row in self._rows() if row.selected), None)
-        return clipboard.of_fleet(self.owner.shown, chosen)
+        return clipboard.of_fleet(self.owner.shown, self._chosen)

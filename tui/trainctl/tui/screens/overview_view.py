@@ -3,7 +3,7 @@
 import math
 import string
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from trainctl.protocol import messages as m
 from trainctl.tui.charts import marks as mk
@@ -30,16 +30,6 @@ _TWO_CHARTS, _THREE_CHARTS = 72, 150
 _EVENTS_PART = 0.34
 
 
-@dataclass(frozen=True)
-class OverviewLayout:
-    """Rows of each part, rules included; they add up to the rows given."""
-
-    head: int
-    fleet: int
-    charts: int
-    events: int
-
-
 class ChartCache:
     """The charts as last drawn; they are drawn again only when what they show has changed.
 
@@ -59,8 +49,9 @@ class ChartCache:
         return self._drawn
 
 
-def layout(columns: int, rows: int, ranks: int) -> OverviewLayout:
-    """How `rows` are shared out. The fleet gets what it needs up to half; charts and events share the rest 2 : 1."""
+def layout(columns: int, rows: int, ranks: int) -> tuple[int, int, int, int]:
+    """The rows of head, fleet, charts and events, rules included. The fleet gets what it needs up to half; charts and
+    events share the rest 2 : 1."""
     head = 3 if rows >= 29 and columns >= 80 else 2
     table = min(1 + max(ranks, 1) + (1 if _with_total(rows, ranks) else 0), max((rows - head) // 2, 2))
     rest = rows - head - table
@@ -68,7 +59,7 @@ def layout(columns: int, rows: int, ranks: int) -> OverviewLayout:
     charts = rest - events
     if charts < 5:
         charts, events = (rest, 0) if rest < 8 else (5, rest - 5)
-    return OverviewLayout(head, table, charts, events)
+    return head, table, charts, events
 
 
 def _with_total(rows: int, ranks: int) -> bool:
@@ -88,13 +79,13 @@ def parts(
     wanted: Arrangement = Arrangement(),  # noqa: B008  frozen
 ) -> Iterator[list[ln.Line]]:  # fmt: skip
     """Exactly `rows` lines of `columns` cells, each part when it is asked for."""
-    plan = layout(columns, rows, fleet_grouping.count(state.run, wanted.opened))
-    yield header.lines(state, clock, columns, glyphs, rows=plan.head, badge=badge, address=address)
-    yield fleet_lines(state, clock, columns, plan.fleet, glyphs, rows=rows, selected=selected, wanted=wanted)
-    yield (cache or ChartCache()).lines(state, columns, plan.charts, glyphs, selected)
-    if plan.events:
+    head, fleet, charts, events = layout(columns, rows, fleet_grouping.count(state.run, wanted.opened))
+    yield header.lines(state, clock, columns, glyphs, rows=head, badge=badge, address=address)
+    yield fleet_lines(state, clock, columns, fleet, glyphs, rows=rows, selected=selected, wanted=wanted)
+    yield (cache or ChartCache()).lines(state, columns, charts, glyphs, selected)
+    if events:
         rule = _events_rule(state, clock, columns, glyphs, selected)
-        yield [rule, *recent_events.lines(state, clock, columns, plan.events - 1, glyphs)]
+        yield [rule, *recent_events.lines(state, clock, columns, events - 1, glyphs)]
 
 
 def _events_rule(state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, selected: int | None) -> ln.Line:

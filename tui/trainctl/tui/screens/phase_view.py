@@ -1,6 +1,6 @@
 """Where each of a rank's last steps went, as a table and as columns of phase letters."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from trainctl.tui.charts.viewport import page
 from trainctl.tui.state.step_phases import MEAN_STEPS, StepPhases, means
@@ -15,8 +15,7 @@ def table(found: Sequence[StepPhases], columns: int, rows: int, glyphs: Glyphs) 
     mean = means(found)
     whole = sum(mean.values())
     made = []
-    for name, letter in PHASES:
-        role = "phase_wait" if letter == "." else f"phase_{letter}"
+    for name, letter, role in PHASES:
         part = mean[name] / whole if mean and whole > 0 else None
         size = max(columns - 29, 0)
         made.append(line(
@@ -32,7 +31,7 @@ def table(found: Sequence[StepPhases], columns: int, rows: int, glyphs: Glyphs) 
     return [fit(pieces, columns) for pieces in (made + [()] * rows)[:rows]]
 
 
-def stacked(found: Sequence[StepPhases], newest: int, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def stacked(found: Sequence[StepPhases], newest: int, columns: int, rows: int) -> list[Line]:
     """The last steps as columns of phase letters, seconds up, in exactly `rows` lines; a step that isn't known is a
     gap."""
     plot = rows - 1
@@ -66,12 +65,6 @@ def _bar(lap: StepPhases | None, top: float, rows: int) -> list[tuple[str, str]]
     """Cells from below: letters in proportion to the seconds of each phase."""
     if lap is None or lap.seconds <= 0:
         return []
-    counts = in_cells(
-        [max(getattr(lap.phases, name), 0.0) for name, _ in PHASES], max(min(round(rows * lap.seconds / top), rows), 1)
-    )
-    return list(_letters(counts))
-
-
-def _letters(counts: Iterable[int]) -> Iterable[tuple[str, str]]:
-    for (_, letter), many in zip(PHASES, counts, strict=True):
-        yield from [(letter, "phase_wait" if letter == "." else f"phase_{letter}")] * many
+    seconds = [max(getattr(lap.phases, name), 0.0) for name, *_ in PHASES]
+    counts = in_cells(seconds, max(min(round(rows * lap.seconds / top), rows), 1))
+    return [(letter, role) for (_, letter, role), many in zip(PHASES, counts, strict=True) for _ in range(many)]

@@ -14,19 +14,13 @@ from textual.app import App
 from trainctl.protocol import messages as m
 
 REPAINT_SECONDS = 0.5
-KEY_SECONDS = 0.03
-"""After a key a repaint waits so long, for what the key does to be on screen."""
-KEYS_SECONDS = 0.25
-"""It waits no longer than this for several."""
-_UNHURRIED = (m.HostReading, m.Heartbeat, m.NodeView)
-"""Nobody waits for these: they come each second from each node."""
+KEY_SECONDS = 0.03  # after a key a repaint waits so long, for what the key does to be on screen
+KEYS_SECONDS = 0.25  # and no longer than this for several
+_UNHURRIED = (m.HostReading, m.Heartbeat, m.NodeView)  # nobody waits for these: they come each second from each node
 
-SLOWEST_SECONDS = 0.95
-"""What arrives is still shown within a second."""
-SETTLED_SECONDS = 0.05
-"""After a step's first word, for what its ranks say of it."""
-IDLE_SECONDS = 1.2
-"""Between two repaints with nothing new, for the ages."""
+SLOWEST_SECONDS = 0.95  # what arrives is still shown within a second
+SETTLED_SECONDS = 0.05  # after a step's first word, for what its ranks say of it
+IDLE_SECONDS = 1.2  # between two repaints with nothing new, for the ages
 DEAR, CHEAP = 0.025, 0.015
 """Shares of a core from which on the pause between repaints grows, and under which it shrinks again."""
 STEP = 1.25

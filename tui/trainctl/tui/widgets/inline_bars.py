@@ -1,6 +1,7 @@
 """Figures drawn as characters: where a step went as letters, a trend as a sparkline, a part as blocks."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from trainctl.protocol import messages as m
 from trainctl.tui.state import series as s
@@ -8,8 +9,11 @@ from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, line
 
-PHASES = (("data", "d"), ("forward", "f"), ("backward", "b"), ("wait", "."), ("sync", "s"), ("optimizer", "o"))
-"""Phases in the order of the bar, with their letters. A wait, for slower ranks or for the plan, is `.`."""
+PHASES = (
+    ("data", "d", "phase_d"), ("forward", "f", "phase_f"), ("backward", "b", "phase_b"), ("wait", ".", "phase_wait"),
+    ("sync", "s", "phase_s"), ("optimizer", "o", "phase_o"),
+)  # fmt: skip
+"""Phases in the order of the bar, with their letters and roles. A wait, for slower ranks or for the plan, is `.`."""
 
 
 def sparkline(window: s.Window, size: int, glyphs: Glyphs) -> str:
@@ -19,10 +23,8 @@ def sparkline(window: s.Window, size: int, glyphs: Glyphs) -> str:
     if len(values) < 2:
         return ""
     parts = min(size, len(values))
-    means = [
-        sum(values[a:b]) / (b - a)
-        for a, b in ((i * len(values) // parts, (i + 1) * len(values) // parts) for i in range(parts))
-    ]
+    ends = [part * len(values) // parts for part in range(parts + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(ends)]
     low, high = min(means), max(means)
     span = max(high - low, 0.2 * abs(high)) or 1.0
     top = len(glyphs.sparks) - 1
@@ -34,22 +36,15 @@ def phase_bar(phases: m.Phases, size: int, whole_seconds: float, *, waited: floa
 
     `waited` seconds of sync were spent waiting for other ranks; the letters of the phase named `loud` are capitals.
     """
-    seconds = [max(getattr(phases, name), 0.0) for name, _ in PHASES]
+    seconds = [max(getattr(phases, name), 0.0) for name, *_ in PHASES]
     moved = min(max(waited, 0.0), seconds[4])
     seconds[3], seconds[4] = seconds[3] + moved, seconds[4] - moved
     total = sum(seconds)
     if total <= 0 or whole_seconds <= 0:
         return line(Piece(f.NA, "dim"))
     counts = in_cells(seconds, min(round(size * total / max(whole_seconds, total)), size))
-    return line(
-        *(
-            Piece(
-                (letter.upper() if name == loud else letter) * many,
-                "phase_wait" if letter == "." else f"phase_{letter}",
-            )
-            for (name, letter), many in zip(PHASES, counts, strict=True)
-        )
-    )
+    letters = [(letter.upper() if name == loud else letter, role) for name, letter, role in PHASES]
+    return line(*(Piece(letter * many, role) for (letter, role), many in zip(letters, counts, strict=True)))
 
 
 def in_cells(parts: Sequence[float], cells: int) -> list[int]:
