@@ -36,14 +36,13 @@ from trainctl.tui.state.live_feed import SNAPSHOT_COLUMNS, LiveFeed
 from trainctl.tui.state.log_feed import LogFeed
 from trainctl.tui.state.source import Connect, Source
 from trainctl.tui.terminal import memory
-from trainctl.tui.terminal.ascii_filter import AsciiFilter
 from trainctl.tui.terminal.key_buffer import KeyBuffer
 from trainctl.tui.terminal.repaint_scheduler import RepaintScheduler
-from trainctl.tui.terminal.terminal_app import TerminalApp
+from trainctl.tui.terminal.terminal_app import AsciiFilter, TerminalApp
 from trainctl.tui.text.glyphs import Glyphs, for_locale, key_in_ascii
 from trainctl.tui.widgets import theme as themes
 from trainctl.tui.widgets.command_bar import CommandBar
-from trainctl.tui.widgets.repaintable import Repaintable
+from trainctl.tui.widgets.line_view import Repaintable
 from trainctl.tui.widgets.theme import THEMES
 
 COLLECT_SECONDS = 60.0

@@ -7,8 +7,8 @@ from textual.binding import Binding, BindingType
 from trainctl.protocol import messages as m
 from trainctl.tui.commands.dispatch import acknowledge, mute
 from trainctl.tui.dialogs import alert_text
-from trainctl.tui.dialogs.popup import Popup, key_words
-from trainctl.tui.text.styled_line import Line, Piece, line
+from trainctl.tui.dialogs.popup import Popup
+from trainctl.tui.text.styled_line import Line, Piece, key_words, line
 
 _REFRESH_SECONDS = 0.5
 

@@ -9,8 +9,8 @@ from textual.widgets import Input
 
 from trainctl.tui.charts import picker as pk
 from trainctl.tui.charts.viewport import ChartView, Pick
-from trainctl.tui.dialogs.popup import Dialog, key_words
-from trainctl.tui.text.styled_line import Line, groups
+from trainctl.tui.dialogs.popup import Dialog
+from trainctl.tui.text.styled_line import Line, groups, key_words
 from trainctl.tui.widgets.input_field import InputField
 
 _MOST_ROWS = 24

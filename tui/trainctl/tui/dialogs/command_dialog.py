@@ -15,12 +15,12 @@ from trainctl.tui.commands import command_line, forms
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import READ_ONLY, KeyHint
 from trainctl.tui.commands.preview import changes_nothing, preview
-from trainctl.tui.dialogs.popup import CLOSE, CLOSES, SEND, Dialog, key_words
+from trainctl.tui.dialogs.popup import CLOSE, CLOSES, SEND, Dialog
 from trainctl.tui.state import plan_changes
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, folded, labelled, line, plain, wrap
+from trainctl.tui.text.styled_line import Line, Piece, folded, key_words, labelled, line, plain, wrap
 from trainctl.tui.widgets.choice import Choice
 from trainctl.tui.widgets.input_field import InputField
 

@@ -8,11 +8,11 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol import messages as m
 from trainctl.tui.commands import command_line, undo
-from trainctl.tui.dialogs.popup import CLOSES, Popup, key_words
+from trainctl.tui.dialogs.popup import CLOSES, Popup
 from trainctl.tui.state import effects
 from trainctl.tui.state.clock import Clock
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, labelled
+from trainctl.tui.text.styled_line import Line, key_words, labelled
 
 _NAME_CELLS = 12
 

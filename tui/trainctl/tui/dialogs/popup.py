@@ -13,7 +13,7 @@ from textual.widget import Widget
 from trainctl.tui.commands.context import AppContext, KeyHint, context_of
 from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, fit, folded, line
+from trainctl.tui.text.styled_line import Line, Piece, fit, folded, key_words, line
 from trainctl.tui.widgets.line_view import Lines
 
 POPUP_CELLS = 70
@@ -23,11 +23,6 @@ SIDES = 6
 T = TypeVar("T")
 CLOSE = KeyHint("esc", "close", "screen.close", "escape")
 SEND = KeyHint("enter", "send", "screen.send", "enter")
-
-
-def key_words(key: str, words: str, action: str = "") -> Line:
-    """A key and what it does; a click on either does it."""
-    return line(Piece(key, "key", action), Piece(f" {words}", "label", action))
 
 
 CLOSES = key_words("esc", "closes", "screen.close")

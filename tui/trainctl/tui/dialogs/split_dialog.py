@@ -11,9 +11,9 @@ from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import KeyHint
 from trainctl.tui.dialogs import split_view
 from trainctl.tui.dialogs.command_dialog import OrderDialog, followed
-from trainctl.tui.dialogs.popup import CLOSE, CLOSES, SEND, SIDES, key_words
-from trainctl.tui.text.styled_line import Line, Piece, clean, labelled, line, wrap
-from trainctl.tui.widgets.repaintable import Repaintable
+from trainctl.tui.dialogs.popup import CLOSE, CLOSES, SEND, SIDES
+from trainctl.tui.text.styled_line import Line, Piece, clean, key_words, labelled, line, wrap
+from trainctl.tui.widgets.line_view import Repaintable
 
 _OTHER_ROWS = 14
 """Rows of the dialog that are no node's, its border included."""

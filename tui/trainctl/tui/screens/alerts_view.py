@@ -123,12 +123,9 @@ def _foot(state: ViewState, clock: Clock, *, bell: bool, any_open: bool, columns
     keys = [("enter", "why", "screen.why"), ("A", "acknowledge", "screen.acknowledge"),
             ("m", "mute an hour", "screen.mute")] if any_open else []  # fmt: skip
     keys.append(("B", f"bell {'on' if bell else 'off'}", "screen.bell"))
-    parts = [ln.key(*each) for each in keys]
-    mutes = [mute for told in state.alerts.values() for mute in told.mutes]
-    parts += [ln.line(Piece(_mute_words(mute, clock), "dim")) for mute in mutes]
+    parts = [ln.key_words(*each) for each in keys]
+    for mute in (mute for told in state.alerts.values() for mute in told.mutes):
+        where = f" on {ln.clean(mute.node)}" if mute.node else ""
+        until = f.clock(mute.until_at, clock.wall(), clock.zone)
+        parts.append(ln.line(Piece(f"{mute.kind}{where} muted till {until} by {ln.clean(mute.by)}", "dim")))
     return ln.groups(parts, columns)
-
-
-def _mute_words(mute: m.MuteView, clock: Clock) -> str:
-    where = f" on {ln.clean(mute.node)}" if mute.node else ""
-    return f"{mute.kind}{where} muted till {f.clock(mute.until_at, clock.wall(), clock.zone)} by {ln.clean(mute.by)}"

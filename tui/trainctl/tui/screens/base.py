@@ -17,8 +17,7 @@ from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.terminal.frame_batching import OneFrame
 from trainctl.tui.text.styled_line import Line, line
 from trainctl.tui.widgets.command_bar import CommandBar
-from trainctl.tui.widgets.line_view import Lines
-from trainctl.tui.widgets.repaintable import Repaintable
+from trainctl.tui.widgets.line_view import Lines, Repaintable
 
 RESERVED_KEYS = {"ctrl+c": "always leaves", "escape": "always closes what is open"}
 _BY_ARGUMENT = re.compile(r"(?:show|dialog)\('([a-z0-9-]+)'\)")

@@ -43,10 +43,12 @@ def lines(
 
     Where that is more than `room` lines, those around the selected one are shown and the others counted.
     """
-    table = rows(state, clock, selected)
-    shown = layout(columns, any(row.gpu for row in table), _seconds_title(state), clock)
+    table, last = rows(state, clock, selected), state.last_step
+    title = f"STEP {f.seconds(last.value.step_seconds)}" if last else "STEP"
+    shown = layout(columns, any(row.gpu for row in table), title, clock)
     body = arranged(table, wanted)
-    low = _last_lines(state, table, body, shown, columns, total)
+    low = [fit((Piece("no rank is left by the filter; esc clears it", "dim"),), columns)] if table and not body else []
+    low += [fit(_total(state, table, shown), columns)] if total and table else []
     if room is not None and 1 + len(body) + len(low) > room:
         keep = max(room - 2, 0)
         at = next((at for at, row in enumerate(body) if row.selected and not row.open), 0)
@@ -54,13 +56,6 @@ def lines(
         more = Piece(f"{glyphs.ellipsis} {len(body) - keep} more ranks (up and down show them)", "dim")
         body, low = body[start : start + keep], [fit((more,), columns)]
     return [_head(shown, columns, wanted.order, glyphs), *(_body(row, shown, columns, glyphs) for row in body), *low]
-
-
-def _last_lines(
-    state: ViewState, table: list[Row], body: list[Row], shown: list[FleetColumn], columns: int, total: bool
-) -> list[Line]:
-    made = [fit((Piece("no rank is left by the filter; esc clears it", "dim"),), columns)] if table and not body else []
-    return [*made, fit(_total(state, table, shown), columns)] if total and table else made
 
 
 def sortable(state: ViewState, clock: Clock, columns: int) -> list[str]:
@@ -108,11 +103,6 @@ def layout(columns: int, has_gpu: bool, bar_title: str, clock: Clock) -> list[Fl
     return [
         replace(column, size=column.size + grow[column.title]) if column.title in grow else column for column in chosen
     ]
-
-
-def _seconds_title(state: ViewState) -> str:
-    last = state.last_step
-    return f"STEP {f.seconds(last.value.step_seconds)}" if last else "STEP"
 
 
 def _head(shown: list[FleetColumn], columns: int, order: SortOrder, glyphs: Glyphs) -> Line:

@@ -131,7 +131,7 @@ class LogScreen(BaseScreen):
     def on_input_changed(self, event: Input.Changed) -> None:
         if event.input.id == "filter":
             self.view = replace(self.view, query=lq.parse(event.value), at=None)
-            self._jump(back=True)
+            self.action_jump(True)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         if event.input.id == "filter":
@@ -148,9 +148,6 @@ class LogScreen(BaseScreen):
         self.paint()
 
     def action_jump(self, back: bool) -> None:
-        self._jump(back=back)
-
-    def _jump(self, *, back: bool) -> None:
         self.view = lv.jumped(self.view, self.entries(), self._rows, back=back)
         self.paint()
 

@@ -33,6 +33,7 @@ def _state(row: Row, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
     view = row.view
     since = f.clock(view.since_at, clock.wall(), clock.zone) if view.since_at > 0 else f.NA
     why = shorten(clean(view.why), columns // 2, glyphs.ellipsis)
+    reported = f.NA if row.age is None else f"{f.age(row.age)} ago"
     slow = f"the others wait for its {row.slow_phase}" if row.slow_phase and view.state == "run" else ""
     made = [
         line(*c.state(row, glyphs, 9), Piece(" since ", "label"), since),
@@ -40,11 +41,7 @@ def _state(row: Row, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
         _labelled("rank", str(view.rank)),
         _labelled("on", clean(f"{view.backend or ''} {view.device or ''}".strip()) or f.NA),
         _labelled("pid", f.figure(view.pid, "{}")),
-        ()
-        if row.out
-        else _labelled(
-            "reported", f.NA if row.age is None else f"{f.age(row.age)} ago", "warning" if row.old else "text"
-        ),
+        () if row.out else _labelled("reported", reported, "warning" if row.old else "text"),
     ]
     return groups(made, columns)
 

@@ -1,7 +1,7 @@
 """The Runs screen as lines: every run that the cluster knows, the chosen one's place and keys, and the nodes with what
 they are doing."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainctl.protocol import messages as m
@@ -90,7 +90,7 @@ def detail(run: m.RunSummary, marked: int, columns: int, glyphs: Glyphs) -> list
     if marked > 1:
         keys.append(("c", f"compares {marked} runs", "compare"))
     keys.append(("N", "starts a run", "start"))
-    hints = [ln.key(key, words, f"screen.{action}") for key, words, action in keys]
+    hints = [ln.key_words(key, words, f"screen.{action}") for key, words, action in keys]
     name = f"{glyphs.horizontal} {ln.clean(run.run)} "
     return [
         ln.rule(columns, glyphs.horizontal, (0, name, "title")),
@@ -103,7 +103,7 @@ def nodes(state: ViewState, clock: Clock, columns: int, room: int, glyphs: Glyph
     """The cluster's nodes, idle ones first, in at most `room` lines with their rule; those that don't fit are
     counted."""
     names = [*([state.node.node] if state.node else []), *state.agents]
-    busy = busy_nodes(state)
+    busy = {view.node for view in state.run.ranks} if state.run is not None and state.active else set()
     names.sort(key=lambda name: name in busy)
     if room < 2 or not names:
         return []
@@ -115,11 +115,6 @@ def nodes(state: ViewState, clock: Clock, columns: int, room: int, glyphs: Glyph
     if fits < len(names):
         made.append(ln.fit((ln.Piece(f"{glyphs.ellipsis} {len(names) - fits} more", "dim"),), columns))
     return made
-
-
-def busy_nodes(state: ViewState) -> Collection[str]:
-    """Nodes that have a rank of the active run."""
-    return {view.node for view in state.run.ranks} if state.run is not None and state.active else set()
 
 
 def _node(name: str, busy: bool, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> ln.Line:

@@ -3,11 +3,26 @@
 from typing import Any
 
 from rich.console import RenderableType
+from rich.segment import Segment
 from textual.app import App
+from textual.color import Color
 from textual.driver import Driver
+from textual.filter import LineFilter
 from textual.screen import Screen
 
 from trainctl.tui.terminal import guard, memory
+from trainctl.tui.text.glyphs import in_same_cells
+
+
+class AsciiFilter(LineFilter):
+    """The last resort of a screen in ASCII: what Textual's own widgets draw (edges, scroll bars, messages, the palette)
+    and what is typed, each character replaced in the cells that it has."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [
+            segment if segment.control or segment.text.isascii() else segment._replace(text=in_same_cells(segment.text))
+            for segment in segments
+        ]
 
 
 class TerminalApp(App[int]):

@@ -29,9 +29,9 @@ def line(*parts: Piece | str) -> Line:
     return tuple([piece for piece in pieces if piece.text])
 
 
-def key(name: str, words: str, action: str) -> Line:
-    """A key and what it does; a click does it."""
-    return line(Piece(name, "key", action), Piece(f" {words}" if words else "", "label", action))
+def key_words(key: str, words: str, action: str = "") -> Line:
+    """A key and what it does; a click on either does it."""
+    return line(Piece(key, "key", action), Piece(f" {words}" if words else "", "label", action))
 
 
 def clean(text: str) -> str:

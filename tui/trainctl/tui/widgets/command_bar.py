@@ -12,7 +12,7 @@ from trainctl.tui.commands import arguments, command_line, forms
 from trainctl.tui.commands.context import READ_ONLY, AppContext, KeyHint, context_of
 from trainctl.tui.commands.preview import preview
 from trainctl.tui.text.glyphs import Glyphs
-from trainctl.tui.text.styled_line import Line, Piece, fit, folded, groups, key, line, spread, width
+from trainctl.tui.text.styled_line import Line, Piece, fit, folded, groups, key_words, line, spread, width
 from trainctl.tui.widgets.input_field import InputField
 from trainctl.tui.widgets.line_view import Lines
 
@@ -38,7 +38,7 @@ def keys_line(keys: list[KeyHint], columns: int) -> Line:
 
 
 def _key(hint: KeyHint, words: str) -> Line:
-    return key(hint.display, words, f"app.press({hint.key!r})")
+    return key_words(hint.display, words, f"app.press({hint.key!r})")
 
 
 class CommandBar(Vertical):

@@ -1,6 +1,6 @@
 """The thin Textual side of the pure lines: a widget that repaints only the cells that changed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.segment import Segment
 from rich.style import Style
@@ -107,3 +107,16 @@ class Lines(Widget):
         self._ground = None
         self._looks.clear()
         self.refresh()
+
+
+class Repaintable:
+    """What `paint` of the program brings up to date: screens, and dialogs that show the present state."""
+
+    def paint(self) -> None:
+        """Shows the present state."""
+        raise NotImplementedError
+
+    def painting(self) -> Iterator[None]:
+        """As `paint`, in parts, between which others may have a turn."""
+        self.paint()
+        yield
