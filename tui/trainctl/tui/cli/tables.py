@@ -1,6 +1,5 @@
 """What subcommands say of runs, ranks, alerts, steps, events and replies: tables and lines, safe to show."""
 
-import datetime
 from collections.abc import Iterable, Mapping, Sequence
 
 from trainctl.protocol import messages as m
@@ -21,10 +20,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str = "")
 
 def time_of_day(at: float, form: str = "%H:%M:%S", none: str = "--:--:--") -> str:
     """Local 14:31:07 of a Unix second; `none` for a time that is none."""
-    try:
-        return datetime.datetime.fromtimestamp(at, datetime.UTC).astimezone().strftime(form)
-    except (OverflowError, OSError, ValueError):
-        return none
+    when = fmt.moment(at, None)
+    return when.strftime(form) if when is not None else none
 
 
 def date_and_time(at: float) -> str:

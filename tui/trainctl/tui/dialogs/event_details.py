@@ -1,6 +1,5 @@
 """One event with all that is known of it: every field in full, the measured effect, and its undoing."""
 
-import datetime
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -11,6 +10,7 @@ from trainctl.tui.commands import command_line, undo
 from trainctl.tui.dialogs.popup import CLOSES, Popup
 from trainctl.tui.state import effects
 from trainctl.tui.state.clock import Clock
+from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, key_words, labelled
 
@@ -22,11 +22,10 @@ def lines(
     glyphs: Glyphs, undid: m.Event | None = None,
 ) -> list[Line]:  # fmt: skip
     """Every field that is set, wrapped; `undoing` is the inverse command or why there is none."""
-    at = datetime.datetime.fromtimestamp(event.at, clock.zone or datetime.UTC)
-    at = at if clock.zone is not None else at.astimezone()
+    at = f.moment(event.at, clock.zone)
     fields = [
-        ("when", f"{at:%A %d %B %Y, %H:%M:%S}"), ("who", event.by), ("what", event.verb or event.kind),
-        ("text", event.text.replace("→", glyphs.arrow)),
+        ("when", f"{at:%A %d %B %Y, %H:%M:%S}" if at is not None else ""), ("who", event.by),
+        ("what", event.verb or event.kind), ("text", event.text.replace("→", glyphs.arrow)),
         ("step", f"{event.step:,}" if event.step is not None else ""),
         ("generation", str(event.generation) if event.generation is not None else ""),
         ("before", event.before or ""),
