@@ -26,12 +26,8 @@ WORDS = METAPHORS - {"claims", "feed", "hosting", "script"}
 
 IN_CIRCLES: set[str] = set()
 CROWDED: set[str] = set()
-METAPHORICAL: set[str] = {
-    "node_agent/runs/preflight.py: Grounds",
-}
-FILES_TWICE: set[str] = {
-    "node_agent: commands.py in conductor, services",
-}
+METAPHORICAL: set[str] = set()
+FILES_TWICE: set[str] = set()
 CLASSES_TWICE: set[str] = {
     "tui: Changed",
     "tui: Choice",

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from trainctl.node_agent.exporter.listen_address import EXAMPLE, ListenAddress, check, parse
-from trainctl.node_agent.services import commands
+from trainctl.node_agent.services import service_commands
 from trainctl.protocol.config.alert_rules import AlertHooks, check_command, check_webhook
 from trainctl.protocol.config.cluster_file import Cluster, read_default
 from trainctl.protocol.config.names import node_name
@@ -205,7 +205,7 @@ def play(
         asyncio.run(serve(directory))
 
 
-commands.register(app)
+service_commands.register(app)
 
 
 def main() -> None:

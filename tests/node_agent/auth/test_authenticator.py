@@ -18,7 +18,7 @@ from trainctl.node_agent.auth.authenticator import Authenticator
 from trainctl.node_agent.auth.roles import LIVE, REQUESTS, AccessList, Rights
 from trainctl.node_agent.records.agent_db import MAX_REFUSALS, AgentDb
 from trainctl.node_agent.runs import preflight
-from trainctl.node_agent.runs.preflight import Grounds
+from trainctl.node_agent.runs.preflight import Placement
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.cluster_file import Cluster, NodeEntry
 from trainctl.protocol.config.run_file import parse
@@ -328,9 +328,9 @@ def test_gradients_off_loopback_need_a_trusted_network(
         },
         "config",
     )  # fmt: skip
-    grounds = Grounds("tcp://10.0.0.7:7474", Cluster(trusted_networks=networks))
+    placement = Placement("tcp://10.0.0.7:7474", Cluster(trusted_networks=networks))
     if problem:
         with pytest.raises(InvalidInputError, match=r"config: nodes\.studio\.interface: .*" + problem):
-            preflight.check_network(config, "studio", "config", grounds)
+            preflight.check_network(config, "studio", "config", placement)
     else:
-        preflight.check_network(config, "studio", "config", grounds)
+        preflight.check_network(config, "studio", "config", placement)

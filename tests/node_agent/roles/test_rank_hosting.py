@@ -30,7 +30,7 @@ async def test_not_while_a_run_is_being_started(run: str | None) -> None:
 
 
 async def test_nor_if_one_is_started_while_the_rank_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    context: Any = SimpleNamespace(node="a", db=None, grounds=None)
+    context: Any = SimpleNamespace(node="a", db=None, placement=None)
     role, loop = AgentRole(), asyncio.get_running_loop()
 
     def check(*_: object, **__: object) -> None:

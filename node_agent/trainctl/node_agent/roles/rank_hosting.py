@@ -50,7 +50,7 @@ class RankHosting:
             config = run_file.parse(wanted.config, "config")
             if self._node not in config.nodes:
                 raise InvalidInputError("config: nodes", f"{self._node} is not in it")
-            await asyncio.to_thread(preflight.check_on, config, self._node, grounds=self._context.grounds)
+            await asyncio.to_thread(preflight.check_on, config, self._node, placement=self._context.placement)
             self._check_free()  # an operator may have started a run meanwhile
             self._begin(known, config, wanted)
         except InvalidInputError as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainctl.node_agent.auth.authenticator import Authenticator
 from trainctl.node_agent.records.agent_db import AgentDb
-from trainctl.node_agent.runs.preflight import Grounds
+from trainctl.node_agent.runs.preflight import Placement
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.rank_ports import LocalRank
 from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
@@ -38,8 +38,8 @@ class AgentContext:
     authenticator: Authenticator | None = None  # None: this agent uses no keys
 
     @property
-    def grounds(self) -> Grounds:
-        return Grounds(self.address, self.cluster)
+    def placement(self) -> Placement:
+        return Placement(self.address, self.cluster)
 
     def credentials(self, node: str, address: str) -> Credentials | None:
         """What to speak to another agent with; None: no keys are used. Raises InvalidInputError if it can't be had."""

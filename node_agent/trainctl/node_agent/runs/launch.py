@@ -47,7 +47,7 @@ class Launch:
         config = preflight.with_nodes(config, self._context.node, tuple(self._context.cluster.nodes))
         opening = await asyncio.to_thread(
             restore.new_run, config, self._context.node, self._context.directory, command.id, command.by,
-            max(1, self._db.term), self._context.grounds,
+            max(1, self._db.term), self._context.placement,
         )  # fmt: skip
         durable, run = opening.conductor.durable, opening.conductor.run
         ranks = {rank: setting.node for rank, setting in durable.settings.ranks.items()}
@@ -83,7 +83,7 @@ class Launch:
         try:
             return await asyncio.to_thread(
                 restore.old_run, paths, self._context.node, cluster, source, starter, by, without=without, term=term,
-                grounds=self._context.grounds,
+                placement=self._context.placement,
             )  # fmt: skip
         except InvalidInputError as error:
             await self._call_off(known, hosted, str(error))

@@ -18,7 +18,7 @@ from trainctl.protocol.config.run_file import RunFile
 from trainctl.protocol.errors import InvalidInputError
 
 
-class Grounds(NamedTuple):
+class Placement(NamedTuple):
     """Where an agent stands."""
 
     address: str = "tcp://127.0.0.1:0"  # where it takes requests
@@ -39,7 +39,7 @@ def with_nodes(config: RunFile, node: str, cluster: Sequence[str]) -> RunFile:
     return msgspec.structs.replace(config, nodes=tables)
 
 
-def check_on(config: RunFile, node: str, where: str = "config", grounds: Grounds = Grounds()) -> None:  # noqa: B008
+def check_on(config: RunFile, node: str, where: str = "config", placement: Placement = Placement()) -> None:  # noqa: B008
     """Whether a node has the model and the data that the run file wants, and may sum gradients by the interface that it
     names. Raises InvalidInputError by the field."""
     here = run_file.on_node(config, node)
@@ -50,16 +50,16 @@ def check_on(config: RunFile, node: str, where: str = "config", grounds: Grounds
     run_file.check_paths(config, where, node)
     if (priority := config.nodes[node].priority) is not None:
         check_priority(priority, f"{where}: nodes.{node}.priority")
-    check_network(config, node, where, grounds)
+    check_network(config, node, where, placement)
 
 
-def check_network(config: RunFile, node: str, where: str, grounds: Grounds) -> None:
+def check_network(config: RunFile, node: str, where: str, placement: Placement) -> None:
     """Whether a node may sum gradients by the interface that it names. Raises InvalidInputError."""
     interface, field = config.nodes[node].interface, f"{where}: nodes.{node}.interface"
     if interface:
-        _check_interface(node, interface, field, grounds)
-    elif len(config.nodes) > 1 and not addresses.is_near(grounds.address):
-        problem = f"{node} is at {grounds.address}: name the interface that its gradients travel by; {_interfaces()}"
+        _check_interface(node, interface, field, placement)
+    elif len(config.nodes) > 1 and not addresses.is_near(placement.address):
+        problem = f"{node} is at {placement.address}: name the interface that its gradients travel by; {_interfaces()}"
         raise InvalidInputError(field, problem)
 
 
@@ -81,7 +81,7 @@ def _interfaces() -> str:
     return f"there are {', '.join(sorted(found)) or 'none'}"
 
 
-def _check_interface(node: str, name: str, field: str, grounds: Grounds) -> None:
+def _check_interface(node: str, name: str, field: str, placement: Placement) -> None:
     """Gradients travel unencrypted and to whoever connects, so they go by loopback or a network that is trusted."""
     entries = psutil.net_if_addrs().get(name, ())
     found = [(one.address, one.netmask) for one in entries if one.family == socket.AF_INET]
@@ -89,7 +89,7 @@ def _check_interface(node: str, name: str, field: str, grounds: Grounds) -> None
         there = ", ".join(sorted(psutil.net_if_addrs()))
         raise InvalidInputError(field, f"no interface {name!r} with an IPv4 address here; there are {there}")
     for address, netmask in found:  # engines take one of them
-        if not grounds.cluster.trusts(address):
+        if not placement.cluster.trusts(address):
             network = ipaddress.ip_network(f"{address}/{netmask or 32}", strict=False)
             raise InvalidInputError(
                 field, f"{name} ({address}) of {node} is in no trusted network, and gradients travel unencrypted; "

@@ -45,7 +45,7 @@ class Opening(NamedTuple):
 
 def new_run(
     config: RunFile, node: str, node_dir: Path, starter: str, by: str, term: int = 1,
-    grounds: preflight.Grounds = preflight.Grounds(),  # noqa: B008
+    placement: preflight.Placement = preflight.Placement(),  # noqa: B008
 ) -> Opening:  # fmt: skip
     """Make a run directory and the conductor of its first generation. Raises InvalidInputError; leaves nothing then.
 
@@ -54,7 +54,7 @@ def new_run(
     by `by`; it is applied when the first step commits.
     """
     if node in config.nodes:
-        preflight.check_on(config, node, grounds=grounds)
+        preflight.check_on(config, node, placement=placement)
     settings = _first_settings(config)
     run = f"{config.run.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     paths = RunPaths(runs_directory(node_dir) / run)
@@ -107,7 +107,7 @@ def own(paths: RunPaths, term: int) -> None:
 
 def old_run(
     paths: RunPaths, node: str, cluster: Sequence[str], source: Source, starter: str | None, by: str = "auto",
-    *, without: Collection[int] = (), term: int = 1, grounds: preflight.Grounds = preflight.Grounds(),  # noqa: B008
+    *, without: Collection[int] = (), term: int = 1, placement: preflight.Placement = preflight.Placement(),  # noqa: B008
 ) -> Opening:  # fmt: skip
     """Take an ended run up again from a checkpoint, or from the start if it has none.
 
@@ -120,7 +120,7 @@ def old_run(
     """
     config = preflight.with_nodes(run_file.read(paths.run_file), node, cluster)
     if node in config.nodes:
-        preflight.check_on(config, node, str(paths.run_file), grounds)
+        preflight.check_on(config, node, str(paths.run_file), placement)
     step = source.step
     if step >= config.run.steps:
         raise InvalidInputError("resume", f"{paths.directory.name} has done all its {config.run.steps} steps")
