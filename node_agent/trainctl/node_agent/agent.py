@@ -15,10 +15,10 @@ import zmq
 import zmq.asyncio
 
 from trainctl.node_agent.alerts.service import AlertService
+from trainctl.node_agent.auth.access_list import REQUESTS
 from trainctl.node_agent.auth.audit import Audit
 from trainctl.node_agent.auth.authenticator import Authenticator
 from trainctl.node_agent.auth.revocation import Revocation, new_live_socket
-from trainctl.node_agent.auth.roles import REQUESTS
 from trainctl.node_agent.clients.query_context import QueryContext
 from trainctl.node_agent.clients.redirects import Redirects
 from trainctl.node_agent.clients.router import Replies, Router

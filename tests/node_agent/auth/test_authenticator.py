@@ -13,9 +13,9 @@ import zmq.asyncio
 from tests.waiting import HANG_SECONDS
 from tools.protocol_docs import examples
 
+from trainctl.node_agent.auth.access_list import LIVE, REQUESTS, AccessList, Rights
 from trainctl.node_agent.auth.audit import MOST_ENTRIES, Audit, Subject
 from trainctl.node_agent.auth.authenticator import Authenticator
-from trainctl.node_agent.auth.roles import LIVE, REQUESTS, AccessList, Rights
 from trainctl.node_agent.records.agent_db import MAX_REFUSALS, AgentDb
 from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.runs.preflight import Placement

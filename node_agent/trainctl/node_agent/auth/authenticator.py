@@ -10,9 +10,9 @@ import zmq.asyncio
 import zmq.auth
 import zmq.auth.base
 
+from trainctl.node_agent.auth.access_list import LIVE, REQUESTS, AccessList, Rights, what
 from trainctl.node_agent.auth.audit import Audit, Subject
 from trainctl.node_agent.auth.connections import Callers, ConnectionLog
-from trainctl.node_agent.auth.roles import LIVE, REQUESTS, AccessList, Rights, what
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import addresses
 from trainctl.protocol.config.cluster_file import Cluster

@@ -6,9 +6,9 @@ from typing import Any
 
 import zmq
 
+from trainctl.node_agent.auth.access_list import LIVE
 from trainctl.node_agent.auth.audit import Audit
 from trainctl.node_agent.auth.authenticator import Authenticator
-from trainctl.node_agent.auth.roles import LIVE
 from trainctl.node_agent.transport import bind
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol.errors import InvalidInputError

@@ -15,12 +15,12 @@ START_SECONDS = 120.0
 """A trainer that is started again says something before that."""
 SURVIVOR_SECONDS = 10.0
 """A trainer that outlived its agent finds the next one well before that."""
-LEAST_DELAY_SECONDS, MOST_DELAY_SECONDS = 1.0, 60.0
+LEAST_BACKOFF_SECONDS, MOST_BACKOFF_SECONDS = 1.0, 60.0
 
 
-def delay_seconds(tries: int) -> float:
-    """How long to wait after so many tries in a row: 1, 2, 4 and so on."""
-    return min(MOST_DELAY_SECONDS, LEAST_DELAY_SECONDS * 2.0**tries)
+def backoff_seconds(tries: int) -> float:
+    """Exponential backoff: seconds to wait after so many tries in a row, 1, 2, 4 and so on."""
+    return min(MOST_BACKOFF_SECONDS, LEAST_BACKOFF_SECONDS * 2.0**tries)
 
 
 class Restarts:
@@ -79,7 +79,7 @@ class Restarts:
         if self._state.settings.ranks[rank].out != "lost" and not again:
             return
         if starts < STARTS:
-            self._due[rank] = now + delay_seconds(starts)
+            self._due[rank] = now + backoff_seconds(starts)
             return
         if again:
             text = f"{label}: its trainer was started {STARTS} times and hung each time while it loaded"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.conductor.restarts import LEAST_DELAY_SECONDS, STARTS, delay_seconds
+from trainctl.node_agent.conductor.restarts import LEAST_BACKOFF_SECONDS, STARTS, backoff_seconds
 from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.context import AgentContext
@@ -188,12 +188,12 @@ class Backoff:
         if self._last is None or self._tries >= STARTS:
             return None
         self._tries += 1
-        return self._clock() + delay_seconds(self._tries - 1)
+        return self._clock() + backoff_seconds(self._tries - 1)
 
     def hold(self) -> float:
         """The same of one that waits for nodes that are out of reach, which is no try."""
         self._held_since = self._clock() if self._held_since is None else self._held_since
-        return self._clock() + LEAST_DELAY_SECONDS
+        return self._clock() + LEAST_BACKOFF_SECONDS
 
     @property
     def held_seconds(self) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 import zmq
 
-from trainctl.node_agent.trainers.oom import Held
+from trainctl.node_agent.trainers.oom_detection import Held
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError
 from trainctl.protocol.wire import codec, sockets

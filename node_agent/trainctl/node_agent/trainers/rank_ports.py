@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 from trainctl.node_agent.trainers.ipc import TrainerLink
-from trainctl.node_agent.trainers.oom import OomKills, recognised
+from trainctl.node_agent.trainers.oom_detection import OomKills, recognised
 from trainctl.node_agent.trainers.rank_reports import newest_reports
 from trainctl.node_agent.trainers.supervisor import GRACE_SECONDS, TrainerSupervisor
 from trainctl.node_agent.transport.peer_link import PeerLink

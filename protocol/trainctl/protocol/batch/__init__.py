@@ -1,1 +1,1 @@
-"""Pure arithmetic of the global batch, shared by agent and TUI. Standard library only."""
+"""Pure arithmetic of the global batch, shared by agent and TUI. Imports only messages and errors."""

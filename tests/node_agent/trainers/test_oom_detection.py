@@ -20,7 +20,15 @@ from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.durable import RankSetting, Settings
 from trainctl.node_agent.trainers import rank_ports
 from trainctl.node_agent.trainers.ipc import TrainerLink
-from trainctl.node_agent.trainers.oom import WINDOW_SECONDS, Held, Kills, OomKills, count_file, read_count, recognised
+from trainctl.node_agent.trainers.oom_detection import (
+    WINDOW_SECONDS,
+    Held,
+    Kills,
+    OomKills,
+    count_file,
+    read_count,
+    recognised,
+)
 from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
