@@ -16,22 +16,22 @@ MOST_FILES = {"tui/screens": 40}
 
 _METAPHORS = """
 afterthoughts agenda attendance audience book claims conclusions consents course desk door elsewhere equipment feed
-grounds hosting keeper leash neighbours office offshoot openings outlook patience premises pulse resumption rhythm
-ringer script standstills story succession talks tally turnstile warden
+ears ground grounds hosting keeper leash neighbours office offshoot openings outlook patience premises pulse resumption
+rhythm ringer script standstills story succession talks tally turnstile warden way
 """
 METAPHORS = frozenset(_METAPHORS.split())
 """Names that say nothing to who comes from the field: neither a file nor a class is called so."""
-WORDS = METAPHORS - {"claims", "feed", "hosting", "script"}
+WORDS = METAPHORS - {"claims", "feed", "ground", "hosting", "script", "way"}
 """Those that are not a part of a name either; `live_feed` and `rank_hosting` say what they are."""
+PHRASES = ("way back", "going back", "under way", "at work")
+"""Some words in a row that are one."""
 
 IN_CIRCLES: set[str] = set()
 CROWDED: set[str] = set()
 METAPHORICAL: set[str] = set()
 FILES_TWICE: set[str] = set()
-CLASSES_TWICE: set[str] = {
-    "tui: Changed",
-    "tui: Choice",
-}
+CLASSES_TWICE: set[str] = set()
+NAMES_UNUSED: set[str] = set()
 WITHOUT_DOCSTRING: set[str] = set()
 TESTS_WITHOUT_FOLDER: set[str] = set()
 
@@ -145,17 +145,19 @@ def test_tests_mirror_the_folders() -> None:
 # ---------------------------------------------------------------- names
 
 
-def words(name: str) -> set[str]:
+def words(name: str) -> list[str]:
     """`RunBook` and `run_book` are of the words run and book."""
-    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
 
 
 def is_metaphor(name: str) -> bool:
-    return name.lower().strip("_") in METAPHORS or bool(words(name) & WORDS)
+    found = words(name)
+    phrase = any(one in " ".join(found) for one in PHRASES)
+    return name.lower().strip("_") in METAPHORS or not WORDS.isdisjoint(found) or phrase
 
 
 def test_metaphors_are_found() -> None:
-    assert all(map(is_metaphor, ("book", "RunBook", "_Desk", "way_back_office", "Feed")))
+    assert all(map(is_metaphor, ("book", "RunBook", "_Desk", "way_back", "WayBack", "_Ears", "Ground", "Feed")))
     assert not any(map(is_metaphor, ("live_feed", "Booking", "rank_hosting", "Script2", "player")))
 
 
@@ -185,9 +187,36 @@ def test_no_file_name_is_there_twice() -> None:
 
 
 def test_no_public_class_name_is_there_twice_in_a_room() -> None:
+    """Of those that a module has; a widget's own messages are named with it, as Textual does."""
     found = set()
     for room in ROOMS:
         mine = [name for name in MODULES if name.split(".")[1] == room]
-        counted = Counter(one for name in mine for one in classes(name) if not one.startswith("_"))
+        tops = (node for name in mine for node in TREES[name].body if isinstance(node, ast.ClassDef))
+        counted = Counter(node.name for node in tops if not node.name.startswith("_"))
         found |= {f"{room}: {one}" for one, count in counted.items() if count > 1}
     assert found == CLASSES_TWICE
+
+
+def public_names(tree: ast.Module) -> Iterator[str]:
+    """What a module defines for others, but for what a decorator hands on by itself."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.decorator_list:
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            yield from (one.id for target in node.targets for one in ast.walk(target) if isinstance(one, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+
+
+def test_no_public_name_is_unused() -> None:
+    """Something of the product, or an entry point, names it besides where it is defined; tests don't count."""
+    texts = [path.read_text("utf-8") for path in MODULES.values()]
+    texts.append((ROOT / "pyproject.toml").read_text("utf-8"))
+    counted = Counter(word for text in texts for word in re.findall(r"\w+", text))
+    found = {
+        f"{label(MODULES[module])}: {name}"
+        for module, tree in TREES.items()
+        for name in public_names(tree)
+        if not name.startswith("_") and counted[name] < 2
+    }
+    assert found == NAMES_UNUSED

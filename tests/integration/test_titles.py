@@ -39,7 +39,7 @@ def check_titles(cluster: Cluster, run: str, node: str, rank: int, generation: s
     who = f"rank {rank} of {run}"
     (server,) = trainer.children()
     assert shown(trainer) == f"trainctl: trainer {who}"
-    until(lambda: shown(trainer.parent()) == f"trainctl: keeper {who}", 20, "the keeper's title")
+    until(lambda: shown(trainer.parent()) == f"trainctl: shim {who}", 20, "the shim's title")
     assert shown(server) == f"trainctl: fork server {who}"
     assert [shown(child) for child in server.children()] == [f"trainctl: reducer {who} {generation}"]
     meter = ProcessMeter()

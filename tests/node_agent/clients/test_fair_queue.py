@@ -7,46 +7,46 @@ from trainctl.node_agent.clients.fair_queue import FairQueue
 
 
 def test_one_client_s_requests_are_limited_and_so_are_all() -> None:
-    turnstile = FairQueue[int](1, 2, 3)
-    assert [turnstile.enter(b"a", number) for number in range(3)] == [True, True, False]
-    assert [turnstile.enter(b"b", number) for number in range(2)] == [True, False]
-    assert turnstile.begin(b"a") == 0
-    assert not turnstile.enter(b"a", 3), "what is under way counts as what waits does"
-    turnstile.leave(b"a")
-    assert turnstile.enter(b"b", 1) and not turnstile.enter(b"c", 0)
+    queue = FairQueue[int](1, 2, 3)
+    assert [queue.enter(b"a", number) for number in range(3)] == [True, True, False]
+    assert [queue.enter(b"b", number) for number in range(2)] == [True, False]
+    assert queue.begin(b"a") == 0
+    assert not queue.enter(b"a", 3), "what is under way counts as what waits does"
+    queue.leave(b"a")
+    assert queue.enter(b"b", 1) and not queue.enter(b"c", 0)
 
 
 def test_few_of_a_client_s_are_begun_at_once_in_their_order() -> None:
-    turnstile = FairQueue[int](2, 64, 1024)
+    queue = FairQueue[int](2, 64, 1024)
     for number in range(5):
-        assert turnstile.enter(b"a", number)
-    assert [turnstile.begin(b"a") for _ in range(3)] == [0, 1, None]
-    assert turnstile.begin(b"b") is None
-    assert turnstile.enter(b"b", 9) and turnstile.begin(b"b") == 9, "another's flood is not in its way"
-    turnstile.leave(b"a")
-    assert [turnstile.begin(b"a") for _ in range(2)] == [2, None]
+        assert queue.enter(b"a", number)
+    assert [queue.begin(b"a") for _ in range(3)] == [0, 1, None]
+    assert queue.begin(b"b") is None
+    assert queue.enter(b"b", 9) and queue.begin(b"b") == 9, "another's flood is not in its way"
+    queue.leave(b"a")
+    assert [queue.begin(b"a") for _ in range(2)] == [2, None]
 
 
 @given(st.lists(st.tuples(st.sampled_from(b"abc"), st.sampled_from(("enter", "begin", "leave"))), max_size=60))
 def test_whatever_order_they_come_in_each_is_begun_once_and_nothing_stays(steps: list[tuple[int, str]]) -> None:
-    turnstile, entered, begun, under_way = FairQueue[int](2, 4, 7), [], [], dict.fromkeys(b"abc", 0)
+    queue, entered, begun, under_way = FairQueue[int](2, 4, 7), [], [], dict.fromkeys(b"abc", 0)
     for number, (name, step) in enumerate(steps):
         client = bytes([name])
-        if step == "enter" and turnstile.enter(client, number):
+        if step == "enter" and queue.enter(client, number):
             entered.append(number)
-        elif step == "begin" and (request := turnstile.begin(client)) is not None:
+        elif step == "begin" and (request := queue.begin(client)) is not None:
             begun.append(request)
             under_way[name] += 1
         elif step == "leave" and under_way[name]:
-            turnstile.leave(client)
+            queue.leave(client)
             under_way[name] -= 1
         assert max(under_way.values()) <= 2 and len(entered) - len(begun) + sum(under_way.values()) <= 7
     for name in b"abc":
-        while (request := turnstile.begin(bytes([name]))) is not None or under_way[name]:
+        while (request := queue.begin(bytes([name]))) is not None or under_way[name]:
             if request is not None:
                 begun.append(request)
                 under_way[name] += 1
-            turnstile.leave(bytes([name]))
+            queue.leave(bytes([name]))
             under_way[name] -= 1
     assert sorted(begun) == entered
-    assert not turnstile._waiting and not turnstile._begun and turnstile._all == 0
+    assert not queue._waiting and not queue._begun and queue._all == 0

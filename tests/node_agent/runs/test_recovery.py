@@ -5,10 +5,10 @@ import pytest
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs import checkpoint_source
 from trainctl.node_agent.runs.checkpoint_source import Source
-from trainctl.node_agent.runs.recovery import Backoff, Way, absent
+from trainctl.node_agent.runs.recovery import Backoff, ResumePoint, absent
 from trainctl.protocol.record.paths import RunPaths
 
-WAY = Way({0: "a", 1: "b", 2: "c"}, Source(40, "b"), 300.0)
+WAY = ResumePoint({0: "a", 1: "b", 2: "c"}, Source(40, "b"), 300.0)
 
 
 def test_with_all_nodes_in_reach_nobody_is_waited_for():

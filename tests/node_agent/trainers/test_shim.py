@@ -1,4 +1,4 @@
-"""The keeper: who runs is on disk before it runs, how it ended is there after, whatever signals come its way."""
+"""The shim: who runs is on disk before it runs, how it ended is there after, whatever signals come its way."""
 
 import ctypes
 import json
@@ -23,7 +23,7 @@ PR_CAPBSET_DROP, CAP_SYS_NICE = 24, 23
 
 
 class Kept:
-    """A keeper at work in a folder."""
+    """A shim at work in a folder."""
 
     def __init__(self, folder: Path, *command: str, options: tuple[str, ...] = (), **popen: Any) -> None:
         self.record, self.log = folder / "rank-0.process.json", folder / "rank-0.log"
@@ -88,12 +88,12 @@ def test_while_it_runs_the_record_names_it_and_has_no_end(keep: Callable[..., Ke
     assert kept.process.returncode == 0
 
 
-def test_signals_for_the_agent_end_neither_the_keeper_nor_its_command(keep: Callable[..., Kept]) -> None:
+def test_signals_for_the_agent_end_neither_the_shim_nor_its_command(keep: Callable[..., Kept]) -> None:
     kept = keep("sleep", "60")
     known = kept.running()
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
         kept.process.send_signal(number)
-    # The same signal still ends the command: the keeper doesn't hand down its own deafness.
+    # The same signal still ends the command: the shim doesn't hand down its own deafness.
     wait_for(lambda: psutil.Process(known["pid"]).cmdline() == ["sleep", "60"])
     assert kept.process.poll() is None
     os.kill(known["pid"], signal.SIGTERM)
@@ -122,14 +122,14 @@ def test_the_command_reads_nothing_and_its_signals_are_as_a_shell_gives_them(kee
 def test_a_command_that_is_not_there(keep: Callable[..., Kept]) -> None:
     kept = keep("/no/such/program")
     assert kept.ended()["exit_status"] == shim.CANNOT_EXECUTE
-    assert kept.log.read_text() == "keeper: /no/such/program: No such file or directory\n"
+    assert kept.log.read_text() == "shim: /no/such/program: No such file or directory\n"
 
 
 def test_without_a_record_the_command_never_begins(keep: Callable[..., Kept], tmp_path: Path) -> None:
     (tmp_path / "rank-0.process.json").mkdir()  # cannot be replaced by a file
     kept = Kept(tmp_path, "/bin/sh", "-c", f"touch {tmp_path}/began")
     _, errors = kept.process.communicate(timeout=HANG_SECONDS)
-    assert kept.process.returncode == 1 and errors.startswith("keeper: ") and errors.count("\n") == 1
+    assert kept.process.returncode == 1 and errors.startswith("shim: ") and errors.count("\n") == 1
     assert not (tmp_path / "began").exists()
 
 
@@ -160,7 +160,7 @@ def test_a_name_with_parentheses_and_spaces_is_no_obstacle(tmp_path: Path) -> No
 # ---------------------------------------------------------------- priority
 
 
-def test_a_priority_is_the_keepers_and_of_all_that_is_started(keep: Callable[..., Kept]) -> None:
+def test_a_priority_is_the_shims_and_of_all_that_is_started(keep: Callable[..., Kept]) -> None:
     wanted = min(os.getpriority(os.PRIO_PROCESS, 0) + 3, 19)
     kept = keep("/bin/sh", "-c", "nice; exec sleep 60", options=("--nice", str(wanted)))
     pid = kept.running()["pid"]
@@ -180,7 +180,7 @@ def may_not_be_hasty() -> None:
 def test_a_priority_that_is_not_permitted_begins_nothing_and_says_so(keep: Callable[..., Kept], tmp_path: Path) -> None:
     kept = keep("/bin/sh", "-c", f"touch {tmp_path}/began", options=("--nice", "-20"), preexec_fn=may_not_be_hasty)
     assert kept.ended() == {} and kept.process.returncode == 1
-    assert kept.errors == "keeper: priority -20 is not permitted: Permission denied\n"
+    assert kept.errors == "shim: priority -20 is not permitted: Permission denied\n"
     assert not (tmp_path / "began").exists()
 
 

@@ -15,10 +15,10 @@ from trainctl.tui.charts import viewport as vw
 from trainctl.tui.charts.axis import Axis
 from trainctl.tui.charts.marks import Mark
 from trainctl.tui.charts.plot import Plot, draw, margins, prepare
-from trainctl.tui.charts.plots import RunData, Sources, ground, plots
+from trainctl.tui.charts.plots import RunData, Sources, extent, plots
 from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Trace, reading, shape
-from trainctl.tui.charts.viewport import ChartView, Ground, Pick
+from trainctl.tui.charts.viewport import ChartView, Extent, Pick
 from trainctl.tui.screens import overview_view
 from trainctl.tui.state import reducer
 from trainctl.tui.state import series as s
@@ -70,7 +70,7 @@ def test_no_spike_is_lost_at_any_zoom(
     spike_at: int, size: int, zooms: list[tuple[bool, float]], columns: int, log: bool, half_life: float
 ) -> None:
     values = flat(100_000, spike_at, 50.0, size)
-    place = Ground(100_000, live=False, columns=columns)
+    place = Extent(100_000, live=False, columns=columns)
     view = ChartView((vw.Chart((Pick("loss"),)),))
     for inwards, part in zooms:
         view = vw.zoomed(view, 0.5 if inwards else 2.0, place, vw.step_at(view, part, place))
@@ -182,7 +182,7 @@ def test_the_readout_says_step_tokens_time_values_and_the_nearest_mark() -> None
     data = {state.run.run: RunData(state.run, answered(state.run, VIEW, 1, 18_240))}
     view = dataclasses.replace(VIEW, crosshair=18_215.0, x="tokens")
     sources = Sources(state, data)
-    place = ground(view, sources, 100)
+    place = extent(view, sources, 100)
     plot = plots(view, sources, place, (0,))[0]
     axes = {kind: sources.axis(state.run.run, kind, elapsed=False) for kind in ("tokens", "time")}
     rows = [ln.plain(row) for row in readout.lines(plot, axes, readout.notes(state, UNICODE), 110, 2, UNICODE)]
@@ -201,7 +201,7 @@ def test_another_run_is_laid_over_on_tokens_and_on_time_since_its_start() -> Non
         view = dataclasses.replace(VIEW, x=kind, runs=(other.run,))
         data = {run.run: RunData(run, answered(run, view, 1, run.step)) for run in (state.run, other)}
         sources = Sources(state, data)
-        place = ground(view, sources, 100)
+        place = extent(view, sources, 100)
         assert place.newest >= (18_000 if kind == "step" else 118)
         shown = plots(view, sources, place, (0, 1))
         labels = [trace.label for trace in shown[0].traces]
@@ -290,7 +290,7 @@ def test_charts_above_each_other_fill_the_rows_with_one_left_edge(size: tuple[in
     charts = (*VIEW.charts, vw.Chart((Pick("learning_rate"),)), vw.Chart(()))
     view = dataclasses.replace(VIEW, charts=charts, focus=2, alone=alone)
     sources = Sources(state, {state.run.run: RunData(state.run, answered(state.run, view, 1, 18_240))})
-    place = ground(view, sources, 100)
+    place = extent(view, sources, 100)
     columns, rows = size
     wanted = layout.window_of_charts(view, rows - layout.READOUT_ROWS - 1)
     shown = list(zip(wanted, plots(view, sources, place, wanted), strict=True))

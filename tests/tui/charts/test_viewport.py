@@ -15,7 +15,7 @@ from trainctl.tui.charts import viewport as vw
 from trainctl.tui.charts.axis import Axis, axis_of, text, ticks, tokens
 from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import smooth
-from trainctl.tui.charts.viewport import ChartView, Ground, Pick
+from trainctl.tui.charts.viewport import ChartView, Extent, Pick
 from trainctl.tui.state import series as s
 
 CHARTS = (vw.Chart((Pick("loss"),)), vw.Chart((Pick("busy_seconds", vw.ALL_RANKS),)))
@@ -23,8 +23,8 @@ VIEW = ChartView(CHARTS)
 STEPS = st.integers(64, 2_000_000)
 
 
-def act(view: ChartView, action: str, ground: Ground) -> ChartView:
-    return vw.ACTIONS[action](view, ground)
+def act(view: ChartView, action: str, extent: Extent) -> ChartView:
+    return vw.ACTIONS[action](view, extent)
 
 
 def axis(kind: str, newest: int, pauses: dict[int, float] | None = None) -> Axis:
@@ -41,82 +41,82 @@ def axis(kind: str, newest: int, pauses: dict[int, float] | None = None) -> Axis
 @given(STEPS, st.floats(0, 1), st.integers(1, 5), st.sampled_from(["step", "tokens", "time"]), st.booleans())
 @settings(max_examples=80, deadline=None)
 def test_zooming_in_and_out_again_returns(newest: int, part: float, times: int, kind: str, live: bool) -> None:
-    ground = Ground(newest, 0, live, 100, axis(kind, newest, {newest // 3: 5000.0}))
-    view = vw.pointed(VIEW, part, ground)
-    before, widest = vw.shown(view, ground), view
+    extent = Extent(newest, 0, live, 100, axis(kind, newest, {newest // 3: 5000.0}))
+    view = vw.pointed(VIEW, part, extent)
+    before, widest = vw.shown(view, extent), view
     views = [view]
     for _ in range(times):
-        view = act(view, "zoom_in", ground)
+        view = act(view, "zoom_in", extent)
         views.append(view)
-        first, last = vw.shown(view, ground)
+        first, last = vw.shown(view, extent)
         assert before[0] - 1e-3 <= first < last + 1 <= before[1] + 1 + 1e-3
     taken = sum(a != b for a, b in itertools.pairwise(views))
     for _ in range(taken):
-        view = act(view, "zoom_out", ground)
-    assert vw.shown(view, ground) == pytest.approx(before, abs=0.01 * max(1.0, newest * 1e-6))
+        view = act(view, "zoom_out", extent)
+    assert vw.shown(view, extent) == pytest.approx(before, abs=0.01 * max(1.0, newest * 1e-6))
     assert dataclasses.replace(view, span=None, last=None) == dataclasses.replace(widest, span=None, last=None)
 
 
 @given(STEPS, st.lists(st.sampled_from(sorted(vw.ACTIONS)), max_size=30), st.booleans())
 @settings(max_examples=80, deadline=None)
 def test_no_keys_lead_outside_the_run_or_to_nothing(newest: int, actions: list[str], live: bool) -> None:
-    view, ground = VIEW, Ground(newest, 3 * newest, live)
-    first, last = ground.whole
+    view, extent = VIEW, Extent(newest, 3 * newest, live)
+    first, last = extent.whole
     for action in actions:
-        view = act(view, action, ground)
-        low, high = vw.shown(view, ground)
+        view = act(view, action, extent)
+        low, high = vw.shown(view, extent)
         assert high - low + 1 >= min(vw.LEAST_STEPS, last - first + 1) - 1e-6
         assert low >= first - 1e-6
         assert view.crosshair is None or view.crosshair >= 1
         assert 0 <= view.focus < len(view.charts)
-    reset = act(act(view, "reset", ground), "reset", ground)
-    assert vw.shown(reset, ground) == (first, last)
+    reset = act(act(view, "reset", extent), "reset", extent)
+    assert vw.shown(reset, extent) == (first, last)
 
 
 def test_without_a_crosshair_zooming_keeps_to_the_newest_step_and_jumps_by_pages() -> None:
-    ground = Ground(10_000)
-    view = act(act(VIEW, "zoom_in", ground), "zoom_in", ground)
+    extent = Extent(10_000)
+    view = act(act(VIEW, "zoom_in", extent), "zoom_in", extent)
     assert view.following
-    pages = {vw.shown(view, dataclasses.replace(ground, newest=10_000 + step)) for step in range(0, 1000, 10)}
+    pages = {vw.shown(view, dataclasses.replace(extent, newest=10_000 + step)) for step in range(0, 1000, 10)}
     assert len(pages) <= 3
     for first, last in pages:
         assert last - first + 1 == pytest.approx(view.span, abs=4)
-    back = act(view, "pan_left", ground)
+    back = act(view, "pan_left", extent)
     assert not back.following
-    assert vw.shown(back, ground) == vw.shown(back, dataclasses.replace(ground, newest=10_100))
-    assert act(back, "newest", ground).following
-    assert act(act(back, "pan_right", ground), "pan_right", ground).following
-    assert vw.shown(act(back, "first", ground), ground)[0] == 1
+    assert vw.shown(back, extent) == vw.shown(back, dataclasses.replace(extent, newest=10_100))
+    assert act(back, "newest", extent).following
+    assert act(act(back, "pan_right", extent), "pan_right", extent).following
+    assert vw.shown(act(back, "first", extent), extent)[0] == 1
 
 
 def test_the_crosshair_goes_by_columns_or_by_steps_where_those_are_wider() -> None:
-    ground = Ground(10_000, live=False, columns=100)
-    view = act(VIEW, "cross_left", ground)
+    extent = Extent(10_000, live=False, columns=100)
+    view = act(VIEW, "cross_left", extent)
     assert view.crosshair == 10_000
-    view = act(view, "cross_left", ground)
+    view = act(view, "cross_left", extent)
     assert view.crosshair == pytest.approx(9900)
     narrow = dataclasses.replace(view, span=20.0, last=9905.0)
-    assert act(narrow, "cross_right", ground).crosshair == 9901
-    assert act(act(narrow, "reset", ground), "cross_right", ground).crosshair == 9905
+    assert act(narrow, "cross_right", extent).crosshair == 9901
+    assert act(act(narrow, "reset", extent), "cross_right", extent).crosshair == 9905
 
 
 def test_log_smoothing_charts_and_axis_are_chosen_by_keys() -> None:
-    ground = Ground(1000)
-    view = act(act(VIEW, "next", ground), "log", ground)
+    extent = Extent(1000)
+    view = act(act(VIEW, "next", extent), "log", extent)
     assert [chart.log for chart in view.charts] == [False, True]
     kinds = []
     for _ in range(3):
-        view = act(view, "axis", ground)
+        view = act(view, "axis", extent)
         kinds.append(view.x)
     assert kinds == ["tokens", "time", "step"]
     halves = []
     for _ in vw.SMOOTHINGS:
-        view = act(view, "smooth", ground)
-        halves.append(vw.half_life(view.chart, view, ground))
+        view = act(view, "smooth", extent)
+        halves.append(vw.half_life(view.chart, view, extent))
     assert halves == [10, 20, 100, 0]
-    assert len(act(view, "add", ground).charts) == 3
-    assert act(act(view, "remove", ground), "remove", ground).charts == (CHARTS[0],)
-    assert act(view, "alone", ground).alone
+    assert len(act(view, "add", extent).charts) == 3
+    assert act(act(view, "remove", extent), "remove", extent).charts == (CHARTS[0],)
+    assert act(view, "alone", extent).alone
 
 
 def windows(values: list[tuple[int, float]], capacity: int = 64) -> s.Window:

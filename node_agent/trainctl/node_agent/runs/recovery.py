@@ -30,7 +30,7 @@ class _NothingInReachError(Exception):
     """The text says what has been waited for, and what would help."""
 
 
-class Way(NamedTuple):
+class ResumePoint(NamedTuple):
     """Where a run goes back to."""
 
     ranks: dict[int, str]  # the nodes of its ranks
@@ -54,7 +54,7 @@ class Recovery:
         self._backoff = Backoff()
         self.reason = ""  # of the last loss
         self._shown: m.RunView | None = None
-        self._way: Way | None = None
+        self._way: ResumePoint | None = None
 
     def take(self, session: Session, reason: str) -> float | None:
         """When a run that has lost its last rank is due, by time.monotonic; None if it goes back no more."""
@@ -139,12 +139,12 @@ class Recovery:
             self._context.publisher.publish(self._shown)
 
 
-def _look(paths: RunPaths, node: str) -> Way:
+def _look(paths: RunPaths, node: str) -> ResumePoint:
     limit_seconds = run_file.read(paths.run_file).group.unreachable_seconds
-    return Way(restore.kept_ranks(paths), checkpoint_source.find(paths, node), limit_seconds)
+    return ResumePoint(restore.kept_ranks(paths), checkpoint_source.find(paths, node), limit_seconds)
 
 
-def absent(way: Way, out_seconds: Mapping[str, float]) -> Absent:
+def absent(way: ResumePoint, out_seconds: Mapping[str, float]) -> Absent:
     """Whom a run that goes back has to do without, or to wait for; `out_seconds`: for how long each node that is out
     of reach has been. Where no node at all is in reach nothing can be done but wait."""
     ranks = {rank: node for rank, node in way.ranks.items() if node in out_seconds}

@@ -32,7 +32,7 @@ _PIECE_BYTES = 1024 * 1024
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="keeper", description="Run a command and keep how it ended.")
+    parser = argparse.ArgumentParser(prog="shim", description="Run a command and keep how it ended.")
     parser.add_argument("--record", type=Path, required=True, help="who runs, and how it ended")
     parser.add_argument("--log", type=Path, required=True, help="what the command prints is added to it")
     parser.add_argument("--log-limit", type=int, default=LOG_LIMIT_BYTES, metavar="BYTES", help="of the log")
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
             be_nice(options.nice)
         keep(options.command, options.record, options.log, options.log_limit)
     except OSError as error:
-        print(f"keeper: {error}", file=sys.stderr)
+        print(f"shim: {error}", file=sys.stderr)
         return 1
     return 0
 
@@ -103,7 +103,7 @@ def _become(command: list[str], go: int, output: int) -> None:
                 os.dup2(ours, its)
             os.execvp(command[0], command)  # noqa: S606  no shell is what we want
     except OSError as error:
-        os.write(output, f"keeper: {command[0]}: {error.strerror}\n".encode())
+        os.write(output, f"shim: {command[0]}: {error.strerror}\n".encode())
     finally:
         os._exit(CANNOT_EXECUTE)
 
@@ -114,7 +114,7 @@ def _show_title(record: Path) -> None:
         from trainctl.protocol.machine.process_title import set_title
 
         rank = record.name.partition(".")[0].replace("-", " ")
-        set_title("keeper", f"{rank} of {record.absolute().parent.name}")
+        set_title("shim", f"{rank} of {record.absolute().parent.name}")
 
 
 def _watch_log(log: Path, limit: int) -> None:

@@ -16,7 +16,7 @@ from trainctl.protocol.record.paths import RunPaths
 
 GRACE_SECONDS = 10.0
 TAIL_BYTES = 65536
-KEEPER_SECONDS = 0.2
+SHIM_SECONDS = 0.2
 """How long a dead trainer's exit status is waited for while its shim lives: it takes a few milliseconds."""
 
 _Key = tuple[str, int]
@@ -37,7 +37,7 @@ class TrainerSupervisor:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._keepers: dict[_Key, subprocess.Popen[bytes]] = {}
+        self._shims: dict[_Key, subprocess.Popen[bytes]] = {}
         self._ending: dict[_Key, tuple[int, float]] = {}  # pid -> when to force it
 
     def start(
@@ -60,7 +60,7 @@ class TrainerSupervisor:
             record.unlink(missing_ok=True)
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("ab") as output:
-                self._keepers[_key(run_paths, rank)] = subprocess.Popen(
+                self._shims[_key(run_paths, rank)] = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, start_new_session=True
                 )
         except OSError as error:
@@ -83,7 +83,7 @@ class TrainerSupervisor:
 
     def exit_status(self, run_paths: RunPaths, rank: int) -> int | None:
         """How the rank's last trainer ended (negative: the signal); None if it lives, or nobody was there to see it."""
-        deadline = time.monotonic() + KEEPER_SECONDS
+        deadline = time.monotonic() + SHIM_SECONDS
         while True:
             known = _read(run_paths, rank)
             status = known.get("exit_status") if known is not None else None
@@ -118,7 +118,7 @@ class TrainerSupervisor:
         return True
 
     def _starting(self, run_paths: RunPaths, rank: int) -> HostedTrainer | None:
-        begun = self._keepers.get(_key(run_paths, rank))
+        begun = self._shims.get(_key(run_paths, rank))
         if begun is None or begun.poll() is not None:
             return None
         command = [str(part) for part in begun.args] if isinstance(begun.args, list) else []
@@ -130,10 +130,10 @@ class TrainerSupervisor:
             _signal(known, signal.SIGKILL)
 
     def _reap(self) -> None:
-        """Collect keepers that have ended, so that none stays behind as a zombie."""
-        for key, begun in list(self._keepers.items()):
+        """Collect shims that have ended, so that none stays behind as a zombie."""
+        for key, begun in list(self._shims.items()):
             if begun.poll() is not None:
-                del self._keepers[key]
+                del self._shims[key]
 
 
 def _key(run_paths: RunPaths, rank: int) -> _Key:

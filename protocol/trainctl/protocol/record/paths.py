@@ -60,7 +60,7 @@ class RunPaths:
         return self.logs / f"rank-{rank}.log"
 
     def process(self, rank: int) -> Path:
-        """Who runs the rank: written by the keeper (pid, start time, boot id, and at the end the exit status)."""
+        """Who runs the rank: written by the shim (pid, start time, boot id, and at the end the exit status)."""
         return self.directory / f"rank-{rank}.process.json"
 
     def checkpoint(self, step: int) -> Path:

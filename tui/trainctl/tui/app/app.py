@@ -45,7 +45,7 @@ from trainctl.tui.widgets.command_bar import CommandBar
 from trainctl.tui.widgets.line_view import Repaintable
 from trainctl.tui.widgets.theme import THEMES
 
-COLLECT_SECONDS = 60.0
+COLLECT_SECONDS = 30.0
 """How often what screens and dialogs left behind is given back: as they are cycles, it would grow for many minutes."""
 WORD_KEYS = {"alt+b": "ctrl+left", "alt+f": "ctrl+right", "alt+backspace": "ctrl+w"}
 """In a text alt with these goes by words."""

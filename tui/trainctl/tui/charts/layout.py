@@ -9,7 +9,7 @@ from trainctl.tui.charts import plot as pl
 from trainctl.tui.charts import readout
 from trainctl.tui.charts.axis import Axis, Kind
 from trainctl.tui.charts.plot import Plot
-from trainctl.tui.charts.viewport import ChartView, Ground
+from trainctl.tui.charts.viewport import ChartView, Extent
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece
@@ -53,7 +53,7 @@ def window_of_charts(view: ChartView, rows: int) -> range:
 
 
 def draw(
-    shown: Sequence[tuple[int, Plot]], view: ChartView, place: Ground, axes: Mapping[Kind, Axis],
+    shown: Sequence[tuple[int, Plot]], view: ChartView, place: Extent, axes: Mapping[Kind, Axis],
     notes: Sequence[readout.Note], columns: int, rows: int, glyphs: Glyphs, status: str = "",
 ) -> Drawn:  # fmt: skip
     """Exactly `rows` lines of `columns` cells for the charts `shown`, each with its index in the view."""
@@ -79,7 +79,7 @@ def draw(
     return Drawn([ln.fit(pieces, columns) for pieces in lines[:rows]], tuple(places))
 
 
-def _state(view: ChartView, place: Ground, columns: int, status: str, glyphs: Glyphs) -> list[tuple[int, str, str]]:
+def _state(view: ChartView, place: Extent, columns: int, status: str, glyphs: Glyphs) -> list[tuple[int, str, str]]:
     """What the x axis shows and how it moves, for the right end of the rule above the readout."""
     words = ["all steps" if view.span is None else f"{view.span:,.0f} steps"]
     words.append("follows" if view.following and place.live else "stands")

@@ -16,7 +16,7 @@ _NAME_CELLS = 20
 
 
 @dataclass(frozen=True)
-class Choice:
+class PickerEntry:
     """A line of the list: a metric to pick, or a run by its id."""
 
     what: Pick | str
@@ -32,38 +32,38 @@ class Choice:
 class Picker:
     """The list, what it is narrowed to, and the line the cursor is on among those left."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[PickerEntry, ...]
     wanted: str = ""
     cursor: int = 0
 
     @property
-    def left(self) -> list[Choice]:
+    def left(self) -> list[PickerEntry]:
         """Those with every word that was typed."""
         words = self.wanted.lower().split()
         return [choice for choice in self.choices if choice.has(words)]
 
     @property
-    def chosen(self) -> Choice | None:
+    def chosen(self) -> PickerEntry | None:
         left = self.left
         return left[min(self.cursor, len(left) - 1)] if left else None
 
 
-def choices_of(run: m.RunView | None, runs: Sequence[m.RunSummary]) -> tuple[Choice, ...]:
+def choices_of(run: m.RunView | None, runs: Sequence[m.RunSummary]) -> tuple[PickerEntry, ...]:
     """Every metric, of each node where it is kept by rank, and every other run."""
     ranks = metrics.rank_names(run)
     made = []
     for name in metrics.names():
         title, unit = metrics.metric_of(name).title, m.METRICS[name][0]
         if not metrics.per_rank(name):
-            made.append(Choice(Pick(name), title, unit))
+            made.append(PickerEntry(Pick(name), title, unit))
             continue
-        made.append(Choice(Pick(name, ALL_RANKS), title, "every node"))
+        made.append(PickerEntry(Pick(name, ALL_RANKS), title, "every node"))
         if len(ranks) > 1:
-            made += [Choice(Pick(name, rank), title, where) for rank, where in ranks.items()]
+            made += [PickerEntry(Pick(name, rank), title, where) for rank, where in ranks.items()]
     for item in runs:
         if run is None or item.run != run.run:
             words = f"{item.state} {item.step:,}/{item.steps:,}, loss {f.loss(item.last_loss)}"
-            made.append(Choice(item.run, ln.clean(item.run), words))
+            made.append(PickerEntry(item.run, ln.clean(item.run), words))
     return tuple(made)
 
 
@@ -98,7 +98,7 @@ def lines(picker: Picker, view: ChartView, columns: int, rows: int, glyphs: Glyp
     return [ln.fit(pieces, columns) for pieces in (made + [ln.EMPTY] * rows)[:rows]]
 
 
-def _row(choice: Choice, index: int, here: bool, view: ChartView, columns: int, glyphs: Glyphs) -> Line:
+def _row(choice: PickerEntry, index: int, here: bool, view: ChartView, columns: int, glyphs: Glyphs) -> Line:
     is_run = isinstance(choice.what, str)
     on = choice.what in view.runs if is_run else choice.what in view.chart.picks
     press = f"screen.turn({index})"

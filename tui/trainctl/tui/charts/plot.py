@@ -17,7 +17,7 @@ from trainctl.tui.state.membership_changes import Change
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
 
-LEAST_ROWS, LEAST_COLUMNS = 3, 24
+LEAST_COLUMNS = 24
 _LETTER_CELLS = 12
 
 

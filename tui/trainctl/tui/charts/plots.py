@@ -16,7 +16,7 @@ from trainctl.tui.charts.history import Answer, Key, axis_for, window_of
 from trainctl.tui.charts.plot import Plot
 from trainctl.tui.charts.scale import Scale
 from trainctl.tui.charts.traces import Trace
-from trainctl.tui.charts.viewport import ALL_RANKS, Chart, ChartView, Ground, Pick, half_life, shown
+from trainctl.tui.charts.viewport import ALL_RANKS, Chart, ChartView, Extent, Pick, half_life, shown
 from trainctl.tui.state.series import Window
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import styled_line as ln
@@ -66,11 +66,11 @@ class Sources:
         return axis_for(kind, known.coarse, known.fine, own, elapsed=elapsed)
 
 
-def ground(view: ChartView, sources: Sources, columns: int) -> Ground:
+def extent(view: ChartView, sources: Sources, columns: int) -> Extent:
     """What the view lies on. Runs laid over it reach as far as the longest, on an axis of steps."""
     run = sources.state.run
     if run is None:
-        return Ground(0, columns=columns)
+        return Extent(0, columns=columns)
     axis = sources.axis(run.run, view.x, elapsed=bool(view.runs))
     if not axis.known:
         axis = Axis()
@@ -79,7 +79,7 @@ def ground(view: ChartView, sources: Sources, columns: int) -> Ground:
         others = [_as_far(sources, run.run, other, view) for other in view.runs]
     newest = max([run.step, *others])
     live = sources.live and newest == run.step
-    return Ground(newest, run.steps if live else 0, live, columns, axis)
+    return Extent(newest, run.steps if live else 0, live, columns, axis)
 
 
 def _as_far(sources: Sources, run: str, other: str, view: ChartView) -> int:
@@ -91,7 +91,7 @@ def _as_far(sources: Sources, run: str, other: str, view: ChartView) -> int:
     return int(ours.to_step(theirs.to_x(known.run.step)))
 
 
-def spans(view: ChartView, sources: Sources, place: Ground) -> dict[str, tuple[float, float]]:
+def spans(view: ChartView, sources: Sources, place: Extent) -> dict[str, tuple[float, float]]:
     """By run the steps of it that are in view."""
     run = sources.state.run
     if run is None:
@@ -106,7 +106,7 @@ def spans(view: ChartView, sources: Sources, place: Ground) -> dict[str, tuple[f
     return made
 
 
-def plots(view: ChartView, sources: Sources, place: Ground, wanted: Collection[int]) -> list[Plot]:
+def plots(view: ChartView, sources: Sources, place: Extent, wanted: Collection[int]) -> list[Plot]:
     """The view's charts of these indices as plots, in order."""
     first, last = shown(view, place)
     marks = mk.of_run(sources.state)
@@ -124,7 +124,7 @@ def plots(view: ChartView, sources: Sources, place: Ground, wanted: Collection[i
     return made
 
 
-def _titled(chart: Chart, view: ChartView, sources: Sources, place: Ground) -> str:
+def _titled(chart: Chart, view: ChartView, sources: Sources, place: Extent) -> str:
     words = [catalogue.title(chart, lambda rank: _node(sources.state.run, rank))]
     if chart.log:
         words.append("log")
@@ -134,7 +134,7 @@ def _titled(chart: Chart, view: ChartView, sources: Sources, place: Ground) -> s
     return ", ".join(words)
 
 
-def traces(chart: Chart, view: ChartView, sources: Sources, place: Ground) -> tuple[Trace, ...]:
+def traces(chart: Chart, view: ChartView, sources: Sources, place: Extent) -> tuple[Trace, ...]:
     """A chart's lines: those of the run shown first, each run's picks in their order."""
     run = sources.state.run
     if run is None:

@@ -78,7 +78,7 @@ def page(newest: int, steps: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Ground:
+class Extent:
     """What a view lies on: the run's newest step, how many it is to have (0: not known), whether more come, and the
     columns and the axis that it is drawn with."""
 
@@ -94,102 +94,102 @@ class Ground:
         return 1.0, float(window_end(self.newest, self.total) if self.live else max(self.newest, 2))
 
 
-def shown(view: ChartView, ground: Ground) -> tuple[float, float]:
+def shown(view: ChartView, extent: Extent) -> tuple[float, float]:
     """First and last step in view."""
-    first, last = ground.whole
+    first, last = extent.whole
     if view.span is None:
         return first, last
     if view.last is not None:
         return view.last - view.span + 1, view.last
-    if not ground.live:
-        return max(ground.newest - view.span + 1, 1.0), float(max(ground.newest, 2))
-    begin, end = page(ground.newest, round(view.span))
+    if not extent.live:
+        return max(extent.newest - view.span + 1, 1.0), float(max(extent.newest, 2))
+    begin, end = page(extent.newest, round(view.span))
     return float(begin), float(end)
 
 
-def half_life(chart: Chart, view: ChartView, ground: Ground) -> float:
+def half_life(chart: Chart, view: ChartView, extent: Extent) -> float:
     """Of a chart's smoothed line, in steps rounded to 1, 2 or 5 times a power of ten; 0 for none."""
     if not chart.smoothing:
         return 0.0
-    first, last = shown(view, ground)
+    first, last = shown(view, extent)
     wanted, unit = max((last - first + 1) * chart.smoothing, 1.0), 1.0
     while unit * 10 <= wanted:
         unit *= 10
     return next(unit * part for part in (5, 2, 1) if unit * part <= wanted)
 
 
-def zoomed(view: ChartView, factor: float, ground: Ground, at: float | None = None) -> ChartView:
+def zoomed(view: ChartView, factor: float, extent: Extent, at: float | None = None) -> ChartView:
     """The view of `factor` times the range around step `at`, or else the crosshair, or else the newest step or the
     middle. Zooming in and out again by the same returns, as long as neither met a limit."""
-    first, last = shown(view, ground)
+    first, last = shown(view, extent)
     size = last + 1 - first
     if factor < 1 and size * factor < LEAST_STEPS:
         return view
     at = view.crosshair if at is None else at
     if at is None or not first <= at <= last + 1:
         if view.following:
-            return _following(view, size * factor, ground)
+            return _following(view, size * factor, extent)
         at = (first + last + 1) / 2
-    x = ground.axis.to_x
+    x = extent.axis.to_x
     middle, low, high = float(x(at)), float(x(first)), float(x(last + 1))
-    edges = [float(ground.axis.to_step(middle + (edge - middle) * factor)) for edge in (low, high)]
+    edges = [float(extent.axis.to_step(middle + (edge - middle) * factor)) for edge in (low, high)]
     if factor < 1 and edges[1] - edges[0] < LEAST_STEPS / 2:  # in time, on a pause
         return view
-    return _over(view, edges[0], edges[1], ground)
+    return _over(view, edges[0], edges[1], extent)
 
 
-def _following(view: ChartView, span: float, ground: Ground) -> ChartView:
-    first, last = ground.whole
+def _following(view: ChartView, span: float, extent: Extent) -> ChartView:
+    first, last = extent.whole
     return replace(view, span=None if span >= last + 1 - first else span, last=None)
 
 
-def _over(view: ChartView, start: float, end: float, ground: Ground) -> ChartView:
+def _over(view: ChartView, start: float, end: float, extent: Extent) -> ChartView:
     """The view from `start` up to `end`, moved into the whole range; all of that is the view of everything."""
-    first, last = ground.whole
+    first, last = extent.whole
     if end - start >= (last + 1 - first) * (1 - 1e-9):
         return replace(view, span=None, last=None)
     move = max(first - start, 0.0) + min(last + 1 - end, 0.0)
     return replace(view, span=end - start, last=end + move - 1)
 
 
-def panned(view: ChartView, part: float, ground: Ground) -> ChartView:
+def panned(view: ChartView, part: float, extent: Extent) -> ChartView:
     """The view moved by a part of its own range; to the right of the newest step it goes with that again."""
     if view.span is None:
         return view
-    first, last = shown(view, ground)
-    x = ground.axis.to_x
+    first, last = shown(view, extent)
+    x = extent.axis.to_x
     by = part * float(x(last + 1) - x(first))
-    start, end = (float(ground.axis.to_step(float(x(edge)) + by)) for edge in (first, last + 1))
+    start, end = (float(extent.axis.to_step(float(x(edge)) + by)) for edge in (first, last + 1))
     if end - start < LEAST_STEPS / 2:  # in time, onto a pause: over it
         start, end = first + part * (last + 1 - first), last + 1 + part * (last + 1 - first)
-    if part > 0 and end > ground.newest + 1:
+    if part > 0 and end > extent.newest + 1:
         return replace(view, span=last + 1 - first, last=None)
-    return _over(view, start, end, ground)
+    return _over(view, start, end, extent)
 
 
-def crossed(view: ChartView, by: int, ground: Ground) -> ChartView:
+def crossed(view: ChartView, by: int, extent: Extent) -> ChartView:
     """The crosshair `by` columns on, or `by` steps where those are wider; it begins at the newest step in view."""
-    first, last = shown(view, ground)
+    first, last = shown(view, extent)
     if view.crosshair is None:
-        return replace(view, crosshair=float(min(max(ground.newest, first), last)))
-    x = ground.axis.to_x
+        return replace(view, crosshair=float(min(max(extent.newest, first), last)))
+    x = extent.axis.to_x
     low, high = float(x(first)), float(x(last + 1))
-    moved = float(ground.axis.to_step(float(x(view.crosshair)) + by * (high - low) / max(ground.columns, 1)))
+    moved = float(extent.axis.to_step(float(x(view.crosshair)) + by * (high - low) / max(extent.columns, 1)))
     if abs(moved - view.crosshair) < 1:
         moved = int(view.crosshair) + by
     return replace(view, crosshair=min(max(moved, first), last + 0.999))
 
 
-def pointed(view: ChartView, part: float, ground: Ground) -> ChartView:
+def pointed(view: ChartView, part: float, extent: Extent) -> ChartView:
     """The crosshair at a part (0 to 1) of the chart's width."""
-    return replace(view, crosshair=step_at(view, part, ground))
+    return replace(view, crosshair=step_at(view, part, extent))
 
 
-def step_at(view: ChartView, part: float, ground: Ground) -> float:
+def step_at(view: ChartView, part: float, extent: Extent) -> float:
     """The step at a part (0 to 1) of the chart's width."""
-    first, last = shown(view, ground)
-    low, high = (float(ground.axis.to_x(edge)) for edge in (first, last + 1))
-    return float(ground.axis.to_step(low + min(max(part, 0.0), 1.0) * (high - low)))
+    first, last = shown(view, extent)
+    low, high = (float(extent.axis.to_x(edge)) for edge in (first, last + 1))
+    return float(extent.axis.to_step(low + min(max(part, 0.0), 1.0) * (high - low)))
 
 
 def focused(view: ChartView, by: int) -> ChartView:
@@ -229,18 +229,18 @@ def _smoothed(view: ChartView) -> ChartView:
     return with_chart(view, replace(view.chart, smoothing=SMOOTHINGS[(place + 1) % len(SMOOTHINGS)]))
 
 
-def _home(view: ChartView, ground: Ground) -> ChartView:
-    first, last = shown(view, ground)
-    return view if view.span is None else _over(view, 1.0, last + 2 - first, ground)
+def _home(view: ChartView, extent: Extent) -> ChartView:
+    first, last = shown(view, extent)
+    return view if view.span is None else _over(view, 1.0, last + 2 - first, extent)
 
 
-ACTIONS: Final[dict[str, Callable[[ChartView, Ground], ChartView]]] = {
-    "zoom_in": lambda view, ground: zoomed(view, 1 / _ZOOM, ground),
-    "zoom_out": lambda view, ground: zoomed(view, _ZOOM, ground),
-    "cross_left": lambda view, ground: crossed(view, -1, ground),
-    "cross_right": lambda view, ground: crossed(view, 1, ground),
-    "pan_left": lambda view, ground: panned(view, -_PAN, ground),
-    "pan_right": lambda view, ground: panned(view, _PAN, ground),
+ACTIONS: Final[dict[str, Callable[[ChartView, Extent], ChartView]]] = {
+    "zoom_in": lambda view, extent: zoomed(view, 1 / _ZOOM, extent),
+    "zoom_out": lambda view, extent: zoomed(view, _ZOOM, extent),
+    "cross_left": lambda view, extent: crossed(view, -1, extent),
+    "cross_right": lambda view, extent: crossed(view, 1, extent),
+    "pan_left": lambda view, extent: panned(view, -_PAN, extent),
+    "pan_right": lambda view, extent: panned(view, _PAN, extent),
     "first": _home,
     "newest": lambda view, _: replace(view, last=None),
     "log": lambda view, _: with_chart(view, replace(view.chart, log=not view.chart.log)),

@@ -18,7 +18,7 @@ from trainctl.tui.charts.history import Ask, Key
 from trainctl.tui.charts.layout import Drawn, Place
 from trainctl.tui.charts.metrics import DEFAULT_CHARTS, title
 from trainctl.tui.charts.plots import RunData, Sources
-from trainctl.tui.charts.viewport import ChartView, Ground, Pick
+from trainctl.tui.charts.viewport import ChartView, Extent, Pick
 from trainctl.tui.charts.widget import ChartArea
 from trainctl.tui.dialogs.chart_picker import ChartPicker
 from trainctl.tui.screens.base import BaseScreen
@@ -94,8 +94,8 @@ class ChartsScreen(BaseScreen):
         return Sources(state, self.data, state.active, self.owner.clock.zone, self._tails)
 
     @property
-    def ground(self) -> Ground:
-        return build.ground(self.view, self.sources, self._drawn.columns or max(self.size.width - _MARGIN_CELLS, 1))
+    def extent(self) -> Extent:
+        return build.extent(self.view, self.sources, self._drawn.columns or max(self.size.width - _MARGIN_CELLS, 1))
 
     def lines(self, columns: int, rows: int) -> list[Line]:
         owner, state = self.owner, self.owner.shown
@@ -138,13 +138,13 @@ class ChartsScreen(BaseScreen):
             self._drawn = self._stacked(columns, rows, glyphs)
 
     def _stacked(self, columns: int, rows: int, glyphs: Glyphs) -> Drawn:
-        sources, ground = self.sources, self.ground
+        sources, extent = self.sources, self.extent
         wanted = layout.window_of_charts(self.view, rows - layout.READOUT_ROWS - 1)
-        plots = build.plots(self.view, sources, ground, wanted)
+        plots = build.plots(self.view, sources, extent, wanted)
         elapsed = bool(self.view.runs)
         axes: dict[Kind, Axis] = {kind: sources.axis(self._run, kind, elapsed=elapsed) for kind in KINDS[1:]}
         notes, shown = readout.notes(sources.state, glyphs), list(zip(wanted, plots, strict=True))
-        return layout.draw(shown, self.view, ground, axes, notes, columns, rows, glyphs, self._problem)
+        return layout.draw(shown, self.view, extent, axes, notes, columns, rows, glyphs, self._problem)
 
     # ------------------------------------------------------------ what is asked for
 
@@ -159,8 +159,8 @@ class ChartsScreen(BaseScreen):
 
     def _asks(self) -> dict[str, Ask]:
         """By run the request for what is in view; a run laid over that is new is asked for whole first."""
-        ground = self.ground
-        spans = build.spans(self.view, self.sources, ground)
+        extent = self.extent
+        spans = build.spans(self.view, self.sources, extent)
         across = 1 if self.owner.glyphs.ascii_only else 2
         metrics = history.needed(self.view.charts)
         made = {}
@@ -169,7 +169,7 @@ class ChartsScreen(BaseScreen):
             if known is None or known.coarse is None:
                 span = (1.0, float(known.run.step if known is not None else 1))
             newest = known.run.step if known is not None else 1
-            made[run] = history.ask_of(run, metrics, span, newest, across * ground.columns)
+            made[run] = history.ask_of(run, metrics, span, newest, across * extent.columns)
         return made
 
     def _identity(self, ask: Ask) -> tuple[object, ...]:
@@ -245,7 +245,7 @@ class ChartsScreen(BaseScreen):
         return action not in ("view", "pick", "add") or not isinstance(self.focused, Input)
 
     def action_view(self, what: str) -> None:
-        self.view = vw.ACTIONS[what](self.view, self.ground)
+        self.view = vw.ACTIONS[what](self.view, self.extent)
         self.paint()
 
     def action_add(self) -> None:
@@ -291,7 +291,7 @@ class ChartsScreen(BaseScreen):
         if found is None:
             return
         place, part = found
-        self.view = vw.pointed(self.view, part, self.ground)
+        self.view = vw.pointed(self.view, part, self.extent)
         if message.pressed:
             self.view = vw.focused(self.view, place.chart - self.view.focus)
         self.paint()
@@ -299,10 +299,10 @@ class ChartsScreen(BaseScreen):
     def on_chart_area_wheeled(self, message: ChartArea.Wheeled) -> None:
         found = self._place_at(message.column, message.row)
         if found is not None:
-            at = vw.step_at(self.view, found[1], self.ground)
-            self.view = vw.zoomed(self.view, 2.0**message.by, self.ground, at)
+            at = vw.step_at(self.view, found[1], self.extent)
+            self.view = vw.zoomed(self.view, 2.0**message.by, self.extent, at)
             self.paint()
 
     def on_chart_area_dragged(self, message: ChartArea.Dragged) -> None:
-        self.view = vw.panned(self.view, -message.columns / max(self._drawn.columns, 1), self.ground)
+        self.view = vw.panned(self.view, -message.columns / max(self._drawn.columns, 1), self.extent)
         self.paint()

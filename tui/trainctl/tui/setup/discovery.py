@@ -17,13 +17,13 @@ def listen(seconds: float) -> tuple[Advert, ...]:
         from zeroconf import InterfaceChoice, IPVersion, ServiceBrowser, Zeroconf
     except ModuleNotFoundError:
         raise InvalidInputError("discover", f"zeroconf is not installed; {installing('discovery')}") from None
-    ears, over = _Ears(), threading.Event()
+    listener, over = _Listener(), threading.Event()
     zeroconf = Zeroconf(interfaces=InterfaceChoice.All, ip_version=IPVersion.V4Only)
     try:
-        browser = ServiceBrowser(zeroconf, discovery.SERVICE, ears)  # type: ignore[arg-type]
+        browser = ServiceBrowser(zeroconf, discovery.SERVICE, listener)  # type: ignore[arg-type]
         over.wait(seconds)
         browser.cancel()
-        infos = [zeroconf.get_service_info(discovery.SERVICE, name, RESOLVE_MILLISECONDS) for name in ears.names]
+        infos = [zeroconf.get_service_info(discovery.SERVICE, name, RESOLVE_MILLISECONDS) for name in listener.names]
     finally:
         zeroconf.close()
     heard = [(host, info) for info in infos if info is not None for host in info.parsed_addresses()]
@@ -40,7 +40,7 @@ def standing(advert: Advert, cluster: Cluster | None) -> str:
     return "in the cluster file" if entry.address == advert.address else f"in the cluster file at {entry.address}"
 
 
-class _Ears:
+class _Listener:
     """The names heard, in the form that the library calls its listeners."""
 
     def __init__(self) -> None:
