@@ -90,23 +90,13 @@ def run(
         listen = nodes.nodes[node].address if nodes.nodes else f"tcp://127.0.0.1:{DEFAULT_PORT}"
     hooks = _hooks(nodes, alert_command, alert_webhook)
     at = _metrics_address(node, nodes, metrics, anyone=metrics_for_anyone)
-    from trainctl.node_agent.agent import Agent, Options
-    from trainctl.node_agent.services.supervision import at_work
-    from trainctl.node_agent.transport import bind
-    from trainctl.protocol.machine.process_title import set_title
-
-    set_title("agent", node)
-    bind.allow_open_files()
-    options = Options(parent_watch, hooks, at, advertise or nodes.advertise, require_keys=keys == "require")
-
-    async def serve() -> None:
-        known = [entry.address for entry in nodes.nodes.values()]
-        async with Agent(node, listen, live, state, nodes, options) as agent, at_work(agent, exit_if_stalled):
-            with registered(node, agent.address, known):
-                _say_bound(node, agent.address, agent.live_address, agent.metrics_url)
-                await agent.serve()
-
-    asyncio.run(serve())
+    advertise = advertise or nodes.advertise
+    asyncio.run(
+        _serve(
+            node, listen, live, state, nodes, hooks, at, parent_watch=parent_watch, advertise=advertise,
+            require_keys=keys == "require", stall_seconds=exit_if_stalled,
+        )
+    )  # fmt: skip
 
 
 def _metrics_address(node: str, cluster: Cluster, text: str, *, anyone: bool) -> ListenAddress | None:
@@ -142,6 +132,25 @@ def _cluster_of(node: str, path: Path | None) -> Cluster:
         known = ", ".join(found.nodes) or "none"
         raise InvalidInputError("--name", f"no node {node!r} in {path}; there are: {known}")
     return Cluster()
+
+
+async def _serve(
+    name: str, listen: str, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks,
+    metrics: ListenAddress | None, *, parent_watch: bool, advertise: bool, require_keys: bool, stall_seconds: float,
+) -> None:  # fmt: skip
+    from trainctl.node_agent.agent import Agent, Options
+    from trainctl.node_agent.services.supervision import at_work
+    from trainctl.node_agent.transport import bind
+    from trainctl.protocol.machine.process_title import set_title
+
+    set_title("agent", name)
+    bind.allow_open_files()
+    options = Options(parent_watch, hooks, metrics, advertise, require_keys=require_keys)
+    known = [entry.address for entry in cluster.nodes.values()]
+    async with Agent(name, listen, live, state, cluster, options) as agent, at_work(agent, stall_seconds):
+        with registered(name, agent.address, known):
+            _say_bound(name, agent.address, agent.live_address, agent.metrics_url)
+            await agent.serve()
 
 
 def _say_bound(name: str, listen: str, live: str, metrics: str | None = None) -> None:
@@ -203,6 +212,20 @@ def play(
 
     with contextlib.nullcontext(folder) if folder is not None else passing_folder(played.name) as directory:
         asyncio.run(serve(directory))
+
+
+@app.command()
+def record(
+    run_directory: Annotated[Path, typer.Argument(help="A finished run's, on the node that conducted it.")],
+    output: Annotated[Path, typer.Argument(help="The recording to write.")],
+) -> None:
+    """Make a recording, which `play` plays, from a finished run."""
+    from trainctl.node_agent.replay import format as recordings
+    from trainctl.node_agent.replay.capture import of_run
+
+    body = recordings.packed(of_run(run_directory))
+    output.write_bytes(body)
+    print(f"{output}: {len(body):,} bytes")
 
 
 service_commands.register(app)

@@ -37,7 +37,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["install", "--dry-run"], 7, "--manager systemd"),
         (["install", "--dry-run", "--name", "a b"], 2, "--name: 'a b' is no node name"),
         (["install", "--dry-run", "--env", "FOO"], 2, "--env: 'FOO' is not of the form NAME=VALUE"),
-        ([], 2, "give one of run, play, install, uninstall, status"),
+        ([], 2, "give one of run, play, record, install, uninstall, status"),
         (["run", "--nane", "x"], 2, "No such option: --nane"),
         (["run", "--keys", "never"], 2, "'never' is not one of"),
     ],

@@ -93,6 +93,10 @@ class Recording(msgspec.Struct, frozen=True):
     machines: tuple[RecordedMachine, ...]
 
 
+def packed(recording: Recording) -> bytes:
+    return zlib.compress(msgspec.msgpack.encode(recording), 9)
+
+
 def read(path: Path) -> Recording:
     """Raises InvalidInputError for a file that is no recording, or one of another version."""
     unpacking = zlib.decompressobj()

@@ -1,10 +1,5 @@
-"""Makes a recording, which `trainctl-agent play` plays, from a finished run's directory on the node that conducted it.
+"""Makes a recording from a finished run's directory."""
 
-python -m tools.capture_recording RUN_DIRECTORY OUTPUT
-"""
-
-import sys
-import zlib
 from pathlib import Path
 
 import msgspec
@@ -114,14 +109,3 @@ def _machines(paths: RunPaths) -> tuple[r.RecordedMachine, ...]:
         for item in found
         if isinstance(item, m.HostReading)
     )
-
-
-def main() -> None:
-    """Raises InvalidInputError as `of_run` does."""
-    directory, output = map(Path, sys.argv[1:])
-    output.write_bytes(zlib.compress(msgspec.msgpack.encode(of_run(directory)), 9))
-    print(f"{output}: {output.stat().st_size:,} bytes")
-
-
-if __name__ == "__main__":
-    main()
