@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError, UnreachableError
 from trainctl.tui.cli import broken_pipe, output, tables
-from trainctl.tui.state.lead_client import ATTEND_SECONDS, client_like, conducting
+from trainctl.tui.state.lead_client import ATTEND_SECONDS, LeadClients, conducting
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client, Connection
@@ -92,16 +92,11 @@ async def lines(
         yield view
     connection, boots = "connecting", {first.node.node: first.boot}
     attachment: Any = conducting(client) if everywhere else client.attach(0)
-    first_client = client
-    async with contextlib.aclosing(attachment), contextlib.AsyncExitStack() as opened:
+    async with contextlib.aclosing(attachment), LeadClients(client, first.node.node) as clients:
         while not (until_end and place.ended):
             item = await anext(attachment)
             if isinstance(item, m.Snapshot):
-                if item.node.node == first.node.node:
-                    client = first_client
-                elif item.node.address != client.address:
-                    await opened.aclose()
-                    client = await opened.enter_async_context(client_like(client, item.node.address))
+                client = await clients.of(item.node)
                 if boots.setdefault(item.node.node, item.boot) != item.boot:
                     boots[item.node.node] = item.boot
                     yield Restarted()

@@ -3,7 +3,8 @@
 import contextlib
 import time
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from trainctl.protocol import messages as m
 
@@ -39,3 +40,29 @@ async def conducting(client: "Client") -> "AsyncGenerator[Item, None]":
 def client_like(client: "Client", address: str) -> "Client":
     """One for the agent at `address`, not opened yet, that says and knows what `client` does."""
     return type(client)(address, by=client.by, timeout_seconds=client.timeout_seconds, keys=client.keys)
+
+
+class LeadClients:
+    """Clients by the node that conducts; as a context, it closes those that it has opened."""
+
+    def __init__(self, client: "Client", node: str) -> None:
+        """`client` stays the one for `node`, and its owner's."""
+        self._first, self._node = client, node
+        self._opened, self._stack = client, contextlib.AsyncExitStack()
+
+    async def of(self, node: m.NodeView) -> "Client":
+        """The client for a node's agent."""
+        if node.node == self._node:
+            return self._first
+        if self._opened.address != node.address:
+            await self._stack.aclose()
+            self._opened = await self._stack.enter_async_context(client_like(self._first, node.address))
+        return self._opened
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
