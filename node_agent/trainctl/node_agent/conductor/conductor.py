@@ -16,7 +16,7 @@ from trainctl.node_agent.conductor.hangs import Hangs
 from trainctl.node_agent.conductor.pending import Pending
 from trainctl.node_agent.conductor.pipeline import Pipeline
 from trainctl.node_agent.conductor.regroup import Regroup
-from trainctl.node_agent.conductor.rendezvous import Rendezvous
+from trainctl.node_agent.conductor.rendezvous import Rank, Rendezvous
 from trainctl.node_agent.conductor.restarts import Restarts
 from trainctl.node_agent.conductor.shutdown import Final, Shutdown, StopTimeout
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState, NobodyLeftError, Progress, Stage
@@ -37,22 +37,21 @@ class Conductor:
     ) -> None:  # fmt: skip
         """`recent`: the newest train plans of the record, when a run goes on where another conductor left it; its
         trainers then live. None: the trainers are being started."""
-        self.run, self.config, self.progress = run, config, progress
+        self.run, self.config = run, config
         self._state = state = ConductorState(run, config, durable, progress)
         self._pending = Pending()
         self._pending.wants_pause = durable.mode == "paused"
         self._rendezvous = Rendezvous(state, recent is not None)
-        self.ranks = self._rendezvous.ranks  # all of the run's, drained ones included
         self._pipeline = Pipeline(state, self._rendezvous, self._pending, recent or ())
         self._commands = Commands(state, self._pending, self._pipeline, self._rendezvous)
         self._shutdown = Shutdown(state, self._pending, self._rendezvous, recent is not None)
         self._stop_timeout = StopTimeout(state, self._pipeline.deadlines)
-        self.restarts = Restarts(state, self._rendezvous)
+        self._restarts = Restarts(state, self._rendezvous)
         deadlines = self._pipeline.deadlines
-        self.hangs = Hangs(state, self._rendezvous, deadlines, self.restarts, self._shutdown)
-        self._regroup = Regroup(state, self._rendezvous, self._pipeline, self.restarts)
+        self.hangs = Hangs(state, self._rendezvous, deadlines, self._restarts, self._shutdown)
+        self._regroup = Regroup(state, self._rendezvous, self._pipeline, self._restarts)
         self._failures = Failures(
-            state, self._rendezvous, deadlines, self.restarts, self.hangs, self._shutdown, self._regroup
+            state, self._rendezvous, deadlines, self._restarts, self.hangs, self._shutdown, self._regroup
         )
 
     # ------------------------------------------------------------ the outside
@@ -82,6 +81,10 @@ class Conductor:
         return self._state.durable
 
     @property
+    def progress(self) -> Progress:
+        return self._state.progress
+
+    @property
     def stage(self) -> Stage:
         return self._state.stage
 
@@ -93,6 +96,11 @@ class Conductor:
     def reason(self) -> str:
         """Why the run failed, or makes no steps; empty if neither."""
         return self._shutdown.reason or (self._state.lacking if self.final is None else "")
+
+    @property
+    def ranks(self) -> dict[int, Rank]:
+        """All of the run's, drained ones included."""
+        return self._rendezvous.ranks
 
     @property
     def engine(self) -> str:
@@ -128,11 +136,19 @@ class Conductor:
         step = min(self.progress.step + 1, self.config.run.steps)
         return rate(self.durable.settings.lr, self.config.optimizer, self.config.run.steps, step)
 
+    def silence_limit_seconds(self, rank: int) -> float:
+        """How long a trainer may say nothing; the longest while it loads for the first time."""
+        return self._restarts.silence_limit_seconds(rank)
+
     def draining(self, rank: int) -> str:
         """Until when the group has a rank of a node whose drain was accepted; empty if there is no such drain."""
         node = self.durable.settings.ranks[rank].node
         staged = any(isinstance(command.args, verbs.Drain) and command.node == node for command in self._pending.staged)
         return self._pipeline.deadlines.end_of_part if staged else ""
+
+    def is_starting(self, rank: int) -> bool:
+        """Whether a lost rank's trainer has been started again and is to load yet."""
+        return self._restarts.is_starting(rank)
 
     def leave_out(self, ranks: Collection[int], why: str) -> None:
         """Say of ranks that are lost from the beginning why they are."""
@@ -208,7 +224,7 @@ class Conductor:
             return
         if report.kind == "train":
             for rank in done.ranks:
-                self.restarts.stepped(rank)
+                self._restarts.stepped(rank)
         if report.kind == "probe":
             self._failures.refuse(side_plans.probe(self._state, done.plan, done.reports), now)
         failed = side_plans.conclude(self._state, self._pipeline.rates, done.plan, done.reports)
@@ -232,7 +248,7 @@ class Conductor:
             self._shutdown.stop_instead(command.id)
             return
         if isinstance(command.args, verbs.Admit) and self.stage != "leaving":
-            after = self.restarts.try_again(command.node, now)
+            after = self._restarts.try_again(command.node, now)
             if after:
                 self._state.end(command.id, "applied", self.progress.step, after=after)
                 return
@@ -248,7 +264,7 @@ class Conductor:
         if late:
             self._regroup.leave(late, now)
         if self.stage != "leaving":
-            self.restarts.start_due(now)
+            self._restarts.start_due(now)
         self._pipeline.deadlines.tell_slow(now)
         self._failures.look_for_hung(now)
         if self._commands.expire(now):

@@ -57,7 +57,7 @@ def _rank_state(conductor: Conductor, rank: int, away: str) -> m.RankState:
     if at.ended:
         return "failed" if conductor.final == "failed" else "done"
     if out == "lost":
-        return "rejoining" if at.ready is not None or conductor.restarts.is_starting(rank) else "lost"
+        return "rejoining" if at.ready is not None or conductor.is_starting(rank) else "lost"
     if at.ready is None:
         return "starting"
     if away or rank in conductor.hangs.hung:
