@@ -48,7 +48,7 @@ class InboundLinks:
         """A new conversation in the place of an older one with the same lead."""
         self._links[hello.lead] = _InboundLink(identity, Numbers(hello.link), hello.address)
         self._heard_monotonic[hello.lead] = time.monotonic()
-        await self._say(identity, welcome)
+        await self._send(identity, welcome)
 
     async def judge(self, identity: bytes, message: Order | m.PeerPing) -> str | None:
         """The lead whose message is to be taken; None for one that is dropped, or refused because one is missing."""
@@ -74,14 +74,14 @@ class InboundLinks:
         talk = self._links[lead]
         link, seq = talk.numbers.link, talk.numbers.sent
         beat = m.PeerBeat(link=link, seq=seq, ranks=ranks, loop_lag_seconds=loop_lag_seconds, host=host)
-        await self._say(talk.identity, beat)
+        await self._send(talk.identity, beat)
 
     async def answer(self, lead: str, message: m.FromPeer) -> bool:
         """Say something in the conversation with a lead, which gives it link and number; False if there is none."""
         talk = self._links.get(lead)
         if talk is None:
             return False
-        await self._say(talk.identity, talk.numbers.stamped(message))
+        await self._send(talk.identity, talk.numbers.stamped(message))
         return True
 
     async def object(self, lead: str, code: RefusalCode, text: str) -> None:
@@ -91,4 +91,8 @@ class InboundLinks:
             await self.refuse(talk.identity, talk.numbers.link, code, text)
 
     async def refuse(self, identity: bytes, link: str, code: RefusalCode, text: str, **about: Any) -> None:
-        await self._say(identity, m.PeerRefusal(link=link, code=code, text=text, **about))
+        await self._send(identity, m.PeerRefusal(link=link, code=code, text=text, **about))
+
+    async def _send(self, identity: bytes, message: m.FromPeer) -> None:
+        assert message.link, "an answer goes out by way of answer(), which names the conversation"
+        await self._say(identity, message)

@@ -138,6 +138,7 @@ class PeerLink:
         self._lose(f"is at {address} now")
 
     async def _transmit(self, message: m.ToPeer) -> bool:
+        assert message.link, "an order goes out by way of send(), which names the conversation"
         frame = codec.encode(message)
         if self._socket is None or len(frame) > codec.CONTROL_FRAME_BYTES:
             return False
