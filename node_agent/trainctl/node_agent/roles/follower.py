@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from trainctl.node_agent.records.agent_db import FollowedRun
+from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
 from trainctl.node_agent.roles.followed_run import FollowedRank
 from trainctl.node_agent.roles.inbound_links import InboundLinks, Say
 from trainctl.node_agent.roles.rank_hosting import NO_RANK, RankHosting
@@ -49,7 +49,7 @@ class Follower:
         this agent conduct again, in a term above the one given, what it had handed over."""
         self._context, self._node, self._db = context, context.node, context.db
         self._links, self._conducting, self._settle, self._reclaim = InboundLinks(say), conducting, settle, reclaim
-        self._role, self._hosting, self.adopt, self.close = role, hosting, hosting.adopt, hosting.close
+        self._role, self._hosting = role, hosting
         self._votes = Votes(context, role, conducting.beyond, self._hand_over)
         self.loop_lag_seconds = 0.0
         self.host_reading: m.HostReading | None = None  # this machine's newest, for its leads
@@ -59,6 +59,14 @@ class Follower:
     def followed(self) -> FollowedRank | None:
         """The rank that is hosted here."""
         return self._role.followed
+
+    def adopt(self, row: KnownRun, known: FollowedRun) -> None:
+        """Follow again what the last agent of this node followed. Raises InvalidInputError if its files are no use."""
+        self._hosting.adopt(row, known)
+
+    def close(self) -> None:
+        """Let the record go; the trainer stays as it is, for the next agent of this node."""
+        self._hosting.close()
 
     # ------------------------------------------------------------ what leads say
 

@@ -36,7 +36,7 @@ class PeerEvents:
 
     def __init__(self, context: AgentContext, lead: _Leading, read: Callable[[m.HostReading], None]) -> None:
         """`read` is told how other machines are."""
-        self._context, self._db, self._lead, self.read = context, context.db, lead, read
+        self._context, self._db, self._lead, self._read = context, context.db, lead, read
         self._boots: dict[str, str] = {}  # of the other nodes' agents, as last welcomed
 
     def hello(self, link: str) -> m.PeerHello:
@@ -109,6 +109,10 @@ class PeerEvents:
         else:
             why = f"is not hosted again: {hosted.field}: {hosted.problem}"
             await self._lead.session.feed(d.RankEnded(hosted.rank, False, why))
+
+    def read(self, reading: m.HostReading) -> None:
+        """Another node's agent tells how its machine is."""
+        self._read(reading)
 
     async def superseded(self, refusal: m.PeerRefusal) -> None:
         """Another node knows a newer term of the run that this agent conducts: no more steps are made, until the one
