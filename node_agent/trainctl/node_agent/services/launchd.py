@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from xml.parsers.expat import ExpatError
 
-from trainctl.node_agent.services import model as s
+from trainctl.node_agent.services import model
 
 LABEL = "trainctl.agent"
 FILE_NAME = f"{LABEL}.plist"
@@ -17,25 +17,25 @@ LACKS = (
     'other nodes can be "No route to host" until that is given; without --user it is a LaunchDaemon, which is spared '
     "both"
 )
-_GONE_SECONDS = s.STOP_SECONDS + 10.0
+_GONE_SECONDS = model.STOP_SECONDS + 10.0
 
 
-def plist(service: s.Service) -> bytes:
+def plist(service: model.Service) -> bytes:
     """The property list."""
     boot_log = str(service.logs / BOOT_LOG)
     job: dict[str, Any] = {
         "Label": LABEL,
         "ProgramArguments": list(service.command),
-        "EnvironmentVariables": s.variables(service, "launchd"),
+        "EnvironmentVariables": model.variables(service, "launchd"),
         "RunAtLoad": True,
         "KeepAlive": True,
         "ThrottleInterval": 10,  # seconds between two starts
-        "ExitTimeOut": s.STOP_SECONDS,
+        "ExitTimeOut": model.STOP_SECONDS,
         "ProcessType": "Interactive",  # any other throttles processor and disk; Background means efficiency cores
         "AbandonProcessGroup": True,  # trainers outlive a restart
         "LegacyTimers": True,  # no timer is put off to save power
         "Umask": "0077",  # text, which is read as octal; a number would be decimal
-        "SoftResourceLimits": {"NumberOfFiles": s.OPEN_FILES},
+        "SoftResourceLimits": {"NumberOfFiles": model.OPEN_FILES},
         "StandardOutPath": boot_log,
         "StandardErrorPath": boot_log,
     }
@@ -57,71 +57,75 @@ def parsed(data: bytes) -> dict[str, Any]:
     return job
 
 
-def installed(data: bytes) -> s.Installed | None:
+def installed(data: bytes) -> model.Installed | None:
     """What a property list of ours says of itself; None for another's."""
     try:
         job = parsed(data)
         words = job["ProgramArguments"]
-        return s.Installed(words[words.index("--name") + 1], Path(job["StandardErrorPath"]).parent)
+        return model.Installed(words[words.index("--name") + 1], Path(job["StandardErrorPath"]).parent)
     except (ValueError, KeyError, IndexError, TypeError):
         return None
 
 
-def domain(scope: s.Scope, uid: int) -> str:
+def domain(scope: model.Scope, uid: int) -> str:
     """Where launchd keeps jobs of a scope: a LaunchAgent's is of the user's session at the screen."""
     return "system" if scope == "system" else f"gui/{uid}"
 
 
-def target(scope: s.Scope, uid: int) -> str:
+def target(scope: model.Scope, uid: int) -> str:
     return f"{domain(scope, uid)}/{LABEL}"
 
 
-def question(scope: s.Scope, uid: int) -> tuple[str, ...]:
+def question(scope: model.Scope, uid: int) -> tuple[str, ...]:
     """The command whose output `state` reads; it fails if the job isn't loaded."""
     return "launchctl", "print", target(scope, uid)
 
 
-def disabled_question(scope: s.Scope, uid: int) -> tuple[str, ...]:
+def disabled_question(scope: model.Scope, uid: int) -> tuple[str, ...]:
     return "launchctl", "print-disabled", domain(scope, uid)
 
 
-def state(text: str | None, disabled: str) -> s.State:
+def state(text: str | None, disabled: str) -> model.State:
     """What `launchctl print` and `print-disabled` say, None for a job that isn't loaded."""
     enabled = re.search(rf'"{re.escape(LABEL)}" => (disabled|true)\b', disabled) is None
     if text is None:
-        return s.State(enabled=enabled, detail="not loaded")
+        return model.State(enabled=enabled, detail="not loaded")
     # The first of each is the job's own; those of its endpoints are further in.
     said = re.search(r"^\s*state = (.+?)\s*$", text, re.MULTILINE)
     pid = re.search(r"^\s*pid = (\d+)\s*$", text, re.MULTILINE)
     detail = said[1] if said else "loaded"
-    return s.State(True, enabled, pid is not None and detail == "running", int(pid[1]) if pid else None, detail)
+    return model.State(True, enabled, pid is not None and detail == "running", int(pid[1]) if pid else None, detail)
 
 
-def install_steps(service: s.Service, file: Path, before: bytes | None, now: s.State, uid: int) -> tuple[s.Step, ...]:
+def install_steps(
+    service: model.Service, file: Path, before: bytes | None, now: model.State, uid: int
+) -> tuple[model.Step, ...]:
     """From how things are to a job that runs as the property list says; none where all is so already."""
     data = plist(service)
     parsed(data)
     changed, at = data != before, target(service.scope, uid)
-    steps: list[s.Step] = []
+    steps: list[model.Step] = []
     if changed:
-        steps += [*_out(service.scope, uid, now), s.Folder(service.logs, service.user), s.Write(file, data)]
+        steps += [*_out(service.scope, uid, now), model.Folder(service.logs, service.user), model.Write(file, data)]
     if not now.enabled:
-        steps.append(s.Call(("launchctl", "enable", at)))
+        steps.append(model.Call(("launchctl", "enable", at)))
     if changed or not now.loaded:
-        steps.append(s.Call(("launchctl", "bootstrap", domain(service.scope, uid), str(file))))
+        steps.append(model.Call(("launchctl", "bootstrap", domain(service.scope, uid), str(file))))
     elif not now.running:
-        steps.append(s.Call(("launchctl", "kickstart", at)))
+        steps.append(model.Call(("launchctl", "kickstart", at)))
     return tuple(steps)
 
 
-def uninstall_steps(scope: s.Scope, file: Path, before: bytes | None, now: s.State, uid: int) -> tuple[s.Step, ...]:
+def uninstall_steps(
+    scope: model.Scope, file: Path, before: bytes | None, now: model.State, uid: int
+) -> tuple[model.Step, ...]:
     """Ends the agent, not its trainers, and forgets the job; none where there is nothing of it."""
-    return (*_out(scope, uid, now), *([s.Remove(file)] if before is not None else []))
+    return (*_out(scope, uid, now), *([model.Remove(file)] if before is not None else []))
 
 
-def _out(scope: s.Scope, uid: int, now: s.State) -> list[s.Step]:
+def _out(scope: model.Scope, uid: int, now: model.State) -> list[model.Step]:
     """`bootout` returns before the job has ended, and until then it can't be loaded again."""
     if not now.loaded:
         return []
     at = target(scope, uid)
-    return [s.Call(("launchctl", "bootout", at)), s.UntilFails(("launchctl", "print", at), _GONE_SECONDS)]
+    return [model.Call(("launchctl", "bootout", at)), model.UntilFails(("launchctl", "print", at), _GONE_SECONDS)]

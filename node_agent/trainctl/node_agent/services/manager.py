@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import psutil
 
-from trainctl.node_agent.services import launchd, systemd
-from trainctl.node_agent.services import model as s
+from trainctl.node_agent.services import launchd, model, systemd
 from trainctl.protocol.errors import NotAuthorisedError, TrainctlError
 
 SETTLE_SECONDS = 15.0
@@ -39,10 +38,10 @@ class Found(NamedTuple):
 
     file: Path
     data: bytes | None  # of the file; None: there is none
-    state: s.State
+    state: model.State
     since: float | None  # Unix seconds at which the agent's process began
 
-    def own(self, manager: s.Manager) -> s.Installed | None:
+    def own(self, manager: model.Manager) -> model.Installed | None:
         """What the file says of itself."""
         if self.data is None:
             return None
@@ -52,7 +51,7 @@ class Found(NamedTuple):
 class Machine:
     """A machine as its manager and one scope see it. `root`: where its files begin."""
 
-    def __init__(self, scope: s.Scope, manager: s.Manager | None = None, root: Path = Path("/")) -> None:
+    def __init__(self, scope: model.Scope, manager: model.Manager | None = None, root: Path = Path("/")) -> None:
         """`manager`: None finds it. Raises NoManagerError."""
         self.scope, self.manager, self._root = scope, manager or _manager_here(), root
 
@@ -88,7 +87,7 @@ class Machine:
                 since = psutil.Process(state.pid).create_time()
         return Found(self.file, data, state, since)
 
-    def _state(self) -> s.State:
+    def _state(self) -> model.State:
         if self.manager == "systemd":
             done = _run(systemd.question(self.scope))
             if done.returncode:
@@ -98,14 +97,14 @@ class Machine:
         disabled = _run(launchd.disabled_question(self.scope, os.getuid())).stdout
         return launchd.state(done.stdout if done.returncode == 0 else None, disabled)
 
-    def install_steps(self, service: s.Service, found: Found) -> tuple[s.Step, ...]:
+    def install_steps(self, service: model.Service, found: Found) -> tuple[model.Step, ...]:
         """What is to be done for `service` to run here."""
         if self.manager == "systemd":
             lingering = self.scope == "system" or systemd.lingers(_answer(systemd.linger_question(service.user)))
             return systemd.install_steps(service, found.file, found.data, found.state, lingering=lingering)
         return launchd.install_steps(service, found.file, found.data, found.state, os.getuid())
 
-    def uninstall_steps(self, found: Found) -> tuple[s.Step, ...]:
+    def uninstall_steps(self, found: Found) -> tuple[model.Step, ...]:
         """What is to be done for nothing of the service to be here but what it has made."""
         if self.manager == "systemd":
             return systemd.uninstall_steps(self.scope, found.file, found.data, found.state)
@@ -132,7 +131,7 @@ def own_command() -> tuple[str, str, str, str]:
     return sys.executable, "-P", "-m", "trainctl.node_agent.cli"
 
 
-def carry_out(steps: Iterable[s.Step]) -> tuple[s.Step, ...]:
+def carry_out(steps: Iterable[model.Step]) -> tuple[model.Step, ...]:
     """All steps in turn; gives those that failed and may. Raises ManagerError for another."""
     failed = []
     for step in steps:
@@ -144,21 +143,21 @@ def carry_out(steps: Iterable[s.Step]) -> tuple[s.Step, ...]:
     return tuple(failed)
 
 
-def _carry_out(step: s.Step) -> bool:
+def _carry_out(step: model.Step) -> bool:
     match step:
-        case s.Write():
+        case model.Write():
             _write(step.path, step.data)
-        case s.Folder():
+        case model.Folder():
             _make_folder(step.path, step.user)
-        case s.Remove():
+        case model.Remove():
             step.path.unlink(missing_ok=True)
-        case s.Call():
+        case model.Call():
             done = _run(step.words)
             if done.returncode:
                 if not step.else_say:
                     raise ManagerError(_failure(step.words, done))
                 return False
-        case s.UntilFails():
+        case model.UntilFails():
             _until_fails(step)
     return True
 
@@ -183,7 +182,7 @@ def _make_folder(path: Path, user: str) -> None:
             os.chown(folder, known.pw_uid, known.pw_gid)
 
 
-def _until_fails(step: s.UntilFails) -> None:
+def _until_fails(step: model.UntilFails) -> None:
     due = time.monotonic() + step.seconds
     while _run(step.words).returncode == 0:
         if time.monotonic() > due:
@@ -219,7 +218,7 @@ def _failure(words: tuple[str, ...], done: "subprocess.CompletedProcess[str]") -
     return f"{' '.join(words)}: {said[0] if said else f'exit status {done.returncode}'}"
 
 
-def _manager_here() -> s.Manager:
+def _manager_here() -> model.Manager:
     if sys.platform == "darwin":
         return "launchd"
     if BOOTED.is_dir():

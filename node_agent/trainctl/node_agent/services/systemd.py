@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from trainctl.node_agent.services import model as s
+from trainctl.node_agent.services import model
 
 NAME = "trainctl-agent.service"
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
@@ -12,7 +12,7 @@ _OWN = "X-Trainctl"
 _ASKED = "LoadState,ActiveState,SubState,MainPID,UnitFileState"
 
 
-def unit(service: s.Service) -> str:
+def unit(service: model.Service) -> str:
     """The unit file."""
     system = service.scope == "system"
     lines = ["[Unit]", f"Description=trainctl node agent {service.node}"]
@@ -24,19 +24,20 @@ def unit(service: s.Service) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _settings(service: s.Service) -> list[str]:
+def _settings(service: model.Service) -> list[str]:
     command = " ".join(quoted(word).replace("$", "$$") for word in service.command)
     lines = ["Type=notify", "NotifyAccess=main", f"ExecStart={command}"]
     lines += [f"User={service.user}"] if service.scope == "system" else []
     lines += [
-        "Restart=always", "RestartSec=1", f"TimeoutStopSec={s.STOP_SECONDS}", f"WatchdogSec={s.WATCHDOG_SECONDS}",
+        "Restart=always", "RestartSec=1", f"TimeoutStopSec={model.STOP_SECONDS}",
+        f"WatchdogSec={model.WATCHDOG_SECONDS}",
         # Trainers live in the service's control group, and outlive a restart; one that the kernel ends for want of
         # memory is the agent's business, and no reason to stop it.
         "KillMode=process", "OOMPolicy=continue",
-        f"LimitNOFILE={s.OPEN_FILES}", "UMask=0077", "NoNewPrivileges=yes",
+        f"LimitNOFILE={model.OPEN_FILES}", "UMask=0077", "NoNewPrivileges=yes",
     ]  # fmt: skip
     lines += [f"Nice={service.nice}"] if service.nice is not None else []
-    given = s.variables(service, "systemd").items()
+    given = model.variables(service, "systemd").items()
     return lines + [f"Environment={quoted(f'{name}={value}')}" for name, value in given]
 
 
@@ -47,18 +48,18 @@ def quoted(word: str) -> str:
     return word if _PLAIN.fullmatch(word) else f'"{word}"'
 
 
-def installed(data: bytes) -> s.Installed | None:
+def installed(data: bytes) -> model.Installed | None:
     """What a unit file of ours says of itself; None for another's."""
     own = data.decode(errors="replace").partition(f"[{_OWN}]\n")[2]
     known = dict(line.partition("=")[::2] for line in own.splitlines())
-    return s.Installed(known["Node"], Path(known["Logs"])) if {"Node", "Logs"} <= set(known) else None
+    return model.Installed(known["Node"], Path(known["Logs"])) if {"Node", "Logs"} <= set(known) else None
 
 
-def systemctl(scope: s.Scope, *words: str) -> tuple[str, ...]:
+def systemctl(scope: model.Scope, *words: str) -> tuple[str, ...]:
     return ("systemctl", "--user", *words) if scope == "user" else ("systemctl", *words)
 
 
-def question(scope: s.Scope) -> tuple[str, ...]:
+def question(scope: model.Scope) -> tuple[str, ...]:
     """The command whose output `state` reads."""
     return systemctl(scope, "show", NAME, f"--property={_ASKED}")
 
@@ -73,11 +74,11 @@ def lingers(text: str) -> bool:
     return "Linger=yes" in text.splitlines()
 
 
-def state(text: str) -> s.State:
+def state(text: str) -> model.State:
     """What `systemctl show` says."""
     known = dict(line.partition("=")[::2] for line in text.splitlines())
     active, pid = known.get("ActiveState", ""), known.get("MainPID", "0")
-    return s.State(
+    return model.State(
         loaded=known.get("LoadState") == "loaded",
         enabled=known.get("UnitFileState") == "enabled",
         running=active == "active",
@@ -87,28 +88,34 @@ def state(text: str) -> s.State:
 
 
 def install_steps(
-    service: s.Service, file: Path, before: bytes | None, now: s.State, *, lingering: bool
-) -> tuple[s.Step, ...]:
+    service: model.Service, file: Path, before: bytes | None, now: model.State, *, lingering: bool
+) -> tuple[model.Step, ...]:
     """From how things are to a service that runs as the unit says; none where all is so already. `lingering`: the
     user's services go on without a session."""
     data = unit(service).encode()
     changed, scope = data != before, service.scope
-    steps: list[s.Step] = [s.Write(file, data), s.Call(systemctl(scope, "daemon-reload"))] if changed else []
+    steps: list[model.Step] = (
+        [model.Write(file, data), model.Call(systemctl(scope, "daemon-reload"))] if changed else []
+    )
     if not now.enabled:
-        steps.append(s.Call(systemctl(scope, "enable", NAME)))
+        steps.append(model.Call(systemctl(scope, "enable", NAME)))
     if changed or not now.running:
-        steps.append(s.Call(systemctl(scope, "restart" if changed and now.loaded else "start", NAME)))
+        steps.append(model.Call(systemctl(scope, "restart" if changed and now.loaded else "start", NAME)))
     if scope == "user" and not lingering:
         words = ("loginctl", "enable-linger", service.user)
-        steps.append(s.Call(words, f"it ends at logout, until an administrator runs: {' '.join(words)}"))
+        steps.append(model.Call(words, f"it ends at logout, until an administrator runs: {' '.join(words)}"))
     return tuple(steps)
 
 
-def uninstall_steps(scope: s.Scope, file: Path, before: bytes | None, now: s.State) -> tuple[s.Step, ...]:
+def uninstall_steps(scope: model.Scope, file: Path, before: bytes | None, now: model.State) -> tuple[model.Step, ...]:
     """Ends the agent, not its trainers, and forgets the unit; none where there is nothing of it."""
-    steps: list[s.Step] = []
+    steps: list[model.Step] = []
     if now.running or now.pid is not None or now.detail.startswith(("activating", "reloading")):
-        steps.append(s.Call(systemctl(scope, "stop", NAME)))
+        steps.append(model.Call(systemctl(scope, "stop", NAME)))
     if before is not None:
-        steps += [s.Call(systemctl(scope, "disable", NAME)), s.Remove(file), s.Call(systemctl(scope, "daemon-reload"))]
+        steps += [
+            model.Call(systemctl(scope, "disable", NAME)),
+            model.Remove(file),
+            model.Call(systemctl(scope, "daemon-reload")),
+        ]
     return tuple(steps)

@@ -17,7 +17,16 @@ from trainctl.protocol.errors import InvalidInputError, SeveralInvalidError, Tra
 from trainctl.tui.cli import agent_call, output
 from trainctl.tui.cli.command_result import INTERRUPTED
 from trainctl.tui.cli.lazy_commands import LateCommands, refuse_changes
-from trainctl.tui.cli.options import ClusterFile, Config, Connect, ReadOnly, ServerKey, config_of, share_key, where
+from trainctl.tui.cli.options import (
+    ClusterFile,
+    Config,
+    Connect,
+    ReadOnly,
+    ServerKey,
+    config_of,
+    share_server_key,
+    where,
+)
 from trainctl.tui.commands import targets
 
 BROKEN_PIPE = 141
@@ -35,7 +44,7 @@ class _Group(TyperGroup):
         self.commands = cast("MutableMapping[str, Any]", LateCommands(self.commands, self._complete))
 
     def _complete(self, command: Any) -> None:
-        share_key(next(option for option in self.params if option.name == "server_key"), command)
+        share_server_key(next(option for option in self.params if option.name == "server_key"), command)
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         with _quiet_pipe():  # --help prints here

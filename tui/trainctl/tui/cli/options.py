@@ -62,10 +62,10 @@ def where(ctx: typer.Context, connect: str | None, cluster: Path | None) -> targ
     return targets.Where((given,)) if given else targets.on_this_machine(targets.DEFAULT_ADDRESS)
 
 
-def share_key(given: Any, command: Any) -> None:
+def share_server_key(given: Any, command: Any) -> None:
     """Have a command that takes --connect, or each below it that does, take the option `given` too, for `where`."""
     for below in getattr(command, "commands", {}).values():
-        share_key(given, below)
+        share_server_key(given, below)
     if any(option.name == "connect" for option in command.params):
         shared = copy.copy(given)
         shared.expose_value, shared.callback = False, _keep_key
