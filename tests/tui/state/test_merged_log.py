@@ -177,3 +177,12 @@ def test_lines_have_their_time_node_and_level_and_keep_to_the_screen() -> None:
     assert shown[-1].startswith("         forge        OSError: [Errno 28]")
     pieces = lv.lines(tail, view, tail.entries, names, CLOCK, 100, 5, UNICODE)[0]
     assert [piece.text for piece in pieces if piece.role == "mark"] == ["checkpoint"]
+
+
+@pytest.mark.parametrize("odd", [1e18, -1e18, float("inf"), float("nan")])
+def test_a_line_whose_time_no_date_can_say_is_shown_without_one(odd: float) -> None:
+    names = lv.names_of(ViewState(run=run_view(4)))
+    entry = next(entry for entry in merged().entries if not entry.stray)
+    entries = [entry, entry._replace(key=entry.key._replace(at=odd))]
+    known, unknown = (plain(line) for line in lv.lines(lt.LogTail(), lv.View(), entries, names, CLOCK, 60, 2, UNICODE))
+    assert known[2] == ":" and unknown.startswith("n/a      ") and unknown[8:] == known[8:]

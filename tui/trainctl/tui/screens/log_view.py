@@ -1,7 +1,6 @@
 """What of the merged logs is on screen: where in them, what is searched for, and the lines it comes to; all pure."""
 
 import bisect
-import datetime
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from trainctl.tui.state.clock import Clock
 from trainctl.tui.state.log_query import Query
 from trainctl.tui.state.merged_log import LogEntry, LogKey, LogTail
 from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.text import formatting as f
 from trainctl.tui.text import styled_line as ln
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.widgets.theme import series_role
@@ -107,7 +107,9 @@ def lines(
     first = first_shown(view, entries, rows)
     shown = entries[first : first + rows]
     size = min(max((len(item.label) for item in names.values()), default=0), _NODE_CELLS) if len(names) > 1 else 0
-    today = all(_moment(entry.key.at, clock).date() == _moment(clock.wall(), clock).date() for entry in shown)
+    now = f.moment(clock.wall(), clock.zone)
+    times = [f.moment(entry.key.at, clock.zone) for entry in shown]
+    today = all(when is None or now is None or when.date() == now.date() for when in times)
     made = [_line(entry, view, names, clock, columns, glyphs, size, with_day=not today) for entry in shown]
     if not made and rows:
         made = [ln.fit(ln.line(ln.Piece(_why_empty(tail, names), "dim")), columns)]
@@ -129,7 +131,8 @@ def _line(
     *, with_day: bool,
 ) -> ln.Line:  # fmt: skip
     name = names.get(entry.key.rank, Named(entry.node, entry.node, "label", "?"))
-    when = f"{_moment(entry.key.at, clock):{'%d %b %H:%M:%S' if with_day else '%H:%M:%S'}}"
+    layout, moment = "%d %b %H:%M:%S" if with_day else "%H:%M:%S", f.moment(entry.key.at, clock.zone)
+    when = f"{moment:{layout}}" if moment is not None else f.NA.ljust(15 if with_day else 8)
     parts = [ln.Piece(" " * len(when) if entry.stray else when, "dim"), ln.Piece(" ")]
     if size:
         letter = f"{name.letter} " if glyphs.letters else ""
@@ -165,10 +168,6 @@ def _from(pieces: ln.Line, cells: int) -> ln.Line:
         made.append(piece._replace(text=piece.text[cells:]))
         cells = max(cells - len(piece.text), 0)
     return ln.line(*made)
-
-
-def _moment(at: float, clock: Clock) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(at, clock.zone or datetime.UTC).astimezone(clock.zone)
 
 
 def title(tail: LogTail, view: View, entries: Sequence[LogEntry], found: int, names: Mapping[int, Named]) -> str:
