@@ -70,7 +70,8 @@ def _text(ranks: Mapping[int, RankSetting], shown: Collection[int]) -> str:
 
 
 def rebalance(settings: Settings, args: verbs.Rebalance, facts: Facts) -> Edit:
-    """Shares as wanted, or those of the shortest step by the ranks' speeds. Raises InvalidInputError."""
+    """Shares as wanted, or those of the shortest step by the ranks' own speeds. Raises InvalidInputError naming the
+    argument."""
     if args.auto:
         return edit(settings, _by_speed(settings, facts))
     nodes = {setting.node for setting in settings.live.values()}

@@ -178,7 +178,10 @@ class AgentDb:
         self._write_or_keep("DELETE FROM followed WHERE run = ?", (run,))
 
     def consent(self, term: int, claimant: str, run: str) -> str:
-        """Consent to one claimant a term; gives whom this node has consented to, and in which term if a newer one."""
+        """Consent to `claimant` in `term`, unless this node has consented to one in that term or a newer one.
+
+        Returns the node that has its consent: `claimant`, another one, or "NODE in term N" where N is newer.
+        """
         if self._consent is None or term > self._consent[0]:
             self._consent = term, claimant, run
             self._write_or_keep(_CONSENT, (f"{term} {claimant} {run}",))

@@ -121,7 +121,8 @@ def _cgroups(file: Path) -> dict[int, str]:
 
 
 def _mounts(file: Path) -> list[tuple[int, str, Path]]:
-    """(version, root, mount point) of mounted hierarchies that may count memory; version 1 first: it does, of both."""
+    """(version, root, mount point) of the mounted hierarchies that may account for memory. Version 1 comes first: where
+    both are mounted, it has the memory."""
     found = list[tuple[int, str, Path]]()
     for line in _lines(file):
         fields, _, rest = line.partition(" - ")

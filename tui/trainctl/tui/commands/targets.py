@@ -139,7 +139,8 @@ def run_file(path: Path, overrides: dict[str, str], *, local: bool, cluster: Clu
 
 
 def nodes_here(config: runfile.RunFile) -> list[str]:
-    """The run file's node that is this machine, without a cluster file: the only one, or the one of its name."""
+    """The nodes of the run file that are this machine, as far as is known without a cluster file: the only one, or the
+    one with this machine's name. `[""]` where the file names none."""
     if len(config.nodes) < 2:
         return [*config.nodes] or [""]
     return [node for node in config.nodes if node == names.node_name()]

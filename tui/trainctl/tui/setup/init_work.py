@@ -39,7 +39,8 @@ class Done(NamedTuple):
 
 
 def write(given: Given, run_file: Path, cluster_file: Path | None, ask: Ask | None) -> Done:
-    """Write both files, or the run file where the default cluster file is there; none at an InvalidInputError."""
+    """Write both files, or only the run file where the default cluster file already exists. Raises InvalidInputError,
+    and then leaves no file."""
     target = cluster_file or cluster.default_path()
     kept = target if cluster_file is None and target.is_file() else None
     new_files.check_free([run_file] if kept else [run_file, target])

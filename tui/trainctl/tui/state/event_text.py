@@ -32,7 +32,8 @@ def with_change(text: str, event: m.Event, arrow: str) -> str:
 
 
 def moved(before: str, after: str, arrow: str) -> str | None:
-    """`studio 16→9, mbp 8→15` of `studio=16 mbp=8 forge=40` and the same after; None for what is no shares by node."""
+    """The shares that changed, as `studio 16→9, mbp 8→15`, from `studio=16 mbp=8 forge=40` before and the same form
+    after. None where these aren't shares of the same nodes."""
     had, has = shares_in(before), shares_in(after)
     if had is None or has is None or had.keys() != has.keys():
         return None

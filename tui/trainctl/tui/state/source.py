@@ -90,8 +90,11 @@ class ClusterSource:
         self._client = await self._clients.enter_async_context(Client(node.address, by=self._by))
 
     def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
-        """Sent to the agent that conducts, but for `promote`, which is for the node's own, and for what is about an
-        alert that another agent has raised: a follower of its lead, or one without a run of its machine."""
+        """Send a command to the agent that conducts, with two exceptions.
+
+        `promote` goes to the node's own agent. A command about an alert goes to the agent that raised it: a follower
+        raises alerts about its lead, and an agent without a run about its machine.
+        """
         node = options.get("node") or "" if verb == "promote" else self._raiser(verb, args, options.get("node"))
         address = self._addresses.get(node) if node else None
         if address is None or address == self._client.address:
