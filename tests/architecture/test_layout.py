@@ -31,7 +31,8 @@ CROWDED: set[str] = set()
 METAPHORICAL: set[str] = set()
 FILES_TWICE: set[str] = set()
 CLASSES_TWICE: set[str] = set()
-NAMES_UNUSED: set[str] = set()
+NAMES_UNUSED = {"protocol/client/client.py: ClientFactory"}
+"""But for a name that 0.1.0 gave to others."""
 WITHOUT_DOCSTRING: set[str] = set()
 TESTS_WITHOUT_FOLDER: set[str] = set()
 

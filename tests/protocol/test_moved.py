@@ -1,7 +1,11 @@
 """Import paths that the docs and examples of 0.1.0 named still work, and warn with the new one."""
 
+import ast
+import importlib
 import subprocess
 import sys
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +25,8 @@ KEPT = [
     ("client", "Client"), ("client", "Connection"), ("client", "make_command"), ("client", "check_reply"),
     ("client", "BlockingClient"), ("client", "attach_cluster"), ("messages", "Snapshot"), ("errors", "TrainctlError"),
 ]  # fmt: skip
+
+WHEEL = ROOT / "tests" / "golden" / "release-0.1.0" / "trainctl-0.1.0-py3-none-any.whl"
 
 
 @pytest.mark.parametrize(("old", "name", "new"), MOVED)
@@ -57,3 +63,26 @@ def test_the_package_exports_what_the_module_did() -> None:
 
 def _is_defined_there(value: object) -> bool:
     return getattr(value, "__module__", "") == client.__name__ and not getattr(value, "__name__", "_").startswith("_")
+
+
+def names_of_0_1_0(module: str) -> Iterator[str]:
+    """The public names that a module of that release has of its own; what it only imports isn't one."""
+    with zipfile.ZipFile(WHEEL) as wheel:
+        tree = ast.parse(wheel.read(f"trainctl/protocol/{module}.py"))
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+        for target in targets:
+            name = getattr(target, "id", getattr(target, "name", "_"))
+            if not name.startswith("_"):
+                yield name
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "module", ["client", "blocking", "cluster_client", "keyring", "keys", "verbs", "messages", "errors"]
+)
+def test_no_public_name_of_0_1_0_is_gone(module: str) -> None:
+    names = {*names_of_0_1_0(module)}
+    assert names
+    now = importlib.import_module(f"trainctl.protocol.{module}")
+    assert not {name for name in names if not hasattr(now, name)}

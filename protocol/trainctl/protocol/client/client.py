@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Literal, Self, TypeVar
 
 import zmq
@@ -398,3 +398,6 @@ def _rid() -> str:
 
 def _so_far(reply: m.CommandReply | None) -> str:
     return f"{reply.state}, not applied" if reply is not None else "no answer"
+
+
+ClientFactory = Callable[[], Client]
