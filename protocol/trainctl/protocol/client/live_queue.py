@@ -52,7 +52,10 @@ class LiveQueue:
     def _before_error(self) -> list[m.Live | m.Heartbeat]:
         place = min(self._errors)
         if not place:
-            raise self._errors.pop(0)
+            error = self._errors.pop(0)
+            if not self._messages:  # what came after it isn't here yet
+                self._arrived.clear()
+            raise error
         found, self._messages = self._messages[:place], self._messages[place:]
         self._errors = {at - place: error for at, error in self._errors.items()}
         return found
