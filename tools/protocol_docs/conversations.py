@@ -1,6 +1,5 @@
 """Who speaks with whom, the message types that each conversation takes, and how its frames are decoded."""
 
-import functools
 import typing
 from typing import Any
 
@@ -20,16 +19,17 @@ UNIONS: dict[str, Any] = {
 """The seven conversations and the types each takes, and what followers keep of a run."""
 
 DECODERS: dict[str, Any] = {
-    "client to agent": codec.decode_request,
+    "client to agent": codec.decode_control,
     "agent to client": codec.decode_reply,
     "published by an agent": codec.decode_live,
     "agent to trainer": codec.decode_order,
     "trainer to agent": codec.decode_answer,
-    "lead to follower": functools.partial(codec._control, union=m.ToPeer),
+    "lead to follower": codec.decode_control,
     "follower to lead": codec.decode_peer,
     "kept by followers": codec.decode_kept,
 }
-"""What reads each conversation's frames. An agent has one socket for its clients and the lead's agent."""
+"""The function by which the program reads each conversation's frames: an agent has one socket for its clients and for
+the lead's agent."""
 
 
 def types_of(conversation: str) -> tuple[type[m.Message], ...]:

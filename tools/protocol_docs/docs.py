@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 from msgspec import inspect as shape
+
 from tools.protocol_docs import examples, generated, meanings, prose
 from tools.protocol_docs.conversations import UNIONS, types_of
 from tools.protocol_docs.history import HISTORY
-
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import base, kept, peers, replies, requests, telemetry, trainer, verbs
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
@@ -212,7 +212,7 @@ def _meaning(kind: type, field: shape.Field, comments: Comments) -> str:
 
 
 def _limits() -> str:
-    control, bulk = codec._CONTROL_CAPS, codec._BULK_CAPS
+    control, bulk = codec.CONTROL_CAPS, codec.BULK_CAPS
     named = (
         ("string, bytes", "max_str_len"),
         ("binary, bytes", "max_bin_len"),

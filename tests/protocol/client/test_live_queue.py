@@ -18,6 +18,7 @@ from trainctl.protocol.errors import VersionError
 from trainctl.protocol.wire import codec, sockets
 
 EVENT: Any = examples.EXAMPLES["published by an agent"]["event"]
+OTHER_VERSION = msgspec.msgpack.encode({**msgspec.msgpack.decode(codec.encode(EVENT)), "v": 99})
 SECONDS = 10.0
 
 
@@ -101,12 +102,25 @@ async def test_nonsense_is_left_out_and_another_version_is_told_in_its_place(end
     publisher.say(1)
     publisher.send(b"\xc1")
     publisher.send(*[b"more"] * 40)
-    publisher.send(msgspec.msgpack.encode({**msgspec.msgpack.decode(codec.encode(EVENT)), "v": 99}))
+    publisher.send(OTHER_VERSION)
     publisher.say(2)
     assert await numbers(queue, 1) == [[1]]
     with pytest.raises(VersionError, match="99"):
         await queue.get(SECONDS)
     assert await numbers(queue, 1) == [[2]]
+
+
+async def test_what_comes_later_than_another_version_is_waited_for(ends: Ends) -> None:
+    publisher, queue = ends
+    publisher.send(OTHER_VERSION)
+    with pytest.raises(VersionError, match="99"):
+        await queue.get(SECONDS)
+    assert await queue.get(0.01) == []
+    later = asyncio.create_task(queue.get(SECONDS))
+    await asyncio.sleep(0)
+    assert not later.done(), "it waits"
+    publisher.say(2)
+    assert [message.seq for message in await later] == [2]
 
 
 async def test_what_nobody_takes_waits_in_bounded_room_and_then_goes_on(
@@ -130,6 +144,6 @@ def test_the_short_way_of_decoding_gives_what_the_long_one_does(name: str) -> No
 
 def _long_way(frame: bytes) -> m.Live | m.Heartbeat:
     found: m.Live | m.Heartbeat = codec._convert(
-        codec._unpack(frame, codec.FRAME_BYTES, codec._CONTROL_CAPS), m.Live | m.Heartbeat
+        codec._unpack(frame, codec.FRAME_BYTES, codec.CONTROL_CAPS), m.Live | m.Heartbeat
     )
     return found

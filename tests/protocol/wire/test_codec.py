@@ -17,7 +17,7 @@ from trainctl.protocol.errors import ProtocolError, VersionError
 from trainctl.protocol.wire import codec
 
 KINDS = [(talk, kind) for talk in conversations.UNIONS for kind in conversations.types_of(talk)]
-ALL = list(conversations.DECODERS.values())
+ALL = [*dict.fromkeys(conversations.DECODERS.values()), codec.decode_request]
 OFTEN = settings(max_examples=40, deadline=None)
 EACH = settings(max_examples=15, deadline=None)
 """For what is done to every one of the messages' types."""

@@ -1,8 +1,6 @@
 """Bytes to messages and back, with every size capped before a message type is looked at."""
 
-import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -18,10 +16,11 @@ FRAME_BYTES = 1024 * 1024
 """Largest frame on any other socket."""
 MAX_DEPTH = 8
 
-_CONTROL_CAPS: dict[str, Any] = {
+CONTROL_CAPS: dict[str, Any] = {
     "max_str_len": 4096, "max_bin_len": 65536, "max_array_len": 4096, "max_map_len": 256, "max_ext_len": 0,
 }  # fmt: skip
-_BULK_CAPS: dict[str, Any] = {**_CONTROL_CAPS, "max_str_len": 262144 * 4, "max_array_len": 16384}
+BULK_CAPS: dict[str, Any] = {**CONTROL_CAPS, "max_str_len": 262144 * 4, "max_array_len": 16384}
+"""Limits inside a frame, from a client and elsewhere, as msgpack names them."""
 
 _SHORT_BYTES = 4096
 """What is no longer than this is within all limits but those of an ignored field's, which nobody looks into."""
@@ -53,8 +52,43 @@ def decode_live(frame: bytes) -> m.Live | m.Heartbeat:
         else:
             if known.v == PROTOCOL_VERSION:
                 return known
-    message: m.Live | m.Heartbeat = _convert(_unpack(frame, FRAME_BYTES, _CONTROL_CAPS), m.Live | m.Heartbeat)
+    message: m.Live | m.Heartbeat = _convert(_unpack(frame, FRAME_BYTES, CONTROL_CAPS), m.Live | m.Heartbeat)
     return message
+
+
+def decode_request(frame: bytes) -> m.ClientRequest:
+    """What a client sent, under the tight limits. Raises ProtocolError (VersionError for another version)."""
+    return _control(frame, m.ClientRequest)  # type: ignore[no-any-return]
+
+
+def decode_control(frame: bytes) -> m.ClientRequest | m.ToPeer:
+    """What comes to an agent's socket for requests, from a client or from another agent. Raises ProtocolError."""
+    return _control(frame, m.ClientRequest | m.ToPeer)  # type: ignore[no-any-return]
+
+
+def decode_peer(frame: bytes) -> m.FromPeer:
+    """What a follower's agent told the lead's. Raises ProtocolError."""
+    return _bulk(frame, m.FromPeer)  # type: ignore[no-any-return]
+
+
+def decode_kept(frame: bytes) -> m.Kept:
+    """One thing that a lead has kept of a run and hands on; NaN may appear. Raises ProtocolError."""
+    return _bulk(frame, m.Kept)  # type: ignore[no-any-return]
+
+
+def decode_reply(frame: bytes) -> m.AgentReply:
+    """What an agent answered. Raises ProtocolError."""
+    return _bulk(frame, m.AgentReply)  # type: ignore[no-any-return]
+
+
+def decode_order(frame: bytes) -> m.ToTrainer:
+    """What an agent told a trainer. Raises ProtocolError."""
+    return _bulk(frame, m.ToTrainer)  # type: ignore[no-any-return]
+
+
+def decode_answer(frame: bytes) -> m.FromTrainer:
+    """What a trainer told its agent. Raises ProtocolError."""
+    return _bulk(frame, m.FromTrainer)  # type: ignore[no-any-return]
 
 
 def peek_rid(frame: bytes) -> str:
@@ -69,7 +103,7 @@ def peek_link(frame: bytes) -> str:
 
 def _peek(frame: bytes, field: str, most_characters: int) -> str:
     try:
-        raw = _unpack(frame, CONTROL_FRAME_BYTES, _CONTROL_CAPS)
+        raw = _unpack(frame, CONTROL_FRAME_BYTES, CONTROL_CAPS)
     except ProtocolError:
         return ""
     text = raw.get(field)
@@ -77,14 +111,14 @@ def _peek(frame: bytes, field: str, most_characters: int) -> str:
 
 
 def _control(frame: bytes, union: Any) -> Any:
-    raw = _unpack(frame, CONTROL_FRAME_BYTES, _CONTROL_CAPS)
+    raw = _unpack(frame, CONTROL_FRAME_BYTES, CONTROL_CAPS)
     _check_depth(raw, 0)
     _check_finite(raw)
     return _convert(raw, union)
 
 
 def _bulk(frame: bytes, union: Any) -> Any:
-    return _convert(_unpack(frame, FRAME_BYTES, _BULK_CAPS), union)
+    return _convert(_unpack(frame, FRAME_BYTES, BULK_CAPS), union)
 
 
 def _unpack(frame: bytes, limit: int, caps: dict[str, Any]) -> dict[str, Any]:
@@ -126,21 +160,3 @@ def _check_finite(value: Any) -> None:
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     for item in items:
         _check_finite(item)
-
-
-decode_request: Callable[[bytes], m.ClientRequest] = functools.partial(_control, union=m.ClientRequest)
-"""What a client sent, under the tight limits. Raises ProtocolError (VersionError for another version)."""
-decode_control: Callable[[bytes], m.ClientRequest | m.ToPeer] = functools.partial(
-    _control, union=m.ClientRequest | m.ToPeer
-)
-"""What comes to an agent's socket for requests, from a client or from another agent. Raises ProtocolError."""
-decode_peer: Callable[[bytes], m.FromPeer] = functools.partial(_bulk, union=m.FromPeer)
-"""What a follower's agent told the lead's. Raises ProtocolError."""
-decode_kept: Callable[[bytes], m.Kept] = functools.partial(_bulk, union=m.Kept)
-"""One thing that a lead has kept of a run and hands on; NaN may appear. Raises ProtocolError."""
-decode_reply: Callable[[bytes], m.AgentReply] = functools.partial(_bulk, union=m.AgentReply)
-"""What an agent answered. Raises ProtocolError."""
-decode_order: Callable[[bytes], m.ToTrainer] = functools.partial(_bulk, union=m.ToTrainer)
-"""What an agent told a trainer. Raises ProtocolError."""
-decode_answer: Callable[[bytes], m.FromTrainer] = functools.partial(_bulk, union=m.FromTrainer)
-"""What a trainer told its agent. Raises ProtocolError."""
