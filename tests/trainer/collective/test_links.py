@@ -149,3 +149,18 @@ def test_as_many_processes_wait_as_there_are_links() -> None:
     for reducer in taken:
         reducer.close()
     standby.close()
+
+
+def test_a_group_that_leaves_a_sum_out_is_none() -> None:
+    """Such a rank would train on its own gradients."""
+
+    class Forgetful(ReducerGroup):
+        all_reduce = Group.all_reduce
+
+    class Unsummed(Group):
+        pass
+
+    assert Group.__abstractmethods__ == {name for name in vars(Group) if not name.startswith("_")}
+    for incomplete in (Forgetful, Unsummed):
+        with pytest.raises(TypeError, match="abstract"):
+            incomplete()  # type: ignore[abstract,call-arg]

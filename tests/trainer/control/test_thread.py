@@ -14,7 +14,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.base import Backend
-from trainctl.trainer.collective.group import Group, Tail
+from trainctl.trainer.collective.group import Solo, Tail
 from trainctl.trainer.control.inbox import Joined
 from trainctl.trainer.runtime import Trainer
 from trainctl.trainer.step.progress import Progress
@@ -91,11 +91,11 @@ def test_the_group_that_was_formed_is_the_one_that_plans_reduce_over(
     line.hear(m.Formed)
     joined = line.control.orders.get(timeout=DEADLINE_SECONDS)
     assert joined == Joined(FIRST, joined.group)
-    assert type(joined.group) is Group
+    assert type(joined.group) is Solo
 
     reduced: list[float] = []
 
-    class Counting(Group):
+    class Counting(Solo):
         def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
             reduced.append(tail.weight)
             return tail

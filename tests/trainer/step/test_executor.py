@@ -9,7 +9,7 @@ import pytest
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError, TrainctlError
 from trainctl.trainer.backends.base import Backend
-from trainctl.trainer.collective.group import Group, Tail
+from trainctl.trainer.collective.group import Solo, Tail
 from trainctl.trainer.common.errors import AbandonedError, DeviceMemoryError, OutdatedError
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.step.progress import FenceAnswer, Progress
@@ -120,7 +120,7 @@ def test_a_batch_wholly_held_is_finished_by_a_plan_without_samples(new_rig: NewR
     rig = new_rig("torch")
     held: list[FenceAnswer] = []
 
-    class FencedGroup(Group):
+    class FencedGroup(Solo):
         def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
             held.append(fence(rig.progress, SECOND))
             return tail
@@ -130,7 +130,7 @@ def test_a_batch_wholly_held_is_finished_by_a_plan_without_samples(new_rig: NewR
         rig.train(1, 5)
     assert held[0].held == (m.Range(0, G),)
     assert rig.progress.last_step == 0
-    rig.executor.group = Group()
+    rig.executor.group = Solo()
     rig.form(SECOND)
     report = rig.train(1, 5, generation=SECOND, finishes=FIRST, work=(m.RankWork(0, (), 5),))
     straight = new_rig("torch")

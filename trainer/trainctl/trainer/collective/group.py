@@ -9,6 +9,7 @@ import hashlib
 import logging
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -46,36 +47,63 @@ class Tail:
     bad_losses: int  # ranks whose loss sum is not finite
 
 
-class Group:
-    """The live ranks of one generation: as it stands, a single one, whose sums are the totals. All but `abort` belongs
-    to the main thread."""
+class Group(ABC):
+    """The live ranks of one generation. All but `abort` belongs to the main thread."""
 
+    @abstractmethod
     def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
         """Sum the backend's accumulators and the tails over all ranks; returns the sum of the tails, and leaves the
         accumulators alone. Raises GroupError, or AbandonedError if the group was aborted."""
-        return tail
 
+    @abstractmethod
     def deliver(self, backend: Backend) -> None:
         """Replace the backend's accumulators by the sum that `all_reduce` made."""
 
+    @abstractmethod
     def share(self, source: int | None, fill: Callable[[Mapping[str, Array]], None]) -> Mapping[str, Array] | None:
         """What the rank `source` (None: the lowest) fills in, one array for each parameter; read-only, and until the
         next call. None if this rank is the only one. Raises as `all_reduce`."""
-        return None
 
+    @abstractmethod
     def share_numbers(self, source: int | None, numbers: Sequence[float]) -> list[float]:
         """The rank `source`'s numbers, to the bit. Raises as `all_reduce`."""
-        return [*numbers]
 
+    @abstractmethod
     def is_source(self, source: int | None) -> bool:
         """Whether `source` is this rank."""
-        return True
 
+    @abstractmethod
     def abort(self) -> None:
         """From any thread: make whoever waits for the others give up, at once."""
 
+    @abstractmethod
     def close(self) -> None:
         """`abort`, and let go of everything."""
+
+
+class Solo(Group):
+    """A group of one rank: its sums are the totals."""
+
+    def all_reduce(self, backend: Backend, tail: Tail) -> Tail:
+        return tail
+
+    def deliver(self, backend: Backend) -> None:
+        return
+
+    def share(self, source: int | None, fill: Callable[[Mapping[str, Array]], None]) -> Mapping[str, Array] | None:
+        return None
+
+    def share_numbers(self, source: int | None, numbers: Sequence[float]) -> list[float]:
+        return [*numbers]
+
+    def is_source(self, source: int | None) -> bool:
+        return True
+
+    def abort(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
 
 
 class ReducerGroup(Group):

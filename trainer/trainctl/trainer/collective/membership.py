@@ -13,7 +13,7 @@ import psutil
 
 from trainctl.protocol.config.run_file import GroupTable
 from trainctl.protocol.messages import Engine, Form, Generation, Offer
-from trainctl.trainer.collective.group import Group, ReducerGroup
+from trainctl.trainer.collective.group import Group, ReducerGroup, Solo
 from trainctl.trainer.collective.shared_buffer import WORD_BYTES, Layout
 from trainctl.trainer.collective.standby import Standby, standby_here
 from trainctl.trainer.common.errors import GroupError
@@ -80,7 +80,7 @@ class Membership:
             if order.ranks != (self._rank,):
                 raise GroupError(f"ranks {list(order.ranks)} cannot be formed without an engine")
             self._withdraw()
-            return Group()
+            return Solo()
         offered, self._offered = self._offered, None
         if offered is None:
             raise GroupError(f"rank {self._rank} has no endpoints open for {order.generation}")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from trainctl.protocol import messages as m
-from trainctl.trainer.collective.group import Group, ReducerGroup
+from trainctl.trainer.collective.group import ReducerGroup, Solo
 from trainctl.trainer.collective.membership import Membership
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import GroupError, first_line
@@ -72,7 +72,7 @@ class GroupOrders:
         if self._progress.form(order, takes_part=False):
             if self.membership is not None:
                 self.membership.leave()
-            self._orders.put(Joined(order.generation, Group()))
+            self._orders.put(Joined(order.generation, Solo()))
 
     def _join(self, order: m.Form) -> None:
         try:

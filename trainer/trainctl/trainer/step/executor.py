@@ -19,7 +19,7 @@ from trainctl.protocol.messages import FromTrainer, Probed, Range, RankWork, Rep
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.base import Array, Backend
 from trainctl.trainer.backends.loss_scale import LossScale
-from trainctl.trainer.collective.group import Group, Tail
+from trainctl.trainer.collective.group import Group, Solo, Tail
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices, samples_at
@@ -60,7 +60,7 @@ class Executor:
     ) -> None:  # fmt: skip
         self._who, self._settings, self._backend, self._dataset = who, settings, backend, dataset
         self._progress, self._status, self._send = progress, status, send
-        self.group: Group = Group()
+        self.group: Group = Solo()
         self.loss_scale = LossScale.of(settings.dtype)
         self._micro_batches = MicroBatches()
 
