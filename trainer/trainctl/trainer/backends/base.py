@@ -35,10 +35,6 @@ _SURE_NORM = 1e18
 """Below it no square has overflowed float32."""
 _SMALL = 2.0**-100
 """Brings every finite float32 where its square is finite, and those that made a norm of `_SURE_NORM` not to zero."""
-_OUT_OF_MEMORY = (
-    "out of memory", "not enough memory", "insufficient memory", "can't allocate memory", "failed to allocate",
-    "unable to allocate", "bad allocation", "bad_alloc", "malloc",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,6 +67,7 @@ class Backend(ABC):
 
     name: BackendName
     shapes: Mapping[str, tuple[int, ...]]  # of each trainable parameter by Hugging Face name, names ascending
+    out_of_memory_words: tuple[str, ...]  # what the library's errors say, in lower case, where memory ran out
     updates: int  # AdamW's t: how often `update` was called in the life of the state
     _model: Any  # with `train()` and `eval()`
 
@@ -189,6 +186,11 @@ class Backend(ABC):
         finally:
             self._model.train()
 
+    @classmethod
+    def is_out_of_memory(cls, error: BaseException) -> bool:
+        """Whether an error is one of the library's that say so."""
+        return isinstance(error, MemoryError) or any(words in str(error).lower() for words in cls.out_of_memory_words)
+
     @contextmanager
     def _memory_errors(self) -> Iterator[None]:
         """Turn a library's several ways of saying that memory ran out into DeviceMemoryError, the scratch emptied;
@@ -196,18 +198,13 @@ class Backend(ABC):
         try:
             yield
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            if not self.is_out_of_memory(error):
                 raise
             text = first_line(error)
         else:
             return
         self.discard()  # outside the handler, so that the traceback's frames no longer hold the graph
         raise DeviceMemoryError(text)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is one of the libraries' that say so."""
-    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY)
 
 
 def limit_of(node: NodeTable) -> int | None:

@@ -37,6 +37,7 @@ class MlxBackend(Backend):
     """`model` is an mlx-lm model, its parameters in any float type."""
 
     name: BackendName = "mlx"
+    out_of_memory_words = ("malloc", "out of memory", "insufficient memory", "unable to allocate", "bad_alloc")
 
     def __init__(
         self, model: Any, optimizer: OptimizerTable, *, dtype: Any = mx.float32, limit_bytes: int | None = None

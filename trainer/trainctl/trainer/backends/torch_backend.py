@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from trainctl.protocol.config.run_file import NodeTable, OptimizerTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.backends import rope_config
-from trainctl.trainer.backends.base import Array, Backend, BackendName, Memory, Part, is_out_of_memory, limit_of
+from trainctl.trainer.backends.base import Array, Backend, BackendName, Memory, Part, limit_of
 from trainctl.trainer.backends.host_memory import HostMemory, SampledMemory, limit_process
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.data.batch import Batch
@@ -29,6 +29,9 @@ class TorchBackend(Backend):
     """`model` comes in float32."""
 
     name: BackendName = "torch"
+    out_of_memory_words = (
+        "out of memory", "can't allocate memory", "not enough memory", "failed to allocate", "bad allocation",
+    )  # fmt: skip
 
     def __init__(
         self, model: torch.nn.Module, optimizer: OptimizerTable, *, dtype: torch.dtype = torch.float32,
@@ -50,6 +53,10 @@ class TorchBackend(Backend):
             if self._device.type == "mps"
             else HostMemory(limit_bytes)
         )
+
+    @classmethod
+    def is_out_of_memory(cls, error: BaseException) -> bool:
+        return isinstance(error, torch.OutOfMemoryError) or super().is_out_of_memory(error)
 
     @property
     def device(self) -> str:
@@ -238,7 +245,7 @@ def load_torch(config: RunFile, node: NodeTable, where: str) -> TorchBackend:
             model, config.optimizer, dtype=_DTYPES[config.model.dtype], device=device, limit_bytes=limit_bytes
         )
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+        if not TorchBackend.is_out_of_memory(error):
             raise
         raise InvalidInputError(
             f"{where}: model.path", f"the model and its optimizer do not fit on {device}: {first_line(error)}"
