@@ -1,4 +1,15 @@
-"""The exceptions that cross a room's edge, each with the exit code the command line gives it."""
+"""The exceptions that cross a room's edge, each with the exit code the command line gives it.
+
+TrainctlError
+├── InvalidInputError       exit 2   a file, argument or address that is wrong by itself
+│   └── SeveralInvalidError exit 2   several of them at once
+├── RefusedError            exit 3   the agent rejected the request, or it failed there
+├── ExpiredError            exit 4   not applied within the time asked for
+├── UnreachableError        exit 5   nothing answered at the address, or the connection was lost
+├── NotAuthorisedError      exit 6   the peer's key does not allow it
+└── ProtocolError           exit 5   what arrived is not this protocol
+    └── VersionError        exit 5   it is, in another version
+"""
 
 import contextlib
 from collections.abc import Iterator, Sequence
