@@ -70,7 +70,7 @@ def test_messages_lost_under_way_leave_their_steps_out() -> None:
     state = played(*missed)
     assert state.lately("loss").first.tolist()[-2:] == [118, 125]
     assert [lap.step for lap in step_phases.laps(state, step_phases.RecordedPhases(), 0)][-2:] == [118, 125]
-    drawn = phase_view.stacked(step_phases.laps(state, step_phases.RecordedPhases(), 0), 125, 60, 8, UNICODE)
+    drawn = phase_view.stacked(step_phases.laps(state, step_phases.RecordedPhases(), 0), 125, 60, 8)
     letters = ln.plain(drawn[-2])[7:]
     place = letters.rstrip().rindex(" ")
     assert letters[place - 5 : place + 1] == " " * 6, "six steps that aren't known"
