@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from tools.protocol_docs import generated
-
 from trainctl.tui.app import keymap
 from trainctl.tui.widgets.theme import THEMES
 

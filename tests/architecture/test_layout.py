@@ -221,3 +221,33 @@ def test_no_public_name_is_unused() -> None:
         if not name.startswith("_") and counted[name] < 2
     }
     assert found == NAMES_UNUSED
+
+
+# ---------------------------------------------------------------- phases
+
+
+def phases_typed_again(tree: ast.Module) -> bool:
+    """Whether a file lists a step's phases itself, instead of by PHASES and BUSY_PHASES."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "__struct_fields__" and "Phases" in ast.unparse(node.value):
+            return True
+        items = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [])
+        texts = [ast.unparse(item) for item in items if item is not None]
+        if re.search(r"'data(_seconds)?'.*'forward(_seconds)?'.*'backward(_seconds)?'", " ".join(texts)):
+            return True
+    return False
+
+
+def test_phases_typed_again_are_found() -> None:
+    for text in (
+        "x = ('idle', 'data', 'forward', 'backward')", "x = {'data': 1, 'forward': 2, 'backward': 3}",
+        "x = [('data', 1), ('forward', 2), ('backward', 3)]", "x = m.Phases.__struct_fields__",
+        "x = ('data_seconds', 'forward_seconds', 'backward_seconds')",
+    ):  # fmt: skip
+        assert phases_typed_again(ast.parse(text)), text
+    assert not phases_typed_again(ast.parse("x = (*BUSY_PHASES, 'sync'); y = ('data', 'model'); z = {**x, 'data': 1}"))
+
+
+def test_phases_are_listed_in_one_file() -> None:
+    found = {label(MODULES[name]) for name, tree in TREES.items() if phases_typed_again(tree)}
+    assert found == {"protocol/messages/trainer.py"}

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
 from tools.protocol_docs import docs, generated
 from tools.protocol_docs.conversations import UNIONS, types_of
-
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.base import PROTOCOL_VERSION

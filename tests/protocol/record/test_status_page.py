@@ -28,7 +28,7 @@ def test_what_is_shown_is_read(tmp_path: Path) -> None:
     assert status_page.read_status(path) is not None
 
 
-@pytest.mark.parametrize("phase", status_page.PHASES)
+@pytest.mark.parametrize("phase", status_page.STATUS_PHASES)
 def test_every_phase_has_its_number(tmp_path: Path, phase: str) -> None:
     writer = status_page.StatusWriter(tmp_path / "page", 1)
     writer.show(phase)

@@ -13,7 +13,7 @@ from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.tui.export.mirror.metrics import EVALUATION, PHASES, RUN_METRICS, Point, Text, flat, prefixes
+from trainctl.tui.export.mirror.metrics import EVALUATION, RUN_METRICS, Point, Text, flat, prefixes
 from trainctl.tui.export.mirror.progress import MirrorProgress, MirrorProgressFile
 from trainctl.tui.export.mirror.run_source import DirectorySource
 from trainctl.tui.export.mirror.sync import PAGE, Mirror
@@ -242,7 +242,7 @@ NODES = {
     "tokens_per_second": "the node's own rate: tokens / (data + forward + backward)",
     "step_seconds": "the node's step, from plan to end",
     "samples": "its share of the batch; only from a run directory",
-    **{f"{name}_seconds": f"time in {name}" for name in PHASES},
+    **{f"{name}_seconds": f"time in {name}" for name in m.PHASES},
     "memory_bytes": "held by its trainer on the device after the step",
     "memory_peak_bytes": "most that it held during the step; only from a run directory",
 }

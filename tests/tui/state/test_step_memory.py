@@ -96,7 +96,7 @@ def test_a_peak_that_falls_leaves_all_that_was_measured_of_the_rank() -> None:
 
 def history(**values: float) -> m.History:
     """One step of rank 0: the phases all at 1 s, and the memory given."""
-    every = {f"{name}_seconds": 1.0 for name in step_phases.PHASE_NAMES} | values
+    every = {f"{name}_seconds": 1.0 for name in m.PHASES} | values
     return m.History(rid="r", series=tuple(m.Series(k, 0, 1, (7,), (v,), (v,), (v,), (v,)) for k, v in every.items()))
 
 

@@ -19,7 +19,6 @@ FARTHEST_SHARE = 2.0
 """Times the share, or a part of it, beyond which what a step costs by itself would tell too."""
 LOADED_PERCENT = 50.0
 """A device that is used less may run slower because it can."""
-PHASES = ("data", "forward", "backward")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +68,7 @@ class RankPace:
         known = [rate for rate in rates if rate is not None]
         if not known:
             return None
-        busy = {name: median(getattr(part.phases, name) for part in self._recent) for name in PHASES}
+        busy = {name: median(getattr(part.phases, name) for part in self._recent) for name in m.BUSY_PHASES}
         return Typical(median(known), self.plan, busy, gpu, host)
 
     def keep_best(self, typical: Typical) -> None:
@@ -260,7 +259,7 @@ def _grown(before: Typical | None, now: Typical | None) -> str:
     """The phase that grew most, and by how much."""
     if before is None or now is None or before.busy is None or now.busy is None:
         return ""
-    grew = {name: now.busy[name] - before.busy[name] for name in PHASES}
+    grew = {name: now.busy[name] - before.busy[name] for name in m.BUSY_PHASES}
     phase = max(grew, key=lambda name: grew[name])
     return f"+{seconds(grew[phase])} in {phase}" if grew[phase] >= 0.0005 else ""
 
@@ -274,7 +273,7 @@ def _celsius(read: _Read) -> str:
 def _facts(before: Typical, now: Typical) -> tuple[str, ...]:
     facts = []
     if before.busy and now.busy:
-        phases = [f"{name} {arrow(seconds(before.busy[name]), seconds(now.busy[name]))}" for name in PHASES]
+        phases = [f"{name} {arrow(seconds(before.busy[name]), seconds(now.busy[name]))}" for name in m.BUSY_PHASES]
         facts = [", ".join(phases)]
     return (*facts, *_machine_facts(_Read(now.gpu, now.host)))
 

@@ -9,7 +9,7 @@ import dataclasses
 from trainctl.node_agent.planning import estimates
 from trainctl.protocol import messages as m
 
-WORKING_PHASES = ("data", "forward", "backward", "optimizer", "commit", "evaluate", "checkpoint", "probe")
+WORKING_PHASES = (*m.BUSY_PHASES, "optimizer", "commit", "evaluate", "checkpoint", "probe")
 """What a rank does by itself; in all others it waits for something, or loads."""
 FIRST_TIMES = 5.0
 """The first time that a process does something, as the first step, may take so many times as long: compilers."""

@@ -25,7 +25,7 @@ JOIN_SECONDS = 30.0
 """For joining, before any state is given; a rank keeps this deadline itself."""
 GRACE_SECONDS = 10.0
 """Beyond a deadline that the ranks keep themselves, for the answer to arrive."""
-BUSY_PHASES = ("checkpoint", "data", "forward", "backward", "evaluate", "probe")
+LENGTHY_PHASES = ("checkpoint", *m.BUSY_PHASES, "evaluate", "probe")
 FAILURES = 8
 """As many formations in a row without a step between them fail the run."""
 
@@ -186,7 +186,7 @@ class Rendezvous:
     @property
     def _is_busy(self) -> bool:
         """Whether one that is waited for is at something that it finishes first, as a checkpoint."""
-        return self.has_deadline and any(self.ranks[rank].doing.startswith(BUSY_PHASES) for rank in self.awaited)
+        return self.has_deadline and any(self.ranks[rank].doing.startswith(LENGTHY_PHASES) for rank in self.awaited)
 
     def fail(self, reason: str, now: float) -> None:
         """A generation could not be joined, or gone on with. Raises CannotGoOnError after FAILURES in a row."""

@@ -8,8 +8,6 @@ import msgspec
 from trainctl.node_agent.exporter.catalogue import STEP_BUCKETS_SECONDS
 from trainctl.protocol import messages as m
 
-PHASES = ("data", "forward", "backward", "sync", "optimizer", "wait")
-
 
 class RankTotals(msgspec.Struct, frozen=True):
     """Of one rank's parts of steps."""
@@ -18,7 +16,7 @@ class RankTotals(msgspec.Struct, frozen=True):
     tokens: float = 0.0
     samples: int = 0
     replays: int = 0
-    phase_seconds: tuple[float, ...] = (0.0,) * len(PHASES)
+    phase_seconds: tuple[float, ...] = (0.0,) * len(m.PHASES)
 
 
 class RunTotals(msgspec.Struct, frozen=True):
@@ -71,7 +69,7 @@ def _stepped(run: RunTotals, step: m.StepCommitted) -> RunTotals:
 
 def _parted(run: RunTotals, part: m.RankStep) -> RunTotals:
     known = run.ranks.get(part.rank, RankTotals(part.node))
-    spent = (getattr(part.phases, name) for name in PHASES)
+    spent = (getattr(part.phases, name) for name in m.PHASES)
     made = RankTotals(
         part.node, known.tokens + _finite(part.tokens), known.samples + part.samples, known.replays + part.replays,
         tuple(before + _finite(more) for before, more in zip(known.phase_seconds, spent, strict=True)),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from trainctl.node_agent.clients.queries import LiveRun
 from trainctl.node_agent.exporter.catalogue import STEP_BUCKETS_SECONDS
-from trainctl.node_agent.exporter.counters import PHASES, RunTotals, Totals
+from trainctl.node_agent.exporter.counters import RunTotals, Totals
 from trainctl.protocol import messages as m
 
 
@@ -165,7 +165,7 @@ def _run_totals(totals: RunTotals) -> Iterator[Reading]:
             "trainctl_rank", labels, ("tokens_total", rank.tokens), ("samples_total", rank.samples),
             ("replays_total", rank.replays),
         )  # fmt: skip
-        for phase, seconds in zip(PHASES, rank.phase_seconds, strict=True):
+        for phase, seconds in zip(m.PHASES, rank.phase_seconds, strict=True):
             yield Reading("trainctl_rank_phase_seconds_total", (*labels, phase), seconds)
 
 

@@ -1,5 +1,7 @@
 """The metrics that history can be asked for."""
 
+from trainctl.protocol.messages.trainer import PHASES
+
 METRICS: dict[str, tuple[str, bool]] = {
     "loss": ("nats per token", False),
     "grad_norm": ("", False),
@@ -14,12 +16,7 @@ METRICS: dict[str, tuple[str, bool]] = {
     "rank_step_seconds": ("s", True),
     "busy_seconds": ("s", True),
     "own_tokens_per_second": ("tokens/s", True),
-    "data_seconds": ("s", True),
-    "forward_seconds": ("s", True),
-    "backward_seconds": ("s", True),
-    "sync_seconds": ("s", True),
-    "optimizer_seconds": ("s", True),
-    "wait_seconds": ("s", True),
+    **{f"{name}_seconds": ("s", True) for name in PHASES},
     "memory_bytes": ("B", True),
     "memory_peak_bytes": ("B", True),
     "drift": ("relative", True),

@@ -99,6 +99,11 @@ class Phases(msgspec.Struct, frozen=True):
         return self.data + self.forward + self.backward
 
 
+PHASES = Phases.__struct_fields__
+BUSY_PHASES = ("data", "forward", "backward")
+"""Those that the rank itself needs for its share, as `Phases.busy`."""
+
+
 class FileDigest(msgspec.Struct, array_like=True, frozen=True):
     """One file of a model or of data."""
 

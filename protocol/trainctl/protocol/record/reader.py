@@ -28,7 +28,7 @@ _STEP_COLUMNS = (
 )
 _RANK_COLUMNS = (
     "r.term, r.n, r.step, r.rank, r.node, r.tokens, r.samples, r.micro_batch, r.replays, r.step_seconds,"
-    " r.data_seconds, r.forward_seconds, r.backward_seconds, r.sync_seconds, r.optimizer_seconds, r.wait_seconds,"
+    f" {', '.join(f'r.{name}_seconds' for name in m.PHASES)},"
     " r.memory_bytes, r.memory_peak_bytes, r.memory_cap_bytes"
 )
 _EVENT_COLUMNS = "id, at, kind, severity, by, text, step, term, n, command, verb, before, after, outcome"

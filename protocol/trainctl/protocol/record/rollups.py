@@ -6,6 +6,7 @@ A value that is missing, NaN or infinite (from 1e300 on) stays in its row but is
 import sqlite3
 from typing import Final, NamedTuple
 
+from trainctl.protocol.messages import BUSY_PHASES, PHASES
 from trainctl.protocol.record.schema import ROLLUP_LEVELS
 
 RUN_RANK: Final = -1
@@ -19,11 +20,8 @@ STEP_EXPRESSIONS: Final[dict[str, str]] = {
 }
 """Metrics of a row of `steps`, in SQL. The last two are there only for steps whose value could not be drawn."""
 
-_BUSY = "r.data_seconds + r.forward_seconds + r.backward_seconds"
-_PLAIN = (
-    "data_seconds", "forward_seconds", "backward_seconds", "sync_seconds", "optimizer_seconds", "wait_seconds",
-    "memory_bytes", "memory_peak_bytes",
-)  # fmt: skip
+_BUSY = " + ".join(f"r.{name}_seconds" for name in BUSY_PHASES)
+_PLAIN = (*(f"{name}_seconds" for name in PHASES), "memory_bytes", "memory_peak_bytes")
 RANK_EXPRESSIONS: Final[dict[str, str]] = {
     "rank_step_seconds": "r.step_seconds",
     "busy_seconds": _BUSY,

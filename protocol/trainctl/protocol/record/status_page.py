@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-PHASES = (
-    "starting", "idle", "data", "forward", "backward", "sync", "optimizer", "commit", "evaluate", "checkpoint",
+from trainctl.protocol.messages import BUSY_PHASES
+
+STATUS_PHASES = (
+    "starting", "idle", *BUSY_PHASES, "sync", "optimizer", "commit", "evaluate", "checkpoint",
     "regroup", "probe",
 )  # fmt: skip
 _LAYOUT = struct.Struct("<QQQQQQd")
@@ -48,7 +50,7 @@ class StatusWriter:
         self.phase = phase
         _COUNTER.pack_into(self._page, 0, self._counter + 1)
         self._counter += 2
-        where = (self._term, self._n, self._step, PHASES.index(phase))
+        where = (self._term, self._n, self._step, STATUS_PHASES.index(phase))
         _LAYOUT.pack_into(self._page, 0, self._counter - 1, self._pid, *where, time.time())
         _COUNTER.pack_into(self._page, 0, self._counter)
 
@@ -75,6 +77,6 @@ def read_status(path: Path) -> Status | None:
         if len(raw) < _LAYOUT.size:
             return None
         counter, pid, term, n, step, phase, changed_at = _LAYOUT.unpack_from(raw)
-        if counter and counter % 2 == 0 and phase < len(PHASES):
-            return Status(pid, term, n, step, PHASES[phase], changed_at)
+        if counter and counter % 2 == 0 and phase < len(STATUS_PHASES):
+            return Status(pid, term, n, step, STATUS_PHASES[phase], changed_at)
     return None

@@ -51,7 +51,7 @@ def facts_now(alert: m.AlertView, state: ViewState) -> list[str]:
     seen = state.ranks.get(alert.rank) if alert.rank is not None else None
     if seen is not None:
         phases = seen.value.phases
-        parts = [f"{name} {f.seconds(getattr(phases, name))}" for name in ("data", "forward", "backward", "sync")]
+        parts = [f"{name} {f.seconds(getattr(phases, name))}" for name in (*m.BUSY_PHASES, "sync")]
         own = seen.value.own_tokens_per_second
         made.append(f"step {seen.value.step:,}: {', '.join(parts)}" + (f"; own rate {own:,.0f} tok/s" if own else ""))
         if seen.value.peak_or_held_bytes is not None:

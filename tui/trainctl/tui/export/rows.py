@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 What = Literal["steps", "ranks", "events", "hosts"]
 Row = tuple[Any, ...]
 PAGE = 500
-_PHASES = m.Phases.__struct_fields__
 
 COLUMNS: dict[str, dict[str, type]] = {
     "steps": {
@@ -24,7 +23,7 @@ COLUMNS: dict[str, dict[str, type]] = {
     },
     "ranks": {
         "step": int, "generation": str, "rank": int, "node": str, "tokens": float, "samples": int, "micro_batch": int,
-        "replays": int, "step_seconds": float, **{f"{name}_seconds": float for name in _PHASES},
+        "replays": int, "step_seconds": float, **{f"{name}_seconds": float for name in m.PHASES},
         "busy_seconds": float, "own_tokens_per_second": float, "memory_bytes": int, "memory_peak_bytes": int,
         "memory_cap_bytes": int,
     },
@@ -117,7 +116,7 @@ def _rank(part: m.RankStep) -> Row:
     phases = part.phases
     return (
         part.step, str(part.generation), part.rank, part.node, part.tokens, part.samples, part.micro_batch,
-        part.replays, part.step_seconds, *(getattr(phases, name) for name in _PHASES), phases.busy,
+        part.replays, part.step_seconds, *(getattr(phases, name) for name in m.PHASES), phases.busy,
         part.own_tokens_per_second, part.memory_bytes, part.memory_peak_bytes, part.memory_cap_bytes,
     )  # fmt: skip
 

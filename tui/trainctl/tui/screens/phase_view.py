@@ -7,7 +7,7 @@ from trainctl.tui.state.step_phases import MEAN_STEPS, StepPhases, means
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, fit, from_cells, line
-from trainctl.tui.widgets.inline_bars import PHASES, in_cells
+from trainctl.tui.widgets.inline_bars import BAR_PHASES, in_cells
 
 
 def table(found: Sequence[StepPhases], columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
@@ -15,7 +15,7 @@ def table(found: Sequence[StepPhases], columns: int, rows: int, glyphs: Glyphs) 
     mean = means(found)
     whole = sum(mean.values())
     made = []
-    for name, letter, role in PHASES:
+    for name, letter, role in BAR_PHASES:
         part = mean[name] / whole if mean and whole > 0 else None
         size = max(columns - 29, 0)
         made.append(line(
@@ -65,6 +65,6 @@ def _bar(lap: StepPhases | None, top: float, rows: int) -> list[tuple[str, str]]
     """Cells from below: letters in proportion to the seconds of each phase."""
     if lap is None or lap.seconds <= 0:
         return []
-    seconds = [max(getattr(lap.phases, name), 0.0) for name, *_ in PHASES]
+    seconds = [max(getattr(lap.phases, name), 0.0) for name, *_ in BAR_PHASES]
     counts = in_cells(seconds, max(min(round(rows * lap.seconds / top), rows), 1))
-    return [(letter, role) for (_, letter, role), many in zip(PHASES, counts, strict=True) for _ in range(many)]
+    return [(letter, role) for (_, letter, role), many in zip(BAR_PHASES, counts, strict=True) for _ in range(many)]

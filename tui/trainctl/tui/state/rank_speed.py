@@ -17,7 +17,6 @@ SILENT_STATES = frozenset({"hung", "lost", "rejoining", "failed", "drained"})
 """A rank in one of these reports no steps."""
 HELD_STATES = frozenset({"drained", "failed"})
 """A rank in one of these stays out until it is admitted; one that is lost joins by itself once it is back."""
-BUSY_PHASES = ("data", "forward", "backward")
 FEW_STEPS = 4
 """From how many steps on something is said of a plan."""
 _ON_PART, _OFF_PART = 0.1, 0.05
@@ -100,7 +99,7 @@ def _judged(
     least = min(item.waiting for item in typical.values())
     if waited < max(part * mine.own, seconds) or mine.waiting > least + slack * mine.own:
         return None
-    excess = {name: mine.busy[name] - median(item.busy[name] for item in others) for name in BUSY_PHASES}
+    excess = {name: mine.busy[name] - median(item.busy[name] for item in others) for name in m.BUSY_PHASES}
     phase = max(excess, key=lambda name: excess[name])
     return Straggler(rank, node_of[rank], phase, excess[phase], waited)
 
@@ -108,5 +107,5 @@ def _judged(
 def typical(steps: Iterable[m.RankStep]) -> Typical:
     """The medians of a rank's steps."""
     steps = list(steps)
-    busy = {name: median(getattr(step.phases, name) for step in steps) for name in BUSY_PHASES}
+    busy = {name: median(getattr(step.phases, name) for step in steps) for name in m.BUSY_PHASES}
     return Typical(busy, median(step.phases.sync + step.phases.wait for step in steps))

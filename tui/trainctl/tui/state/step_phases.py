@@ -10,8 +10,7 @@ from trainctl.protocol import messages as m
 from trainctl.tui.state import rank_speed
 from trainctl.tui.state.view_state import ViewState
 
-PHASE_NAMES = m.Phases.__struct_fields__
-METRICS_OF_0_1_0 = (*(f"{name}_seconds" for name in PHASE_NAMES), "memory_bytes")
+METRICS_OF_0_1_0 = (*(f"{name}_seconds" for name in m.PHASES), "memory_bytes")
 METRICS = (*METRICS_OF_0_1_0, "memory_peak_bytes")
 """What of the record this is made from."""
 STEPS = 240
@@ -31,7 +30,7 @@ class StepPhases(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        return float(sum(getattr(self.phases, name) for name in PHASE_NAMES))
+        return float(sum(getattr(self.phases, name) for name in m.PHASES))
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def _whole(steps: Mapping[int, Mapping[str, float]]) -> dict[int, StepPhases]:
     """Of the steps all of whose phases are known."""
     made = {}
     for step, named in steps.items():
-        phases = {name: named.get(f"{name}_seconds", math.nan) for name in PHASE_NAMES}
+        phases = {name: named.get(f"{name}_seconds", math.nan) for name in m.PHASES}
         if all(math.isfinite(value) for value in phases.values()):
             made[step] = StepPhases(step, m.Phases(**phases), named.get("memory_peak_bytes", named.get("memory_bytes")))
     return made
@@ -98,4 +97,4 @@ def _split(lap: StepPhases, others: Sequence[StepPhases | None]) -> StepPhases:
 def means(found: Sequence[StepPhases]) -> dict[str, float]:
     """Mean seconds of each phase over the last steps; empty without one."""
     newest = found[-MEAN_STEPS:]
-    return {name: sum(getattr(lap.phases, name) for lap in newest) / len(newest) for name in PHASE_NAMES if newest}
+    return {name: sum(getattr(lap.phases, name) for lap in newest) / len(newest) for name in m.PHASES if newest}

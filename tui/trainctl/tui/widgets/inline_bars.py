@@ -9,8 +9,8 @@ from trainctl.tui.text import formatting as f
 from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, line
 
-PHASES = (
-    ("data", "d", "phase_d"), ("forward", "f", "phase_f"), ("backward", "b", "phase_b"), ("wait", ".", "phase_wait"),
+BAR_PHASES = (
+    *((name, name[0], f"phase_{name[0]}") for name in m.BUSY_PHASES), ("wait", ".", "phase_wait"),
     ("sync", "s", "phase_s"), ("optimizer", "o", "phase_o"),
 )  # fmt: skip
 """Phases in the order of the bar, with their letters and roles. A wait, for slower ranks or for the plan, is `.`."""
@@ -36,14 +36,14 @@ def phase_bar(phases: m.Phases, size: int, whole_seconds: float, *, waited: floa
 
     `waited` seconds of sync were spent waiting for other ranks; the letters of the phase named `loud` are capitals.
     """
-    seconds = [max(getattr(phases, name), 0.0) for name, *_ in PHASES]
+    seconds = [max(getattr(phases, name), 0.0) for name, *_ in BAR_PHASES]
     moved = min(max(waited, 0.0), seconds[4])
     seconds[3], seconds[4] = seconds[3] + moved, seconds[4] - moved
     total = sum(seconds)
     if total <= 0 or whole_seconds <= 0:
         return line(Piece(f.NA, "dim"))
     counts = in_cells(seconds, min(round(size * total / max(whole_seconds, total)), size))
-    letters = [(letter.upper() if name == loud else letter, role) for name, letter, role in PHASES]
+    letters = [(letter.upper() if name == loud else letter, role) for name, letter, role in BAR_PHASES]
     return line(*(Piece(letter * many, role) for (letter, role), many in zip(letters, counts, strict=True)))
 
 

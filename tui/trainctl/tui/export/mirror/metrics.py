@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from trainctl.protocol import messages as m
 
-PHASES = m.Phases.__struct_fields__
 EVALUATION = "eval/loss"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
@@ -55,7 +54,7 @@ def of_step(step: m.StepCommitted, parts: Sequence[Part], prefixes: Mapping[int,
 def of_part(part: m.RankStep) -> Part:
     found: dict[str, float | None] = {
         "tokens_per_second": part.own_tokens_per_second, "step_seconds": part.step_seconds, "samples": part.samples,
-        **{f"{name}_seconds": getattr(part.phases, name) for name in PHASES}, "memory_bytes": part.memory_bytes,
+        **{f"{name}_seconds": getattr(part.phases, name) for name in m.PHASES}, "memory_bytes": part.memory_bytes,
         "memory_peak_bytes": part.memory_peak_bytes,
     }  # fmt: skip
     return Part(part.step, part.rank, {name: float(value) for name, value in found.items() if value is not None})

@@ -12,14 +12,14 @@ from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.tui.export.mirror.metrics import PHASES, Part, of_part
+from trainctl.tui.export.mirror.metrics import Part, of_part
 
 PAGE = 500
 BUCKETS = 20_000
 """Most in one reply of an agent, some 40 bytes each, so that it stays below the frame limit."""
 RANK_METRICS = {
     "own_tokens_per_second": "tokens_per_second", "rank_step_seconds": "step_seconds", "memory_bytes": "memory_bytes",
-    **{f"{name}_seconds": f"{name}_seconds" for name in PHASES},
+    **{f"{name}_seconds": f"{name}_seconds" for name in m.PHASES},
 }  # fmt: skip
 """What an agent's history has of a rank's part, and its name in a mirror."""
 
