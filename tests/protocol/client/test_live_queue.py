@@ -115,7 +115,6 @@ async def test_what_comes_later_than_another_version_is_waited_for(ends: Ends) -
     publisher.send(OTHER_VERSION)
     with pytest.raises(VersionError, match="99"):
         await queue.get(SECONDS)
-    assert await queue.get(0.01) == []
     later = asyncio.create_task(queue.get(SECONDS))
     await asyncio.sleep(0)
     assert not later.done(), "it waits"
