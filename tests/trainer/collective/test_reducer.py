@@ -142,10 +142,11 @@ def connected(endpoints: Sequence[Sequence[str]]) -> list[socket.socket]:
         for (endpoint,) in endpoints:
             host, port = endpoint.split(":")
             stray = socket.socket()
-            if stray.connect_ex((host, int(port))) == 0:
+            try:
+                stray.connect((host, int(port)))
                 stray.sendall(os.urandom(4096))
                 strays.append(stray)
-            else:
+            except OSError:  # not there yet, or no more
                 stray.close()
     return strays
 

@@ -19,6 +19,7 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 
 from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.screens.charts import ChartsScreen
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.terminal import guard
 from trainctl.tui.terminal.driver import TerminalDriver
@@ -43,9 +44,17 @@ async def seen(pilot: Pilot[int], app: TrainctlApp) -> list[list[str]]:
     made = []
     for key, shown in (("1", "NODE"), ("2", "where a step goes"), ("3", "values"), ("question_mark", " keys ")):
         await pilot.press(key)
-        await until(pilot, lambda shown=shown: shown in "\n".join(text_of(app)))  # type: ignore[misc]
+        await until(pilot, lambda shown=shown: shown in "\n".join(text_of(app)) and has_its_data(app))  # type: ignore[misc]
         made.append(text_of(app))
     return made
+
+
+def has_its_data(app: TrainctlApp) -> bool:
+    """Whether charts on screen have been given all that they ask for."""
+    charts = app.screen
+    return not isinstance(charts, ChartsScreen) or (
+        bool(charts.data) and not charts._missing() and not charts._under_way
+    )
 
 
 def text_of(app: TrainctlApp) -> list[str]:
