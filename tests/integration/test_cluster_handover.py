@@ -33,7 +33,7 @@ def test_who_handed_over_one_run_follows_another_for_as_long_as_that_takes(clust
 
 
 def test_a_promotion_that_is_refused_leaves_the_old_lead_its_run(cluster, run_config):
-    """Had the node that asked for it promised a newer term to itself, it would heed the lead no more."""
+    """Had the node that asked for it promised a newer term to itself, it would no longer obey the lead."""
     with cluster.client("alpha") as client:
         config = run_config(run__steps=FOREVER, nodes=on("alpha", "beta"))
         assert client.send("start-run", {"config": config}).state == "applied"

@@ -93,7 +93,7 @@ def test_they_train_on_gloo_steered_by_a_screen_and_outlive_a_cut_cable(hosts, w
         view = hosts.wait(lambda view: view["run"]["step"] >= alone + 5, "steps without it")
         assert next(peer for peer in view["peers"] if peer["node"] == "gamma")["state"] != "connected"
     finally:
-        hosts.network.mend("gamma")
+        hosts.network.repair("gamma")
     view = hosts.wait(lambda view: rank_of(view, "gamma")["state"] == "run", "its return")
     hosts.wait(lambda now: now["run"]["step"] >= view["run"]["step"] + 3, "steps with it")
     assert end(hosts, run)["engine"] == "gloo"

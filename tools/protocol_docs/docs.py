@@ -88,7 +88,7 @@ def _lines(field: ast.AnnAssign) -> range:
 
 
 def comment(kind: type, name: str, comments: Comments) -> str:
-    """What the comment beside a field says, be it one of a type above it."""
+    """What the comment beside a field says, even that of a type above it."""
     told = (comments[base.__name__][name] for base in kind.__mro__ if name in comments.get(base.__name__, {}))
     return plain(next((text for text in told if text), "") or meanings.of(kind, name))
 

@@ -181,7 +181,7 @@ def play(
     faults: Annotated[bool, typer.Option("--faults/--no-faults", help="With the scripted faults.")] = True,
     folder: Annotated[
         Path | None,
-        typer.Option(help="The run directory, gone on with if it has a record (default: one that is dropped)."),
+        typer.Option(help="The run directory, continued if it has a record (default: one that is dropped)."),
     ] = None,
     listen: Annotated[str, typer.Option(help="Where the first node takes requests.")] = "tcp://127.0.0.1:0",
     metrics: Annotated[str, typer.Option(help="Serve Prometheus for the first node at HOST:PORT, on loopback.")] = "",

@@ -54,7 +54,7 @@ class Network:
         """Pull the host's cable: nothing goes in or out, and nobody is told."""
         _ip("-n", self._hub, "link", "set", self._far_end(host, INTERFACE), "nomaster")
 
-    def mend(self, host: str) -> None:
+    def repair(self, host: str) -> None:
         _ip("-n", self._hub, "link", "set", self._far_end(host, INTERFACE), "master", "br0")
 
     def on(self, host: str, *command: str) -> list[str]:

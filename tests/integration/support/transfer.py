@@ -78,7 +78,7 @@ def _read_to_the_end(process: "subprocess.Popen[str]", lines: list[dict[str, Any
 
 
 def steps_of(lines: Sequence[dict[str, Any]]) -> list[tuple[int, tuple[int, ...]]]:
-    """The steps that were told of, each with its generation, in the order in which they came."""
+    """The steps that were reported, each with its generation, in the order in which they came."""
     return [(line["step"], tuple(line["generation"])) for line in lines if line["type"] == "step-committed"]
 
 

@@ -116,7 +116,7 @@ async def test_a_lead_that_is_in_touch_and_says_nothing_is_left_the_run(db: Agen
 
 @pytest.mark.parametrize("off", [False, True])
 async def test_without_a_majority_in_reach_nobody_consents_but_on_an_operator_s_word(db: AgentDb, off) -> None:
-    """Who has consented to a newer term heeds the old lead no more, so that a promotion that fails must not do that."""
+    """Who has consented to a newer term obeys the old lead no more, so that a promotion that fails must not do that."""
     others = Others(alpha=None, gamma=None)
     if off:
         assert await claim(db, others).consented(old_lead_is_off=True) == 4

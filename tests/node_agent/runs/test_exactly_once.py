@@ -56,7 +56,7 @@ class Sent:
     def send(self, command: m.Command) -> None:
         for reply in self.agent.take(command):
             assert reply.state != "conflict"
-            self._keep(reply)  # be it of another command that this one has ended
+            self._keep(reply)  # even of another command, which this one has ended
 
     def send_another_body(self, command: m.Command) -> None:
         before = self.agent.db.find(command.id)

@@ -1,4 +1,4 @@
-"""What launchd and systemd are told of the agent: the files, and the steps from how things are to how they should
+"""What launchd and systemd get of the agent: the files, and the steps from how things are to how they should
 be."""
 
 import os

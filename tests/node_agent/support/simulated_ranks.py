@@ -281,7 +281,7 @@ class SimRank:
             self.group.put((plan.kind, plan.seq), self.rank, self.held)
 
     def _begin(self, plan: m.StepPlan) -> None:
-        """As the trainer's db does: a batch is gone on with only if the plan says it finishes that very one."""
+        """As the trainer's db does: a batch is continued only if the plan says it finishes that very one."""
         self.begun = (plan.generation, plan.seq)
         if plan.finishes is not None and self.held:
             assert (plan.finishes, plan.step) == (self.held_from, self.held_step), "finishes another batch than is held"

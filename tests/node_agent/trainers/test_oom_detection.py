@@ -1,4 +1,4 @@
-"""Deaths for want of memory: told from a bare SIGKILL by recorded cgroup files, and half the micro-batch after them."""
+"""Trainers out of memory: told from a bare SIGKILL by recorded cgroup files, and half the micro-batch after them."""
 
 import asyncio
 import contextlib

@@ -19,7 +19,7 @@ ADDRESS = "tcp://127.0.0.1:17474"
 
 
 def heard(advertisement: Advertisement, name: str) -> discovery.Advert:
-    """What somebody who listens is told of a node."""
+    """What somebody who listens learns about a node."""
 
     async def both() -> tuple[discovery.Advert, ...]:
         serving = asyncio.create_task(advertisement.serve())

@@ -32,7 +32,7 @@ FACTORS = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [4.0, 6.0, 8.0, 
 
 @dataclasses.dataclass
 class Family:
-    """How transformers 5 is told of a model's RoPE, and how transformers 4 wrote the same."""
+    """How transformers 5 states a model's RoPE, and how transformers 4 wrote the same."""
 
     kind: str
     rope: dict[str, Any]

@@ -84,7 +84,7 @@ def test_each_fault_of_a_machine_has_its_line(level: str, change: dict[str, Any]
 def test_popular_variables_that_mlx_does_not_read_are_said_to_be_so() -> None:
     line = next(run_checks.line(one) for one in judged(look(environment={"OMP_NUM_THREADS": "8"})) if "OMP" in one.text)
     assert "OMP_NUM_THREADS=8" in line and "MLX doesn't read it" in line
-    assert set(check_environment.MEANINGS) == set(facts.VARIABLES), "each variable that agents tell of has a meaning"
+    assert set(check_environment.MEANINGS) == set(facts.VARIABLES), "each variable that agents report has a meaning"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which generations the charts mark: those of other ranks than before, by the events that tell of them."""
+"""Which generations the charts mark: those of other ranks than before, by the events that report them."""
 
 import pytest
 from tests.tui.support.recorded import NOW, comings_and_goings, run_view

@@ -1,4 +1,4 @@
-"""Alerts for the screens' tests: what a lead and a follower would tell of the fleet of four."""
+"""Alerts for the screens' tests: what a lead and a follower would report of the fleet of four."""
 
 from tests.tui.support.recorded import BOOT, NOW, Recorded, run_view, under_way
 

@@ -50,9 +50,9 @@ async def test_nothing_of_a_closed_screen_is_kept() -> None:
 
 def test_a_textual_that_keeps_no_screen_is_left_as_it_is() -> None:
     memory.let_closed_screens_go()
-    mended = StylesCache.__dict__["get_inner_outer"]
+    fixed = StylesCache.__dict__["get_inner_outer"]
     memory.let_closed_screens_go()
-    assert StylesCache.__dict__["get_inner_outer"] is mended
+    assert StylesCache.__dict__["get_inner_outer"] is fixed
 
 
 def test_cycles_and_free_pages_are_given_back() -> None:

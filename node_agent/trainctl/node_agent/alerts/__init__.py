@@ -1,1 +1,1 @@
-"""Alerts: what is watched in a run and its machines, when it is told, kept and called about."""
+"""Alerts: what is watched in a run and its machines, when it is reported, kept and called about."""

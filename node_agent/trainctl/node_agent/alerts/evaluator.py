@@ -1,6 +1,6 @@
 """The evaluator: a run's steps, readings and states in, alerts raised and cleared out; pure, the clock is an argument.
 
-Watches judge each observation, a hysteresis for each alert decides when that is told. What is kept is bounded by the
+Watches judge each observation, a hysteresis for each alert decides when it is told. What is kept is bounded by the
 ranks and nodes of the run.
 """
 
@@ -108,7 +108,7 @@ class Evaluator:
         self._judge([*self._paces.reading(reading, working), *conditions.disk(reading, self._table)], now)
 
     def _instead_of_clock(self, found: list[Finding]) -> list[Finding]:
-        """A slower rank is told of once: not beside the lower clock that makes it so."""
+        """A slower rank is reported once: not beside the lower clock that makes it so."""
         return [
             dataclasses.replace(finding, bad=False) if f"clock:{finding.node}:{finding.rank}" in self._open else finding
             for finding in found

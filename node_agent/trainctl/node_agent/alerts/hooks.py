@@ -18,7 +18,7 @@ from trainctl.protocol.config.alert_rules import AlertHooks
 HOOK_SECONDS = 10.0
 """How long a command or a webhook may take; a command is then killed, with all that it started."""
 BURST, PER_SECONDS = 10, 60.0
-"""At most so many calls within so long; what is beyond is dropped, and told of."""
+"""At most so many calls within so long; what is beyond is dropped, and reported."""
 WAITING_CALLS = 32
 OUTPUT_BYTES = 2000
 """Of what a failing command says, so much is kept for the event."""
@@ -60,13 +60,13 @@ class Budget:
 
 
 class Hooks:
-    """Calls one after another; `failed` is told in one line what went wrong, once for each run of failures."""
+    """Calls one after another; `failed` is given one line on what went wrong, once for each run of failures."""
 
     def __init__(self, hooks: AlertHooks, failed: Callable[[str], None]) -> None:
         self._hooks, self._failed = hooks, failed
         self._queue: asyncio.Queue[HookCall] = asyncio.Queue(WAITING_CALLS)
         self._budget, self._dropped = Budget(), 0
-        self._told: set[str] = set()  # hooks whose failure was told
+        self._told: set[str] = set()  # hooks whose failure was reported
 
     @property
     def waiting(self) -> int:

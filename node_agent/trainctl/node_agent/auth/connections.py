@@ -1,6 +1,6 @@
 """A listening socket's connections: that they come and go, or show no key, and which of them each identity speaks over.
 
-A client may claim any identity as it connects, be it one that another had before. So nobody is answered by identity
+A client may claim any identity as it connects, even one that another had before. So nobody is answered by identity
 alone, but as a caller: an identity and the number of the connection over which it spoke.
 """
 
@@ -87,7 +87,7 @@ def _is_older(identity: bytes, than: bytes) -> bool:
 
 
 class Listener(Protocol):
-    """Who is told. Descriptors are those of the messages' `zmq.SRCFD`."""
+    """Who listens. Descriptors are those of the messages' `zmq.SRCFD`."""
 
     def opened(self, descriptor: int) -> None: ...
     def closed(self, descriptor: int) -> None: ...
@@ -97,7 +97,7 @@ class Listener(Protocol):
 class ConnectionLog:
     """Of one socket, from before it is bound until `close`, which comes before the socket's own.
 
-    What has happened is told by `read`, in order; an end is there to be read before the socket lets another connection
+    `read` reports what has happened, in order; an end is there to be read before the socket lets another connection
     have its identity. Read often: the socket's connections wait when 2,000 events are unread.
     """
 

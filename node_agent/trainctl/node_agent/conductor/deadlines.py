@@ -1,7 +1,7 @@
 """What a run waits for: sums that are overdue, parts that take longer than they should, and who has not answered yet.
 
 Pure, as all of the conductor. A sum has a deadline, for a rank in it may wait for one that is gone; a rank's own part
-has none, for it may just be slow: that is told, once for each plan. One that gets on with nothing at all is hung.
+has none, for it may just be slow: that is reported, once for each plan. One that gets on with nothing at all is hung.
 """
 
 from trainctl.node_agent.conductor.in_flight import InFlight, PlanInFlight
@@ -13,9 +13,9 @@ from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol import messages as m
 
 LEAST_SLOW_SECONDS, SLOW_TIMES = 30.0, 10.0
-"""A part that takes so long, or so many times as long as expected if that is longer, is told of."""
+"""A part that takes so long, or so many times as long as expected if that is longer, is reported."""
 LEAST_LATE_SECONDS, LATE_TIMES = 10.0, 3.0
-"""The same, for one that is shown as late; as long as nothing is expected it is told of at that time."""
+"""The same, for one that is shown as late; as long as nothing is expected it is reported at that time."""
 HUNG_PART = 0.5
 """After this part of the time that makes a standstill a hang, it is shown as one."""
 JOINS = 2.0

@@ -31,7 +31,7 @@ class RankEnded:
     rank: int
     clean: bool
     why: str
-    memory: str = ""  # what says that it died for want of memory; empty: nothing does
+    memory: str = ""  # what says that it died of lack of memory; empty: nothing does
 
 
 @dataclasses.dataclass(frozen=True)

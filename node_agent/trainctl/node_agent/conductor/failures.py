@@ -24,7 +24,7 @@ class Failures:
         self._hangs, self._shutdown, self._regroup = hangs, shutdown, regroup
 
     def on_trainer_failed(self, failed: m.TrainerFailed, now: float) -> None:
-        """Of a rank that is out it is told when the process has ended."""
+        """A rank that is out is heard of again when its process has ended."""
         if failed.rank not in self._rendezvous.live or self._state.stage == "leaving":
             return
         if self._restarts.can_spare(failed.rank):
@@ -62,7 +62,7 @@ class Failures:
         self._restarts.ended(ended.rank, ended.why, now)
 
     def _halve_if_short(self, ended: d.RankEnded) -> None:
-        """One that had loaded died for want of memory; what loading takes no micro-batch changes."""
+        """One that had loaded ran out of memory; what loading takes no micro-batch changes."""
         rank = ended.rank
         loads = self._state.stage == "loading" or self._restarts.is_starting(rank)
         if ended.memory and not (loads and self._rendezvous.ranks[rank].ready is None):

@@ -29,7 +29,7 @@ class _Stall:
 
 
 class StallDetector:
-    """Told of each heartbeat and of each plan that a rank has done."""
+    """Is given each heartbeat and each plan that a rank has done."""
 
     def __init__(self, least_seconds: float, load_seconds: float) -> None:
         """No standstill that is shorter is a hang: `least_seconds`, and while it loads `load_seconds`."""

@@ -189,7 +189,7 @@ class Rendezvous:
         return self.has_deadline and any(self.ranks[rank].doing.startswith(LENGTHY_PHASES) for rank in self.awaited)
 
     def fail(self, reason: str, now: float) -> None:
-        """A generation could not be joined, or gone on with. Raises CannotGoOnError after FAILURES in a row."""
+        """A generation could not be joined, or continued. Raises CannotGoOnError after FAILURES in a row."""
         self.failures += not self._is_busy
         if self.failures >= FAILURES:
             raise CannotGoOnError(f"{FAILURES} formations failed in a row; the last one: {reason}")

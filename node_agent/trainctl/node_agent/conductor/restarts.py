@@ -56,7 +56,7 @@ class Restarts:
         state.decide(d.Happened(kind, "error", "auto", text, step, "rebalance", edit.before, edit.after))
 
     def halve(self, rank: int, memory: str) -> None:
-        """It died for want of memory, and comes back with half its micro-batch. `memory`: what says so."""
+        """It ran out of memory and died, and comes back with half its micro-batch. `memory`: what says so."""
         state = self._state
         edit, label = share_edits.halve(state.settings, rank), state.settings.label(rank)
         if edit.settings is state.settings:

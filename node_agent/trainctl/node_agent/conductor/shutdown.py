@@ -110,7 +110,7 @@ class Shutdown:
 
 
 class StopTimeout:
-    """Told of every event; what a hung rank's heartbeat says is no news."""
+    """Is given every event; what a hung rank's heartbeat says is no news."""
 
     def __init__(self, state: ConductorState, deadlines: Deadlines) -> None:
         self._state, self._deadlines = state, deadlines

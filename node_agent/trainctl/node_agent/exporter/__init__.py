@@ -1,1 +1,1 @@
-"""What Prometheus is told of an agent: its metrics, and the endpoint that serves them."""
+"""What Prometheus reads from an agent: its metrics, and the endpoint that serves them."""

@@ -15,7 +15,7 @@ class RankSetting(msgspec.Struct, frozen=True):
     share: int  # samples of the global batch; 0 while it is out
     micro_batch: int  # samples per forward/backward, as wanted; a smaller share is run in one
     out: Literal["", "drained", "lost", "failed"] = ""  # why it takes no part, empty if it does
-    halved_to: int = 0  # what a death for want of memory has left of micro_batch; 0: none since that was last wanted
+    halved_to: int = 0  # what running out of memory has left of micro_batch; 0: none since that was last wanted
     last_share: int = 0  # what it had before the first of those that are lost now was, for its return; 0: an even part
 
     @property

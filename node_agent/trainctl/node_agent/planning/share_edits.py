@@ -198,7 +198,7 @@ def halve(settings: Settings, rank: int) -> Edit:
 
 
 def as_memory_allows(then: Settings, latest: Settings) -> Settings:
-    """Settings of an earlier step with no larger micro-batches than deaths for want of memory have left by now."""
+    """Settings of an earlier step with no larger micro-batches than running out of memory has left by now."""
     ranks = {
         rank: msgspec.structs.replace(
             setting, micro_batch=min(setting.micro_batch, latest.ranks[rank].halved_to),

@@ -60,7 +60,7 @@ class Copies:
                     self._waiting.pop(node, None)
 
     def begin(self, node: Node, hosted: m.HostedRank) -> None:
-        """A node is in touch: give it what it lacks, by what it tells of its record."""
+        """A node is in touch: give it what it lacks, by what it reports of its record."""
         self._waiting.pop(node, None)
         before = self._behind.pop(node, None)
         if before is not None:

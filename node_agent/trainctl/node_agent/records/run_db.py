@@ -68,7 +68,7 @@ class RunDb:
         self._retry_at = clock()
         self._host_read_at: dict[str, float] = {}
         self.on_kept: Callable[[m.Kept], None] = lambda _: None
-        """Told of all that the run's other nodes are to keep as well."""
+        """Is given all that the run's other nodes are to keep as well."""
         self._told_step: tuple[int, m.Generation] | None = None
         self._resumable = resumable
         # Plans of later steps are kept.

@@ -125,7 +125,7 @@ class PlayedAgent:
         return [(view.run, view.name, view.directory, view.state, self._played.started_at)]
 
     def alerts(self) -> m.Alerts:
-        """What the lead tells of is its own: a follower has raised nothing."""
+        """What the lead reports is its own: a follower has raised nothing."""
         told = self._played.live.alerts
         return told if told is not None and told.node == self.node else m.Alerts(node=self.node)
 

@@ -53,7 +53,7 @@ def _all_events(reader: RecordReader) -> tuple[r.RecordedEvent, ...]:
 
 
 def _is_end(event: r.RecordedEvent, last_step: int) -> bool:
-    """The end is told by whoever plays it."""
+    """Whoever plays it reports the end."""
     return event.kind == "run" and event.step == last_step
 
 

@@ -57,7 +57,7 @@ class Player:
         self, recording: Recording, folder: Path, nodes: int, pace: Pace, *, listen: str = "tcp://127.0.0.1:0",
         seed: int = 0, faults: bool = True, watches_parent: bool = False, metrics: ListenAddress | None = None,
     ) -> None:  # fmt: skip
-        """`folder` becomes the run directory, or is one whose record is gone on with. Raises InvalidInputError."""
+        """`folder` becomes the run directory, or is one whose record is continued. Raises InvalidInputError."""
         if not 1 <= nodes <= MOST_NODES:
             raise InvalidInputError("--nodes", f"{nodes} is not from 1 to {MOST_NODES}")
         addresses.check_bind(listen)

@@ -16,7 +16,7 @@ from trainctl.protocol.errors import InvalidInputError, ProtocolError
 CLAIM_SECONDS = 5.0
 """How long another node's agent may take to answer a claim."""
 TRIES = 3
-"""Terms that are claimed in a row, each above all that the refusals tell of."""
+"""Terms that are claimed in a row, each above all that the refusals name."""
 
 
 class Copy(Protocol):
@@ -80,7 +80,7 @@ class Claim:
 
     async def _ask_first(self, old_lead_is_off: bool) -> None:
         """Whether the run can be had at all, and above which term: a consent that leads to nothing can't be taken back,
-        and who has given one heeds the old lead no more."""
+        and who has given one no longer obeys the old lead."""
         others = [node for node in self._peers.links if node != self._lead or self._is_lead_open]
         asked = [self._lead] if self._is_lead_open and not self._resume else others
         answers = await self._ask(0, asked)
@@ -153,5 +153,5 @@ class Claim:
 
 
 def _is_outdated(answers: Sequence[m.PeerConsent], term: int) -> bool:
-    """Whether a refusal tells of a newer term, or of another claimant in this one."""
+    """Whether a refusal names a newer term, or another claimant in this one."""
     return any(answer.refusal and answer.term >= term for answer in answers)

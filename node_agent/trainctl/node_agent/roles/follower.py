@@ -45,7 +45,7 @@ class Follower:
         self, context: AgentContext, role: AgentRole, hosting: RankHosting, say: Say, conducting: _Conducting,
         settle: Settle, reclaim: Reclaim,
     ) -> None:  # fmt: skip
-        """`conducting`: what this agent conducts itself. `settle` is told of commands as a lead has them; `reclaim` has
+        """`conducting`: what this agent conducts itself. `settle` is given commands as a lead has them; `reclaim` has
         this agent conduct again, in a term above the one given, what it had handed over."""
         self._context, self._node, self._db = context, context.node, context.db
         self._links, self._conducting, self._settle, self._reclaim = InboundLinks(say), conducting, settle, reclaim

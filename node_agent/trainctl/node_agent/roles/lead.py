@@ -41,7 +41,7 @@ FINISH_SECONDS = 5.0
 
 
 class _Alerts(Protocol):
-    """What is told of the run that is conducted, and carries out commands about alerts."""
+    """What follows the run that is conducted, and carries out commands about alerts."""
 
     def ended(self, session: Session) -> None: ...
     def read(self, reading: m.HostReading) -> None: ...
@@ -54,7 +54,7 @@ class Lead:
     def __init__(
         self, context: AgentContext, role: AgentRole, hosting: RankHosting, alerts: _Alerts, answer: Answer
     ) -> None:
-        """`alerts` is told of a run's end while its record can still be written, and of other machines' readings."""
+        """`alerts` is given a run's end while its record can still be written, and other machines' readings."""
         self._context, self._db, self._role, self._alerts = context, context.db, role, alerts
         others = {name: entry for name, entry in context.cluster.nodes.items() if name != context.node}
         self._peer_events = PeerEvents(context, self, alerts.read)
@@ -226,7 +226,7 @@ class Lead:
             link.move(address)
 
     def give_copy(self, session: Session, node: str) -> None:
-        """Have a node's copy of the record brought up to date, by what it last told of it."""
+        """Have a node's copy of the record brought up to date, by what it last reported of it."""
         link = self.peers.links[node]
         hosted = next((hosted for hosted in link.ranks if hosted.run == session.run), None)
         if hosted is not None:

@@ -35,7 +35,7 @@ class PeerEvents:
     """Called in the order in which each of them spoke."""
 
     def __init__(self, context: AgentContext, lead: _Leading, read: Callable[[m.HostReading], None]) -> None:
-        """`read` is told how other machines are."""
+        """`read` is given other machines' readings."""
         self._context, self._db, self._lead, self._read = context, context.db, lead, read
         self._boots: dict[str, str] = {}  # of the other nodes' agents, as last welcomed
 
@@ -50,8 +50,8 @@ class PeerEvents:
         )  # fmt: skip
 
     async def welcomed(self, node: str, welcome: m.PeerWelcome) -> None:
-        """A conversation has begun, be it the first or after a loss: whatever was under way is asked for again. To an
-        agent that was started again the trainer has to come back first, and then that is told by itself."""
+        """A conversation has begun, the first one or after a loss: whatever was under way is asked for again. To an
+        agent that was started again the trainer has to come back first, and then it reports that by itself."""
         session = self._lead.session
         if session is None and welcome.generation is not None:
             self._db.saw(welcome.generation)  # the next run begins in no older term than any node has seen

@@ -149,6 +149,6 @@ class RankHosting:
             self.followed.close()
 
     def hosted_for(self, lead: str) -> tuple[m.HostedRank, ...]:
-        """What that node's agent is told of it."""
+        """What that node's agent is given of it."""
         followed = self.followed
         return (followed.hosted,) if followed is not None and followed.known.lead == lead else ()

@@ -17,7 +17,7 @@ from trainctl.protocol.messages import verbs
 
 Answer = Callable[[bytes, m.CommandReply], Awaitable[None]]
 LEFT_SECONDS = 30.0
-"""How long after a command's time is up another node's agent, which conducts its run now, may take to tell of it."""
+"""How long after a command's time is up another node's agent, which conducts its run now, may take to report it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +197,7 @@ class CommandJournal:
             return
         for row in self._db.open_commands():
             if row.id in self._askers and time.time() > row.received_at + row.ttl_seconds + LEFT_SECONDS:
-                reason = "another node's agent conducts the run, and has not told of it"
+                reason = "another node's agent conducts the run, and has not reported it"
                 await self.end(d.CommandEnded(row.id, "failed", reason=reason))
 
 

@@ -39,7 +39,7 @@ class Launch:
         return early
 
     def forget_exits(self, node: str) -> None:
-        """It hosts its rank from here on; the trainers whose end it told of before were of an earlier life."""
+        """It hosts its rank from here on; the trainers whose end it reported before were of an earlier life."""
         self.early = [(who, said) for who, said in self.early if who != node or isinstance(said, m.PeerAnswer)]
 
     async def new(self, config: run_file.RunFile, command: m.Command) -> restore.Opening:

@@ -211,7 +211,7 @@ def _settings_after(recorder: RunDb, done: m.StepCommitted | None, latest: Setti
 
 
 def _with_source(settings: Settings, node: str) -> Settings:
-    """The node whose checkpoint is loaded takes part, be it that the first step to be done again drained it."""
+    """The node whose checkpoint is loaded takes part, even if the first step to be done again drained it."""
     out = [rank for rank, setting in settings.ranks.items() if setting.node == node and setting.out]
     if not out:
         return settings

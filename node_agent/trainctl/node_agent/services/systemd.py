@@ -31,7 +31,7 @@ def _settings(service: model.Service) -> list[str]:
     lines += [
         "Restart=always", "RestartSec=1", f"TimeoutStopSec={model.STOP_SECONDS}",
         f"WatchdogSec={model.WATCHDOG_SECONDS}",
-        # Trainers live in the service's control group, and outlive a restart; one that the kernel ends for want of
+        # Trainers live in the service's control group, and outlive a restart; one that the kernel ends for lack of
         # memory is the agent's business, and no reason to stop it.
         "KillMode=process", "OOMPolicy=continue",
         f"LimitNOFILE={model.OPEN_FILES}", "UMask=0077", "NoNewPrivileges=yes",

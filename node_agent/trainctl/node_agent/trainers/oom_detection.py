@@ -1,4 +1,4 @@
-"""Whether a trainer died for want of memory: from how it ended, the kernel's kills and what it had last reported.
+"""Whether a trainer ran out of memory and died: from how it ended, the kernel's kills and what it had last reported.
 
 A bare SIGKILL says nothing: somebody may have sent it. Linux counts the processes that it kills for memory in the
 trainer's cgroup, of version 1 or 2; where the kernel ends them otherwise, as on a Mac, what the trainer held when it
@@ -42,7 +42,7 @@ class Kills(NamedTuple):
 
 
 def recognised(exit_status: int | None, kills: Kills | None, held: Held | None) -> str:
-    """What says that it died for want of memory; empty if nothing does. `kills`, `held`: None if not known."""
+    """What says that it ran out of memory; empty if nothing does. `kills`, `held`: None if not known."""
     if exit_status == -signal.SIGKILL and kills is not None and kills.after > kills.before:
         return f"the kernel killed it for memory (oom_kill {kills.before} → {kills.after})"
     if exit_status in ENDINGS and held is not None and held.is_near_cap and held.cap is not None:

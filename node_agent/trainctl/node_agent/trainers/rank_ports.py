@@ -31,7 +31,7 @@ class Ending(NamedTuple):
 
     clean: bool
     why: str
-    memory: str = ""  # what says that it died for want of memory; empty: nothing does
+    memory: str = ""  # what says that it ran out of memory; empty: nothing does
 
 
 class Look(NamedTuple):
@@ -160,7 +160,7 @@ class LocalRank:
             self.start(None)
 
     async def kill(self) -> None:
-        """At once: it hangs, and would not heed a word."""
+        """At once: it hangs, and would obey no order."""
         self._end(0.0)
 
     def _describe(self, status: int | None) -> str:

@@ -18,7 +18,7 @@ class Advertisement:
     """One agent's; `serve` is a worker of the agent, and talks to the network in threads only."""
 
     def __init__(self, node: str, address: str, version: str, public: str = "") -> None:
-        """`public`: the agent's public key, of which the fingerprint is told; empty for one without keys."""
+        """`public`: the agent's public key, whose fingerprint is advertised; empty for one without keys."""
         self._node, self._address, self._told = node, address, discovery.properties(node, version, public)
         self._zeroconf: Any = None
 

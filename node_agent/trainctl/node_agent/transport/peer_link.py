@@ -225,7 +225,7 @@ class PeerLink:
         self._show()
 
     def _show(self) -> None:
-        """Keep since when the state is what it is, and tell of the change."""
+        """Keep since when the state is what it is, and report the change."""
         if self.line.state != self._shown:
             self._shown, self._since_at, self._since_monotonic = self.line.state, time.time(), time.monotonic()
             self._lead.in_touch(self.node, self.line.why)

@@ -1,4 +1,4 @@
-"""The other agents of the cluster: a link to each, what clients are told of them, and asking them to host a run."""
+"""The other agents of the cluster: a link to each, what clients see of them, and asking them to host a run."""
 
 import asyncio
 from collections.abc import Callable, Mapping

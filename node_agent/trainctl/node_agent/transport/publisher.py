@@ -23,7 +23,7 @@ class Publisher:
         self._socket, self._limits, self.boot, self.seq = socket, SubscriberLimits(socket), boot, 0
         self._kept: deque[m.Live] = deque(maxlen=KEPT_MESSAGES)
         self.listeners = [*listeners]
-        """Each is told of every message that is published, in this order."""
+        """Each is given every message that is published, in this order."""
 
     @property
     def socket(self) -> Any:

@@ -94,7 +94,7 @@ class Line:
         return "welcome"
 
     def is_overdue(self, now: float) -> bool:
-        """Whether it has said nothing for too long, be it to a hello or to pings."""
+        """Whether it has said nothing for too long, to a hello or to pings."""
         return now - self._heard > SILENT_AFTER_SECONDS
 
     def lose(self, why: str) -> None:

@@ -25,7 +25,7 @@ class SubscriberLimits:
 
     def __init__(self, publishing: Any) -> None:
         self._socket = publishing
-        publishing.setsockopt(zmq.XPUB_VERBOSER, 1)  # tell of what another one has said before, too
+        publishing.setsockopt(zmq.XPUB_VERBOSER, 1)  # report what another one has said before, too
         self._said: Counter[_Caller] = Counter()
 
     def hear(self) -> None:

@@ -61,7 +61,7 @@ class LiveQueue:
         return found
 
     def _read(self) -> None:
-        """Read from here on, and what is there already: ZeroMQ tells of an arrival only once."""
+        """Read from here on, and what is there already: ZeroMQ reports an arrival only once."""
         if not self._reads:
             self._reads = True
             self._loop.add_reader(self._descriptor, self._drain)

@@ -27,7 +27,7 @@ def check_json(path: Path, where: str) -> None:
 
 
 def check_weights(path: Path, where: str) -> None:
-    """Whether a file can be safetensors: 8 bytes of little-endian length, that much JSON, and all data it tells of. The
+    """Whether a file can be safetensors: 8 bytes of little-endian length, that much JSON, and all data it lists. The
     layout is that of https://github.com/huggingface/safetensors#format. Raises InvalidInputError."""
     try:
         size = path.stat().st_size
@@ -40,7 +40,7 @@ def check_weights(path: Path, where: str) -> None:
     except (OSError, ValueError) as error:
         raise InvalidInputError(where, f"{path} is not a safetensors file: {_why(error)}") from None
     if size < told:
-        raise InvalidInputError(where, f"{path} is cut short: {size:,} bytes, its header tells of {told:,}")
+        raise InvalidInputError(where, f"{path} is cut short: {size:,} bytes, its header lists {told:,}")
 
 
 def check_samples(path: Path, where: str) -> None:

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 PROTOCOL_VERSION: Final = 1
 """Grows when a message changes in a way that a peer must know of; peers of unlike versions refuse each other. What each
-number added is told, with its date, in tools/protocol_docs/history.py."""
+number added is listed, with its date, in tools/protocol_docs/history.py."""
 MAX_COUNT = 2**63 - 1
 """Largest integer that the record can hold."""
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]

@@ -162,7 +162,7 @@ class PeerExit(Message, tag="peer-exit", frozen=True):
     rank: Count
     clean: bool
     why: str
-    memory: str = ""  # what says that it died for want of memory; empty: nothing does
+    memory: str = ""  # what says that it ran out of memory; empty: nothing does
 
 
 class PeerBeat(Message, tag="peer-beat", frozen=True):

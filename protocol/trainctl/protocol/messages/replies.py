@@ -186,7 +186,7 @@ class Digests(Reply, tag="digests", frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """Something that was refused for want of a right, as often as `count` says."""
+    """Something that was refused for lack of a right, as often as `count` says."""
 
     first_at: float
     last_at: float

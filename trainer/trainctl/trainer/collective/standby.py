@@ -36,7 +36,7 @@ def standby_here() -> Standby:
 
 def early_standby(engine: Engine | None) -> Standby:
     """One that is at `engine` already, so that nobody waits for it once this rank is there. Call it before there are
-    threads. What goes wrong comes again, and is told, when it is needed."""
+    threads. What goes wrong comes again, and is reported, when it is needed."""
     standby = standby_here()
     if engine is not None:
         with contextlib.suppress(GroupError, ImportError, OSError, RuntimeError):

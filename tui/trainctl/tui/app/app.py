@@ -332,7 +332,7 @@ class TrainctlApp(TerminalApp):
             self.push_screen(CommandDialog(form))
 
     def send_order(self, order: Order, follower: ProgressView) -> None:
-        """Sends a command; `follower` is told of each state it reaches, and the person if nothing shows it any more."""
+        """Sends a command; `follower` is given each state it reaches, and the person if nothing shows it any more."""
         from trainctl.tui.commands import dispatch
 
         dispatch.send(self, order, follower)

@@ -1,4 +1,4 @@
-"""A command sent from the command line, and how its end is told."""
+"""A command sent from the command line, and how its end is reported."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from trainctl.tui.commands import command
 INTERRUPTED = 130
 """128 + SIGINT, as a shell tells it."""
 FIELDS = ("id", "state", "step", "reason", "field", "before", "after", "plan_version", "run")
-"""What `--json` tells of a command's reply, beside its verb and its node, whatever became of it."""
+"""What `--json` says of a command's reply, beside its verb and its node, whatever became of it."""
 
 
 @contextlib.contextmanager
@@ -68,5 +68,5 @@ def finish(order: command.Order, reply: m.CommandReply, *, json: bool, code: int
 
 
 def fields(order: command.Order, reply: m.CommandReply) -> dict[str, Any]:
-    """What `--json` tells of a command and its reply."""
+    """What `--json` says of a command and its reply."""
     return {"verb": order.verb, "node": order.node, **{name: getattr(reply, name) for name in FIELDS}}

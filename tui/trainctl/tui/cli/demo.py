@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 HEADLESS_STEPS = 150
 SCREEN_STEPS = 2000
 PROGRESS_LINES = 15
-"""About how many steps a headless demo tells of."""
+"""About how many steps a headless demo reports."""
 END_SECONDS = 60.0
 WATCH_SECONDS = 2.0
 NEEDED = {"torch": ("torch", "transformers"), "mlx": ("mlx", "mlx_lm")}
@@ -194,7 +194,7 @@ async def _followed(client: Any, run: str, steps: int, supervisor: "subprocess.P
 
 
 async def _progress(client: Any, run: str, steps: int) -> m.RunView:
-    """Tell of the run on standard error until it has ended; its last view."""
+    """Report the run on standard error until it has ended; its last view."""
     every = max(1, steps // PROGRESS_LINES)
     view: m.RunView | None = None
     async for item in watch.lines(client, run=run, from_start=True, until_end=True):

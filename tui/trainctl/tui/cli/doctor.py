@@ -1,4 +1,4 @@
-"""`trainctl doctor`: a line for each thing that is well, worth a word, or wrong, and what would mend it."""
+"""`trainctl doctor`: a line for each thing that is well, worth a word, or wrong, and what would fix it."""
 
 import asyncio
 from collections import Counter

@@ -54,7 +54,7 @@ def authorize(
 
 @group.command()
 def revoke(name: KeyName, json: Json = False) -> int:
-    """Let a key do nothing here from now on, be it connected or not."""
+    """Revoke a key, open connections included."""
     from trainctl.protocol.config import cluster_file  # ZeroMQ: not for `--help`
 
     named = cluster_file.read_default().nodes.get(name)

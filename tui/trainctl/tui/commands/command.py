@@ -97,7 +97,7 @@ def _receiver(seen: m.Snapshot, order: Order) -> str | None:
 
 
 def exit_code(reply: m.CommandReply) -> int:
-    """What a script is told of a command's end: 0, 3 or 4."""
+    """What a script learns of a command's end: 0, 3 or 4."""
     if reply.state in ("applied", "accepted"):
         return 0
     return ExpiredError.exit_code if reply.state == "expired" else RefusedError.exit_code

@@ -33,7 +33,7 @@ def mute(app: AppContext, alert: m.AlertView) -> None:
 
 
 def send(app: AppContext, order: Order, follower: ProgressView) -> None:
-    """Sends a command of the run shown; `follower` is told of each state, the person if nothing shows it any more."""
+    """Sends a command of the run shown; `follower` is given each state, the person if nothing shows it any more."""
     run = app.shown.run
     if order.run is None and order.verb != "start-run" and run is not None:
         order = dataclasses.replace(order, run=run.run)

@@ -82,7 +82,7 @@ class AgentProcess:
                 return
 
     async def _until_ended(self) -> int:
-        """How it ends, be it that it hangs and is killed for that."""
+        """How it ends, even if it hangs and is killed for that."""
         process, lost = self._process, asyncio.create_task(until_lost(self._live_address))
         assert process is not None
         ended = asyncio.create_task(process.wait())
@@ -99,7 +99,7 @@ class AgentProcess:
             await asyncio.gather(ended, lost, return_exceptions=True)
 
     async def end(self) -> None:
-        """SIGTERM, and SIGKILL to one that doesn't heed it."""
+        """SIGTERM, and SIGKILL to one that doesn't obey it."""
         self.leaving = True
         if self._process is None or self._process.returncode is not None:
             return

@@ -20,7 +20,7 @@ GAP_SECONDS = 2.0
 
 
 class HeartbeatWatch:
-    """Pure: told of heartbeats and asked at times of a monotonic clock."""
+    """Pure: given heartbeats and asked at times of a monotonic clock."""
 
     def __init__(self, now: float) -> None:
         self._since, self._looked, self._limit_seconds = now, now, FIRST_SECONDS

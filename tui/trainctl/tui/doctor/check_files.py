@@ -1,4 +1,4 @@
-"""Whether all nodes of a run have the same model and data, and the line that mends a difference."""
+"""Whether all nodes of a run have the same model and data, and the line that fixes a difference."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ def of_files(scene: ClusterFacts) -> Iterator[Finding]:
         for one in hashed:
             if one.digests.problem:
                 yield Finding("fail", one.node, one.what, f"{one.path} can't be read: {one.digests.problem}",
-                              _mend(scene, _source(hashed), one))  # fmt: skip
+                              _fix(scene, _source(hashed), one))  # fmt: skip
         source = _source(hashed)
         if source is not None:
             yield from _compared(scene, source, [one for one in hashed if not one.digests.problem])
@@ -37,7 +37,7 @@ def _compared(scene: ClusterFacts, source: Hashed, whole: list[Hashed]) -> Itera
     for one in whole:
         if one.digests.digest != source.digests.digest:
             text = f"{one.path} differs from {source.node}'s in {_difference(source, one)}: the run would not start"
-            yield Finding("fail", one.node, one.what, text, _mend(scene, source, one))
+            yield Finding("fail", one.node, one.what, text, _fix(scene, source, one))
     said = f"the same on {', '.join(alike)}" if len(alike) > 1 else f"read on {source.node}"
     yield Finding("ok", "", source.what, f"{said} ({source.digests.digest[:12]})")
 
@@ -49,7 +49,7 @@ def _difference(source: Hashed, other: Hashed) -> str:
     return ", ".join(changed[:SHOWN_FILES]) + more if changed else "the order of its files"
 
 
-def _mend(scene: ClusterFacts, source: Hashed | None, other: Hashed) -> str:
+def _fix(scene: ClusterFacts, source: Hashed | None, other: Hashed) -> str:
     """The rsync line, to be run on the node that is wrong."""
     if source is None or source.node == other.node:
         return "put it there, or name its place in [nodes.X] model_path or data_path"

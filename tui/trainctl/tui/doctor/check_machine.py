@@ -1,4 +1,4 @@
-"""What can be told of one machine by its own facts: installation, keys, disk, memory, open files, power."""
+"""What one machine's own facts show: installation, keys, disk, memory, open files, power."""
 
 import shlex
 from collections.abc import Iterator

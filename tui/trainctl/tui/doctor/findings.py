@@ -21,7 +21,7 @@ class Finding(NamedTuple):
     node: str  # empty: of the cluster as a whole
     subject: Subject
     text: str  # what it is, and what that means
-    do: str = ""  # what would mend it
+    do: str = ""  # what would fix it
 
 
 class Trouble(NamedTuple):

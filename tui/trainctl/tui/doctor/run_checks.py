@@ -1,4 +1,4 @@
-"""All that the doctor finds in a scene, in the order in which it is told."""
+"""All that the doctor finds in a scene, in the order in which it is reported."""
 
 from trainctl.tui.doctor.check_cluster import of_clock, of_interfaces, of_reach, of_versions
 from trainctl.tui.doctor.check_environment import of_environment

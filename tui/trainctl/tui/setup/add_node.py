@@ -196,5 +196,5 @@ def _remarks(pair: Pair, tested: link_test.Link, key: str, *, changed: bool) -> 
             )
     third = [name for name in pair.known.nodes if name not in (pair.here, pair.there)]
     if third and changed:
-        said.append(f"{', '.join(third)} must be told of it: trainctl cluster add for each once more")
+        said.append(f"{', '.join(third)} do not know it yet: run trainctl cluster add for each once more")
     return said

@@ -1,4 +1,4 @@
-"""What a new run file and cluster file are told from this machine: backends, memory, addresses, model and data."""
+"""What a new run file and cluster file take from this machine: backends, memory, addresses, model and data."""
 
 import ipaddress
 import json

@@ -35,7 +35,7 @@ class Wheel(NamedTuple):
 
 
 def build() -> Wheel:
-    """Raises InvalidInputError where the program was started without having been installed, be it editable."""
+    """Raises InvalidInputError where the program isn't installed; an editable installation will do."""
     try:
         own = distribution("trainctl")
     except PackageNotFoundError:

@@ -59,7 +59,7 @@ def _with(state: ViewState, **changes: object) -> ViewState:
 
 
 def take(state: ViewState, node: str, message: Incoming, now: float) -> ViewState:
-    """The state after a message of `node`'s agent, be it the one that conducts or another; an empty name is the one
+    """The state after a message of `node`'s agent, the one that conducts or another; an empty name is the one
     asked first. A snapshot says who conducts from here on."""
     main = state.node.node if state.node is not None else node
     if isinstance(message, m.Snapshot) or node in ("", main):
@@ -164,7 +164,7 @@ def _open(state: ViewState, snapshot: m.Snapshot, now: float) -> ViewState:
 
 
 def _alerts_after(state: ViewState, snapshot: m.Snapshot) -> dict[str, m.Alerts]:
-    """What other agents have raised stays; of the one that tells of all there is what it says now."""
+    """What other agents have raised stays; of the one that reports all there is what it says now."""
     main = snapshot.node.node
     others = {node: told for node, told in state.alerts.items() if node in state.agents and node != main}
     return {**others, main: snapshot.alerts} if snapshot.alerts is not None else others

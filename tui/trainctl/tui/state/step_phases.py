@@ -22,7 +22,7 @@ MEAN_STEPS = 16
 
 
 class StepPhases(NamedTuple):
-    """One rank's step; in `phases` the wait for slower ranks is told from the sum itself where that is known."""
+    """One rank's step; in `phases` the wait for slower ranks is taken from the sum itself where that is known."""
 
     step: int
     phases: m.Phases
@@ -84,7 +84,7 @@ def _known(state: ViewState, past: RecordedPhases, rank: int) -> dict[int, StepP
 
 
 def _split(lap: StepPhases, others: Sequence[StepPhases | None]) -> StepPhases:
-    """Of sync, what the least waiting rank didn't spend there is a wait; unknown unless all have told of the step."""
+    """Of sync, what the least waiting rank didn't spend there is a wait; unknown unless all have reported the step."""
     syncs = [other.phases.sync for other in others if other is not None]
     if len(syncs) < 2 or len(syncs) < len(others):
         return lap

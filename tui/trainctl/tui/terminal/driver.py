@@ -1,5 +1,5 @@
-"""How keys come from a terminal, and what is drawn goes to it: Escape alone is told soon, and with a key close behind
-it as that key with alt; a terminal that is gone is told of, and holds nothing up."""
+"""How keys come from a terminal, and what is drawn goes to it: Escape alone comes soon, and with a key close behind
+it as that key with alt; a terminal that is gone is reported, and holds nothing up."""
 
 import os
 import select

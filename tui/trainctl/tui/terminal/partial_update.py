@@ -24,7 +24,7 @@ _NOTHING = Style()
 
 
 class Codes(NamedTuple):
-    """A style as a terminal is told of it."""
+    """A style as a terminal is given it."""
 
     attributes: frozenset[str]
     foreground: str

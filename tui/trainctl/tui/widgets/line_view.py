@@ -1,5 +1,6 @@
 """The thin Textual side of the pure lines: a widget that repaints only the cells that changed."""
 
+import abc
 from collections.abc import Iterator, Sequence
 
 from rich.segment import Segment
@@ -112,9 +113,9 @@ class Lines(Widget):
 class Repaintable:
     """What `paint` of the program brings up to date: screens, and dialogs that show the present state."""
 
+    @abc.abstractmethod
     def paint(self) -> None:
         """Shows the present state."""
-        raise NotImplementedError
 
     def painting(self) -> Iterator[None]:
         """As `paint`, in parts, between which others may have a turn."""

@@ -81,7 +81,7 @@ class MirrorProgress(msgspec.Struct, frozen=True):
         )  # fmt: skip
 
     def without_later_texts(self) -> "MirrorProgress":
-        """For a target that has dropped what was written after the last step: those events are told again."""
+        """For a target that has dropped what was written after the last step: those events are written again."""
         kept = tuple(told for told in self.events if told.step <= self.step)
         return msgspec.structs.replace(self, events=kept, text_step=min(self.text_step, self.step))
 

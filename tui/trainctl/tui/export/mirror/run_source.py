@@ -91,7 +91,7 @@ class AgentSource:
         return self._view
 
     def config(self) -> Mapping[str, Any]:
-        """What an agent tells of a run; its file stays on its nodes."""
+        """What an agent reports of a run; its file stays on its nodes."""
         view = self._view
         return {
             "run": {"name": view.name, "steps": view.steps}, "batch": {"global": view.global_batch},

@@ -25,7 +25,7 @@ class MirrorTarget(Protocol):
 
     name: str
     forgets: bool  # whether going back drops what was written at the steps after
-    at_end: bool  # whether it has what it was told only once it is closed
+    at_end: bool  # whether it has what it was given only once it is closed
 
     def back(self, step: int) -> None: ...
     def point(self, point: Point, number: int, attempt: int) -> None: ...
@@ -44,7 +44,7 @@ class Mirror:
         self, source: RunSource, target: MirrorTarget, place: MirrorProgress, *, keep: Callable[[MirrorProgress], None],
         stop: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
-        """`keep` is told each place once it is flushed; `stop` is asked between pages; `clock`: Unix seconds."""
+        """`keep` is given each place once it is flushed; `stop` is asked between pages; `clock`: Unix seconds."""
         self.place = place.without_later_texts() if target.forgets else place
         self._source, self._target, self._keep, self._stop, self._clock = source, target, keep, stop, clock
         self.has_ended = False
