@@ -18,6 +18,7 @@ from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.trainers.rank_reports import newest_reports
 from trainctl.protocol import messages as m
+from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.client.client import Client, Connection
 from trainctl.protocol.client.cluster import attach_cluster
 from trainctl.protocol.errors import RefusedError
@@ -53,16 +54,26 @@ def group(three_agents, group_run, group_config) -> Iterator[tuple[Cluster, str]
     """The cluster and the run, which a test leaves running and whole: each step has all of its samples, on all ranks as
     its plan has it, and each plan is what the edits up to it come to."""
     keep_processes()
+    three_agents.restart_agents()
     with three_agents.client() as client:
-        until(lambda: {rank.state for rank in client.snapshot(0).run.ranks} <= {"run", "drained"}, 60, "a whole group")
+        wait_until_whole(client)
         first = client.snapshot(0).run.step
         yield three_agents, group_run
         last = client.snapshot(0).run.step
         wait_for_step(client, last + 3)
-        until(lambda: {rank.state for rank in client.snapshot(0).run.ranks} <= {"run", "drained"}, 60, "a whole group")
+        wait_until_whole(client)
     check_steps(three_agents, group_run, first + 1, last)
     check_edits(three_agents, group_run, group_config)
     keep_processes()
+
+
+def wait_until_whole(client: BlockingClient) -> None:
+    """Until every rank takes part, or has been drained."""
+    until(
+        lambda: {rank.state for rank in client.snapshot(0).run.ranks} <= {"run", "drained"},
+        what="a whole group",
+        progress=lambda: [(rank.node, rank.state, rank.backend) for rank in client.snapshot(0).run.ranks],
+    )
 
 
 # ---------------------------------------------------------------- commands
@@ -221,9 +232,21 @@ def test_a_step_that_a_node_made_before_it_died_has_its_row_once_the_node_is_bac
     cluster, run = group
     gamma, paths = cluster["gamma"], cluster.run_paths("gamma", run)
     with cluster.client("alpha") as client, RecordReader(cluster.run_paths("alpha", run)) as reader:
-        gamma.process.send_signal(signal.SIGSTOP)
+
+        def unread_or_lost() -> int | None:
+            states = {rank.node: rank.state for rank in client.snapshot(0).run.ranks}
+            return -1 if states["gamma"] == "lost" else unread_step(reader, newest_reports(paths.rank_record(2)))
+
+        for _ in range(10):
+            gamma.process.send_signal(signal.SIGSTOP)
+            made = until(unread_or_lost, what="an unread step")
+            if made > 0:
+                break
+            # It was stopped before its trainer had the next plan.
+            gamma.process.send_signal(signal.SIGCONT)
+            have_back(client, "gamma")
+        assert made > 0
         (pid,) = gamma.trainer_pids()
-        made = until(lambda: unread_step(reader, newest_reports(paths.rank_record(2))), what="an unread step")
         os.kill(pid, signal.SIGKILL)
         gamma.kill()
         cluster.start("gamma")

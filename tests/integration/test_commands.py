@@ -136,7 +136,7 @@ def test_while_paused_commands_apply_at_once_and_name_the_step_to_come(live):
 async def test_from_key_press_to_applied_at_the_step_that_the_reply_names(live):
     """In the full-screen program. How long it takes is measured by benchmarks/key_press.py."""
     async with Client(live.address, by="tester", timeout_seconds=HANG_SECONDS) as client:
-        app = TrainctlApp(lambda: ClusterSource(live.address, by="tester"))
+        app = TrainctlApp(lambda: ClusterSource(live.address, by="tester", timeout_seconds=HANG_SECONDS))
         async with app.run_test(size=(80, 24)) as pilot:
             await reached(pilot, lambda: app.shown.run is not None and app.shown.run.state == "running")
             chance = random.Random(3)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from tests.conftest import ROOT
 from tests.lacking import lacks
-from tests.tui.support.cli_calls import COMMAND, assert_none_left, call, end_all, started
+from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT, assert_none_left, call, end_all, started
 from tests.waiting import HANG_SECONDS, slowness
 
+from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config import cluster_file
 
 STEPS = 8
@@ -35,14 +36,19 @@ class Shown:
     """A demo that has ended, and what the Node.js example said and did while it trained; None where there is none."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        with started("demo", "--folder", folder, "--headless", "--steps", str(STEPS), "--json") as process:
+        own = {"TRAINCTL_STATE": str(folder / "state")}  # no agent of another test's is found there
+        words = ["demo", "--folder", folder, "--headless", "--steps", str(STEPS), "--json"]
+        with started(*words, env=ENVIRONMENT | own) as process:
             assert process.stderr is not None
             said = [next(line for line in iter(process.stderr.readline, "") if "step 2 " in line)]
             (self.cluster,) = folder.glob("demo-*/cluster.toml")
             address = next(iter(cluster_file.read(self.cluster).nodes.values())).address
-            self.seen = call("status", "--json")
-            self.steered = self._steer(address) if not lacks("nodejs") else None
+            # Paused, so that the run doesn't end before both have started: on a busy machine that takes long.
+            with BlockingClient(address, by="tester", timeout_seconds=HANG_SECONDS) as client:
+                assert client.send("pause", {}).state == "applied"
+                self.seen = call("status", "--json", **own)
+                self.steered = self._steer(address) if not lacks("nodejs") else None
+                assert client.send("resume", {}).state == "applied"
             self.out, err = process.communicate(timeout=HANG_SECONDS)
         self.err, self.status = "".join([*said, err]), process.returncode
 
@@ -94,7 +100,7 @@ def test_the_nodejs_example_steers_the_live_demo(shown):
     steered = shown.steered
     assert (steered.returncode, steered.stderr) == (0, "")
     head, *ranks, last = steered.stdout.splitlines()
-    assert re.fullmatch(rf"demo-\S+ running, step \d+/{STEPS}, plan \d+, batch 24", head)
+    assert re.fullmatch(rf"demo-\S+ paused, step \d+/{STEPS}, plan \d+, batch 24", head)
     assert [line.split()[0] for line in ranks] == ["torch-a", "torch-b", "mlx-c"]
     applied = re.match(r"rebalance applied at step (\d+): ", last)
     assert applied and 2 < int(applied[1]) <= STEPS

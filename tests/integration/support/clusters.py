@@ -1,5 +1,6 @@
 """Three agents of one cluster on loopback, each with a state of its own, and what tests ask of them together."""
 
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +47,14 @@ class Cluster:
         assert process is not None
         SHARED_PIDS.add(process.pid)
 
+    def restart_agents(self) -> None:
+        """Every agent runs, those too that a failed test left dead or stopped by a signal."""
+        for node, agent in self.agents.items():
+            if agent.process is None or agent.process.poll() is not None:
+                self.start(node)
+            else:
+                agent.process.send_signal(signal.SIGCONT)
+
     def client(self, node: str = NODES[0], **options: Any) -> BlockingClient:
         return self.agents[node].client(**options)
 
@@ -70,9 +79,7 @@ class Cluster:
         """Whatever run a test left is stopped, so that the next test finds the cluster idle."""
         for node in NODES:
             self.agents[node].check()
-            process = self.agents[node].process
-            if process is None or process.poll() is not None:
-                self.start(node)
+        self.restart_agents()
         for node in NODES:
             with self.client(node) as client:
                 run = client.snapshot(0).run

@@ -66,8 +66,8 @@ def assert_one_line(done: "subprocess.CompletedProcess[str]", status: int, *says
 @contextlib.contextmanager
 def started(*words: str | Path, **options: Any) -> "Iterator[subprocess.Popen[str]]":
     """A command line that goes on; killed at the end if it hasn't ended by then."""
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([*COMMAND, *map(str, words)], env=ENVIRONMENT, text=True, **(streams | options))
+    usual = {"env": ENVIRONMENT, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([*COMMAND, *map(str, words)], text=True, **(usual | options))
     try:
         yield process
     finally:

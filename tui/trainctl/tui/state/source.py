@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Protocol, Self
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client.client import Client
+from trainctl.protocol.client.client import DEFAULT_TIMEOUT_SECONDS, Client
 from trainctl.protocol.client.cluster import Item, attach_cluster
 from trainctl.protocol.errors import RefusedError, TrainctlError, UnreachableError
 
@@ -48,10 +48,11 @@ UNREACHED_SECONDS = 60.0
 class ClusterSource:
     """The agents of a cluster, found from the address of any of them."""
 
-    def __init__(self, address: str, *, by: str) -> None:
-        self.address, self._by = address, by
+    def __init__(self, address: str, *, by: str, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> None:
+        """`timeout_seconds`: how long an agent may take to answer."""
+        self.address, self._by, self._timeout_seconds = address, by, timeout_seconds
         self._clients = contextlib.AsyncExitStack()
-        self._client = Client(address, by=by)
+        self._client = self._client_of(address)
         self._addresses: dict[str, str] = {}  # of the other nodes' agents
         self._main = ""  # the node whose agent is asked
         self._others: dict[str, Client] = {}  # by address, for their logs
@@ -59,11 +60,14 @@ class ClusterSource:
         self._unreached: dict[str, float] = {}  # address -> when, by the monotonic clock, it didn't answer
 
     async def __aenter__(self) -> Self:
-        self._first = self._client = await self._clients.enter_async_context(Client(self.address, by=self._by))
+        self._first = self._client = await self._clients.enter_async_context(self._client_of(self.address))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._clients.aclose()
+
+    def _client_of(self, address: str) -> Client:
+        return Client(address, by=self._by, timeout_seconds=self._timeout_seconds)
 
     async def follow(self, columns: int = 120) -> AsyncGenerator[tuple[str, Item], None]:
         """(node, message) as `attach_cluster` gives them; requests go to the agent whose snapshot came last."""
@@ -87,7 +91,7 @@ class ClusterSource:
             if (await self._first.snapshot(0)).node.boot == node.boot:
                 self._client = self._first
                 return
-        self._client = await self._clients.enter_async_context(Client(node.address, by=self._by))
+        self._client = await self._clients.enter_async_context(self._client_of(node.address))
 
     def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[m.CommandReply]:
         """Send a command to the agent that conducts, with two exceptions.
@@ -110,7 +114,7 @@ class ClusterSource:
     async def _elsewhere(
         self, address: str, verb: str, args: dict[str, Any], **options: Any
     ) -> AsyncIterator[m.CommandReply]:
-        async with Client(address, by=self._by) as client:
+        async with self._client_of(address) as client:
             async for reply in client.command(verb, args, **options):
                 yield reply
 
