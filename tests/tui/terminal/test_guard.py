@@ -45,8 +45,17 @@ async def seen(pilot: Pilot[int], app: TrainctlApp) -> list[list[str]]:
     for key, shown in (("1", "NODE"), ("2", "where a step goes"), ("3", "values"), ("question_mark", " keys ")):
         await pilot.press(key)
         await until(pilot, lambda shown=shown: shown in "\n".join(text_of(app)) and has_its_data(app))  # type: ignore[misc]
-        made.append(text_of(app))
+        made.append(await settled(pilot, app))
     return made
+
+
+async def settled(pilot: Pilot[int], app: TrainctlApp) -> list[str]:
+    """What is shown once nothing more is drawn: the last data that came may not be on the screen yet."""
+    before: list[str] = []
+    while before != (now := text_of(app)):
+        before = now
+        await pilot.pause(0.2)
+    return now
 
 
 def has_its_data(app: TrainctlApp) -> bool:
