@@ -18,6 +18,7 @@ from tests.tui.support.recorded import (
     snapshot,
     source_of,
 )  # fmt: skip
+from textual._context import visible_screen_stack
 from textual.pilot import Pilot
 from textual.screen import ModalScreen
 
@@ -283,6 +284,7 @@ async def test_what_ascii_has_two_signs_for_moves_nothing_out_of_a_row() -> None
 
 def screen_rows(app: TrainctlApp) -> list[str]:
     """What the terminal is sent, row by row."""
+    visible_screen_stack.set(app._background_screens)  # what is behind a dialog; the compositor says so as it draws
     return [strip.text for strip in app.screen._compositor.render_strips()]
 
 

@@ -5,13 +5,14 @@ import importlib.metadata
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from benchmarks.lib.pseudo_terminal import Terminal
 from tests.tui.support.driving import driven, until
 from tests.tui.support.recorded import source_of
+from textual._context import visible_screen_stack
 from textual._xterm_parser import XTermParser
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
@@ -42,9 +43,20 @@ def asked_anew() -> Iterator[None]:
 async def seen(pilot: Pilot[int], app: TrainctlApp) -> list[list[str]]:
     """What three screens and a dialog show."""
     made = []
-    for key, shown in (("1", "NODE"), ("2", "where a step goes"), ("3", "values"), ("question_mark", " keys ")):
+    # The bottom line of the screen below a dialog is drawn with the next repaint.
+    for key, *shown in (
+        ("1", "NODE"),
+        ("2", "where a step goes"),
+        ("3", "values"),
+        ("question_mark", " keys ", "? close"),
+    ):
+
+        def is_shown(shown: Sequence[str] = shown) -> bool:
+            text = "\n".join(text_of(app))
+            return all(word in text for word in shown) and has_its_data(app)
+
         await pilot.press(key)
-        await until(pilot, lambda shown=shown: shown in "\n".join(text_of(app)) and has_its_data(app))  # type: ignore[misc]
+        await until(pilot, is_shown)
         made.append(await settled(pilot, app))
     return made
 
@@ -67,6 +79,7 @@ def has_its_data(app: TrainctlApp) -> bool:
 
 
 def text_of(app: TrainctlApp) -> list[str]:
+    visible_screen_stack.set(app._background_screens)  # what is behind a dialog; the compositor says so as it draws
     return [strip.text for strip in app.screen._compositor.render_strips()]
 
 
