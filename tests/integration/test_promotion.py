@@ -98,7 +98,7 @@ def kill_active_reducer(cluster: Cluster, client: BlockingClient) -> None:
     active.kill()
     after = until(lambda: (v := client.snapshot(0).run).generation > before.generation and v, 30, "another generation")
     assert after.state != "failed", after.reason
-    wait_for_step(client, before.step + 2)
+    wait_for_step(client, after.step + 2)  # a rank that was given another's state has no row of that step
 
 
 def is_joined(process: psutil.Process) -> bool:
