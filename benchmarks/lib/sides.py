@@ -238,18 +238,7 @@ def end(process: "subprocess.Popen[str]", seconds: float = 20.0) -> None:
 
 
 def free_addresses(count: int) -> list[str]:
-    """Loopback addresses whose port and the next were free a moment ago."""
-    import socket
+    """Loopback addresses for agents that nothing listens at."""
+    from trainctl.tui.demo.folder import free_ports  # not for the workers of the other side
 
-    found: list[str] = []
-    while len(found) < count:
-        with socket.socket() as one, socket.socket() as two:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
-            try:
-                two.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            if not any(abs(int(other.rpartition(":")[2]) - port) < 2 for other in found):
-                found.append(f"tcp://127.0.0.1:{port}")
-    return found
+    return [f"tcp://127.0.0.1:{port}" for port in free_ports(count)]

@@ -1,8 +1,9 @@
 """Three agents of one cluster on loopback, each with a state of its own, and what tests ask of them together."""
 
+import itertools
+import os
 import signal
-import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire.codec import decode_order
+from trainctl.tui.demo.folder import AGENT_PORTS, are_free
 
 NODES = ("alpha", "beta", "gamma")
 FOREVER = 100_000
+WORKERS = 8
+"""Of so many ranges of ports each test worker has one."""
 TORCH = {"backend": "torch", "device": "cpu", "threads": 1}
 
 
@@ -113,14 +117,21 @@ def have_back(client: BlockingClient, *nodes: str) -> m.RunView:
 
 
 def free_addresses(count: int) -> list[str]:
-    """Loopback addresses that nothing listens at."""
-    taken = [socket.socket() for _ in range(count)]
-    for one in taken:
-        one.bind(("127.0.0.1", 0))
-    addresses = [f"tcp://127.0.0.1:{one.getsockname()[1]}" for one in taken]
-    for one in taken:
-        one.close()
-    return addresses
+    """Loopback addresses for agents that nothing listens at, none of them given out twice."""
+    return [f"tcp://127.0.0.1:{next(FREE_PORTS)}" for _ in range(count)]
+
+
+def _free_ports() -> Iterator[int]:
+    """Each test worker has a range of its own, so that none takes what another has chosen and not bound yet; it begins
+    anywhere in it, for another suite on this machine has the same range."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % WORKERS
+    ports = AGENT_PORTS[worker::WORKERS]
+    start = os.getpid() % len(ports)
+    rotated = [*ports[start:], *ports[:start]]
+    return (port for port in itertools.cycle(rotated) if are_free(port, port + 1))
+
+
+FREE_PORTS = _free_ports()
 
 
 def plans_of(paths: RunPaths) -> list[m.StepPlan]:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from tests.conftest import MARK
+from tests.integration.support.clusters import free_addresses
 from tests.lacking import sshd
 from tests.waiting import HANG_SECONDS
 
@@ -26,9 +27,8 @@ class LoopbackSshd:
         program = sshd()
         assert program is not None
         self.home.mkdir(parents=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        (address,) = free_addresses(1)
+        port = int(address.rpartition(":")[2])
         for name in ("host_key", "user_key"):
             file = str(self._folder / name)
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", file], check=True)

@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,17 @@ def test_a_demo_s_cluster_file_names_every_agent_at_a_port_of_its_own(tmp_path: 
     given = session.write_cluster(("torch-a", "torch-b", "mlx-c"), "tcp://127.0.0.1:0")
     assert {node: entry.address for node, entry in cluster_file.read(session.cluster_file).nodes.items()} == given
     assert session.write_cluster(("torch-a", "torch-b"), "tcp://127.0.0.1:7777")["torch-a"] == "tcp://127.0.0.1:7777"
+
+
+def test_an_agent_s_ports_are_both_free_and_never_those_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as one_after:
+        first, after = (server.getsockname()[1] for server in (taken, one_after))
+        spare = folder.free_ports(1)
+        monkeypatch.setattr(folder, "AGENT_PORTS", [first, *spare, after - 1])
+        assert folder.free_ports(1) == spare
+        with pytest.raises(OSError, match="2 pairs of free ports are needed on loopback, 1 were found"):
+            folder.free_ports(2)
+    assert 1024 < spare[0] < 32768 - 1
 
 
 @pytest.mark.parametrize("state", ["finished", "stopped", "failed"])

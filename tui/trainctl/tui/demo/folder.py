@@ -1,8 +1,11 @@
 """Where a demo keeps its things: the model and text that all demos share, and a folder a demo that is dropped later."""
 
 import contextlib
+import errno
 import fcntl
+import itertools
 import os
+import random
 import shutil
 import socket
 import time
@@ -23,6 +26,9 @@ WARMUP_STEPS = 10
 EVALUATE_EVERY = 50
 MIN_AGE_SECONDS = 120.0
 """A younger folder is left alone: its supervisor may be about to take the lock, its trainer about to notice the end."""
+AGENT_PORTS = range(10_000, 32_000, 2)
+"""Below the ports that systems give to outgoing connections (from 32768 on Linux, 49152 on macOS): none of those can
+take a port before the agent binds it."""
 
 
 def default_folder() -> Path:
@@ -92,10 +98,25 @@ class Session:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nothing listens at now."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [taken.getsockname()[1] for taken in sockets]
+    """Ports of loopback for agents: nothing uses them, nor the port after each, where an agent publishes.
+
+    Raises OSError if there are too few.
+    """
+    starts = random.sample(AGENT_PORTS, len(AGENT_PORTS))
+    found = list(itertools.islice((port for port in starts if are_free(port, port + 1)), count))
+    if len(found) < count:
+        raise OSError(errno.EADDRINUSE, f"{count} pairs of free ports are needed on loopback, {len(found)} were found")
+    return found
+
+
+def are_free(*ports: int) -> bool:
+    """Whether a server could listen on each of these ports of loopback now."""
+    for port in ports:
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            return False
+    return True
 
 
 def drop_ended(root: Path) -> None:
