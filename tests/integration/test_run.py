@@ -154,7 +154,7 @@ def test_a_run_whose_only_trainer_dies_goes_back_to_its_checkpoint(agent, run_co
         assert [step.step for step in after] == list(range(1, 25))
         assert all(step.loss == before[step.step].loss for step in after if step.step in before)
         texts = [event.text for event in client.events(newest=True).events]
-        assert any("signal 9" in text and "going back to the newest checkpoint" in text for text in texts)
+        assert any("signal 9" in text and "going back to the newest checkpoint" in text for text in texts), texts
         (taken,) = [text for text in texts if text.startswith("taken up again from step ")]
         assert int(re.findall(r"\d+", taken)[0]) % 5 == 0
 

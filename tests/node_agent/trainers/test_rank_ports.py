@@ -1,6 +1,9 @@
-"""A rank that this agent hosts: one that was told to leave and hangs is ended."""
+"""A rank that this agent hosts: one that hangs when told to leave is ended; how a trainer ended is found out."""
 
 import asyncio
+import contextlib
+import os
+import signal
 import sys
 import time
 
@@ -50,3 +53,28 @@ def test_a_trainer_that_was_told_to_leave_and_hangs_is_ended(tmp_path, monkeypat
     ending = wait_for(lambda: port.look().ending)
     assert not ending.clean and "was ended by signal 15" in ending.why
     assert time.monotonic() - told >= 0.5
+
+
+def test_how_a_trainer_ended_is_known_however_late_its_shim_writes_it(tmp_path, monkeypatch):
+    (tmp_path / "run-1").mkdir()
+    paths, host = RunPaths(tmp_path / "run-1"), TrainerSupervisor()
+    with contextlib.ExitStack() as held:
+        context = zmq.asyncio.Context()
+        held.callback(context.destroy, linger=0)
+        link = TrainerLink(context, tmp_path / "trainers.sock")
+        held.callback(link.remove)
+        port = rank_ports.LocalRank(host, link, paths, "a", 0)
+        for limit, how in ((HANG_SECONDS, "was ended by signal 9"), (0.5, "is gone")):
+            monkeypatch.setattr(rank_ports, "SHIM_SECONDS", limit)
+            host.start(paths, 0, ["sleep", "60"], ENVIRONMENT)
+            trainer = wait_for(lambda: found if (found := host.find(paths, 0)) and found.pid else None)
+            port.look()
+            os.kill(trainer.keeper_pid, signal.SIGSTOP)
+            os.kill(trainer.pid, signal.SIGKILL)
+            wait_for(lambda: host.find(paths, 0) is None)
+            assert port.look() == rank_ports.Look(), "a shim that is busy with other things is waited for"
+            if limit == HANG_SECONDS:
+                os.kill(trainer.keeper_pid, signal.SIGCONT)
+            assert wait_for(lambda: port.look().ending).why == how
+            os.kill(trainer.keeper_pid, signal.SIGCONT)
+            wait_for(lambda: host.exit_status(paths, 0) is not None)

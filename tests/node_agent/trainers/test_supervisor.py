@@ -68,18 +68,20 @@ def test_from_start_to_exit_it_is_never_taken_for_dead(paths: RunPaths) -> None:
         host.start(paths, 0, ["/bin/sh", "-c", f"echo one; echo two >&2; sleep 0.2; exit {status}"])
         found = alive(host, paths)
         assert found.command[0] == "/bin/sh" and found.started_at is not None
-        wait_for(lambda: host.find(paths, 0) is None)
+        wait_for(lambda: host.find(paths, 0) is None and not host.is_ending(paths, 0))
         assert host.exit_status(paths, 0) == status
     assert host.log_tail(paths, 0, 3) == ("two", "one", "two")
     assert host.log_tail(paths, 1, 3) == () and host.log_tail(paths, 0, 0) == ()
 
 
-def test_an_exit_status_is_there_as_soon_as_the_trainer_is_gone(paths: RunPaths) -> None:
+def test_a_trainer_is_ending_until_its_exit_status_is_there(paths: RunPaths) -> None:
     host = TrainerSupervisor()
     for _ in range(5):
         host.start(paths, 0, ["/bin/sh", "-c", "exit 4"])
         deadline = time.monotonic() + HANG_SECONDS
         while host.find(paths, 0) is not None:
+            assert time.monotonic() < deadline
+        while host.is_ending(paths, 0):
             assert time.monotonic() < deadline
         assert host.exit_status(paths, 0) == 4
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Protocol
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.oom_detection import OomKills, recognised
 from trainctl.node_agent.trainers.rank_reports import newest_reports
-from trainctl.node_agent.trainers.supervisor import GRACE_SECONDS, TrainerSupervisor
+from trainctl.node_agent.trainers.supervisor import GRACE_SECONDS, SHIM_SECONDS, TrainerSupervisor
 from trainctl.node_agent.transport.peer_link import PeerLink
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
@@ -63,7 +63,7 @@ class LocalRank:
 
     def __init__(self, supervisor: TrainerSupervisor, link: TrainerLink, paths: RunPaths, node: str, rank: int) -> None:
         self._supervisor, self._link, self._paths, self._node, self._rank = supervisor, link, paths, node, rank
-        self._leave_due = float("inf")  # by time.monotonic
+        self._leave_due = self._status_due = float("inf")  # by time.monotonic
         self._kills, self._was_killed = OomKills(), False  # by this agent
         self._seen = Look()
 
@@ -108,8 +108,12 @@ class LocalRank:
                 self._end()
             if hosted.pid is not None:
                 self._kills.look(hosted.pid)
+            self._status_due = float("inf")
             return Look(hosted.pid)
         status = self._supervisor.exit_status(self._paths, self._rank)
+        self._status_due = min(self._status_due, time.monotonic() + SHIM_SECONDS)
+        if self._supervisor.is_ending(self._paths, self._rank) and time.monotonic() < self._status_due:
+            return Look()
         memory = self._lack_of_memory(status)
         how = self._describe(status)
         return Look(None, Ending(status == 0, f"{how}, out of memory" if memory else how, memory))

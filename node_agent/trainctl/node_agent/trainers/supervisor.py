@@ -16,8 +16,10 @@ from trainctl.protocol.record.paths import RunPaths
 
 GRACE_SECONDS = 10.0
 TAIL_BYTES = 65536
-SHIM_SECONDS = 0.2
-"""How long a dead trainer's exit status is waited for while its shim lives: it takes a few milliseconds."""
+STATUS_SECONDS = 0.05
+"""How long one look waits for a dead trainer's exit status while its shim lives; mostly it is there at once."""
+SHIM_SECONDS = 10.0
+"""Within so long a shim that lives writes its trainer's exit status, on a machine however busy."""
 
 _Key = tuple[str, int]
 
@@ -83,15 +85,18 @@ class TrainerSupervisor:
 
     def exit_status(self, run_paths: RunPaths, rank: int) -> int | None:
         """How the rank's last trainer ended (negative: the signal); None if it lives, or nobody was there to see it."""
-        deadline = time.monotonic() + SHIM_SECONDS
-        while True:
-            known = _read(run_paths, rank)
-            status = known.get("exit_status") if known is not None else None
-            if known is None or isinstance(status, int):
-                return status
-            if _lives(known) or shim.start_time(known["keeper_pid"]) is None or time.monotonic() > deadline:
-                return None
+        deadline = time.monotonic() + STATUS_SECONDS
+        while self.is_ending(run_paths, rank) and time.monotonic() < deadline:
             time.sleep(0.005)
+        status = (_read(run_paths, rank) or {}).get("exit_status")
+        return status if isinstance(status, int) else None
+
+    def is_ending(self, run_paths: RunPaths, rank: int) -> bool:
+        """Whether the rank's last trainer is dead, and its shim is still to write how it ended."""
+        known = _read(run_paths, rank)
+        if known is None or "exit_status" in known or _lives(known):
+            return False
+        return known["boot_id"] == shim.boot_id() and shim.start_time(known["keeper_pid"]) is not None
 
     def log_tail(self, run_paths: RunPaths, rank: int, lines: int) -> tuple[str, ...]:
         """The last lines the rank's trainers printed, within TAIL_BYTES."""
